@@ -1,0 +1,205 @@
+"""The configuration of a run: one frozen pydantic model per section, unknown keys refused.
+
+Field descriptions are what `swift sft --help` and the configuration reference show. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """Base of all sections, of core and of plugins."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ModelSection(Section):
+    """Which model is trained, and in which precision."""
+
+    path: str | None = Field(None, description="Folder, hub id, or a short name such as qwen3-7b")
+    revision: str | None = Field(None, description="Branch, tag or commit on the hub")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Precision of the arithmetic; auto is bfloat16 on a GPU that has it, else float32"
+    )
+    attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
+        "auto", description="Attention kernel; auto takes the fastest that this machine has and says which"
+    )
+    random_weights: bool = Field(False, description="Start from random weights; path needs only a config.json")
+    chat_template: Path | None = Field(None, description="Jinja file that replaces the tokenizer's chat template")
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model")
+    liger: bool = Field(False, description="Liger kernels (GPU only, needs liger-kernel)")
+
+
+class DataSection(Section):
+    """What the model learns from."""
+
+    train: tuple[str, ...] = Field((), description="[hf::|ms::]path_or_id[:subset][#N], several are concatenated")
+    validation: tuple[str, ...] = Field((), description="Same syntax; evaluated every train.eval_steps")
+    split_ratio: Fraction = Field(0.0, description="Part of the training set to keep for validation")
+    columns: dict[str, str] = Field(default_factory=dict, description='Renames columns: {"question": "query"}')
+    system: str | None = Field(None, description="System message where a sample has none")
+    max_length: PositiveInt = Field(2048, description="Longest sample, and size of a pack, in tokens")
+    truncation: Literal["delete", "right", "left", "split"] = Field(
+        "delete", description="What happens to longer samples; split is for pt only"
+    )
+    loss_on: Literal["auto", "all", "assistant", "last_round"] = Field(
+        "auto", description="Which text is learned: auto is assistant for sft, last_round for preference, all for pt"
+    )
+    packing: bool = Field(False, description="Pack several samples into one row; attention never crosses them")
+    padding_free: bool = Field(False, description="Lay the samples of a micro-batch end to end instead of padding")
+    shuffle: bool = Field(True, description="Permute the samples in every epoch (the seed decides how)")
+    streaming: bool = Field(False, description="Read the data set while training; needs train.max_steps")
+    strict: bool = Field(False, description="An unusable sample is an error instead of a counted one")
+    workers: NonNegativeInt = Field(0, description="Processes that tokenise; 0 takes the number of cores")
+    cache: Path | None = Field(None, description="Folder of tokenised data; default: the user's cache folder")
+    template_kwargs: dict[str, Any] = Field(default_factory=dict, description="Passed to the chat template")
+
+
+class TunerSection(Section):
+    """Which weights are trained."""
+
+    kind: Literal["full", "lora"] = Field("lora", description="All weights, or low-rank adapters")
+    rank: PositiveInt = Field(8, description="Rank of the adapters")
+    alpha: PositiveFloat = Field(32.0, description="Scale of the adapters (divided by the rank)")
+    dropout: Fraction = Field(0.05, description="Dropout on the adapters' input")
+    targets: tuple[str, ...] = Field(("all-linear",), description="Modules that get an adapter")
+    modules_to_save: tuple[str, ...] = Field((), description="Modules trained whole beside the adapters")
+    dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
+    rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
+    lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
+    init: Literal["default", "gaussian", "pissa", "olora"] = Field("default", description="How adapters start")
+    quantize: Literal["none", "bnb-nf4", "bnb-int8", "torchao-nf4"] = Field(
+        "none", description="QLoRA: how the frozen weights are stored"
+    )
+    freeze: tuple[str, ...] = Field((), description="Patterns of weight names that stay as they are (full only)")
+    train_only: tuple[str, ...] = Field((), description="Patterns of the only weight names to train (full only)")
+    adapter: Path | None = Field(None, description="Adapter folder to go on from")
+
+
+class ObjectiveSection(Section):
+    """What is minimised. `name` is an entry point of `swift.objectives`; the other keys are that objective's own."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
+    name: str = Field("sft", description="pt, sft, dpo, kto, orpo, simpo, cpo, or an installed plugin's")
+
+
+class OptimSection(Section):
+    """Optimizer and learning-rate schedule."""
+
+    name: Literal["adamw", "adamw_8bit", "adafactor"] = Field("adamw", description="Optimizer")
+    lr: PositiveFloat | None = Field(None, description="Peak learning rate; default 1e-5 full, 1e-4 LoRA")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field("cosine", description="Shape after the warm-up")
+    warmup_ratio: Fraction = Field(0.05, description="Part of all steps spent warming up")
+    warmup_steps: NonNegativeInt | None = Field(None, description="Steps of warm-up; outranks warmup_ratio")
+    min_lr_ratio: Fraction = Field(0.0, description="Learning rate at the end, as part of the peak")
+    decay_ratio: Fraction = Field(0.1, description="Part of all steps in which wsd decays")
+    weight_decay: NonNegativeFloat = Field(0.1, description="On matrices and embeddings, not on biases and norms")
+    beta1: Fraction = Field(0.9, description="Adam's first moment")
+    beta2: Fraction = Field(0.95, description="Adam's second moment")
+    eps: PositiveFloat = Field(1e-8, description="Adam's epsilon")
+    max_grad_norm: NonNegativeFloat = Field(1.0, description="Clip the gradient norm to this; 0 does not clip")
+
+
+class ParallelSection(Section):
+    """The parallel plan: world = dp × tp × pp × cp, where dp = dp_replicate × dp_shard."""
+
+    dp_replicate: PositiveInt | None = Field(None, description="Replicas of the model")
+    dp_shard: PositiveInt | None = Field(None, description="Processes that share one replica's state")
+    tp: PositiveInt = Field(1, description="Tensor parallel: a layer's matrices are cut")
+    pp: PositiveInt = Field(1, description="Pipeline parallel: the layers are dealt out in stages")
+    vpp: PositiveInt = Field(1, description="Virtual stages per pipeline rank (interleaving)")
+    cp: PositiveInt = Field(1, description="Context parallel: a sequence is cut")
+    ep: PositiveInt = Field(1, description="Expert parallel: the experts of an MoE are dealt out")
+    etp: PositiveInt = Field(1, description="Tensor parallel inside the experts")
+    sequence_parallel: bool = Field(False, description="Shard activations between tensor parallel regions")
+    ulysses: PositiveInt = Field(1, description="Sequence parallel by all-to-all over attention heads")
+
+
+class TrainSection(Section):
+    """How long, in which batches, and what is watched."""
+
+    epochs: PositiveFloat = Field(1.0, description="Passes over the data")
+    max_steps: PositiveInt | None = Field(None, description="Optimizer steps; outranks epochs")
+    micro_batch: PositiveInt = Field(1, description="Rows that one process takes at a time")
+    accumulation: PositiveInt = Field(1, description="Micro-batches per process and optimizer step")
+    global_batch: PositiveInt | None = Field(
+        None, description="Rows per optimizer step over all processes; accumulation follows from it"
+    )
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
+    compile: bool = Field(False, description="torch.compile the model")
+    seed: int = Field(42, description="Decides initial adapters, order of samples and dropout")
+    eval_steps: PositiveInt | None = Field(None, description="Evaluate every so many steps; default: once an epoch")
+    eval_batch: PositiveInt | None = Field(None, description="Rows per process in evaluation; default micro_batch")
+    metric_for_best: str = Field("loss", description="Which evaluation metric picks the best checkpoint")
+    greater_is_better: bool = Field(False, description="Whether a larger value of it is better")
+    early_stopping: PositiveInt | None = Field(None, description="Stop after so many evaluations without a better one")
+    detect_nan: bool = Field(True, description="Stop before an update whose loss or gradient is not finite")
+
+
+class CheckpointSection(Section):
+    """What is kept of a run, and what it starts from."""
+
+    save_steps: PositiveInt | None = Field(None, description="Save every so many steps; default: once an epoch")
+    keep: PositiveInt | None = Field(None, description="Keep only so many newest checkpoints, and the best one")
+    resume: str | None = Field(None, description="Checkpoint or run folder to go on from; 'last' for the newest run")
+    asynchronous: bool = Field(False, description="Write in the background while training goes on")
+    model_weights: bool = Field(True, description="Also write the adapter or Hugging Face weights, ready to load")
+    save_last: bool = Field(True, description="Save after the last step")
+
+
+class LoggingSection(Section):
+    """Where a run's folder lies and what is written into it."""
+
+    output: Path = Field(Path("output"), description="Parent of the run's folder")
+    run_name: str | None = Field(None, description="Name of the run's folder; default vN-date-time under the model's")
+    steps: PositiveInt = Field(5, description="Log every so many steps")
+    report_to: tuple[str, ...] = Field(
+        ("console", "jsonl", "tensorboard", "report"), description="Observers, by entry point name"
+    )
+
+
+class BackendSection(Section):
+    """Which engine trains. The other keys are that engine's own and are validated by its plugin."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
+    name: str = Field("torch", description="torch, fsdp, deepspeed, megatron, or an installed plugin's")
+
+
+class ExportSection(Section):
+    """What is written when a run is done, and how `swift export` writes."""
+
+    to: str | None = Field(None, description="Export at the end of the run: hf (merged), adapter, or a plugin's")
+    out: Path | None = Field(None, description="Destination; default: a folder in the run's")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Precision of the exported weights; auto is the model's own"
+    )
+    shard_size_gb: PositiveFloat = Field(5.0, description="Largest safetensors file")
+    exist_ok: bool = Field(False, description="Replace an export that is there already")
+    verify: bool = Field(True, description="Reload and compare with the training state before calling it done")
+
+
+class Config(Section):
+    """The whole configuration of a run."""
+
+    model: ModelSection = Field(default_factory=ModelSection)
+    data: DataSection = Field(default_factory=DataSection)
+    tuner: TunerSection = Field(default_factory=TunerSection)
+    objective: ObjectiveSection = Field(default_factory=ObjectiveSection)
+    optim: OptimSection = Field(default_factory=OptimSection)
+    parallel: ParallelSection = Field(default_factory=ParallelSection)
+    train: TrainSection = Field(default_factory=TrainSection)
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    logging: LoggingSection = Field(default_factory=LoggingSection)
+    backend: BackendSection = Field(default_factory=BackendSection)
+    export: ExportSection = Field(default_factory=ExportSection)
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak learning rate in force."""
+        return self.optim.lr or (1e-5 if self.tuner.kind == "full" else 1e-4)

@@ -1,0 +1,294 @@
+"""The values that core, backends, exporters, objectives and observers hand to each other.
+
+This module is importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+
+    from swift.config.sections import Config
+    from swift.data.batch import MicroBatch
+    from swift.data.samples import Encoded
+    from swift.optim.schedule import Schedule
+
+HOOK_API = (1, 0)
+"""Version of the hooks that this core speaks: (major, minor)."""
+
+
+class Need(StrEnum):
+    """A view of the model's output that an objective can ask a backend for. Never the full logits."""
+
+    TOKEN_LOGPS = "token_logps"
+    """log p(target) at every position, shape of `MicroBatch.targets`."""
+    TOKEN_CORRECT = "token_correct"
+    """1.0 where the target is the most likely token, without gradient."""
+    MEAN_LOGPS = "mean_logps"
+    """The mean over the vocabulary of log p, which label smoothing needs."""
+    REFERENCE_LOGPS = "reference_logps"
+    """Per segment, the reference model's summed log-probability (`MicroBatch.reference_logps`)."""
+    HIDDEN = "hidden"
+    """Last hidden state at every position."""
+    SCORES = "scores"
+    """One score per segment from a value or reward head."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do. Asking for more raises `UnsupportedPlan` before any weights load."""
+
+    parallel: frozenset[str] = frozenset()
+    """Fields of the `parallel` section that may be set above 1 or switched on."""
+    precisions: frozenset[str] = frozenset({"float32"})
+    tuners: frozenset[str] = frozenset({"full"})
+    provides: frozenset[Need] = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.REFERENCE_LOGPS})
+    async_checkpoint: bool = False
+    features: frozenset[str] = frozenset()
+    """Switches outside the plan, by config name: `train.compile`, `train.gradient_checkpointing`, ..."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this process stands among all processes of the run, before any group exists."""
+
+    rank: int = 0
+    local_rank: int = 0
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What `swift_setup` answers: this process's place, and its slice of every batch."""
+
+    world: World
+    data_rank: int
+    """Which slice of each global batch this process trains on; processes that share a slice share the number."""
+    data_size: int
+    """Into how many slices each global batch is cut."""
+    device: str = "cpu"
+    layout: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the parallel dimensions in force, for people to read: {'dp_replicate': 2}."""
+
+    @property
+    def is_main(self) -> bool:
+        """The one process that writes to the terminal and renames folders."""
+        return self.world.rank == 0
+
+
+@dataclass
+class Run:
+    """Everything about one run that hooks may need. One object per process, made by core."""
+
+    config: Config
+    backend_options: BaseModel
+    """The `backend` section, validated by the backend's own model."""
+    folder: Path
+    world: World
+    say: Callable[[str], None]
+    """Prints a line for the user, on one process only."""
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    """Plugin → 'distribution version', of those registered."""
+    topology: Topology | None = None
+    schedule: Schedule | None = None
+    """Learning rate by step; set before `swift_shard`."""
+    total_steps: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Decisions that a reader of the run would want to know (attention chosen and why, kernels, ...)."""
+
+
+class ModelSource(Protocol):
+    """Where a model comes from, lazily: nothing big is read until a tensor is asked for by name.
+
+    `swift.models.source` has the implementation for folders, hub ids and random weights.
+    """
+
+    @property
+    def config(self) -> Any:
+        """The transformers configuration."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the weights or the architecture change."""
+
+    def names(self) -> list[str]:
+        """Hugging Face names of all weights, tied ones once."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one weight, without reading it."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """One weight, from disk."""
+
+    def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> torch.nn.Module:
+        """The transformers module; with `weights=False` on the meta device, uninitialised."""
+
+
+class TrainState(Protocol):
+    """What `swift_shard` returns. Core touches only these; the rest is the backend's own business."""
+
+    step: int
+    """Optimizer steps completed."""
+
+
+@dataclass
+class LossSums:
+    """What an objective says of one micro-batch: sums, never means, so that batches add up exactly."""
+
+    loss: torch.Tensor
+    """Sum over the micro-batch; the backend divides it by the weight of the *global* batch."""
+    metrics: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = field(default_factory=dict)
+    """Name → (sum, weight); the reported value is the quotient of the global sums."""
+    segments: torch.Tensor | None = None
+    """One value per segment of the micro-batch, when the objective scores segments."""
+
+
+@dataclass
+class ModelView:
+    """What the model says about a micro-batch, in the views that the objective asked for."""
+
+    token_logps: torch.Tensor | None = None
+    token_correct: torch.Tensor | None = None
+    mean_logps: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
+
+
+class Objective(Protocol):
+    """A pure function from a view of the model and a batch to sums.
+
+    Entry points of the group `swift.objectives` name a class with these members; it is made as
+    `cls(options)` where `options` is an instance of its `options_model`.
+    """
+
+    name: str
+    needs: frozenset[Need]
+    encoding: str
+    """How samples are encoded: 'text', 'chat', 'preference' or 'unpaired'."""
+    adapters_off: bool
+    """True when the model is to be viewed with its adapter switched off (a reference)."""
+    baseline: Objective | None
+    """Evaluated without gradient over the global batch before the step; see `given`."""
+
+    def row_weight(self, samples: Iterable[Encoded]) -> float:
+        """How much these samples weigh in the global normalisation; known before the step."""
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Sums over one micro-batch."""
+
+    def given(self, metrics: Mapping[str, float]) -> Objective:
+        """This objective with the global metrics of its baseline filled in."""
+
+
+@dataclass
+class StepResult:
+    """Of the global batch, the same on every process. Loss and gradient norm are before clipping, unrounded."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    skipped: bool = False
+    """True when the update was left out (an overflow under fp16)."""
+
+
+@dataclass
+class ForwardResult:
+    """Of the global batch, the same on every process; `segments` of this process's slice, in order."""
+
+    loss: float
+    weight: float
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Name → (sum, weight) over the global batch."""
+    segments: torch.Tensor | None = None
+
+
+class CheckpointWriter(Protocol):
+    """What a backend writes its part of a checkpoint into."""
+
+    def tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Tensors by canonical name: plain, DTensor or `swift.checkpoint.Boxes`. Called once, on every process."""
+
+    def stream(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """The same one whole tensor at a time, where views are not valid; the main process writes."""
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        """JSON values of this backend for the manifest; main process's are kept."""
+
+
+class CheckpointReader(Protocol):
+    """What a backend reads its part of a checkpoint from."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    def names(self) -> list[str]:
+        """Canonical names of all tensors."""
+
+    def tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Fills these tensors in place (plain, DTensor or `Boxes`), reading only what they hold."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """One whole tensor."""
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What an exporter is asked for, besides the weights."""
+
+    destination: Path
+    source: ModelSource
+    adapter: Mapping[str, Any] | None
+    """The PEFT configuration when adapters were trained."""
+    options: Any
+    """The `export` section."""
+    training_dtype: str = "float32"
+
+
+WeightStream = Iterator[tuple[str, "torch.Tensor"]]
+"""(Hugging Face name, whole tensor), one at a time: every weight of the model, or, where adapters are
+trained, the adapters alone by their PEFT names."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What observers are told after an optimizer step."""
+
+    step: int
+    total_steps: int
+    epoch: float
+    result: StepResult
+    tokens: int
+    """Real tokens of the global batch (padding left out)."""
+    padded_tokens: int
+    """Tokens that went through the model, padding included."""
+    seconds: float
+    """Wall-clock seconds of this step, waiting for data included."""
+    data_seconds: float
+    evaluation: Mapping[str, float] | None = None
+    memory_gib: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What observers are told at the end."""
+
+    status: str
+    """'completed', 'stopped' (a signal) or 'failed'."""
+    steps: int
+    seconds: float
+    tokens: int
+    last_checkpoint: Path | None
+    best_checkpoint: Path | None
+    message: str = ""

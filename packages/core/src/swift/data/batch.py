@@ -1,0 +1,199 @@
+"""Batches: a process's slice of one global batch, and the tensors of one micro-batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from swift.data.samples import Encoded, Segment
+
+
+@dataclass
+class MicroBatch:
+    """Tensors of one micro-batch, already shifted: position t predicts `targets[t]`.
+
+    Padded layout: one row per segment, [segments, longest]. Flat layout: all segments end to end, [1, tokens];
+    `position_ids` restart at every segment and `boundaries` holds their starts and the end.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    targets: torch.Tensor
+    """Next token; 0 where there is none (`weights` is 0 there)."""
+    weights: torch.Tensor
+    """float32: how much each target counts."""
+    segment_ids: torch.Tensor
+    """Index of the segment that a position belongs to; -1 is padding."""
+    segments: int
+    attention_mask: torch.Tensor | None
+    """bool, padded layout only, and only when something is padded."""
+    boundaries: torch.Tensor | None
+    """int32 [segments + 1], flat layout only."""
+    longest: int
+    """Tokens of the longest segment."""
+    values: dict[str, torch.Tensor]
+    """Per sample: 'label', 'margin', ..."""
+    reference_logps: torch.Tensor | None
+    """Per segment."""
+    sample_ids: list[int]
+    seed: int
+    """Seeds dropout: the same for the same rows at the same step, however many processes there are."""
+
+    def segment_sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum a per-position tensor over each segment; shape [segments]."""
+        inside = self.segment_ids >= 0
+        sums = values.new_zeros(self.segments)
+        return sums.index_add(0, self.segment_ids[inside], values[inside])
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        """The same on another device."""
+
+        def move(value: torch.Tensor | None) -> torch.Tensor | None:
+            return None if value is None else value.to(device, non_blocking=True)
+
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device, non_blocking=True),
+            position_ids=self.position_ids.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
+            weights=self.weights.to(device, non_blocking=True),
+            segment_ids=self.segment_ids.to(device, non_blocking=True),
+            attention_mask=move(self.attention_mask),
+            boundaries=move(self.boundaries),
+            values={name: value.to(device, non_blocking=True) for name, value in self.values.items()},
+            reference_logps=move(self.reference_logps),
+        )
+
+
+Row = tuple[Encoded, ...]
+"""What counts as one row of a batch: a sample, or a pack of samples."""
+
+
+@dataclass
+class Batch:
+    """This process's slice of one global batch, and what is known of the whole."""
+
+    step: int
+    rows: Sequence[Row]
+    first_row: int
+    """Place of this slice's first row in the global batch."""
+    micro_rows: int
+    """Rows per micro-batch."""
+    weight: float
+    """Weight of the *global* batch under the objective: what loss sums are divided by."""
+    global_rows: int
+    tokens: int
+    """Real tokens of the global batch."""
+    flat: bool
+    """Layout of the micro-batches: end to end, or padded."""
+    seed: int
+    pad_to_multiple: int = 1
+    """Padded length (or flat length) is rounded up to a multiple of this."""
+    spare_row: Row | None = None
+    """Stands in, with no weight, when this process has no row of a short batch."""
+
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """At least one; a process without rows gets the spare row with all weights zero."""
+        if not self.rows:
+            if self.spare_row is None:
+                raise ValueError("a batch without rows needs a spare row")
+            muted = tuple(_muted(sample) for sample in self.spare_row)
+            yield self._collate([muted], self.first_row)
+            return
+        for start in range(0, len(self.rows), self.micro_rows):
+            yield self._collate(self.rows[start : start + self.micro_rows], self.first_row + start)
+
+    def __len__(self) -> int:
+        return max(1, math.ceil(len(self.rows) / self.micro_rows))
+
+    def _collate(self, rows: Sequence[Row], row: int) -> MicroBatch:
+        samples = [sample for each in rows for sample in each]
+        seed = (self.seed * 1_000_003 + self.step) * 1_000_003 + row
+        return collate(samples, flat=self.flat, seed=seed % 2**63, pad_to_multiple=self.pad_to_multiple)
+
+
+def collate(samples: Sequence[Encoded], *, flat: bool, seed: int = 0, pad_to_multiple: int = 1) -> MicroBatch:
+    """Lay samples out as tensors, shifted by one so that no consumer has to."""
+    segments = [segment for sample in samples for segment in sample.segments]
+    lengths = np.array([len(segment) for segment in segments], dtype=np.int64)
+    longest = int(lengths.max())
+    arrays = _flat(segments, lengths, pad_to_multiple) if flat else _padded(segments, longest, pad_to_multiple)
+    input_ids, position_ids, targets, weights, segment_ids = (torch.from_numpy(array) for array in arrays)
+    boundaries = None
+    if flat:
+        boundaries = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    mask = None if flat or bool((segment_ids >= 0).all()) else segment_ids >= 0
+    names = set(samples[0].values)
+    values = {
+        name: torch.tensor([sample.values[name] for sample in samples], dtype=torch.float32) for name in sorted(names)
+    }
+    reference = None
+    if all(sample.reference_logps is not None for sample in samples):
+        reference = torch.from_numpy(np.concatenate([sample.reference_logps for sample in samples]))  # type: ignore[misc]
+    return MicroBatch(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        targets=targets,
+        weights=weights,
+        segment_ids=segment_ids,
+        segments=len(segments),
+        attention_mask=mask,
+        boundaries=boundaries,
+        longest=longest,
+        values=values,
+        reference_logps=reference,
+        sample_ids=[sample.sample_id for sample in samples],
+        seed=seed,
+    )
+
+
+def _muted(sample: Encoded) -> Encoded:
+    segments = tuple(Segment(s.input_ids, np.zeros_like(s.weights)) for s in sample.segments)
+    return replace(sample, segments=segments)
+
+
+def _round_up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+def _shifted(segment: Segment) -> tuple[np.ndarray, np.ndarray]:
+    targets = np.zeros(len(segment), dtype=np.int64)
+    weights = np.zeros(len(segment), dtype=np.float32)
+    targets[:-1] = segment.input_ids[1:]
+    weights[:-1] = segment.weights[1:]
+    return targets, weights
+
+
+def _fill(arrays: tuple[np.ndarray, ...], where: tuple[int, slice], segment: Segment, index: int) -> None:
+    input_ids, position_ids, targets, weights, segment_ids = arrays
+    input_ids[where] = segment.input_ids
+    position_ids[where] = np.arange(len(segment))
+    targets[where], weights[where] = _shifted(segment)
+    segment_ids[where] = index
+
+
+def _blank(rows: int, width: int) -> tuple[np.ndarray, ...]:
+    integers = [np.zeros((rows, width), dtype=np.int64) for _ in range(3)]
+    return (*integers, np.zeros((rows, width), dtype=np.float32), np.full((rows, width), -1, dtype=np.int64))
+
+
+def _padded(segments: Sequence[Segment], longest: int, multiple: int) -> tuple[np.ndarray, ...]:
+    arrays = _blank(len(segments), _round_up(longest, multiple))
+    for index, segment in enumerate(segments):
+        _fill(arrays, (index, slice(0, len(segment))), segment, index)
+    return arrays
+
+
+def _flat(segments: Sequence[Segment], lengths: np.ndarray, multiple: int) -> tuple[np.ndarray, ...]:
+    total = int(lengths.sum())
+    arrays = _blank(1, _round_up(total, multiple))
+    start = 0
+    for index, segment in enumerate(segments):
+        _fill(arrays, (0, slice(start, start + len(segment))), segment, index)
+        start += len(segment)
+    arrays[1][0, total:] = np.arange(arrays[1].shape[1] - total)
+    return arrays

@@ -1,0 +1,43 @@
+"""Encoded samples: what the data pipeline makes of a row of a data set, before anything is batched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One stretch of tokens that attends only to itself."""
+
+    input_ids: np.ndarray
+    """int32, shape [n]."""
+    weights: np.ndarray
+    """float32, shape [n]: how much predicting token i counts; 0 for what is not learned. weights[0] is always 0."""
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One sample. 'text' and 'chat' have one segment; 'preference' has (chosen, rejected); 'unpaired' has
+    (completion, completion of another sample after the same prompt)."""
+
+    sample_id: int
+    """Stable within the data set: its place in the concatenated, unshuffled source."""
+    segments: tuple[Segment, ...]
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that objectives read: 'label' (1.0 or 0.0), 'margin'."""
+    reference_logps: np.ndarray | None = None
+    """float32, one per segment, when a reference model has scored the sample."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(segment) for segment in self.segments)
+
+    @property
+    def loss_weight(self) -> float:
+        return float(sum(float(segment.weights.sum(dtype=np.float64)) for segment in self.segments))

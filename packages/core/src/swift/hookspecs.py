@@ -1,0 +1,166 @@
+"""The hooks of swift, in the order in which a run calls them.
+
+A plugin implements them with `swift.hookimpl`. A backend implements every required hook exactly once; wrappers
+(`@hookimpl(wrapper=True)`) of any plugin may go around any of them. Hook implementations may leave out arguments
+that they do not need, and must not give arguments default values.
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from swift.contracts import (
+        CheckpointReader,
+        CheckpointWriter,
+        ExportRequest,
+        ForwardResult,
+        ModelSource,
+        Objective,
+        Run,
+        RunSummary,
+        StepRecord,
+        StepResult,
+        Topology,
+        TrainState,
+        WeightStream,
+    )
+    from swift.data.batch import Batch
+
+hookspec = pluggy.HookspecMarker("swift")
+hookimpl = pluggy.HookimplMarker("swift")
+
+
+class BackendHooks:
+    """One backend per run implements these."""
+
+    @hookspec(firstresult=True)
+    def swift_check_plan(self, run: Run) -> bool | None:
+        """Refuse what the declared capabilities alone cannot tell. Optional.
+
+        Called first, before any process group, data or weights. Core has already compared the plan with
+        `capabilities`. Raise `UnsupportedPlan` with the reason and what to type instead; otherwise return None.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_setup(self, run: Run) -> Topology:
+        """Join the process group and build the mesh.
+
+        Called once on every process. The returned `Topology` says which slice of each global batch this process
+        trains on. Processes that share a slice (tensor or pipeline parallel peers) return the same `data_rank`.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_wrap_model(self, run: Run, source: ModelSource) -> Any:
+        """Build or adapt the model, and attach the tuner.
+
+        Called after `swift_setup`. `source` is lazy: configuration and weights by name. A backend may build
+        on the meta device, or build its own modules. What is returned is handed to `swift_shard` untouched.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_shard(self, run: Run, model: Any) -> TrainState:
+        """Distribute the model, and create optimizer and schedule together.
+
+        Called after `swift_wrap_model`, once `run.total_steps` and `run.schedule` are known. The learning rate of
+        optimizer step n (counted from 0) is `run.schedule(n)`.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_train_step(self, run: Run, state: TrainState, batch: Batch, objective: Objective) -> StepResult:
+        """Make one optimizer step over one global batch.
+
+        `batch` holds this process's slice; micro-batching, accumulation and pipeline schedule are the backend's own
+        business. Divide loss sums by `batch.weight`, the weight of the *global* batch, and add gradients up across
+        processes: never average. Advance `state.step`. The result is the same on every process. Raise
+        `swift.errors.TrainingError` before the update when loss or gradient norm is not finite.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_forward(self, run: Run, state: TrainState, batch: Batch, objective: Objective) -> ForwardResult:
+        """The same without gradient, in evaluation mode: validation, and scoring by a reference model.
+
+        With `objective.adapters_off` the model is viewed with its adapter switched off.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_save_checkpoint(self, run: Run, state: TrainState, writer: CheckpointWriter) -> bool | None:
+        """Hand every trained tensor and its optimizer state to `writer` under the canonical names.
+
+        Called on every process between two steps. `model.<HF name>` is what the optimizer updates (fp32), beside it
+        `optim.<HF name>.exp_avg`, `.exp_avg_sq` and `.step`; adapters by their PEFT names. Core renames the folder
+        when all processes are done.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_load_checkpoint(self, run: Run, state: TrainState, reader: CheckpointReader) -> bool | None:
+        """Fill model and optimizer from `reader`, whichever backend and layout wrote it.
+
+        Called on every process after `swift_shard`. Core sets `state.step` afterwards from the manifest. Working
+        copies of the weights must be refreshed: the first loss after a resume is compared.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_iter_weights(self, run: Run, state: TrainState) -> WeightStream:
+        """Stream `(Hugging Face name, tensor)`, one whole tensor at a time, whatever the layout.
+
+        Called on every process, and read to its end on every process, so that it may use collectives. Every weight of
+        the model, tied ones once, in fp32; where adapters are trained, the adapters alone by their PEFT names.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_teardown(self, run: Run) -> bool | None:
+        """Leave nothing behind: process groups, threads, environment. Called on every process, after errors too."""
+
+
+class ExporterHooks:
+    """At most one exporter per run implements these."""
+
+    @hookspec(firstresult=True)
+    def swift_export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
+        """Write `weights` in this exporter's format into `request.destination` and return the folder.
+
+        Called on one process, with the canonical stream of any backend or checkpoint. Core has made sure that the
+        destination may be written, and verifies the result afterwards.
+        """
+
+
+class ObserverHooks:
+    """Any number of observers per run implement these; all are called, on the main process only."""
+
+    @hookspec
+    def swift_run_start(self, run: Run) -> None:
+        """The run is set up and the first step is about to be made."""
+
+    @hookspec
+    def swift_step_end(self, run: Run, record: StepRecord) -> None:
+        """An optimizer step was made (and evaluated, when `record.evaluation` is there)."""
+
+    @hookspec
+    def swift_checkpoint_saved(self, run: Run, step: int, folder: Path) -> None:
+        """A checkpoint is whole and in its place."""
+
+    @hookspec
+    def swift_run_end(self, run: Run, summary: RunSummary) -> None:
+        """The run ended: completed, stopped by a signal, or failed."""
+
+
+BACKEND_REQUIRED = (
+    "swift_setup",
+    "swift_wrap_model",
+    "swift_shard",
+    "swift_train_step",
+    "swift_forward",
+    "swift_save_checkpoint",
+    "swift_load_checkpoint",
+    "swift_iter_weights",
+    "swift_teardown",
+)
+EXPORTER_REQUIRED = ("swift_export",)
