@@ -133,7 +133,7 @@ def collate(samples: Sequence[Encoded], *, flat: bool, seed: int = 0, pad_to_mul
     }
     reference = None
     if all(sample.reference_logps is not None for sample in samples):
-        reference = torch.from_numpy(np.concatenate([sample.reference_logps for sample in samples]))  # type: ignore[misc]
+        reference = torch.from_numpy(np.concatenate([sample.reference_logps for sample in samples]))
     return MicroBatch(
         input_ids=input_ids,
         position_ids=position_ids,
