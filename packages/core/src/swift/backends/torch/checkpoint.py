@@ -1,0 +1,86 @@
+"""The canonical checkpoint of a replica: fp32 weights and optimizer state under Hugging Face names, as live views."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from swift.checkpoint.names import model_name, optim_name
+from swift.errors import CheckpointError
+from swift.models.names import canonical_parameters
+
+if TYPE_CHECKING:
+    from swift.backends.torch.shard import TorchState
+    from swift.contracts import CheckpointReader, CheckpointWriter
+    from swift.models.names import Piece
+
+
+def save(state: TorchState, writer: CheckpointWriter) -> None:
+    """Hand over views of the live tensors; the writer stages or writes them."""
+    writer.tensors(_tensors(state))
+    writer.facts({"scaler": state.scaler.state_dict()})
+
+
+def load(state: TorchState, reader: CheckpointReader) -> None:
+    """Make the optimizer's state where there is none yet, then fill weights and state in place."""
+    stored = set(reader.names())
+    for pieces, parameter in canonical_parameters(state.model):
+        if parameter.requires_grad:
+            _allocate(state.optimizer, parameter, pieces, stored, reader)
+    reader.tensors(_tensors(state))
+    scaler = reader.manifest.get("facts", {}).get("scaler")
+    if scaler and state.scaler.is_enabled():
+        state.scaler.load_state_dict(scaler)
+
+
+def _tensors(state: TorchState) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for pieces, parameter in canonical_parameters(state.model):
+        for piece in pieces:
+            tensors[model_name(piece.name)] = _view(parameter.detach(), piece)
+        for slot, value in state.optimizer.state.get(parameter, {}).items():
+            for piece in pieces:
+                tensors[optim_name(piece.name, slot)] = _slot_view(value, parameter, piece, pieces)
+    return tensors
+
+
+def _view(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return tensor.view(-1).narrow(0, piece.start, piece.numel).view(piece.shape)
+
+
+def _slot_view(value: torch.Tensor, parameter: torch.Tensor, piece: Piece, pieces: list[Piece]) -> torch.Tensor:
+    """A moment is cut like its parameter; a step count belongs to every piece."""
+    if value.shape == parameter.shape:
+        return _view(value, piece)
+    if value.numel() == 1 or len(pieces) == 1:
+        return value
+    raise CheckpointError(
+        f"The optimizer keeps a state of shape {tuple(value.shape)} for fused experts ({piece.name}), which cannot be "
+        "stored per expert.",
+        hint="Use --optim.name adamw with this model.",
+    )
+
+
+def _allocate(
+    optimizer: torch.optim.Optimizer,
+    parameter: torch.nn.Parameter,
+    pieces: list[Piece],
+    stored: set[str],
+    reader: CheckpointReader,
+) -> None:
+    """Empty state with the slots that the checkpoint holds for this parameter."""
+    prefix = optim_name(pieces[0].name, "")
+    for name in stored:
+        if not name.startswith(prefix):
+            continue
+        slot = name.removeprefix(prefix)
+        if "." in slot:
+            continue
+        state = optimizer.state[parameter]
+        if slot == "step":
+            state[slot] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        elif slot in ("exp_avg", "exp_avg_sq"):
+            state[slot] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        else:
+            state[slot] = reader.read(name).to(parameter.device)

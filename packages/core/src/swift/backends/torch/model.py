@@ -1,0 +1,70 @@
+"""Builds the transformers model with its tuner, ready to answer views of micro-batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from swift.models.attention import choose_attention
+from swift.models.precision import resolve_dtype
+from swift.models.quantize import quantized_build
+from swift.models.tuners import apply_tuner, trainable_summary
+from swift.models.view import ViewModule
+
+if TYPE_CHECKING:
+    from swift.contracts import ModelSource, Run
+
+
+def build(run: Run, source: ModelSource) -> ViewModule:
+    """Model → tuner → gradient checkpointing → compile → view, in this order."""
+    assert run.topology is not None
+    config, device = run.config, run.topology.device
+    dtype_name, dtype_reason = resolve_dtype(config.model.dtype, device)
+    compute = getattr(torch, dtype_name)
+    flat = config.data.packing or config.data.padding_free
+    attention = choose_attention(config.model.attention, source.config, flat=flat, device=device)
+    run.facts["precision"] = f"{dtype_name} ({dtype_reason})"
+    run.facts["attention"] = f"{attention.name} ({attention.reason})"
+
+    if config.tuner.quantize == "none":
+        # Trained weights are fp32 masters; frozen ones need no more than the precision of the arithmetic.
+        stored = torch.float32 if config.tuner.kind == "full" else compute
+        model = source.build(dtype=stored, device=device)
+    else:
+        model = quantized_build(source, config.tuner, compute, device)
+    model.config.use_cache = False
+    if config.model.liger:
+        _apply_liger(model)
+    model = apply_tuner(model, config.tuner, seed=config.train.seed, say=run.say)
+    if config.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if config.tuner.kind != "full":
+            # Frozen embeddings would otherwise leave the first block without an input that needs a gradient.
+            model.enable_input_require_grads()
+    view = ViewModule(model, attention=attention, say=run.say)
+    if config.train.compile:
+        _compile_blocks(view)
+    run.facts["trainable"] = trainable_summary(model)
+    run.facts["parameters"] = str(sum(parameter.numel() for parameter in model.parameters()))
+    return view
+
+
+def _compile_blocks(view: ViewModule) -> None:
+    """Compile each decoder block in place: the graph is small, is reused by all blocks, and names stay as they are."""
+    for module in view.modules():
+        if type(module).__name__.endswith("DecoderLayer"):
+            module.compile(dynamic=True)
+
+
+def _apply_liger(model: torch.nn.Module) -> None:
+    from swift.errors import ModelError
+
+    try:
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+    except ImportError as error:
+        raise ModelError(
+            "model.liger is on, but liger-kernel is not installed.", hint='Type: pip install "swift-core[liger]"'
+        ) from error
+    # Cross-entropy stays ours: no objective sees full logits.
+    _apply_liger_kernel_to_instance(model=model, cross_entropy=False, fused_linear_cross_entropy=False)

@@ -1,0 +1,100 @@
+"""The built-in backend: one process, or data parallel (DDP). Registered through an entry point like anyone's.
+
+Every hook is one line that leads to the file where the work is done; nothing heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift.backends.torch.config import TorchConfig
+from swift.contracts import HOOK_API, Capabilities, Need
+from swift.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from swift.backends.torch.shard import TorchState
+    from swift.contracts import (
+        CheckpointReader,
+        CheckpointWriter,
+        ForwardResult,
+        ModelSource,
+        Objective,
+        Run,
+        StepResult,
+        Topology,
+        WeightStream,
+    )
+    from swift.data.batch import Batch
+    from swift.models.view import ViewModule
+
+
+class TorchBackend:
+    """Plain PyTorch: the reference that other backends are compared with."""
+
+    HOOK_API = HOOK_API
+    config_model = TorchConfig
+    capabilities = Capabilities(
+        parallel=frozenset({"dp_replicate"}),
+        precisions=frozenset({"float32", "bfloat16", "float16"}),
+        tuners=frozenset({"full", "lora", "dora", "bnb-nf4", "bnb-int8", "torchao-nf4"}),
+        provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.REFERENCE_LOGPS}),
+        async_checkpoint=True,
+        features=frozenset({"train.compile", "train.gradient_checkpointing", "model.liger"}),
+    )
+
+    @hookimpl
+    def swift_setup(self, run: Run) -> Topology:
+        from swift.backends.torch.topology import setup
+
+        return setup(run)
+
+    @hookimpl
+    def swift_wrap_model(self, run: Run, source: ModelSource) -> ViewModule:
+        from swift.backends.torch.model import build
+
+        return build(run, source)
+
+    @hookimpl
+    def swift_shard(self, run: Run, model: ViewModule) -> TorchState:
+        from swift.backends.torch.shard import shard
+
+        return shard(run, model)
+
+    @hookimpl
+    def swift_train_step(self, run: Run, state: TorchState, batch: Batch, objective: Objective) -> StepResult:
+        from swift.backends.torch.step import train_step
+
+        return train_step(run, state, batch, objective)
+
+    @hookimpl
+    def swift_forward(self, run: Run, state: TorchState, batch: Batch, objective: Objective) -> ForwardResult:
+        from swift.backends.torch.step import forward
+
+        return forward(run, state, batch, objective)
+
+    @hookimpl
+    def swift_save_checkpoint(self, state: TorchState, writer: CheckpointWriter) -> bool:
+        from swift.backends.torch.checkpoint import save
+
+        save(state, writer)
+        return True
+
+    @hookimpl
+    def swift_load_checkpoint(self, state: TorchState, reader: CheckpointReader) -> bool:
+        from swift.backends.torch.checkpoint import load
+
+        load(state, reader)
+        return True
+
+    @hookimpl
+    def swift_iter_weights(self, state: TorchState) -> WeightStream:
+        from swift.backends.torch.weights import stream
+
+        return stream(state)
+
+    @hookimpl
+    def swift_teardown(self, run: Run) -> bool:
+        from swift.backends.torch.topology import teardown
+
+        teardown(run)
+        return True

@@ -1,0 +1,61 @@
+"""What core itself says between processes: flags, small objects and barriers. Engines have groups of their own."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+class Comms:
+    """Control messages on a gloo group, so that they never queue behind an engine's collectives.
+
+    Without a process group everything is answered by this process alone.
+    """
+
+    def __init__(self, timeout: timedelta = timedelta(hours=2)) -> None:
+        self.distributed = dist.is_initialized() and dist.get_world_size() > 1
+        self.rank = dist.get_rank() if self.distributed else 0
+        self.size = dist.get_world_size() if self.distributed else 1
+        # The main process tokenises and scores while the others wait, hence the long timeout.
+        self._group = dist.new_group(backend="gloo", timeout=timeout) if self.distributed else None
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+        if self.distributed:
+            dist.barrier(group=self._group)
+
+    def any(self, flag: bool) -> bool:
+        """True on every process when it is true on one."""
+        if not self.distributed:
+            return flag
+        votes = torch.tensor([int(flag)])
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(votes.item())
+
+    def gather(self, value: T) -> list[T]:
+        """Everybody's value, by rank, on every process."""
+        if not self.distributed:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def broadcast(self, value: T) -> T:
+        """The main process's value, on every process."""
+        if not self.distributed:
+            return value
+        values: list[Any] = [value]
+        dist.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]  # type: ignore[no-any-return]  # what rank 0 put in
+
+    def close(self) -> None:
+        """Leave the control group."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+        self.distributed = False
