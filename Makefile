@@ -1,0 +1,48 @@
+# The commands of this repository. CI runs the same ones. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint typecheck imports docs docs-check bench wheels lock clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Create .venv and install everything from the pins; returns at once when nothing changed
+	@$(PYTHON) tools/setup.py
+
+demo: setup ## Train, resume, export and question a tiny model, on the CPU
+	@$(BIN)/swift demo
+
+test: lint typecheck imports docs-check ## Everything that CI checks
+	@$(BIN)/python -m pytest
+
+lint: setup ## ruff: rules and format
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+typecheck: setup ## mypy, strict
+	@$(BIN)/mypy
+
+imports: setup ## Who may import whom
+	@$(BIN)/python tools/import_rules.py
+
+docs: setup ## Write the generated pages in docs/reference
+	@$(BIN)/python tools/docs.py
+
+docs-check: setup
+	@$(BIN)/python tools/docs.py --check
+
+bench: setup ## Measure against a bare torch loop and write benchmarks/results
+	@$(BIN)/python -m benchmarks
+
+wheels: setup ## Build the wheels of all packages into dist/
+	@$(BIN)/python tools/wheels.py dist
+
+lock: setup ## Write the pins in requirements/ anew
+	@$(BIN)/python tools/lock.py
+
+clean: ## Remove the environment, caches and build results
+	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,60 @@
+"""Write the pins in `requirements/` anew from the pyproject files: `make lock`.
+
+uv's own lock file spells out download addresses, so it stays out of the repository; what is kept is its export,
+which has names, versions, markers and hashes only. torch and the CUDA packages that nothing else needs stand apart,
+because a machine without an NVIDIA driver can do without them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pip_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+PINS = ROOT / "requirements"
+HEADER = "# Written by `make lock` from the pyproject.toml files. Do not edit.\n"
+WITH_TORCH = re.compile(r"(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==")
+
+
+def main() -> None:
+    uv("lock", "--quiet", "--upgrade")
+    everything = entries(export("--all-packages", "--group", "dev"))
+    write("uv.txt", entries(export("--only-group", "uv")))
+    write("torch.txt", [entry for entry in everything if WITH_TORCH.match(entry)])
+    write("dev.txt", [entry for entry in everything if not WITH_TORCH.match(entry)])
+
+
+def export(*what: str) -> str:
+    options = ["--format", "requirements.txt", "--frozen", "--quiet", "--no-header", "--no-annotate"]
+    return uv("export", *options, "--no-emit-workspace", *what)
+
+
+def uv(*arguments: str) -> str:
+    # Without what pip's find-links offer: the path of a folder, or the hash of a local build, would land in the pins.
+    environment = {**pip_settings.for_uv(offers=False), **os.environ}
+    for name in pip_settings.OFFERS:
+        environment.pop(name, None)
+    command = [str(Path(sys.executable).parent / "uv"), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def entries(requirements: str) -> list[str]:
+    """One entry per package: its line and those of its hashes."""
+    return re.split(r"\n(?=\S)", requirements.strip())
+
+
+def write(name: str, pins: list[str]) -> None:
+    text = HEADER + "\n".join(pins) + "\n"
+    if "://" in text:
+        raise SystemExit(f"lock: {name} would hold an address; look for URLs in the pyproject files.")
+    (PINS / name).write_text(text)
+    print(f"lock: {len(pins)} pins in requirements/{name}")
+
+
+if __name__ == "__main__":
+    main()

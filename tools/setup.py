@@ -1,0 +1,161 @@
+"""Make `.venv` ready for work: `make setup` runs this with the machine's own python3.
+
+Needs Python 3.11, pip and nothing else. Everything is installed from the hashed pins in `requirements/`. A second
+call compares a fingerprint of these pins with the one that the first left behind, and returns at once. The file is
+written so that an older Python can still read it, and say that it is too old.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+OLDEST = (3, 11)
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "setup-fingerprint"
+PINS = ROOT / "requirements"
+
+
+class SetupError(Exception):
+    """What went wrong, and what to type next."""
+
+
+def main() -> int:
+    started = time.monotonic()
+    try:
+        check_python()
+        wanted = fingerprint()
+        if STAMP.is_file() and STAMP.read_text() == wanted and PYTHON.exists():
+            return 0
+        STAMP.unlink(missing_ok=True)
+        install()
+    except SetupError as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return 2
+    STAMP.write_text(wanted)
+    say(f"ready after {time.monotonic() - started:.0f} s; try {VENV.name}/bin/swift --help")
+    return 0
+
+
+def check_python() -> None:
+    if sys.version_info < OLDEST:
+        found = ".".join(map(str, sys.version_info[:3]))
+        raise SetupError(
+            f"swift needs Python 3.11 or newer, and {sys.executable} is {found}. "
+            "Name a newer one: make setup PYTHON=python3.12"
+        )
+
+
+def fingerprint() -> str:
+    """Changes with anything that would change what is installed."""
+    digest = hashlib.sha256()
+    for file in sorted([*PINS.iterdir(), *ROOT.glob("packages/*/pyproject.toml"), Path(__file__)]):
+        digest.update(f"{file.relative_to(ROOT)}\n".encode())
+        digest.update(file.read_bytes())
+    digest.update(f"{ROOT} {sys.version_info[:2]} {has_nvidia_driver()}".encode())
+    return digest.hexdigest()
+
+
+def has_nvidia_driver() -> bool:
+    return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
+
+
+def install() -> None:
+    import pip_settings  # only here: too new for the Python that `check_python` is there for
+
+    offered = pip_settings.for_uv()
+    make_venv()
+    say("uv")
+    pip("install", "-qq", "--require-hashes", "--requirement", str(PINS / "uv.txt"))
+    install_torch(offered, index_only=pip_settings.for_uv(offers=False))
+    say("all other pins")
+    uv_install(offered, "--no-deps", "--require-hashes", "--requirement", str(PINS / "dev.txt"))
+    packages = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
+    say("this repository's packages: " + ", ".join(package.name for package in packages))
+    editable = [argument for package in packages for argument in ("--editable", str(package))]
+    uv_install(offered, "--no-deps", "--no-build-isolation", *editable)
+
+
+def make_venv() -> None:
+    version = "{}.{}".format(*sys.version_info[:2])
+    say(f"{VENV.name} with Python {version}")
+    if not (VENV / "lib" / f"python{version}").is_dir() or not PYTHON.exists():
+        run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(VENV)])
+
+
+def install_torch(offered: dict[str, str], index_only: dict[str, str]) -> None:
+    """The CPU build where there is no NVIDIA driver and pip's settings offer it, else the index's default build."""
+    with tempfile.TemporaryDirectory(prefix="swift-torch-") as folder:
+        wheel = None
+        if sys.platform == "linux" and not has_nvidia_driver():
+            wheel = download_cpu_torch(Path(folder))
+            if wheel is None:
+                say("no NVIDIA driver, but pip's settings (find-links, extra-index-url) offer no CPU build of torch")
+        if wheel is not None:
+            say(f"torch for CPU, {wheel.stat().st_size / 1e6:.0f} MB: {check_hash(wheel)}")
+            uv_install(offered, "--no-deps", str(wheel))
+        else:
+            say("torch, the index's default build" + (" (with CUDA: several GB)" if sys.platform == "linux" else ""))
+            uv_install(index_only, "--no-deps", "--require-hashes", "--requirement", str(PINS / "torch.txt"))
+
+
+def download_cpu_torch(folder: Path) -> Path | None:
+    """Ask pip itself, so that every place it knows of is looked at. None where it finds nothing."""
+    match = re.search(r"^torch==([^ ]+)", (PINS / "torch.txt").read_text(), re.MULTILINE)
+    if match is None:
+        raise SetupError(f"{PINS / 'torch.txt'} pins no torch. Write the pins again: make lock")
+    wanted = f"torch=={match[1]}+cpu"
+    try:
+        pip("download", "-qq", "--no-deps", "--only-binary=:all:", "--dest", str(folder), wanted, quiet=True)
+    except SetupError:
+        return None
+    return next(folder.glob("*.whl"))
+
+
+def check_hash(wheel: Path) -> str:
+    """Refuse a wheel that isn't the one pinned under its name; say so where none is pinned."""
+    pinned = dict(line.split()[::-1] for line in (PINS / "torch-cpu.sha256").read_text().splitlines())
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if wheel.name not in pinned:
+        return f"taken on the word of pip's settings, no hash of {wheel.name} is pinned (sha256 {found})"
+    if pinned[wheel.name] != found:
+        raise SetupError(
+            f"{wheel.name} is not the file that requirements/torch-cpu.sha256 pins: its sha256 is {found}. "
+            "Look at where pip's find-links and extra-index-url point: python3 -m pip config list"
+        )
+    return "its pinned hash is right"
+
+
+def pip(*arguments: str, quiet: bool = False) -> None:
+    """This Python's pip, at work in `.venv`."""
+    run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(PYTHON), *arguments], quiet=quiet)
+
+
+def uv_install(settings: dict[str, str], *arguments: str) -> None:
+    """uv's own progress bars on a terminal, silence in a log."""
+    silent = [] if sys.stderr.isatty() else ["--quiet"]
+    command = [str(VENV / "bin" / "uv"), "pip", "install", *silent, "--no-config", "--python", str(PYTHON)]
+    run([*command, *arguments], environment={**settings, **os.environ})
+
+
+def run(command: list[str], environment: dict[str, str] | None = None, quiet: bool = False) -> None:
+    output = subprocess.DEVNULL if quiet else None
+    if subprocess.run(command, env=environment, stdout=output, stderr=output, check=False).returncode:
+        raise SetupError(f"this failed: {' '.join(command)}\nMend what it says above and type the same again.")
+
+
+def say(line: str) -> None:
+    print(f"setup: {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
