@@ -1,0 +1,52 @@
+"""Which charts a run's lines make: known ones first, then one for every other metric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, Line
+from swift.observers.text import label
+
+KNOWN = {
+    "loss": "Loss",
+    "learning_rate": "Learning rate",
+    "grad_norm": "Gradient norm",
+    "tokens_per_second": "Tokens per second",
+    MEMORY: "Memory (GiB)",
+    "mfu": "Model FLOPs utilisation",
+}
+
+NOT_DRAWN = {
+    "step",
+    "epoch",
+    "elapsed_time",
+    "remaining_time",
+    "padding_fraction",
+    "data_wait_fraction",
+    "skipped",
+    PROGRESS,
+    SPEED,
+}
+
+
+def charts_of(lines: list[Line]) -> list[dict[str, Any]]:
+    """[{title, series: [{name, label, kind}]}]: training and evaluation of one metric share a chart.
+
+    A metric that is zero or missing throughout, such as GPU memory on a CPU, has none.
+    """
+    drawn = dict.fromkeys(name for line in lines for name, value in line.items() if _is_number(value) and value != 0)
+    metrics = dict.fromkeys(name.removeprefix(EVAL_PREFIX) for name in drawn if name not in NOT_DRAWN)
+    ordered = [name for name in KNOWN if name in metrics] + [name for name in metrics if name not in KNOWN]
+    charts = []
+    for metric in ordered:
+        series = []
+        if metric in drawn:
+            series.append({"name": metric, "label": "train", "kind": "train"})
+        if EVAL_PREFIX + metric in drawn:
+            series.append({"name": EVAL_PREFIX + metric, "label": "evaluation", "kind": "evaluation"})
+        charts.append({"title": KNOWN.get(metric, label(metric)), "metric": metric, "series": series})
+    return charts
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,150 @@
+"""The terminal: what the run is, how far it has come, and what to type next.
+
+On a terminal a progress bar with figures stays in place; elsewhere (a file, a pipe, CI) every logged step is a line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift.contracts import Run, RunSummary, StepRecord
+from swift.hookspecs import hookimpl
+from swift.observers.facts import next_commands, setup_facts, unusable_samples
+from swift.observers.lines import MEMORY, Line, Meter, evaluation_of
+from swift.observers.text import count, duration, figure, label
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.progress import Progress
+    from rich.text import Text
+
+FRAMES_PER_SECOND = 4
+
+
+class ConsoleObserver:
+    """Header, progress, evaluations, checkpoints and a last word."""
+
+    def __init__(self) -> None:
+        self._bar: _Bar | None = None
+
+    @hookimpl
+    def swift_run_start(self, run: Run) -> None:
+        facts = setup_facts(run) | {"folder": str(run.folder)}
+        width = max(len(name) for name in facts)
+        for name, value in facts.items():
+            run.say(f"  {label(name):<{width}}  {value}")
+        self._meter = Meter(run.config.logging.steps)
+        if is_terminal():
+            self._bar = _Bar(run.total_steps)
+
+    @hookimpl
+    def swift_step_end(self, run: Run, record: StepRecord) -> None:
+        line = self._meter.take(record)
+        if self._bar is not None:
+            self._bar.advance(record, line)
+        elif line is not None:
+            run.say(step_text(line))
+        if line is not None and record.evaluation is not None:
+            run.say(f"  evaluation at step {record.step}: {metrics_text(evaluation_of(line))}")
+
+    @hookimpl
+    def swift_checkpoint_saved(self, run: Run, step: int, folder: Path) -> None:
+        run.say(f"  saved {folder}")
+
+    @hookimpl
+    def swift_run_end(self, run: Run, summary: RunSummary) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        elif (line := self._meter.rest()) is not None:
+            run.say(step_text(line))
+        for text in summary_texts(run, summary):
+            run.say(text)
+
+
+def is_terminal() -> bool:
+    """Whether a progress bar can be drawn: standard output is a terminal that moves its cursor, and not CI's."""
+    return sys.stdout.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+
+
+def step_text(line: Line) -> str:
+    """A logged step as one plain line."""
+    remaining = f"{duration(line['remaining_time'])} left"
+    return "  ".join([f"step {line['global_step/max_steps']}", *_figures(line), remaining])
+
+
+def metrics_text(metrics: Mapping[str, Any]) -> str:
+    """`loss 1.234  token acc 0.61`."""
+    return "  ".join(f"{name.replace('_', ' ')} {figure(value)}" for name, value in metrics.items())
+
+
+def summary_texts(run: Run, summary: RunSummary) -> list[str]:
+    """The last lines of a run."""
+    speed = f", {count(summary.tokens / summary.seconds)} tokens/s" if summary.seconds else ""
+    texts = [
+        f"{label(summary.status)} after {count(summary.steps)} steps and {count(summary.tokens)} tokens"
+        f" in {duration(summary.seconds)}{speed}."
+    ]
+    left_out = unusable_samples(run)
+    if left_out:
+        reasons = ", ".join(f"{each.reason} {each.count:,}" for each in left_out)
+        texts.append(f"Unusable samples: {sum(each.count for each in left_out):,} ({reasons}).")
+    if (run.folder / "report.html").exists():
+        texts.append(f"Curves: {run.folder / 'report.html'}")
+    return texts + [f"{purpose}: {command}" for purpose, command in next_commands(run, summary)]
+
+
+def _figures(line: Line) -> list[str]:
+    memory = [f"{line[MEMORY]:.1f} GiB"] if line[MEMORY] else []
+    return [
+        f"loss {figure(line['loss'])}",
+        f"lr {figure(line['learning_rate'])}",
+        f"grad norm {figure(line['grad_norm'])}",
+        *(f"{name.replace('_', ' ')} {figure(value)}" for name, value in line.items() if name == "token_acc"),
+        f"{count(line['tokens_per_second'])} tokens/s",
+        *memory,
+    ]
+
+
+class _Bar:
+    """A bar with the time to go, and the newest figures under it."""
+
+    def __init__(self, total_steps: int) -> None:
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
+
+        self._progress: Progress = Progress(
+            TextColumn("  step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            auto_refresh=False,
+            expand=True,
+        )
+        self._task = self._progress.add_task("", total=total_steps)
+        self._figures: Text = Text("  waiting for the first step", style="dim")
+        self._line: Line = {}
+        self._live: Live = Live(get_renderable=self._render, refresh_per_second=FRAMES_PER_SECOND, transient=True)
+        self._live.start()
+
+    def advance(self, record: StepRecord, line: Line | None) -> None:
+        """Every step moves the bar and shows its own loss; speeds are those of the newest logged line."""
+        self._line = line or self._line
+        result = record.result
+        newest = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
+        self._figures.plain = "  " + "  ".join(_figures(self._line | newest | result.metrics))
+        self._progress.update(self._task, completed=record.step)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._live.stop()
+
+    def _render(self) -> Any:
+        from rich.console import Group
+
+        return Group(self._progress, self._figures)

@@ -1,0 +1,69 @@
+"""What observers tell of a run besides its steps: how it is set up, what could not be used, what to type next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from swift.contracts import Run, RunSummary
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """Samples that were left out for one reason."""
+
+    reason: str
+    count: int
+    first: str = ""
+    """Where the first of them stands, and what is wrong with it."""
+
+
+def unusable_samples(run: Run) -> list[Unusable]:
+    """From `run.facts["unusable_samples"]`: reason → count, or reason → {"count": ..., "first": ...}."""
+    found = []
+    for reason, value in run.facts.get("unusable_samples", {}).items():
+        if isinstance(value, Mapping):
+            found.append(Unusable(reason, int(value["count"]), str(value.get("first", ""))))
+        else:
+            found.append(Unusable(reason, int(value)))
+    return found
+
+
+def setup_facts(run: Run) -> dict[str, str]:
+    """The run in a few words, for a header: model, backend and layout, then every fact that is a string."""
+    facts = {"model": run.config.model.path or "", "backend": backend_and_layout(run)}
+    facts |= {name: value for name, value in run.facts.items() if isinstance(value, str)}
+    return {name: value for name, value in facts.items() if value}
+
+
+def backend_and_layout(run: Run) -> str:
+    """`fsdp, 4 processes (dp_shard 2, tp 2)`."""
+    size = run.world.size
+    words = f"{run.config.backend.name}, {size} process{'es' if size > 1 else ''}"
+    layout = run.topology.layout if run.topology else {}
+    parts = [f"{name} {ways}" for name, ways in layout.items() if ways > 1]
+    return f"{words} ({', '.join(parts)})" if parts else words
+
+
+def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
+    """(what it does, command) that make sense now; nothing where no checkpoint was saved."""
+    best = summary.best_checkpoint or summary.last_checkpoint
+    if summary.last_checkpoint is None or best is None:
+        return []
+    if summary.status == "completed":
+        out = run.folder / "export"
+        return [
+            ("Talk to it", _command("swift", "infer", best)),
+            ("Export it", _command("swift", "export", best, "--to", "hf", "--out", out)),
+        ]
+    config = run.folder / "config.yaml"
+    resume = ["swift", "train", "--config", config, "--resume_from_checkpoint", summary.last_checkpoint]
+    on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(run.world.size)
+    processes = ["--nproc", run.world.size] if run.world.size > 1 and on_one_machine else []
+    return [("Go on", _command(*resume, *processes))]
+
+
+def _command(*words: object) -> str:
+    return shlex.join(str(word) for word in words)

@@ -1,0 +1,94 @@
+"""`logging.jsonl`: one JSON object per logged step, and one about the whole run at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from swift.contracts import Run, RunSummary, StepRecord
+from swift.errors import TrainingError
+from swift.hookspecs import hookimpl
+from swift.observers.facts import unusable_samples
+from swift.observers.files import replace_file
+from swift.observers.lines import Line, Meter
+from swift.observers.mfu import mfu_of
+
+FILE_NAME = "logging.jsonl"
+
+
+class JsonlObserver:
+    """Appends to the run's `logging.jsonl`.
+
+    A resumed run goes on in the same file: lines of steps that are made again are dropped first, and so are the
+    summary of the earlier session and a line that a crash left half written. A step is never there twice.
+    """
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    @hookimpl
+    def swift_run_start(self, run: Run) -> None:
+        self._meter = Meter(run.config.logging.steps, mfu=mfu_of(run))
+
+    @hookimpl
+    def swift_step_end(self, run: Run, record: StepRecord) -> None:
+        if not self._begun:
+            _drop_lines_from(run.folder / FILE_NAME, record.step)
+            self._begun = True
+        line = self._meter.take(record)
+        if line is not None:
+            _append(run.folder / FILE_NAME, line)
+
+    @hookimpl
+    def swift_run_end(self, run: Run, summary: RunSummary) -> None:
+        path = run.folder / FILE_NAME
+        line = self._meter.rest()
+        if line is not None:
+            _append(path, line)
+        _append(path, _summary_line(run, summary))
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The lines of logged steps in a `logging.jsonl`; the summary and what is not JSON are left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(line, dict) and "step" in line:
+            lines.append(line)
+    return lines
+
+
+def _summary_line(run: Run, summary: RunSummary) -> dict[str, Any]:
+    return {
+        "status": summary.status,
+        "message": summary.message,
+        "global_step": summary.steps,
+        "train_runtime": summary.seconds,
+        "tokens": summary.tokens,
+        "unusable_samples": {each.reason: each.count for each in unusable_samples(run)},
+        "last_model_checkpoint": _text(summary.last_checkpoint),
+        "best_model_checkpoint": _text(summary.best_checkpoint),
+    }
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+    except OSError as error:
+        raise TrainingError(f"Cannot write {path}: {error.strerror}.", hint="Free some space, then resume.") from error
+
+
+def _drop_lines_from(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = [line for line in read_lines(path) if line["step"] < step]
+    replace_file(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))

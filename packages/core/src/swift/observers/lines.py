@@ -1,0 +1,110 @@
+"""Logged lines: what the console, `logging.jsonl`, TensorBoard and the report say of a step.
+
+A line is a flat dictionary. Loss, gradient norm, learning rate and metrics are those of the line's own step,
+unrounded; speeds and shares are averages since the line before. A value that is not finite is None.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from swift.contracts import StepRecord
+
+Line = dict[str, Any]
+
+PROGRESS = "global_step/max_steps"
+MEMORY = "memory(GiB)"
+SPEED = "train_speed(s/it)"
+EVAL_PREFIX = "eval_"
+
+
+class Meter:
+    """Turns step records into lines, for the steps that are to be logged.
+
+    Logged are the first step that it sees, every `every`-th, the last, and each that was evaluated.
+    `mfu` turns tokens per second into a share of the hardware's peak, or None where that is not known.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        *,
+        mfu: Callable[[float], float | None] = lambda tokens_per_second: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._every = every
+        self._mfu = mfu
+        self._clock = clock
+        self._started = clock()
+        self._first_step: int | None = None
+        self._since_last_line: list[StepRecord] = []
+
+    def take(self, record: StepRecord) -> Line | None:
+        """The line of this step, or None where it is not to be logged."""
+        is_first = self._first_step is None
+        if self._first_step is None:
+            self._first_step = record.step
+        self._since_last_line.append(record)
+        is_last = record.step == record.total_steps
+        if is_first or is_last or record.step % self._every == 0 or record.evaluation is not None:
+            return self._line(record)
+        return None
+
+    def rest(self) -> Line | None:
+        """The line of the last step where a run ended between two logged ones, else None."""
+        return self._line(self._since_last_line[-1]) if self._since_last_line else None
+
+    def _line(self, record: StepRecord) -> Line:
+        records, self._since_last_line = self._since_last_line, []
+        result = record.result
+        line: Line = {
+            "step": record.step,
+            PROGRESS: f"{record.step}/{record.total_steps}",
+            "epoch": record.epoch,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "learning_rate": result.learning_rate,
+            **result.metrics,
+            **self._times(record),
+            **_averages(records),
+        }
+        mfu = self._mfu(line["tokens_per_second"])
+        if mfu is not None:
+            line["mfu"] = mfu
+        if result.skipped:
+            line["skipped"] = True
+        for name, value in (record.evaluation or {}).items():
+            line[name if name.startswith(EVAL_PREFIX) else EVAL_PREFIX + name] = value
+        return {name: _finite(value) for name, value in line.items()}
+
+    def _times(self, record: StepRecord) -> Line:
+        """Seconds since this process began to train, and seconds to go at the pace so far."""
+        elapsed = self._clock() - self._started
+        steps_made = record.step - (self._first_step or record.step) + 1
+        remaining = elapsed / steps_made * (record.total_steps - record.step)
+        return {"elapsed_time": round(elapsed, 3), "remaining_time": round(remaining, 3)}
+
+
+def evaluation_of(line: Mapping[str, Any]) -> Line:
+    """The evaluation's metrics in a line, by their own names: {'loss': 1.2}."""
+    return {name.removeprefix(EVAL_PREFIX): value for name, value in line.items() if name.startswith(EVAL_PREFIX)}
+
+
+def _averages(records: list[StepRecord]) -> Line:
+    seconds = sum(record.seconds for record in records)
+    tokens = sum(record.tokens for record in records)
+    padded = sum(record.padded_tokens for record in records)
+    return {
+        SPEED: seconds / len(records),
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "padding_fraction": 1.0 - tokens / padded if padded else 0.0,
+        "data_wait_fraction": sum(record.data_seconds for record in records) / seconds if seconds else 0.0,
+        MEMORY: max(record.memory_gib for record in records),
+    }
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

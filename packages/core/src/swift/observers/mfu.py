@@ -1,0 +1,50 @@
+"""Model FLOPs utilisation: the share of the hardware's peak that training arithmetic takes.
+
+A token costs 2 FLOPs per weight forward, 2 backward for activations, and 2 more for weights that are trained: the
+usual 6N where all are. Attention's own products and recomputation are left out, as is the custom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swift.contracts import Run
+
+PEAK_TFLOPS = {
+    "A100": 312.0,
+    "A800": 312.0,
+    "H100 80GB HBM3": 989.0,
+    "H800": 989.0,
+    "H200": 989.0,
+    "B200": 2250.0,
+    "L40S": 362.0,
+}
+"""Dense bfloat16 and float16 with float32 accumulation, from NVIDIA's data sheets, by part of the device's name."""
+
+
+def mfu_of(run: Run) -> Callable[[float], float | None]:
+    """Tokens per second → share of the peak of all devices of the run, or None where something is not known.
+
+    Reads `run.facts`: `parameters` (weights that one token passes through), `trainable_parameters`, `precision`.
+    """
+    parameters = run.facts.get("parameters")
+    trainable = run.facts.get("trainable_parameters")
+    if trainable is None and run.config.tuner.kind == "full":
+        trainable = parameters
+    peak = _peak_flops(run)
+    if not isinstance(parameters, int) or not isinstance(trainable, int) or peak is None:
+        return lambda tokens_per_second: None
+    flops_per_token = 4 * parameters + 2 * trainable
+    return lambda tokens_per_second: tokens_per_second * flops_per_token / peak
+
+
+def _peak_flops(run: Run) -> float | None:
+    """Of all processes' devices together; None on other hardware, and in float32, which the table does not hold."""
+    on_gpu = run.topology is not None and run.topology.device.startswith("cuda")
+    if not on_gpu or "16" not in str(run.facts.get("precision", run.config.model.dtype)):
+        return None
+    import torch
+
+    device = torch.cuda.get_device_name()
+    peaks = [tflops for name, tflops in PEAK_TFLOPS.items() if name in device]
+    return peaks[0] * 1e12 * run.world.size if peaks else None

@@ -1,0 +1,59 @@
+"""TensorBoard: the logged lines as scalars in the run's `runs/` folder."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from swift.contracts import Run, RunSummary, StepRecord
+from swift.hookspecs import hookimpl
+from swift.observers.lines import EVAL_PREFIX, Line, Meter
+from swift.observers.mfu import mfu_of
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoardObserver:
+    """Writes `train/...` and `eval/...` scalars; without the tensorboard package it says so once and does nothing."""
+
+    def __init__(self) -> None:
+        self._installed = find_spec("tensorboard") is not None
+        self._writer: SummaryWriter | None = None
+
+    @hookimpl
+    def swift_run_start(self, run: Run) -> None:
+        self._meter = Meter(run.config.logging.steps, mfu=mfu_of(run))
+        if not self._installed:
+            run.say('TensorBoard is not installed (pip install "swift-core[tensorboard]"); curves are in report.html.')
+
+    @hookimpl
+    def swift_step_end(self, run: Run, record: StepRecord) -> None:
+        if not self._installed:
+            return
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # A resumed run makes some steps again: what an earlier session wrote of them is not to be shown.
+            self._writer = SummaryWriter(str(run.folder / "runs"), purge_step=record.step)
+        line = self._meter.take(record)
+        if line is not None:
+            _write(self._writer, line)
+
+    @hookimpl
+    def swift_run_end(self, run: Run, summary: RunSummary) -> None:
+        if self._writer is None:
+            return
+        line = self._meter.rest()
+        if line is not None:
+            _write(self._writer, line)
+        self._writer.close()
+        self._writer = None
+
+
+def _write(writer: SummaryWriter, line: Line) -> None:
+    for name, value in line.items():
+        if name == "step" or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        tag = f"eval/{name.removeprefix(EVAL_PREFIX)}" if name.startswith(EVAL_PREFIX) else f"train/{name}"
+        writer.add_scalar(tag, value, line["step"])

@@ -1,0 +1,178 @@
+"""A run's folder: how it is named, what core writes into it at the start, and how other verbs read it.
+
+    output/<model>/vN-YYYYMMDD-HHMMSS/
+      args.json  config.yaml  logging.jsonl  report.html  runs/  images/  checkpoint-<step>/ ...
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+import swift
+from swift.config.sections import Config
+from swift.errors import CheckpointError, ConfigError
+
+ARGS_FILE = "args.json"
+CONFIG_FILE = "config.yaml"
+LOCK_FILE = ".lock"
+
+_NO_LOCKS_HERE = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP}
+"""What file systems mounted without locks answer (Lustre's `noflock`)."""
+
+
+def create_run_folder(config: Config, model_name: str) -> Path:
+    """Make the folder of a new run and return its absolute path.
+
+    Without `logging.run_name` two runs that start at once get two folders. A `run_name` that exists is taken up again
+    where the run resumes, and refused otherwise.
+    """
+    parent = config.logging.output.absolute() / _folder_name(model_name)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        if config.logging.run_name is None:
+            return _make_numbered(parent)
+        return _make_named(parent / config.logging.run_name, resuming=config.checkpoint.resume is not None)
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot make a run's folder in {parent}: {error.strerror}.",
+            hint="Give another parent with --output_dir FOLDER.",
+        ) from error
+
+
+class RunLock:
+    """Keeps a run's folder to one run. Released by `release`, at the end of `with`, or when the process ends."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """Let others have the folder."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+def lock_run_folder(folder: Path) -> RunLock:
+    """Claim the folder for this process (the main one of a run), or refuse if another run is writing into it."""
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS_HERE:
+            holder = os.read(descriptor, 100).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise ConfigError(
+                f"Another run ({holder or 'unknown'}) is writing into {folder}.",
+                hint="Wait for it, or give this one a folder of its own with --logging.run_name NAME.",
+            ) from error
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}\n".encode())
+    return RunLock(descriptor)
+
+
+def resolved_config(
+    config: Config, backend_options: BaseModel | None = None, objective_options: BaseModel | None = None
+) -> dict[str, Any]:
+    """The configuration with the plugins' own options filled in, as plain values that YAML and JSON hold."""
+    sections = config.model_dump(mode="json")
+    for section, options in (("backend", backend_options), ("objective", objective_options)):
+        if options is not None:
+            sections[section] |= options.model_dump(mode="json")
+    return sections
+
+
+def write_run_files(
+    folder: Path,
+    config: Config,
+    backend_options: BaseModel | None,
+    objective_options: BaseModel | None,
+    plugins: Mapping[str, str],
+    environment: Mapping[str, Any],
+) -> None:
+    """Write `config.yaml`, which `--config` reads back, and `args.json`, which tells other verbs what was trained.
+
+    `args.json` is flat: `model.path`, `tuner.kind`, `backend.name`, ... as in the flags' names, and beside them
+    `swift_version`, `plugins` and `environment`.
+    """
+    sections = resolved_config(config, backend_options, objective_options)
+    heading = f"# Written by swift {swift.__version__}. The same run again: swift train --config {CONFIG_FILE}\n"
+    body = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
+    (folder / CONFIG_FILE).write_text(heading + body, encoding="utf-8")
+    args = {
+        "swift_version": swift.__version__,
+        **{f"{section}.{field}": value for section, fields in sections.items() for field, value in fields.items()},
+        "plugins": dict(plugins),
+        "environment": dict(environment),
+    }
+    text = json.dumps(args, indent=2, ensure_ascii=False, default=str)
+    (folder / ARGS_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """`args.json` of a run's folder, or of the run that a checkpoint's folder lies in."""
+    for place in (folder, folder.absolute().parent):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            text = (place / ARGS_FILE).read_text(encoding="utf-8")
+            return _parse_args(place / ARGS_FILE, text)
+    raise CheckpointError(
+        f"{folder} is not the folder of a run: there is no {ARGS_FILE} in it or beside it.",
+        hint="Give a folder such as output/MODEL/v0-DATE-TIME, or a checkpoint in one.",
+    )
+
+
+def _parse_args(path: Path, text: str) -> dict[str, Any]:
+    try:
+        args = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path} is damaged: {error.msg} in line {error.lineno}.") from error
+    if not isinstance(args, dict):
+        raise CheckpointError(f"{path} is damaged: it does not hold a JSON object.")
+    return args
+
+
+def _folder_name(model_name: str) -> str:
+    """The last part of a path or hub id, without what file systems and shells take for something else."""
+    last = model_name.rstrip("/").rsplit("/", 1)[-1]
+    return re.sub(r"[^\w.-]+", "-", last).strip(".-") or "model"
+
+
+def _make_numbered(parent: Path) -> Path:
+    versions = [int(found[1]) for child in parent.iterdir() if (found := re.match(r"v(\d+)-", child.name))]
+    version = max(versions, default=-1) + 1
+    while True:
+        folder = parent / f"v{version}-{datetime.now():%Y%m%d-%H%M%S}"
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            version += 1
+
+
+def _make_named(folder: Path, *, resuming: bool) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resuming and any(child.name != LOCK_FILE for child in folder.iterdir()):
+        raise ConfigError(
+            f"{folder} holds something already.",
+            hint=f"Go on with that run by --resume_from_checkpoint {folder}, or choose another --logging.run_name.",
+        )
+    return folder
