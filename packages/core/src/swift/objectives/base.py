@@ -1,0 +1,73 @@
+"""What all objectives share: their members with the usual values, and the arithmetic of segments.
+
+Objectives never import torch when they are imported, so that `swift sft --help` can list their options quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from swift.config.sections import Section
+from swift.contracts import LossSums, ModelView, Need, Objective
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift.data.batch import MicroBatch
+    from swift.data.samples import Encoded
+
+Options = TypeVar("Options", bound=Section)
+
+
+class BaseObjective(Generic[Options]):
+    """The members of `swift.contracts.Objective`; a subclass adds `loss` and whatever differs.
+
+    A subclass names its options by `options_model`, a `Section` with described fields.
+    """
+
+    options_model: ClassVar[type[Section]] = Section
+    name: str
+    needs: frozenset[Need] = frozenset({Need.TOKEN_LOGPS})
+    encoding: str = "chat"
+    adapters_off: bool = False
+    baseline: Objective | None = None
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def row_weight(self, samples: Iterable[Encoded]) -> float:
+        """The number of samples that have something to learn."""
+        return float(sum(sample.loss_weight > 0 for sample in samples))
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Sums over one micro-batch."""
+        raise TypeError(f"{type(self).__name__} must define loss(view, batch)")
+
+    def given(self, metrics: Mapping[str, float]) -> Objective:
+        """Without a baseline there is nothing to fill in."""
+        return self
+
+
+def viewed(tensor: torch.Tensor | None, need: Need) -> torch.Tensor:
+    """The tensor that a backend promised to supply for `need`."""
+    if tensor is None:
+        raise ValueError(f"the backend supplied no {need.value}, which the objective needs")
+    return tensor
+
+
+def segment_logps(view: ModelView, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per segment: the summed log-probability of the targets that count, and how many they are.
+
+    A target counts or it doesn't: fractional weights are for likelihood objectives.
+    """
+    counts = (batch.weights > 0).float()
+    logps = viewed(view.token_logps, Need.TOKEN_LOGPS)
+    return batch.segment_sum(logps * counts), batch.segment_sum(counts)
+
+
+def log_sigmoid(values: torch.Tensor) -> torch.Tensor:
+    """log σ(x), stable at both ends."""
+    from torch.nn.functional import logsigmoid
+
+    return logsigmoid(values)

@@ -1,0 +1,61 @@
+"""Maximum likelihood: continued pre-training on text, and supervised fine-tuning on conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from swift.config.sections import Section
+from swift.contracts import LossSums, ModelView, Need
+from swift.objectives.base import BaseObjective, viewed
+
+if TYPE_CHECKING:
+    from swift.data.batch import MicroBatch
+    from swift.data.samples import Encoded
+
+
+class LikelihoodOptions(Section):
+    """Options of `pt` and `sft`."""
+
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0, description="Part of each target's probability that is spread evenly over the vocabulary"
+    )
+
+
+class Sft(BaseObjective[LikelihoodOptions]):
+    """The mean negative log-likelihood of the target tokens over the *global* batch, each token by its weight."""
+
+    options_model = LikelihoodOptions
+    name = "sft"
+    encoding = "chat"
+
+    def __init__(self, options: LikelihoodOptions) -> None:
+        super().__init__(options)
+        self.needs = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT})
+        if options.label_smoothing > 0:
+            self.needs |= {Need.MEAN_LOGPS}
+
+    def row_weight(self, samples: Iterable[Encoded]) -> float:
+        """The summed weights of the target tokens."""
+        return sum(sample.loss_weight for sample in samples)
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """The weighted sum of negative log-likelihoods, and the token accuracy."""
+        logps = viewed(view.token_logps, Need.TOKEN_LOGPS)
+        smoothing = self.options.label_smoothing
+        if smoothing > 0:
+            logps = (1 - smoothing) * logps + smoothing * viewed(view.mean_logps, Need.MEAN_LOGPS)
+        sums = LossSums(loss=-(logps * batch.weights).sum())
+        if view.token_correct is not None:
+            counts = (batch.weights > 0).float()
+            sums.metrics["token_acc"] = ((view.token_correct * counts).sum(), counts.sum())
+        return sums
+
+
+class Pretrain(Sft):
+    """The same on plain text, where every token is a target."""
+
+    name = "pt"
+    encoding = "text"

@@ -1,0 +1,94 @@
+"""Learning from completions that are each marked good or bad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from swift.config.sections import Section
+from swift.contracts import LossSums, ModelView, Need
+from swift.objectives.base import BaseObjective, segment_logps
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift.data.batch import MicroBatch
+
+
+class KtoOptions(Section):
+    """Options of `kto`."""
+
+    beta: PositiveFloat = Field(0.1, description="Strength of the pull towards the reference model")
+    desirable_weight: NonNegativeFloat = Field(1.0, description="Weight of good completions")
+    undesirable_weight: NonNegativeFloat = Field(1.0, description="Weight of bad completions")
+    reference: Literal["auto", "adapter", "cached"] = Field(
+        "auto", description="Reference: the model with its adapter switched off, or one scoring pass kept on disk"
+    )
+
+
+def _log_ratios(view: ModelView, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """log π/π_reference of each sample's own completion and of the mismatched one, and 0.0 for stand-in samples."""
+    if batch.reference_logps is None:
+        raise ValueError(f"the batch holds no {Need.REFERENCE_LOGPS.value}, which the objective needs")
+    logps, counts = segment_logps(view, batch)
+    ratios = logps - batch.reference_logps
+    active = ((counts[0::2] + counts[1::2]) > 0).float()
+    return ratios[0::2], ratios[1::2], active
+
+
+class KtoBaseline(BaseObjective[KtoOptions]):
+    """The reference point of KTO: how far the policy has moved on completions that don't belong to their prompts."""
+
+    name = "kto_baseline"
+    encoding = "unpaired"
+    needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """No loss; the metric `kl` is the estimate, before it is clamped."""
+        _, mismatched, active = _log_ratios(view, batch)
+        kl = (mismatched.detach() * active).sum()
+        return LossSums(loss=kl.new_zeros(()), metrics={"kl": (kl, active.sum())})
+
+
+class Kto(BaseObjective[KtoOptions]):
+    """Kahneman-Tversky optimisation (arXiv 2402.01306), a mean over the samples of the *global* batch.
+
+    The reference point is `max(0, mean log-ratio of the mismatched completions)` over the global batch, without
+    gradient: the backend evaluates `baseline` before the step and hands its metrics to `given`.
+    """
+
+    options_model = KtoOptions
+    name = "kto"
+    encoding = "unpaired"
+    needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
+
+    def __init__(self, options: KtoOptions, *, kl: float | None = None) -> None:
+        super().__init__(options)
+        self.baseline = KtoBaseline(options)
+        self.kl = kl
+
+    def given(self, metrics: Mapping[str, float]) -> Kto:
+        """This objective with its reference point."""
+        return Kto(self.options, kl=max(0.0, metrics["kl"]))
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """The sum over the micro-batch's samples, stand-ins left out."""
+        if self.kl is None:
+            raise ValueError("KTO's loss needs its reference point: evaluate `baseline` and call `given` first")
+        options = self.options
+        ratios, _, active = _log_ratios(view, batch)
+        good = batch.values["label"] > 0.5
+        gain = options.beta * (ratios - self.kl)
+        losses = 1 - (gain * (good.float() * 2 - 1)).sigmoid()
+        weights = active * (good.float() * options.desirable_weight + (~good).float() * options.undesirable_weight)
+
+        rewards = options.beta * ratios.detach()
+        chosen, rejected = active * good, active * ~good
+        metrics: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = {
+            "rewards_chosen": ((rewards * chosen).sum(), chosen.sum()),
+            "rewards_rejected": ((rewards * rejected).sum(), rejected.sum()),
+            "kl": (self.kl * active.sum(), active.sum()),
+        }
+        return LossSums(loss=(losses * weights).sum(), metrics=metrics)
