@@ -1,0 +1,140 @@
+"""Files of a checkpoint: safetensors written as a stream, JSON, checksums, and making them last on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+import xxhash
+from pydantic import BaseModel, ConfigDict
+
+# Names of element types in the safetensors format.
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+_BLOCK = 8 * 2**20
+
+
+class FileRecord(BaseModel):
+    """What the manifest says of a file: enough to see that it is whole and unaltered."""
+
+    model_config = ConfigDict(frozen=True)
+    size: int
+    xxh3_128: str
+
+
+class HashingFile:
+    """A file that is hashed while it is written and is on disk, not only in the cache, when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("wb")
+        self._hash = xxhash.xxh3_128()
+        self._size = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append."""
+        self._file.write(data)
+        self._hash.update(data)
+        self._size += len(data)
+
+    def finish(self) -> FileRecord:
+        """Close it for good."""
+        with self._file as file:
+            file.flush()
+            os.fsync(file.fileno())
+        return FileRecord(size=self._size, xxh3_128=self._hash.hexdigest())
+
+    def __enter__(self) -> HashingFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The elements in row-major order; a copy only where the tensor is elsewhere or not contiguous."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def safetensors_layout(
+    entries: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, int]]:
+    """The head of a safetensors file, and where in the file each tensor begins, in the order to write them."""
+    head: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    starts: dict[str, int] = {}
+    position = 0
+    # Wide elements first: every tensor is then aligned to its element size, which readers rely on.
+    for name in sorted(entries, key=lambda name: -entries[name][0].itemsize):
+        dtype, shape = entries[name]
+        size = math.prod(shape) * dtype.itemsize
+        head[name] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [position, position + size],
+        }
+        starts[name] = position
+        position += size
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    lead = struct.pack("<Q", len(text)) + text
+    return lead, {name: start + len(lead) for name, start in starts.items()}
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRecord:
+    """Write a safetensors file one tensor at a time."""
+    entries = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    lead, starts = safetensors_layout(entries)
+    with HashingFile(path) as file:
+        file.write(lead)
+        for name in starts:
+            file.write(tensor_bytes(tensors[name]))
+        return file.finish()
+
+
+def write_json(path: Path, value: Any) -> FileRecord:
+    """Write a JSON file."""
+    with HashingFile(path) as file:
+        file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+        return file.finish()
+
+
+def hash_file(path: Path) -> FileRecord:
+    """Size and checksum of a file that is there already."""
+    digest = xxhash.xxh3_128()
+    size = 0
+    buffer = bytearray(_BLOCK)
+    view = memoryview(buffer)
+    with path.open("rb") as file:
+        while read := file.readinto(buffer):
+            digest.update(view[:read])
+            size += read
+    return FileRecord(size=size, xxh3_128=digest.hexdigest())
+
+
+def sync(path: Path) -> None:
+    """Make a file or the entries of a folder last through a power failure."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,201 @@
+"""Opening a checkpoint: is it whole, is it unaltered, is it of this run; then reading into any layout."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from swift.checkpoint.container import hash_file
+from swift.checkpoint.coordination import agree, comms_for
+from swift.checkpoint.manifest import Manifest, read_manifest
+from swift.checkpoint.storage import INDEX, Index, IndexReader, StoredTensors, index_from_json
+from swift.errors import CheckpointError, SwiftError
+from swift.train.comms import Comms
+
+_EARLIER = "Resume from an earlier checkpoint of the run."
+
+
+class Checkpoint:
+    """A checkpoint that is open for reading: the `CheckpointReader` that a backend sees."""
+
+    def __init__(self, folder: Path, facts: Manifest, index: Index, comms: Comms) -> None:
+        self.folder = folder
+        self.facts = facts
+        self.manifest: Mapping[str, Any] = facts.model_dump(mode="json")
+        self._stored = StoredTensors(folder, index)
+        self._comms = comms
+
+    def names(self) -> list[str]:
+        """Canonical names of all tensors."""
+        return list(self._stored.index)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor, without reading it."""
+        return self._stored.index[name].shape
+
+    def tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Fill these tensors in place (plain, DTensor or Boxes), reading only what they hold.
+
+        Called on every process, each with its own tensors. Values are converted to the dtype of the target.
+        """
+        agree(self._comms, _failure_of(lambda: self._fill(dict(tensors)), self.folder))
+
+    def read(self, name: str) -> torch.Tensor:
+        """One whole tensor; on any process alone."""
+        if name not in self._stored.index:
+            raise CheckpointError(f"{self.folder} has no tensor {name}.")
+        try:
+            return self._stored.read(name)
+        except Exception as error:
+            raise _unreadable(self.folder, error) from error
+
+    def _fill(self, tensors: dict[str, Any]) -> None:
+        missing = [name for name in tensors if name not in self._stored.index]
+        if missing:
+            raise CheckpointError(
+                f"{self.folder} lacks {_some(missing)}.",
+                hint="It was saved with other trained weights or another optimizer: resume with the same settings.",
+            )
+        other = [
+            f"{name} ({self.shape(name)} saved, {tuple(tensor.shape)} here)"
+            for name, tensor in tensors.items()
+            if self.shape(name) != tuple(tensor.shape)
+        ]
+        if other:
+            raise CheckpointError(
+                f"{self.folder} has other shapes: {_some(other)}.",
+                hint="It was saved with another model or other adapter settings.",
+            )
+        with warnings.catch_warnings():
+            # Each process plans for itself; DCP would warn that no process group is used.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load(
+                tensors,
+                storage_reader=IndexReader(self._stored),
+                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                no_dist=True,
+            )
+
+
+def open_checkpoint(folder: Path, *, verify: bool | Literal["sizes"] = True) -> Checkpoint:
+    """Open a checkpoint and check that its files are there, of the right size and unaltered.
+
+    Called on every process, which share the reading of checksums between them. `verify="sizes"` leaves the checksums
+    out, `verify=False` both.
+    """
+    comms = comms_for("checkpoint")
+    opened: list[Checkpoint] = []
+    agree(comms, _failure_of(lambda: opened.append(_open(folder, comms, verify)), folder))
+    return opened[0]
+
+
+def check_resume(
+    manifest: Mapping[str, Any],
+    *,
+    model_fingerprint: str,
+    data_fingerprint: str,
+    seed: int,
+    adapter: Mapping[str, Any] | None = None,
+) -> None:
+    """Refuse to go on with another model, data set, seed or adapter: the trajectory would not be the run's."""
+    changed = []
+    if manifest["model_fingerprint"] != model_fingerprint:
+        saved = manifest["config"].get("model", {}).get("path")
+        changed.append(f"the model{f' (it was {saved})' if saved else ''}")
+    if manifest["data_fingerprint"] != data_fingerprint:
+        saved = manifest["config"].get("data", {}).get("train")
+        changed.append(f"the data or how it is encoded{f' (it was {_some(saved)})' if saved else ''}")
+    if manifest["seed"] != seed:
+        changed.append(f"the seed (it was {manifest['seed']}, now {seed})")
+    changed += _adapter_changes(manifest["adapter"], adapter)
+    if changed:
+        raise CheckpointError(
+            f"The checkpoint of step {manifest['step']} belongs to another run. Changed: {'; '.join(changed)}.",
+            hint="Resume with the settings of the run, or start a new one without --resume_from_checkpoint.",
+        )
+
+
+# What decides the shapes and the meaning of adapter weights.
+_ADAPTER_KEYS = (
+    "peft_type", "r", "lora_alpha", "target_modules", "modules_to_save", "use_dora", "use_rslora",
+    "rank_pattern", "alpha_pattern", "init_lora_weights",
+)  # fmt: skip
+
+
+def _adapter_changes(saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
+    if saved is None or now is None:
+        if saved is now:
+            return []
+        return ["the tuner (it was full fine-tuning)" if saved is None else "the tuner (it was an adapter)"]
+
+    def plain(value: Any) -> Any:
+        return sorted(value) if isinstance(value, list | tuple | set) else value or None
+
+    return [
+        f"the adapter's {key} (it was {plain(saved.get(key))}, now {plain(now.get(key))})"
+        for key in _ADAPTER_KEYS
+        if plain(saved.get(key)) != plain(now.get(key))
+    ]
+
+
+def _open(folder: Path, comms: Comms, verify: bool | Literal["sizes"]) -> Checkpoint:
+    manifest = read_manifest(folder)
+    if verify:
+        _check_sizes(folder, manifest)
+    if verify is True:
+        _check_sums(folder, manifest, comms)
+    try:
+        index = index_from_json(json.loads((folder / INDEX).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder / INDEX} cannot be used: {error}.", hint=_EARLIER) from error
+    return Checkpoint(folder, manifest, index, comms)
+
+
+def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    for name, record in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"The checkpoint {folder} is not whole: {name} is missing.", hint=_EARLIER)
+        size = path.stat().st_size
+        if size != record.size:
+            raise CheckpointError(
+                f"The checkpoint {folder} is damaged: {name} has {size} bytes instead of {record.size}.",
+                hint=_EARLIER,
+            )
+
+
+def _check_sums(folder: Path, manifest: Manifest, comms: Comms) -> None:
+    largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].size)
+    for name in largest_first[comms.rank :: comms.size]:
+        if hash_file(folder / name) != manifest.files[name]:
+            raise CheckpointError(
+                f"The checkpoint {folder} is damaged: {name} was altered after it was written (its checksum differs).",
+                hint=_EARLIER,
+            )
+
+
+def _failure_of(action: Callable[[], None], folder: Path) -> SwiftError | None:
+    try:
+        action()
+    except SwiftError as error:
+        return error
+    except Exception as error:
+        failure = _unreadable(folder, error)
+        failure.__cause__ = error
+        return failure
+    return None
+
+
+def _unreadable(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"The checkpoint {folder} cannot be read: {error}.", hint=_EARLIER)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

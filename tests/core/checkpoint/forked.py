@@ -1,0 +1,60 @@
+"""Runs a function on several processes that share a gloo group; forked, so that torch is imported once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Threads do not survive a fork.
+torch.set_num_threads(1)
+
+
+def on_processes(size: int, function: Callable[[int], Any], timeout: float = 120) -> list[Any]:
+    """What `function(rank)` returned on each process; the first failure is raised with its traceback."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for rank in range(size):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(rank, size, Path(folder) / "store", function, sender))
+            process.start()
+            sender.close()
+            pipes.append(receiver)
+            processes.append(process)
+        results = []
+        for receiver in pipes:
+            try:
+                results.append(receiver.recv() if receiver.poll(timeout) else (False, "no answer in time"))
+            except EOFError:
+                results.append((False, "the process died"))
+        for process in processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+    for rank, (good, value) in enumerate(results):
+        assert good, f"process {rank}:\n{value}"
+    return [value for _, value in results]
+
+
+def _work(rank: int, size: int, store: Path, function: Callable[[int], Any], pipe: Any) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        )
+        pipe.send((True, function(rank)))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+    # What the parent registered (pytest's own hooks among it) is not the child's to run.
+    os._exit(0)

@@ -1,0 +1,45 @@
+"""Boxes cover what a flat range covers, and nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from swift.checkpoint import Boxes, flat_boxes, part_boxes
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (4, 5), (3, 2, 4), (2, 1, 3, 2)])
+def test_every_flat_range_is_cut_into_views_that_name_the_right_elements(shape: tuple[int, ...]) -> None:
+    whole = torch.arange(float(math.prod(shape))).view(shape)
+    flat = whole.reshape(-1)
+    for start in range(flat.numel() + 1):
+        for end in range(start, flat.numel() + 1):
+            held = flat[start:end].clone()
+            seen = torch.zeros(shape)
+            for offset, view in flat_boxes(shape, start, held):
+                where = tuple(slice(o, o + n) for o, n in zip(offset, view.shape, strict=True))
+                assert torch.equal(whole[where], view)
+                assert view.untyped_storage().data_ptr() == held.untyped_storage().data_ptr()
+                seen[where] += 1
+            covered = seen.reshape(-1)
+            assert bool((covered[start:end] == 1).all())
+            assert int(covered.sum()) == end - start
+
+
+def test_a_part_of_a_fused_parameter_takes_only_the_elements_that_are_held() -> None:
+    fused = torch.arange(24.0)
+    expert = fused[8:16].view(4, 2)
+    seen = torch.full((4, 2), -1.0)
+    for first, last in ((0, 11), (11, 24)):
+        for offset, view in part_boxes((4, 2), 8, first, fused[first:last]):
+            seen[tuple(slice(o, o + n) for o, n in zip(offset, view.shape, strict=True))] = view
+    assert torch.equal(seen, expert)
+    assert part_boxes((4, 2), 8, 16, fused[16:]) == []
+
+
+def test_a_box_outside_its_tensor_is_refused() -> None:
+    with pytest.raises(ValueError, match="leaves the tensor"):
+        Boxes((4, 4), [((2, 0), torch.zeros(3, 4))], dtype=torch.float32)
+    with pytest.raises(ValueError, match="float64"):
+        Boxes((4, 4), [((0, 0), torch.zeros(3, 4, dtype=torch.float64))], dtype=torch.float32)
