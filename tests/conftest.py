@@ -1,0 +1,35 @@
+"""What all tests share: a quiet machine, no network, caches of their own, and GPU tests only where there is a GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+# Before anything imports torch or huggingface_hub, which read these once. Commands that tests start inherit them.
+CACHE = Path(tempfile.mkdtemp(prefix="swift-tests-cache-"))
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+    HF_HUB_OFFLINE="1",
+    HF_HOME=str(CACHE / "huggingface"),
+    XDG_CACHE_HOME=str(CACHE),
+)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(CACHE, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needing_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not needing_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in needing_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and this machine has none"))

@@ -1,0 +1,94 @@
+"""Who may import whom: the code keeps the rules, and the tool that says so notices when it does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import import_rules
+import pytest
+
+
+def write(root: Path, package: str, **modules: str) -> None:
+    for module, source in {"__init__": "", **modules}.items():
+        file = root / "packages" / package / "src" / package / f"{module}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """A small workspace that keeps all rules."""
+    write(
+        tmp_path,
+        "swift",
+        errors="class SwiftError(Exception): ...",
+        engine="import torch",
+        plugins="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n\ndef run():\n    import torch\n",
+    )
+    write(tmp_path, "swift_backend_fsdp", plugin="import torch\nfrom swift.errors import SwiftError\n")
+    write(tmp_path, "swift_backend_megatron", plugin="from swift import errors\n")
+    return tmp_path
+
+
+def broken_rules(root: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert import_rules.main(root) == 1
+    return capsys.readouterr().out
+
+
+def test_the_repository_keeps_the_import_rules() -> None:
+    assert import_rules.main() == 0
+
+
+def test_lazy_and_type_checking_imports_break_nothing(workspace: Path) -> None:
+    assert import_rules.main(workspace) == 0
+
+
+def test_core_importing_a_backend_is_caught_even_inside_a_function(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(workspace, "swift", engine="def choose():\n    import swift_backend_fsdp\n")
+    assert "swift may not import swift_backend_fsdp" in broken_rules(workspace, capsys)
+
+
+def test_a_backend_importing_another_is_caught(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(workspace, "swift_backend_megatron", plugin="from swift_backend_fsdp.plugin import Fsdp\n")
+    assert "swift_backend_megatron may not import swift_backend_fsdp" in broken_rules(workspace, capsys)
+
+
+@pytest.mark.parametrize(
+    "statement", ["import swift.engine", "from swift.engine import run", "from swift.errors import _private"]
+)
+def test_a_backend_importing_what_is_not_public_is_caught(
+    statement: str, workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(workspace, "swift_backend_fsdp", plugin=statement)
+    assert "may import only the public modules of swift" in broken_rules(workspace, capsys)
+
+
+@pytest.mark.parametrize("statement", ["import torch.nn", "from . import engine", "from swift.engine import x"])
+def test_a_light_module_that_reaches_torch_is_caught(
+    statement: str, workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(workspace, "swift", plugins=statement, engine="import torch")
+    assert "torch is imported at once by" in broken_rules(workspace, capsys)
+
+
+def test_public_modules_exist() -> None:
+    missing = [module for module in import_rules.PUBLIC if find_spec(module) is None]
+    assert missing == []
+
+
+def test_light_modules_load_nothing_heavy_when_they_are_really_imported() -> None:
+    core = import_rules.ROOT / "packages/core/src/swift"
+    names = [import_rules.module_name(file, core) for file in core.rglob("*.py")]
+    light = sorted(name for name in names if any(import_rules.within(name, each) for each in import_rules.LIGHT))
+    program = (
+        f"import importlib, sys\nfor name in {light!r}:\n    importlib.import_module(name)\n"
+        f"    heavy = sorted({set(import_rules.HEAVY)!r} & set(sys.modules))\n"
+        "    assert not heavy, f'{name} imports {heavy}'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

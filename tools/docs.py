@@ -1,0 +1,157 @@
+"""Write the generated pages of `docs/reference`: `make docs`. With `--check`, fail when they are out of date.
+
+The hooks come from `swift.hookspecs`, the configuration from its sections, the table of aliases and core's own plugins.
+A hook or a key that does not say what it is for is an error, so that none can be added in silence.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import BaseModel
+
+from swift import hookspecs
+from swift.config.aliases import flags_of
+from swift.config.fields import Field, model_fields
+from swift.config.sections import Config, Section
+from swift.plugins.discover import CORE, list_plugins
+from swift.plugins.load import load
+
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+GENERATED = "<!-- Written by `make docs` from the code. Do not edit. -->"
+
+
+class Undocumented(Exception):
+    """A hook or a key that says nothing about itself."""
+
+
+def main(arguments: list[str], reference: Path = REFERENCE) -> int:
+    try:
+        pages = {"hooks.md": hooks_page(hookspecs), "configuration.md": configuration_page()}
+    except Undocumented as problem:
+        print(f"docs: {problem}", file=sys.stderr)
+        return 1
+    stale = [name for name, text in pages.items() if _written(reference / name) != text]
+    if "--check" in arguments:
+        for name in stale:
+            print(f"docs: docs/reference/{name} is out of date. Run: make docs", file=sys.stderr)
+        return 1 if stale else 0
+    reference.mkdir(parents=True, exist_ok=True)
+    for name in stale:
+        (reference / name).write_text(pages[name])
+        print(f"docs: wrote docs/reference/{name}")
+    return 0
+
+
+def _written(page: Path) -> str | None:
+    return page.read_text() if page.is_file() else None
+
+
+def hooks_page(module: ModuleType) -> str:
+    """Every hook with its exact arguments, in the order of the source."""
+    parts = [
+        "# Hooks",
+        GENERATED,
+        documentation(module, module.__name__),
+        f"A backend must implement {_listed(module.BACKEND_REQUIRED)}.",
+        f"An exporter must implement {_listed(module.EXPORTER_REQUIRED)}.",
+        "The types in the signatures are defined in `swift.contracts`; `Batch` is in `swift.data.batch`.",
+    ]
+    for group in hook_groups(module):
+        parts += [f"## {group.__name__}", documentation(group, group.__name__)]
+        for name, hook in hooks_of(group):
+            parts += [f"### {name}", _signature(name, hook), _who_answers(hook), documentation(hook, f"hook {name}")]
+    return "\n\n".join(parts) + "\n"
+
+
+def hook_groups(module: ModuleType) -> list[type]:
+    """The classes of hook specifications, in the order of the source."""
+    return [each for each in vars(module).values() if inspect.isclass(each) and any(hooks_of(each))]
+
+
+def hooks_of(group: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    return ((name, hook) for name, hook in vars(group).items() if name.startswith("swift_"))
+
+
+def configuration_page() -> str:
+    """Every key of core's sections and of core's plugins: type, default, flags, meaning."""
+    parts = [
+        "# Configuration",
+        GENERATED,
+        "A run is configured by a YAML file, by flags, or by both; flags outrank the file. Every key is a flag: "
+        "`--optim.lr 1e-5` sets `lr` in the section `optim`. Most have shorter flags, where `-` and `_` mean the same. "
+        "Unknown keys are refused. `swift config show` prints the configuration that a command resolves to.",
+    ]
+    for name, info in Config.model_fields.items():
+        model = info.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
+        parts += [f"## {name}", documentation(model, f"section {name}"), *_table(model_fields(model, name))]
+        for title, options in plugin_options(name):
+            parts += [f"### {title}", *_table(model_fields(options, name))]
+    return "\n\n".join(parts) + "\n"
+
+
+def plugin_options(section: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The options that core's own plugins add to a section that is open to them."""
+    group = {"backend": "swift.backends", "objective": "swift.objectives"}.get(section)
+    for entry in list_plugins(group) if group else []:
+        model = load(entry).config_model if entry.distribution == CORE else None
+        if model is not None and set(model.model_fields) - set(Section.model_fields) - {"name"}:
+            yield f"With `{section}.name: {entry.name}`", model
+
+
+def documentation(thing: object, name: str) -> str:
+    text = vars(thing).get("__doc__") if isinstance(thing, type) else getattr(thing, "__doc__", None)
+    if not text or not text.strip():
+        raise Undocumented(f"{name} has no docstring.")
+    return inspect.cleandoc(text)
+
+
+def _signature(name: str, hook: Callable[..., Any]) -> str:
+    signature = inspect.signature(hook)
+    arguments = ", ".join(
+        f"{each.name}: {each.annotation}" for each in signature.parameters.values() if each.name != "self"
+    )
+    return f"```python\ndef {name}({arguments}) -> {signature.return_annotation}\n```"
+
+
+def _who_answers(hook: Callable[..., Any]) -> str:
+    first: bool = getattr(hook, f"{hookspecs.hookspec.project_name}_spec")["firstresult"]
+    return "*One plugin answers.*" if first else "*Every plugin that implements it is called.*"
+
+
+def _table(fields: Iterable[Field]) -> list[str]:
+    rows = [_row(field) for field in fields]
+    if not rows:
+        return []
+    return ["\n".join(["| key | type | default | flags | meaning |", "|---|---|---|---|---|", *rows])]
+
+
+def _row(field: Field) -> str:
+    if not field.description:
+        raise Undocumented(f"key {field.key} has no description.")
+    flags = " ".join(f"`--{flag}`" for flag in flags_of(field.key))
+    cells = [f"`{field.key}`", field.type_name, _default(field.default), flags, field.description]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _default(value: Any) -> str:
+    if value is None or value in ((), "", {}):
+        return ""
+    plain = list(value) if isinstance(value, tuple) else value
+    return f"`{plain if isinstance(plain, str | Path) else json.dumps(plain, default=str)}`"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"[`{name}`](#{name})" for name in names)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

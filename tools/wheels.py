@@ -1,0 +1,39 @@
+"""Build the wheels of all packages into a folder: `make wheels`.
+
+Works without the network: the build back end is taken from this environment, where its version is pinned.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main(destination: Path) -> None:
+    for package in sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml")):
+        build(package, destination)
+    for wheel in sorted(destination.glob("*.whl")):
+        print(wheel)
+
+
+def build(package: Path, destination: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        str(destination.resolve()),
+    ]
+    done = subprocess.run(command, cwd=package, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"wheels: {package.name} could not be built.\n{done.stdout}{done.stderr}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
