@@ -73,7 +73,7 @@ class TunerSection(Section):
     dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
     rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
     lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
-    init: Literal["default", "gaussian", "pissa", "olora"] = Field("default", description="How adapters start")
+    init: Literal["default", "gaussian"] = Field("default", description="How adapters start")
     quantize: Literal["none", "bnb-nf4", "bnb-int8", "torchao-nf4"] = Field(
         "none", description="QLoRA: how the frozen weights are stored"
     )

@@ -1,0 +1,79 @@
+"""Short names of models, and the released model that each stands for.
+
+Some names that people type were never released (`qwen3-7b`), or name a model whose code no longer runs with today's
+transformers (the first Qwen). Those stand for the nearest one, and `resolve_name` says so. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from swift.errors import did_you_mean
+
+RELEASED = {
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+    "qwen2.5-14b": "Qwen/Qwen2.5-14B",
+    "qwen2.5-32b": "Qwen/Qwen2.5-32B",
+    "qwen2.5-72b": "Qwen/Qwen2.5-72B",
+    "qwen2.5-0.5b-instruct": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2.5-1.5b-instruct": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-7b-instruct": "Qwen/Qwen2.5-7B-Instruct",
+    "qwen2.5-72b-instruct": "Qwen/Qwen2.5-72B-Instruct",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3-4b": "Qwen/Qwen3-4B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "qwen3-14b": "Qwen/Qwen3-14B",
+    "qwen3-32b": "Qwen/Qwen3-32B",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
+    "llama2-7b": "meta-llama/Llama-2-7b-hf",
+    "llama2-13b": "meta-llama/Llama-2-13b-hf",
+    "llama2-70b": "meta-llama/Llama-2-70b-hf",
+    "llama3-8b": "meta-llama/Meta-Llama-3-8B",
+    "llama3-70b": "meta-llama/Meta-Llama-3-70B",
+    "llama3.1-8b": "meta-llama/Llama-3.1-8B",
+    "llama3.1-70b": "meta-llama/Llama-3.1-70B",
+    "llama3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama3.2-3b": "meta-llama/Llama-3.2-3B",
+    "mistral-7b": "mistralai/Mistral-7B-v0.3",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
+    "gpt2": "openai-community/gpt2",
+}
+"""Short name → the model of that name."""
+
+NEAREST = {
+    "qwen-1.8b": "Qwen/Qwen2.5-1.5B",
+    "qwen-7b": "Qwen/Qwen2.5-7B",
+    "qwen-14b": "Qwen/Qwen2.5-14B",
+    "qwen-72b": "Qwen/Qwen2.5-72B",
+    "qwen-7b-chat": "Qwen/Qwen2.5-7B-Instruct",
+    "qwen-72b-chat": "Qwen/Qwen2.5-72B-Instruct",
+    "qwen/qwen-1_8b": "Qwen/Qwen2.5-1.5B",
+    "qwen/qwen-7b": "Qwen/Qwen2.5-7B",
+    "qwen/qwen-14b": "Qwen/Qwen2.5-14B",
+    "qwen/qwen-72b": "Qwen/Qwen2.5-72B",
+    "qwen3-7b": "Qwen/Qwen3-8B",
+    "qwen3-72b": "Qwen/Qwen3-32B",
+    "llama-7b": "meta-llama/Llama-2-7b-hf",
+    "llama-13b": "meta-llama/Llama-2-13b-hf",
+    "llama-70b": "meta-llama/Llama-2-70b-hf",
+    "llama3-7b": "meta-llama/Meta-Llama-3-8B",
+}
+"""Name of a model that cannot be had → the nearest that can."""
+
+
+def resolve_name(name: str) -> tuple[str, str | None]:
+    """The path or hub id that `name` stands for, and a line to say aloud where it isn't `name` itself."""
+    key = name.lower()
+    if key in RELEASED:
+        return RELEASED[key], f"model {name!r} is {RELEASED[key]}"
+    if key in NEAREST:
+        return NEAREST[key], f"model {name!r} cannot be had for this version of transformers; taking {NEAREST[key]}"
+    return name, None
+
+
+def nearest_alias(name: str) -> str:
+    """`" Did you mean 'x'?"` for the nearest short name, or an empty string."""
+    return did_you_mean(name.lower(), (*RELEASED, *NEAREST))

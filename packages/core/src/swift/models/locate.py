@@ -1,0 +1,94 @@
+"""From what a user types to a folder on this machine: a path, a short name, or a hub id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swift.errors import ModelError
+from swift.models.aliases import nearest_alias, resolve_name
+
+if TYPE_CHECKING:
+    from swift.config.sections import ModelSection
+
+WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
+UNWANTED = ["consolidated*", "original/*", "onnx/*"]
+REACH_SECONDS = 10.0
+"""How long to wait for the hub before saying that it cannot be reached."""
+
+
+def locate(section: ModelSection, *, say: Callable[[str], None]) -> tuple[str, Path]:
+    """(name to remember, folder) of the model that the `model` section names; downloads it where that is allowed.
+
+    What is in the hub cache is taken as it is, without asking the hub whether there is something newer: a run then
+    starts the same with and without a network.
+    """
+    if not section.path:
+        raise ModelError("No model is given.", hint="Say which: --model Qwen/Qwen3-0.6B, or --model path/to/folder")
+    path = Path(section.path).expanduser()
+    if path.is_dir():
+        return str(path), path
+    if path.is_file():
+        raise ModelError(f"{path} is a file; a model is a folder.", hint=f"Type: --model {path.parent}")
+    name, note = resolve_name(section.path)
+    if note:
+        say(note)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"There is no folder {section.path}.", hint="Check the path given with --model.")
+    patterns = [*WANTED, "*.py"] if section.trust_remote_code else WANTED
+    folder = _cached(name, section.revision, patterns, need_weights=not section.random_weights)
+    if folder is None:
+        folder = _download(name, section.revision, patterns, say)
+    return name, folder
+
+
+def _cached(name: str, revision: str | None, patterns: list[str], *, need_weights: bool) -> Path | None:
+    """The snapshot in the hub cache, if it holds what is needed."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True, allow_patterns=patterns))
+    except LocalEntryNotFoundError:
+        return None
+    except HFValidationError as error:
+        raise ModelError(
+            f"{name!r} is neither a folder here nor the id of a model on the hub.{nearest_alias(name)}",
+            hint="An id looks like Qwen/Qwen3-0.6B.",
+        ) from error
+    whole = (folder / "config.json").is_file() and (not need_weights or any(folder.glob("*.safetensors")))
+    return folder if whole else None
+
+
+def _download(name: str, revision: str | None, patterns: list[str], say: Callable[[str], None]) -> Path:
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    if constants.is_offline_mode():
+        raise ModelError(
+            f"{name} is not in the hub cache, and the hub is switched off (HF_HUB_OFFLINE).{nearest_alias(name)}",
+            hint="Give a folder with --model path/to/folder, or download the model where there is a network.",
+        )
+    try:
+        # One short question first: a download against a silent network would retry for minutes.
+        HfApi().model_info(name, revision=revision, timeout=REACH_SECONDS)
+        say(f"downloading {name}")
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=UNWANTED))
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{name} asks for a licence to be accepted before it can be downloaded.",
+            hint=f"Accept it on https://huggingface.co/{name}, then type: hf auth login",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{name} has no revision {revision!r}.", hint="Check --model.revision.") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"There is neither a folder nor a model on the hub called {name}.{nearest_alias(name)}",
+            hint="Check --model; private models need: hf auth login",
+        ) from error
+    except Exception as error:  # of the HTTP library, and which one that is depends on huggingface_hub
+        raise ModelError(
+            f"{name} is not in the hub cache, and the hub cannot be reached ({type(error).__name__}).",
+            hint="Give a folder with --model path/to/folder, or download the model where there is a network.",
+        ) from error

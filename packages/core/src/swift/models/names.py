@@ -1,0 +1,194 @@
+"""Which Hugging Face names the parameters of a model have on disk.
+
+In memory a parameter may be something else than on disk: transformers stacks the experts of a mixture into one
+parameter, renames modules of old checkpoints, ties weights; PEFT puts adapters inside. The canonical names of swift,
+which checkpoints and exports use, are the names on disk. Nothing here is a list of known models: transformers' own
+saving code is run on tensors without memory, and the views that come out say where each tensor on disk lies in its
+parameter. PEFT is asked in the same way.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from swift.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADAPTER = "default"
+"""The name under which PEFT holds the one adapter of a model in memory; it is not part of names on disk."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor on disk: the flat range of `numel` elements from `start` of the parameter that holds it."""
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def view_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The part of `parameter` (contiguous, whole) that this piece is, as a view."""
+        return parameter.view(-1).narrow(0, self.start, self.numel).view(self.shape)
+
+
+class NameMap:
+    """Names on disk of all weights of a transformers model, persistent buffers included, tied weights once."""
+
+    def __init__(self, pieces: Mapping[str, tuple[Piece, ...]]) -> None:
+        self._pieces = dict(pieces)
+        self._owners = {piece.name: (name, piece) for name, parts in self._pieces.items() for piece in parts}
+
+    def pieces(self, parameter: str) -> tuple[Piece, ...]:
+        """The tensors on disk that the parameter of this name in memory holds, in the order of their ranges."""
+        return self._pieces[parameter]
+
+    def parameters(self) -> list[str]:
+        """Names in memory, tied weights once."""
+        return list(self._pieces)
+
+    def names(self) -> list[str]:
+        """Names on disk."""
+        return list(self._owners)
+
+    def owner(self, name: str) -> tuple[str, Piece]:
+        """The parameter that holds the tensor of this name on disk, and where."""
+        return self._owners[name]
+
+
+def name_map(model: torch.nn.Module) -> NameMap:
+    """The names of a transformers model, or of the model inside a PEFT model.
+
+    Depends on the architecture alone, so that it is valid for a model that is sharded, quantised or on the meta
+    device. Names in memory are those of the model before any wrapper.
+    """
+    base = base_model(model)
+    if base not in _maps:
+        _maps[base] = _map_of_twin(_twin(base))
+    return _maps[base]
+
+
+def base_model(model: torch.nn.Module) -> PreTrainedModel:
+    """The transformers model, taken out of PEFT's wrapper if there is one."""
+    inner: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
+    return inner
+
+
+def canonical_parameters(model: torch.nn.Module) -> Iterator[tuple[list[Piece], torch.nn.Parameter]]:
+    """Every parameter with its names on disk: of the whole model or, where adapters are trained, of the adapters.
+
+    `model` is the transformers or PEFT model itself, without DDP around it. Adapters have their names in PEFT's
+    `adapter_model.safetensors`. Where backends shard parameters in place, shapes are those of the whole parameter.
+    """
+    for name, pieces, tensor in _canonical(model, dict(model.named_parameters(remove_duplicate=False))):
+        assert isinstance(tensor, torch.nn.Parameter), name
+        yield pieces, tensor
+
+
+def canonical_buffers(model: torch.nn.Module) -> Iterator[tuple[list[Piece], torch.Tensor]]:
+    """The same of persistent buffers, which no optimizer updates but which belong to an export."""
+    for _, pieces, tensor in _canonical(model, dict(model.named_buffers(remove_duplicate=False))):
+        yield pieces, tensor
+
+
+def adapter_names(model: torch.nn.Module) -> dict[str, str]:
+    """Name in memory → name on disk of everything that PEFT saves for this model."""
+    from peft import get_peft_model_state_dict
+
+    state = {name: torch.empty(0, device="meta") for name, _ in model.named_parameters(remove_duplicate=False)}
+    state |= {name: torch.empty(0, device="meta") for name, _ in model.named_buffers(remove_duplicate=False)}
+    memory_names = {id(tensor): name for name, tensor in state.items()}
+    saved = get_peft_model_state_dict(model, dict(state), adapter_name=ADAPTER, save_embedding_layers=False)
+    return {memory_names[id(tensor)]: name for name, tensor in saved.items()}
+
+
+def _canonical(
+    model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, list[Piece], torch.Tensor]]:
+    if hasattr(model, "peft_config"):
+        for memory, disk in adapter_names(model).items():
+            if memory in tensors:
+                yield memory, [Piece(disk, 0, _whole_shape(tensors[memory]))], tensors[memory]
+        return
+    names = name_map(model)
+    for name in names.parameters():
+        if name in tensors:
+            yield name, list(names.pieces(name)), tensors[name]
+
+
+def _whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    # ZeRO-3 leaves an empty parameter behind that remembers its shape; a DTensor answers with its global one.
+    return tuple(getattr(tensor, "ds_shape", tensor.shape))
+
+
+class _NoCopies(TorchFunctionMode):
+    """Makes `contiguous()` return its tensor as it is: a view keeps telling where it lies."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return args[0] if func is torch.Tensor.contiguous else func(*args, **(kwargs or {}))
+
+
+_maps: WeakKeyDictionary[torch.nn.Module, NameMap] = WeakKeyDictionary()
+
+
+def _twin(model: PreTrainedModel) -> PreTrainedModel:
+    """The same architecture without memory: plain names and shapes, whatever was done to the model itself."""
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = "eager"
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        twin: PreTrainedModel = type(model)(config)
+        twin.tie_weights()
+    return twin
+
+
+def _map_of_twin(twin: PreTrainedModel) -> NameMap:
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    ignored = set(twin._keys_to_ignore_on_save or ())
+    state = {name: tensor for name, tensor in twin.state_dict().items() if name not in ignored}
+    kept = remove_tied_weights_from_state_dict(state, twin)
+    shapes = {name: tuple(tensor.shape) for name, tensor in kept.items()}
+    # Fresh tensors, one storage each, so that a view tells by its storage which parameter it was cut from.
+    originals = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    owners = {_storage(tensor): name for name, tensor in originals.items()}
+
+    pieces: dict[str, list[Piece]] = {name: [] for name in originals}
+    unplaced = []
+    with _NoCopies():
+        on_disk = revert_weight_conversion(twin, dict(originals))
+    for name, tensor in on_disk.items():
+        owner = owners.get(_storage(tensor))
+        if owner is None or not tensor.is_contiguous():
+            unplaced.append(name)
+        else:
+            pieces[owner].append(Piece(name, int(tensor.storage_offset()), tuple(tensor.shape)))
+    incomplete = [name for name, parts in pieces.items() if sum(p.numel for p in parts) != math.prod(shapes[name])]
+    if unplaced or incomplete:
+        raise ModelError(
+            f"{type(twin).__name__} lays out {(unplaced or incomplete)[0]} on disk in another order than in memory, "
+            "so that its weights cannot be named piece by piece.",
+            hint="This architecture cannot be trained with swift yet.",
+        )
+    return NameMap({name: tuple(sorted(parts, key=lambda piece: piece.start)) for name, parts in pieces.items()})
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,37 @@
+"""In which precision a model computes, and in which its weights are stored.
+
+Three precisions meet in training. *Masters*, which the optimizer updates, are always fp32: every trainable
+weight is stored in fp32, adapters included. *Compute* is the precision of the arithmetic (`model.dtype`), entered
+with autocast so that norms and losses stay in fp32. *Storage* of weights that are not trained follows compute, since
+nothing updates them: the frozen base under LoRA takes half the memory in bf16. So a backend builds the model in fp32
+for `tuner.kind: full` and in the compute precision otherwise, and `apply_tuner` makes masters of what is trained.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from swift.errors import ConfigError
+
+
+def resolve_dtype(requested: str, device: torch.device | str) -> tuple[str, str]:
+    """The compute precision in force, 'float32', 'bfloat16' or 'float16', and why."""
+    device = torch.device(device)
+    if requested != "auto":
+        if requested == "bfloat16" and device.type == "cuda" and not _has_bfloat16(device):
+            name = torch.cuda.get_device_name(device)
+            raise ConfigError(
+                f"model.dtype is bfloat16, but {name} has no bfloat16 arithmetic.",
+                hint="Choose --model.dtype float16 or float32",
+            )
+        return requested, "as asked"
+    if device.type != "cuda":
+        return "float32", f"auto: there is no GPU ({device.type})"
+    if _has_bfloat16(device):
+        return "bfloat16", "auto: this GPU has bfloat16"
+    return "float32", "auto: this GPU has no bfloat16"
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))

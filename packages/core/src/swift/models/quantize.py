@@ -1,0 +1,144 @@
+"""QLoRA: a model whose linear layers are stored in 4 or 8 bits, for adapters to be trained on.
+
+Weights are read one at a time and quantised at once, so that the whole model never exists in full precision. The
+packages are extras: `pip install "swift-core[qlora]"`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swift.errors import ModelError
+from swift.models.names import name_map
+
+if TYPE_CHECKING:
+    from swift.config.sections import TunerSection
+    from swift.contracts import ModelSource
+
+NF4_BLOCK = 64
+"""Weights that share one scale in torchao's NF4."""
+NF4_SCALER_BLOCK = 256
+
+
+def quantized_build(
+    source: ModelSource, section: TunerSection, dtype: torch.dtype, device: torch.device | str
+) -> torch.nn.Module:
+    """The model on `device`, linear layers quantised as `tuner.quantize` says, everything else in `dtype`, frozen.
+
+    The output head stays as it is, and so do experts that are stacked into one parameter.
+    """
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]  # has no stubs; peft requires it
+
+    quantise = {"bnb-nf4": _bnb_nf4, "bnb-int8": _bnb_int8, "torchao-nf4": _torchao_nf4}[section.quantize]
+    _import(section.quantize.partition("-")[0])
+    skeleton: Any = source.build(dtype=dtype, weights=False)
+    with init_empty_weights(include_buffers=False):
+        # Parameters without memory, but real buffers: rotary tables are computed, not read.
+        model: Any = type(skeleton)(skeleton.config)
+    names, head = name_map(model), model.get_output_embeddings()
+    linear = {
+        f"{path}.weight": path
+        for path, module in model.named_modules()
+        if type(module) is torch.nn.Linear and module is not head
+    }
+    for name, _ in list(model.named_parameters()):
+        parameter = model.get_parameter(name)
+        weight = torch.empty(parameter.shape, dtype=dtype)
+        for piece in names.pieces(name):
+            piece.view_of(weight).copy_(source.read(piece.name))
+        weight = weight.to(device)
+        if name in linear:
+            quantise(model, linear[name], weight)
+        else:
+            _set(model, name, torch.nn.Parameter(weight, requires_grad=False))
+    _read_buffers(model, source, device)
+    model.tie_weights()
+    model.requires_grad_(False)
+    model.is_loaded_in_4bit = section.quantize == "bnb-nf4"
+    model.is_loaded_in_8bit = section.quantize == "bnb-int8"
+    model.name_or_path = skeleton.name_or_path
+    model.eval()
+    built: torch.nn.Module = model
+    return built
+
+
+def _read_buffers(model: torch.nn.Module, source: ModelSource, device: torch.device | str) -> None:
+    names = name_map(model)
+    mapped = set(names.parameters())
+    for name, buffer in list(model.named_buffers()):
+        if name in mapped:
+            for piece in names.pieces(name):
+                piece.view_of(buffer).copy_(source.read(piece.name))
+        module, _, leaf = name.rpartition(".")
+        model.get_submodule(module)._buffers[leaf] = buffer.to(device)
+
+
+def _bnb_nf4(model: torch.nn.Module, path: str, weight: torch.Tensor) -> None:
+    bnb = _import("bnb")
+    old: Any = model.get_submodule(path)
+    layer = bnb.nn.Linear4bit(
+        old.in_features,
+        old.out_features,
+        bias=old.bias is not None,
+        compute_dtype=weight.dtype,
+        compress_statistics=True,
+        quant_type="nf4",
+        # As wide as the other weights, so that FSDP can lay them out together.
+        quant_storage=weight.dtype,
+        device="meta",
+    )
+    packed = bnb.nn.Params4bit(
+        weight.cpu(),
+        requires_grad=False,
+        quant_type="nf4",
+        quant_storage=weight.dtype,
+        module=layer,
+    )
+    layer.weight = packed.to(weight.device)
+    layer.bias = old.bias
+    model.set_submodule(path, layer)
+
+
+def _bnb_int8(model: torch.nn.Module, path: str, weight: torch.Tensor) -> None:
+    bnb = _import("bnb")
+    old: Any = model.get_submodule(path)
+    layer = bnb.nn.Linear8bitLt(
+        old.in_features, old.out_features, bias=old.bias is not None, has_fp16_weights=False, device="meta"
+    )
+    layer.weight = bnb.nn.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False).to(weight.device)
+    layer.bias = old.bias
+    model.set_submodule(path, layer)
+
+
+def _torchao_nf4(model: torch.nn.Module, path: str, weight: torch.Tensor) -> None:
+    nf4 = _import("torchao")
+    if weight.numel() % (NF4_BLOCK * NF4_SCALER_BLOCK):
+        raise ModelError(
+            f"{path} has {weight.numel()} weights, which torchao's NF4 cannot cut into blocks of "
+            f"{NF4_BLOCK * NF4_SCALER_BLOCK}.",
+            hint="Use --tuner.quantize bnb-nf4.",
+        )
+    packed = nf4.to_nf4(weight, block_size=NF4_BLOCK, scaler_block_size=NF4_SCALER_BLOCK)
+    model.get_submodule(path).weight = torch.nn.Parameter(packed, requires_grad=False)
+
+
+def _import(kind: str) -> Any:
+    package, module = {
+        "bnb": ("bitsandbytes", "bitsandbytes"),
+        "torchao": ("torchao", "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"),
+    }[kind]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ModelError(
+            f"tuner.quantize needs {package}, which is not installed or does not fit this torch.",
+            hint='Type: pip install "swift-core[qlora]"',
+        ) from error
+
+
+def _set(model: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+    module, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(module), leaf, parameter)

@@ -1,0 +1,23 @@
+"""Keeps progress bars and notices of the libraries underneath off the user's terminal."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+
+
+@functools.cache
+def quiet_libraries() -> None:
+    """Silence what transformers, huggingface_hub and torchao print; errors still come as exceptions."""
+    # Named loggers first: torchao speaks up while transformers imports it.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"(transformers|huggingface_hub|peft|torchao|bitsandbytes)\b")
+
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    disable_progress_bars()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()

@@ -1,0 +1,85 @@
+"""The tokenizer of a model folder: loaded, checked against the model, and copied into exports."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from swift.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from swift.config.sections import ModelSection
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
+"""A folder with none of these has no tokenizer."""
+COMPANIONS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+TEMPLATE = "chat_template.jinja"
+
+
+def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Callable[[str], None]) -> Any:
+    """The transformers tokenizer, with the chat template in force."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
+    except Exception as error:  # Tokenizers fail in many ways: Rust panics, JSON errors, missing packages.
+        raise ModelError(
+            f"{folder} has no tokenizer that can be read: {str(error).strip().splitlines()[0]}",
+            hint="Copy tokenizer.json and tokenizer_config.json beside the weights.",
+        ) from error
+    if section.chat_template is not None:
+        _set_template(tokenizer, section.chat_template)
+    _check_vocabulary(tokenizer, config, folder, say)
+    return tokenizer
+
+
+def copy_tokenizer(source: Path, destination: Path, tokenizer: Any, *, replaced: bool) -> None:
+    """Copy the tokenizer's files as they are; with `replaced`, write the chat template in force over them."""
+    for pattern in (*TOKENIZER_FILES, *COMPANIONS):
+        for file in source.glob(pattern):
+            shutil.copyfile(file, destination / file.name)
+    if replaced:
+        (destination / TEMPLATE).write_text(tokenizer.chat_template, encoding="utf-8")
+
+
+def _set_template(tokenizer: Any, path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(f"There is no chat template {path}.", hint="Check --model.chat_template.")
+    tokenizer.chat_template = path.read_text(encoding="utf-8")
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "."}], tokenize=False)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"{path}, line {error.lineno}: {error.message}", hint="Mend the chat template.") from error
+    except jinja2.TemplateError:
+        return  # It compiles; which conversations it takes is found out with the data.
+
+
+def _check_vocabulary(tokenizer: Any, config: Any, folder: Path, say: Callable[[str], None]) -> None:
+    """Every token that text can be turned into needs a row in the embedding."""
+    rows = config.get_text_config().vocab_size
+    beyond = {token: index for token, index in tokenizer.get_vocab().items() if index >= rows}
+    if not beyond:
+        return
+    # Some released text models list placeholders of their picture-reading relatives: never written, never learned.
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    used = {getattr(tokenizer, f"{role}_token") for role in ("bos", "eos", "pad", "unk")}
+    template = str(tokenizer.chat_template or "")
+    reachable = [token for token in beyond if token not in added or token in used or token in template]
+    if reachable:
+        raise ModelError(
+            f"The tokenizer in {folder} has {max(beyond.values()) + 1} tokens, but the model's vocabulary has {rows}: "
+            f"{reachable[0]!r} has no embedding.",
+            hint="Tokenizer and model do not belong together.",
+        )
+    say(f"{len(beyond)} special tokens of the tokenizer have no embedding and must not occur: {', '.join(beyond)}")

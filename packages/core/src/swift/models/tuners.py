@@ -1,0 +1,258 @@
+"""Which weights are trained: all of them, some by pattern, or low-rank adapters through PEFT.
+
+`apply_tuner` takes a transformers model and returns what is trained. Whatever the tuner, what comes out is the same
+for every process and every backend: trainable weights are fp32 masters, and initial adapters are drawn per adapter
+from the seed and the adapter's name, so that they depend on neither rank, order, device nor layout. A backend that
+makes its own adapter modules calls `initial_adapter` and starts from the very same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+
+from swift.errors import ConfigError, ModelError, did_you_mean
+from swift.models.names import ADAPTER, adapter_names, base_model, canonical_parameters, name_map
+
+if TYPE_CHECKING:
+    from swift.config.sections import TunerSection
+
+ALL_LINEAR = "all-linear"
+
+
+def apply_tuner(
+    model: torch.nn.Module, section: TunerSection, *, seed: int, say: Callable[[str], None]
+) -> torch.nn.Module:
+    """Freeze what is not trained, attach adapters, and make fp32 masters of what is trained."""
+    _check(section)
+    if section.kind == "full":
+        _freeze_by_pattern(model, section)
+        tuned = model
+    elif section.adapter is not None:
+        tuned = _load_adapter(model, section.adapter, say)
+    else:
+        tuned = _attach_adapter(model, section, seed, say)
+    for parameter in tuned.parameters():
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            parameter.data = parameter.data.float()
+    return tuned
+
+
+def adapter_config(model: torch.nn.Module) -> dict[str, Any] | None:
+    """What PEFT's adapter_config.json says of this model's adapter; None when it has no adapter."""
+    if not hasattr(model, "peft_config"):
+        return None
+    configs: Any = model.peft_config
+    config: dict[str, Any] = configs[ADAPTER].to_dict()
+    config["inference_mode"] = True
+    # Sets have another order in every process, and enumerations are not JSON.
+    return {key: _plain(value) for key, value in config.items()}
+
+
+@contextmanager
+def adapters_off(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, the model computes what it did before training: the reference of preference objectives."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    if not hasattr(model, "peft_config"):
+        raise ModelError(
+            "There is no adapter that could be switched off: all weights are trained.",
+            hint="Use --tuner.kind lora, or an objective that needs no reference.",
+        )
+    # PEFT's own switch also turns requires_grad off and on, which DDP and FSDP do not expect after wrapping.
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+    before = [layer._disable_adapters for layer in layers]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer, was_off in zip(layers, before, strict=True):
+            layer._disable_adapters = was_off
+
+
+def trainable_summary(model: torch.nn.Module) -> str:
+    """'trainable 1.2 M of 5.2 M weights (23 %)'."""
+    counts = [(_count(parameter), parameter.requires_grad) for parameter in model.parameters()]
+    trained, total = sum(count for count, grad in counts if grad), sum(count for count, _ in counts)
+    percent = 100 * trained / max(1, total)
+    return f"trainable {_short(trained)} of {_short(total)} weights ({percent:.{0 if percent >= 10 else 2}f} %)"
+
+
+def initial_adapter(name: str, shape: Sequence[int], section: TunerSection, *, seed: int) -> torch.Tensor:
+    """Where the adapter matrix of this PEFT name starts, in fp32 on the CPU.
+
+    As in PEFT: A is uniform (`default`: within ±1/√inputs) or normal (`gaussian`: deviation 1/rank), B is zero; an
+    embedding's A is zero and its B standard normal.
+    """
+    generator = torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(f"{seed}:{name}".encode()) >> 1)
+    matrix = torch.zeros(tuple(shape))
+    if ".lora_embedding_B" in name:
+        return matrix.normal_(generator=generator)
+    if ".lora_A" in name and section.init == "gaussian":
+        return matrix.normal_(std=1 / section.rank, generator=generator)
+    if ".lora_A" in name:
+        bound = 1 / math.sqrt(math.prod(shape[1:]))
+        return matrix.uniform_(-bound, bound, generator=generator)
+    return matrix
+
+
+def _check(section: TunerSection) -> None:
+    if section.kind == "full":
+        if section.quantize != "none":
+            raise ConfigError(
+                f"tuner.quantize {section.quantize} stores weights that cannot be trained, and tuner.kind is full.",
+                hint="Use --tuner.kind lora, or --tuner.quantize none.",
+            )
+        if section.adapter is not None:
+            raise ConfigError("tuner.adapter goes on from an adapter, and tuner.kind is full.", hint="Use lora.")
+    elif section.freeze or section.train_only:
+        raise ConfigError(
+            "tuner.freeze and tuner.train_only choose among all weights, and tuner.kind is lora.",
+            hint="Use --tuner.kind full, or name modules with --tuner.targets.",
+        )
+
+
+def _freeze_by_pattern(model: torch.nn.Module, section: TunerSection) -> None:
+    model.requires_grad_(True)
+    if not section.freeze and not section.train_only:
+        return
+    weights = list(canonical_parameters(model))
+    known = [piece.name for pieces, _ in weights for piece in pieces]
+    for option, patterns in (("freeze", section.freeze), ("train_only", section.train_only)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in known):
+                raise ConfigError(
+                    f"tuner.{option}: no weight of this model matches {pattern!r}.{did_you_mean(pattern, known)}",
+                    hint=f"Patterns are matched against whole names such as {known[-1]}; * stands for anything.",
+                )
+    for pieces, parameter in weights:
+        trained = {_is_trained(piece.name, section) for piece in pieces}
+        if len(trained) > 1:
+            raise ConfigError(
+                f"Patterns train a part of {pieces[0].name} and its neighbours, which are one tensor in memory.",
+                hint="Freeze all experts of a layer, or none.",
+            )
+        parameter.requires_grad_(trained.pop())
+    if not any(parameter.requires_grad for _, parameter in weights):
+        raise ConfigError("tuner.freeze and tuner.train_only leave nothing to train.", hint="Freeze less.")
+
+
+def _is_trained(name: str, section: TunerSection) -> bool:
+    if section.train_only and not any(fnmatchcase(name, pattern) for pattern in section.train_only):
+        return False
+    return not any(fnmatchcase(name, pattern) for pattern in section.freeze)
+
+
+def _attach_adapter(
+    model: torch.nn.Module, section: TunerSection, seed: int, say: Callable[[str], None]
+) -> torch.nn.Module:
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=section.rank,
+        lora_alpha=section.alpha,
+        lora_dropout=section.dropout,
+        target_modules=_targets(model, section, say),
+        modules_to_save=list(section.modules_to_save) or None,
+        use_dora=section.dora,
+        use_rslora=section.rslora,
+        init_lora_weights="gaussian" if section.init == "gaussian" else True,
+    )
+    try:
+        # PEFT draws from the global generator; what it draws is replaced, and the generator put back.
+        with torch.random.fork_rng(devices=[]):
+            tuned: torch.nn.Module = get_peft_model(model, config, adapter_name=ADAPTER)
+    except ValueError as error:
+        raise ConfigError(f"The adapter does not fit this model: {error}", hint="Check tuner.targets.") from error
+    with torch.no_grad():
+        parameters = dict(tuned.named_parameters())
+        for memory, disk in adapter_names(tuned).items():
+            if ".lora_A" in disk or ".lora_B" in disk or ".lora_embedding_" in disk:
+                parameter = parameters[memory]
+                if not parameter.is_meta:
+                    parameter.copy_(initial_adapter(disk, parameter.shape, section, seed=seed))
+    return tuned
+
+
+def _targets(model: torch.nn.Module, section: TunerSection, say: Callable[[str], None]) -> str | list[str]:
+    """What PEFT is told to adapt: 'all-linear', or names of modules that are all there."""
+    experts = _fused_expert_modules(model)
+    modules = {name.rpartition(".")[2] for name, _ in model.named_modules()} | experts
+    if section.targets != (ALL_LINEAR,):
+        for target in section.targets:
+            if target.rpartition(".")[2] not in modules:
+                raise ConfigError(
+                    f"tuner.targets: this model has no module {target!r}.{did_you_mean(target, modules)}",
+                    hint="Name modules such as q_proj, or all-linear.",
+                )
+        if experts & {target.rpartition(".")[2] for target in section.targets} and section.dropout > 0:
+            raise ConfigError("Adapters on the experts of a mixture take no dropout.", hint="Add --tuner.dropout 0")
+        return list(section.targets)
+    if not experts:
+        return ALL_LINEAR
+    # PEFT would put 'all-linear' on the experts too, which are one stacked tensor per layer and take no dropout.
+    head = base_model(model).get_output_embeddings()
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    say(
+        f"adapters go on {', '.join(sorted(linear - experts))}; to adapt the experts as well, add "
+        f"--tuner.targets {','.join(sorted(linear | experts))} --tuner.dropout 0"
+    )
+    return sorted(linear - experts)
+
+
+def _fused_expert_modules(model: torch.nn.Module) -> set[str]:
+    """Names on disk ('gate_proj') of modules that are stacked into one parameter per layer in memory."""
+    names = name_map(model)
+    stacked = [names.pieces(name) for name in names.parameters() if len(names.pieces(name)) > 1]
+    return {piece.name.removesuffix(".weight").rpartition(".")[2] for pieces in stacked for piece in pieces}
+
+
+def _load_adapter(model: torch.nn.Module, folder: Path, say: Callable[[str], None]) -> torch.nn.Module:
+    from peft import PeftModel
+
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / file).is_file():
+            raise ModelError(
+                f"{folder} is not an adapter: {file} is missing.", hint="Give a folder that has both files."
+            )
+    try:
+        tuned: torch.nn.Module = PeftModel.from_pretrained(model, str(folder), ADAPTER, is_trainable=True)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(f"The adapter in {folder} does not fit this model: {error}") from error
+    say(f"going on from the adapter in {folder}; its rank, alpha and targets are in force")
+    return tuned
+
+
+def _count(parameter: torch.nn.Parameter) -> int:
+    """Weights in a parameter, whole even where it is packed (4 bits) or lies elsewhere (ZeRO-3)."""
+    state = getattr(parameter, "quant_state", None)
+    if state is not None:
+        return math.prod(state.shape)
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def _short(count: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return str(count)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return value.value if hasattr(value, "value") else value
