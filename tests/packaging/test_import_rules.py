@@ -26,7 +26,7 @@ def workspace(tmp_path: Path) -> Path:
         "swift",
         errors="class SwiftError(Exception): ...",
         engine="import torch",
-        plugins="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n\ndef run():\n    import torch\n",
+        plugins="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\ndef run():\n    import torch\n",
     )
     write(tmp_path, "swift_backend_fsdp", plugin="import torch\nfrom swift.errors import SwiftError\n")
     write(tmp_path, "swift_backend_megatron", plugin="from swift import errors\n")

@@ -1,0 +1,70 @@
+"""The five packages: one version, one licence, and dependencies that are declared where they are used."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import import_rules
+import pytest
+from packaging.requirements import Requirement
+
+PACKAGES = sorted(file.parent for file in import_rules.ROOT.glob("packages/*/pyproject.toml"))
+
+
+def project(package: Path) -> dict[str, Any]:
+    return tomllib.loads((package / "pyproject.toml").read_text())["project"]
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_there_are_five_packages() -> None:
+    assert [package.name for package in PACKAGES] == [
+        "backend-deepspeed",
+        "backend-fsdp",
+        "backend-megatron",
+        "core",
+        "export-vllm",
+    ]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_packages_share_version_and_licence(package: Path) -> None:
+    version = project(PACKAGES[3])["version"]
+    (init,) = package.glob("src/*/__init__.py")
+    assert project(package)["version"] == version
+    assert f'__version__ = "{version}"' in init.read_text()
+    assert (package / "LICENSE").read_text() == (import_rules.ROOT / "LICENSE").read_text()
+    assert (init.parent / "py.typed").is_file()
+
+
+def test_the_other_packages_pin_core_and_cores_extras_pin_them() -> None:
+    core = project(PACKAGES[3])
+    extras = {Requirement(each[0]).name: each[0] for each in core["optional-dependencies"].values()}
+    for package in (each for each in PACKAGES if each.name != "core"):
+        assert f"swift-core=={core['version']}" in project(package)["dependencies"]
+        assert extras[project(package)["name"]] == f"{project(package)['name']}=={core['version']}"
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_whatever_a_package_imports_it_declares(package: Path) -> None:
+    (source,) = (each.parent for each in package.glob("src/*/__init__.py"))
+    told = project(package)
+    extras = [each for extra in told.get("optional-dependencies", {}).values() for each in extra]
+    declared = {normal(Requirement(each).name) for each in [*told["dependencies"], *extras]}
+    distributions = metadata.packages_distributions()
+    undeclared = set()
+    for file in source.rglob("*.py"):
+        for each in import_rules.imports(file, import_rules.module_name(file, source)):
+            if each.top in {source.name, *sys.stdlib_module_names}:
+                continue
+            providers = {normal(name) for name in distributions.get(each.top, [each.top])}
+            if not providers & declared:
+                undeclared.add(f"{file.relative_to(package)}:{each.line}: {each.top}")
+    assert undeclared == set()
