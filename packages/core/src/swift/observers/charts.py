@@ -14,7 +14,11 @@ KNOWN = {
     "tokens_per_second": "Tokens per second",
     MEMORY: "Memory (GiB)",
     "mfu": "Model FLOPs utilisation",
+    "token_acc": "Token accuracy",
 }
+
+FROM_ZERO = {"learning_rate", "grad_norm", "tokens_per_second", MEMORY, "mfu"}
+"""Amounts, whose axis starts at zero; the axis of the others frames the values."""
 
 NOT_DRAWN = {
     "step",
@@ -30,7 +34,7 @@ NOT_DRAWN = {
 
 
 def charts_of(lines: list[Line]) -> list[dict[str, Any]]:
-    """[{title, series: [{name, label, kind}]}]: training and evaluation of one metric share a chart.
+    """Titles and series for the page's script: training and evaluation of one metric share a chart.
 
     A metric that is zero or missing throughout, such as GPU memory on a CPU, has none.
     """
@@ -44,7 +48,8 @@ def charts_of(lines: list[Line]) -> list[dict[str, Any]]:
             series.append({"name": metric, "label": "train", "kind": "train"})
         if EVAL_PREFIX + metric in drawn:
             series.append({"name": EVAL_PREFIX + metric, "label": "evaluation", "kind": "evaluation"})
-        charts.append({"title": KNOWN.get(metric, label(metric)), "metric": metric, "series": series})
+        title = KNOWN.get(metric, label(metric))
+        charts.append({"title": title, "metric": metric, "from_zero": metric in FROM_ZERO, "series": series})
     return charts
 
 

@@ -33,20 +33,30 @@ class JsonlObserver:
 
     @hookimpl
     def swift_step_end(self, run: Run, record: StepRecord) -> None:
-        if not self._begun:
-            _drop_lines_from(run.folder / FILE_NAME, record.step)
-            self._begun = True
+        path = run.folder / FILE_NAME
         line = self._meter.take(record)
-        if line is not None:
-            _append(run.folder / FILE_NAME, line)
+        try:
+            if not self._begun:
+                _drop_lines_from(path, record.step)
+                self._begun = True
+            if line is not None:
+                _append(path, line)
+        except OSError as error:
+            raise TrainingError(
+                f"Cannot write {path} at step {record.step}: {error.strerror}.", hint="Make room for it, then resume."
+            ) from error
 
     @hookimpl
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
         path = run.folder / FILE_NAME
         line = self._meter.rest()
-        if line is not None:
-            _append(path, line)
-        _append(path, _summary_line(run, summary))
+        try:
+            if line is not None:
+                _append(path, line)
+            _append(path, _summary_line(run, summary))
+        except OSError as error:
+            # The run is over, and the other observers have yet to tell how.
+            run.say(f"Cannot write the end of {path}: {error.strerror}.")
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -80,11 +90,8 @@ def _text(path: Path | None) -> str | None:
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-    except OSError as error:
-        raise TrainingError(f"Cannot write {path}: {error.strerror}.", hint="Free some space, then resume.") from error
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _drop_lines_from(path: Path, step: int) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+import swift
 from swift.contracts import Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
 from swift.observers.charts import charts_of
@@ -102,7 +103,7 @@ def render_report(
         status=summary.status if summary else "running",
         message=summary.message if summary else "",
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
-        version=run.plugins.get("swift-core", ""),
+        version=swift.__version__,
         figures=key_figures(lines, run.total_steps, summary),
         facts={label(name): value for name, value in setup_facts(run).items()},
         plugins=dict(run.plugins),

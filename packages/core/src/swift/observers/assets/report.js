@@ -25,28 +25,28 @@
     if (size >= 1e-3) return trimmed(value.toPrecision(4));
     return value.toExponential(2).replace(/\.?0+e/, "e");
   };
-  // A tick is shown with as many digits as its step needs, all ticks of an axis alike.
-  const tickLabel = (value, step) => {
-    const size = Math.abs(value);
+  // Ticks of an axis are written alike: in one unit, with as many digits as their step needs.
+  const tickLabel = (value, step, largest) => {
     if (value === 0) return "0";
-    if (size >= 1e6) return trimmed((value / 1e6).toFixed(2)) + "M";
-    if (size >= 1e4) return trimmed((value / 1e3).toFixed(1)) + "k";
-    if (step >= 1) return value.toLocaleString("en");
+    if (largest >= 1e6) return trimmed((value / 1e6).toFixed(2)) + "M";
+    if (largest >= 1e4) return trimmed((value / 1e3).toFixed(1)) + "k";
     if (step < 1e-3) return trimmed(value.toExponential(1).replace(/\.0e/, "e"));
-    return value.toFixed(Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+    const isWhole = (scaled) => Math.abs(scaled - Math.round(scaled)) < 1e-6;
+    const digits = [0, 1, 2, 3].find((digits) => isWhole(step * 10 ** digits)) ?? 4;
+    return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   };
 
   const niceStep = (span, count) => {
     const rough = span / Math.max(1, count);
     const power = 10 ** Math.floor(Math.log10(rough));
-    return [1, 2, 5, 10].map((unit) => unit * power).find((step) => step >= rough * 0.999);
+    return [1, 2, 2.5, 5, 10].map((unit) => unit * power).find((step) => step >= rough * 0.999);
   };
-  const linearTicks = (low, high, count, least = 0) => {
-    const step = Math.max(niceStep(high - low, count), least);
+  const linearTicks = (low, high, count, whole = false) => {
+    const nice = niceStep(high - low, count);
+    const step = whole ? (nice === 2.5 ? 5 : Math.max(1, nice)) : nice;
     const ticks = [];
-    for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index++)
-      ticks.push(index * step);
-    return ticks.map((value) => ({ value, text: tickLabel(value, step) }));
+    for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index++) ticks.push(index * step);
+    return ticks.map((value) => ({ value, text: tickLabel(value, step, Math.max(...ticks.map(Math.abs))) }));
   };
   const logTicks = (low, high, count) => {
     const ticks = [];
@@ -73,13 +73,12 @@
 
   const yRange = (chart) => {
     const values = chart.drawn.flatMap((curve) => curve.values).filter((value) => value !== null && (!chart.log || value > 0));
-    let low = Math.min(...[values.reduce((a, b) => Math.min(a, b), Infinity)]);
-    let high = values.reduce((a, b) => Math.max(a, b), -Infinity);
     if (!values.length) return [0, 1];
+    const low = values.reduce((a, b) => Math.min(a, b));
+    const high = values.reduce((a, b) => Math.max(a, b));
     if (chart.log) return low === high ? [low / 2, high * 2] : [low / (high / low) ** 0.04, high * (high / low) ** 0.04];
-    // Close to zero, an axis that starts there is the honest one.
-    if (low >= 0 && low < high * 0.6) return [0, high * 1.05];
     const pad = (high - low) * 0.06 || Math.abs(high) * 0.05 || 1;
+    if (low >= 0 && (chart.from_zero || low < pad)) return [0, high + pad];
     return [low - pad, high + pad];
   };
 
@@ -106,10 +105,22 @@
     return kept.map((index, place) => `${place ? "L" : "M"}${x(steps[index]).toFixed(1)} ${y(values[index]).toFixed(1)}`).join("");
   };
 
-  const build = (spec) => {
+  // A curve that goes up and down all the time is drawn thinner, so that it does not become a slab.
+  const isRough = (values) => {
+    let travelled = 0, low = Infinity, high = -Infinity;
+    values.forEach((value, index) => {
+      if (index) travelled += Math.abs(value - values[index - 1]);
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    });
+    return travelled > 60 * (high - low);
+  };
+
+  const build = (spec, index) => {
     const root = element(document.getElementById("charts"), "figure", { class: "chart" });
     const chart = { ...spec, root, log: false, smoothing: 0, isLoss: spec.metric === "loss" };
-    if (chart.isLoss) root.classList.add("wide");
+    const alone = index === data.charts.length - 1 && index % 2 === 1;
+    if (chart.isLoss || alone) root.classList.add("wide");
     const head = element(root, "div", { class: "chart-head" });
     element(head, "h3", {}, spec.title);
     chart.readout = element(head, "div", { class: "readout" });
@@ -125,13 +136,13 @@
   const controls = (chart, head) => {
     const box = element(head, "div", { class: "controls" });
     const smooth = element(box, "label", {}, "Smoothing ");
-    const range = element(smooth, "input", { type: "range", min: 0, max: 0.98, step: 0.02 });
+    const range = element(smooth, "input", { type: "range", min: 0, max: 0.99, step: 0.01 });
     const shown = element(smooth, "output");
     const set = () => {
       chart.smoothing = Number(range.value);
       shown.textContent = chart.smoothing ? chart.smoothing.toFixed(2) : "off";
     };
-    range.value = chart.smoothing = steps.length > 40 ? 0.8 : 0;
+    range.value = steps.length > 60 ? 1 - 60 / steps.length : 0;
     set();
     range.addEventListener("input", () => { set(); draw(chart); });
     const log = element(box, "label");
@@ -155,7 +166,7 @@
       return [{ ...series, values }];
     });
     const [low, high] = yRange(chart);
-    const count = Math.floor(height / 52);
+    const count = Math.floor(height / 42);
     const yTicks = chart.log ? logTicks(low, high, count) : linearTicks(low, high, count);
     const left = 12 + Math.max(...yTicks.map((tick) => tick.text.length), 1) * 7;
     const edge = { left, right: width - 10, top: 8, bottom: height - 26 };
@@ -172,7 +183,9 @@
     }
     const base = Math.round(edge.bottom) + 0.5;
     element(svg, "svg:line", { class: "axis-line", x1: edge.left, x2: edge.right, y1: base, y2: base });
-    for (const { value, text } of linearTicks(first, last, (edge.right - edge.left) / 90, 1)) {
+    const xTicks = linearTicks(first, last, (edge.right - edge.left) / 90, true);
+    if (xTicks.length && x(xTicks[0].value) > edge.left + 50) element(svg, "svg:text", { x: edge.left, y: base + 18 }, "step");
+    for (const { value, text } of xTicks) {
       const at = x(value);
       element(svg, "svg:line", { class: "axis-line", x1: at, x2: at, y1: base, y2: base + 4 });
       element(svg, "svg:text", { x: at, y: base + 18, "text-anchor": at > edge.right - 16 ? "end" : "middle" }, text);
@@ -184,8 +197,9 @@
         element(mark, "svg:title", {}, folder);
       }
     for (const curve of chart.drawn) {
-      element(svg, "svg:path", { class: `curve ${curve.kind}${curve.raw ? " raw" : ""}`, d: path(curve.values, x, y, width) });
       const known = steps.map((_, index) => index).filter((index) => curve.values[index] !== null);
+      const weight = curve.raw ? " raw" : isRough(curve.values.filter((value) => value !== null)) ? " dense" : "";
+      element(svg, "svg:path", { class: `curve ${curve.kind}${weight}`, d: path(curve.values, x, y, width) });
       if (!curve.raw && known.length <= (curve.kind === "evaluation" ? 40 : 1))
         for (const index of known)
           element(svg, "svg:circle", { class: `dot ${curve.kind}`, cx: x(steps[index]), cy: y(curve.values[index]), r: 3.5 });

@@ -1,0 +1,82 @@
+"""What the terminal says, with and without a cursor to move."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from swift.observers import console
+from swift.observers.console import ConsoleObserver
+
+
+def test_without_a_terminal_each_logged_step_is_one_plain_line(make_run, drive, said, capsys):
+    drive(ConsoleObserver(), make_run(), range(1, 13))
+    steps = [text for text in said if text.startswith("step ")]
+    assert [text.split()[1] for text in steps] == ["1/12", "5/12", "10/12", "12/12"]
+    assert all(
+        part in steps[1] for part in ("loss 0.2", "lr 2e-05", "grad norm 0.5", "200 tokens/s", "1.5 GiB", "left")
+    )
+    assert not any("\x1b" in text or "\r" in text or "\n" in text for text in said)
+    assert capsys.readouterr().out == ""
+
+
+def test_on_a_terminal_steps_move_a_bar_and_only_events_are_lines(make_run, drive, said, monkeypatch):
+    monkeypatch.setattr(console, "is_terminal", lambda: True)
+    drive(ConsoleObserver(), make_run(), range(1, 13), evaluate_at={6}, save_at={6})
+    assert not [text for text in said if text.startswith("step ")]
+    assert any("evaluation at step 6: loss 0.3333  token acc 0.25" in text for text in said)
+    assert any("saved" in text and "checkpoint-6" in text for text in said)
+
+
+def test_ci_gets_plain_lines_even_with_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
+    assert console.is_terminal()
+    monkeypatch.setenv("CI", "true")
+    assert not console.is_terminal()
+
+
+def test_the_header_shows_model_backend_and_every_fact_in_words(make_run, drive, said):
+    run = make_run()
+    run.facts |= {"attention": "sdpa: flash-attn is not installed", "parameters": 10}
+    drive(ConsoleObserver(), run, range(1, 2))
+    header = "\n".join(said[:4])
+    assert "Qwen/Qwen3-0.6B" in header
+    assert "torch, 1 process" in header
+    assert "sdpa: flash-attn is not installed" in header
+    assert "Parameters" not in header
+
+
+def test_a_completed_run_ends_with_commands_that_use_it(make_run, drive, said, make_summary):
+    run = make_run()
+    drive(ConsoleObserver(), run, range(1, 13), summary=make_summary(checkpoint=run.folder / "checkpoint-12"))
+    ending = "\n".join(said[-3:])
+    assert "Completed after 12 steps and 1,200 tokens in 6.0s, 200 tokens/s." in ending
+    assert f"swift infer {run.folder}/checkpoint-12" in ending
+    assert f"swift export {run.folder}/checkpoint-12 --to hf" in ending
+
+
+def test_a_stopped_run_ends_with_the_command_that_resumes_it(make_run, drive, said, make_summary):
+    run = make_run()
+    checkpoint = run.folder / "checkpoint 7"
+    drive(ConsoleObserver(), run, range(1, 8), summary=make_summary("stopped", 7, checkpoint))
+    assert f"--resume_from_checkpoint '{checkpoint}'" in said[-1]
+    assert "swift infer" not in "\n".join(said)
+
+
+def test_unusable_samples_stand_in_the_summary(make_run, drive, said):
+    run = make_run()
+    run.facts["unusable_samples"] = {"too long": 1200, "bad roles": 3}
+    drive(ConsoleObserver(), run, range(1, 3))
+    assert "Unusable samples: 1,203 (too long 1,200, bad roles 3)." in said
+
+
+def test_observers_load_without_torch_and_rich():
+    names = ["console", "jsonl", "tensorboard", "report"]
+    imports = "; ".join(f"import swift.observers.{name}" for name in names)
+    heavy = "[name for name in ('torch', 'rich', 'jinja2', 'tensorboard', 'transformers') if name in sys.modules]"
+    found = subprocess.run(
+        [sys.executable, "-c", f"import sys; {imports}; print({heavy})"], capture_output=True, text=True
+    )
+    assert found.stdout.strip() == "[]", found.stderr

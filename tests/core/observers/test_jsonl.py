@@ -1,0 +1,82 @@
+"""`logging.jsonl` as scripts read it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from swift.errors import TrainingError
+from swift.observers.jsonl import JsonlObserver, read_lines
+
+DOCUMENTED = {
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "token_acc",
+    "epoch",
+    "global_step/max_steps",
+    "elapsed_time",
+    "remaining_time",
+    "memory(GiB)",
+    "train_speed(s/it)",
+    "tokens_per_second",
+    "padding_fraction",
+    "data_wait_fraction",
+}
+
+
+def test_each_line_has_the_documented_keys_and_unrounded_figures(make_run, drive):
+    run = make_run()
+    drive(JsonlObserver(), run, range(1, 13), evaluate_at={12})
+    lines = read_lines(run.folder / "logging.jsonl")
+    assert [line["global_step/max_steps"] for line in lines] == ["1/12", "5/12", "10/12", "12/12"]
+    assert all(line.keys() >= DOCUMENTED for line in lines)
+    assert lines[-1]["loss"] == 1 / 12
+    assert lines[-1]["eval_loss"] == 2 / 12
+    assert "eval_loss" not in lines[0]
+
+
+def test_the_last_line_sums_the_run_up(make_run, drive, make_summary):
+    run = make_run()
+    run.facts["unusable_samples"] = {"too long": {"count": 3, "first": "a.jsonl line 2"}, "bad roles": 1}
+    checkpoint = run.folder / "checkpoint-12"
+    drive(JsonlObserver(), run, range(1, 13), summary=make_summary(checkpoint=checkpoint))
+    last = json.loads((run.folder / "logging.jsonl").read_text().splitlines()[-1])
+    assert last["status"] == "completed"
+    assert last["tokens"] == 1200
+    assert last["last_model_checkpoint"] == str(checkpoint)
+    assert last["unusable_samples"] == {"too long": 3, "bad roles": 1}
+
+
+def test_a_step_that_a_resumed_run_makes_again_is_there_once(make_run, drive):
+    run = make_run(steps=1)
+    drive(JsonlObserver(), run, range(1, 9))
+    drive(JsonlObserver(), run, range(6, 13), loss=7.0)
+    lines = read_lines(run.folder / "logging.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert [line["loss"] == 7.0 for line in lines] == [False] * 5 + [True] * 7
+    assert (run.folder / "logging.jsonl").read_text().count('"status"') == 1
+
+
+def test_a_line_that_a_crash_cut_in_half_is_dropped_on_resume(make_run, drive):
+    run = make_run(steps=1)
+    drive(JsonlObserver(), run, range(1, 4))
+    with (run.folder / "logging.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    drive(JsonlObserver(), run, range(4, 7))
+    texts = (run.folder / "logging.jsonl").read_text().splitlines()
+    assert [json.loads(text).get("step") for text in texts] == [1, 2, 3, 4, 5, 6, None]
+
+
+def test_a_run_that_fails_between_two_logged_steps_logs_its_last(make_run, drive):
+    run = make_run()
+    drive(JsonlObserver(), run, range(1, 8))
+    assert read_lines(run.folder / "logging.jsonl")[-1]["step"] == 7
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_with_one_sentence(make_run, drive):
+    run = make_run()
+    (run.folder / "logging.jsonl").mkdir()
+    with pytest.raises(TrainingError, match=r"Cannot write .*logging\.jsonl at step 1: Is a directory"):
+        drive(JsonlObserver(), run, range(1, 3))

@@ -1,0 +1,147 @@
+"""`report.html` as a browser gets it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from swift.observers.jsonl import JsonlObserver, read_lines
+from swift.observers.report import ReportObserver, read_report
+
+VOID = {"meta", "input", "br", "hr", "img", "link"}
+
+
+class Page(HTMLParser):
+    """Checks nesting, and collects attributes, visible text and the text of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.visible: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.visible.append(data)
+
+
+def page_of(run) -> Page:
+    return Page((run.folder / "report.html").read_text())
+
+
+def test_the_page_is_well_formed_and_needs_nothing_from_outside(make_run, drive):
+    run = make_run()
+    drive(ReportObserver(), run, range(1, 13), evaluate_at={6, 12}, save_at={6, 12})
+    page = page_of(run)
+    assert not [each for each in page.attributes if each[1] in ("src", "href", "srcset", "action", "data", "poster")]
+    assert not {"link", "iframe", "img", "object", "base"} & set(page.tags)
+    text = (run.folder / "report.html").read_text()
+    assert "@import" not in text
+    assert "url(" not in text
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
+    assert addresses == {"http://www.w3.org/2000/svg"}, "the namespace of SVG, which nothing is fetched from"
+
+
+def test_the_curves_are_the_logged_lines(make_run, drive):
+    run = make_run()
+    drive(JsonlObserver(), run, range(1, 13), evaluate_at={6, 12})
+    drive(ReportObserver(), run, range(1, 13), evaluate_at={6, 12}, save_at={6})
+    held = read_report(run.folder / "report.html")
+    timed = ("elapsed_time", "remaining_time")
+    expected = read_lines(run.folder / "logging.jsonl")
+    assert len(held["lines"]) == len(expected) == 5
+    for drawn, logged in zip(held["lines"], expected, strict=True):
+        assert {k: v for k, v in drawn.items() if k not in timed and v is not None} == {
+            k: v for k, v in logged.items() if k not in timed
+        }
+    assert held["checkpoints"] == [{"step": 6, "folder": "checkpoint-6"}]
+
+
+def test_every_metric_gets_a_chart_that_training_and_evaluation_share(make_run, drive):
+    run = make_run()
+    drive(ReportObserver(), run, range(1, 13), evaluate_at={12}, metrics={"rewards/margin": 0.5, "token_acc": 0.75})
+    text = (run.folder / "report.html").read_text()
+    titles = re.findall(r'"title": "([^"]+)"', text)
+    assert titles == [
+        "Loss",
+        "Learning rate",
+        "Gradient norm",
+        "Tokens per second",
+        "Memory (GiB)",
+        "Token accuracy",
+        "Rewards/margin",
+    ]
+    loss_chart = re.search(r'"metric": "loss", "series": \[(.*?)\]', text)[1]
+    assert re.findall(r'"name": "(\w+)"', loss_chart) == ["loss", "eval_loss"]
+
+
+HOSTILE = "</script><script>alert(1)</script><b>&\"'"
+
+
+def test_what_users_bring_is_shown_and_never_run(make_run, drive, make_summary):
+    run = make_run(model={"path": HOSTILE}, data={"system": HOSTILE})
+    run.facts |= {"data": HOSTILE, "unusable_samples": {HOSTILE: {"count": 1, "first": HOSTILE}}}
+    failed = make_summary("failed", 3, message=HOSTILE)
+    drive(ReportObserver(), run, range(1, 4), summary=failed, save_at={2}, metrics={HOSTILE: 1.0})
+    page = page_of(run)
+    assert page.tags.count("script") == 2
+    assert "b" not in page.tags
+    assert page.visible.count(HOSTILE) >= 4
+    assert HOSTILE in read_report(run.folder / "report.html")["lines"][0]
+
+
+def test_a_resumed_run_goes_on_with_the_curves_of_its_folder(make_run, drive):
+    run = make_run(steps=1)
+    drive(ReportObserver(), run, range(1, 9), save_at={4, 8})
+    drive(ReportObserver(), run, range(5, 13), save_at={8, 12}, loss=7.0)
+    held = read_report(run.folder / "report.html")
+    assert [line["step"] for line in held["lines"]] == list(range(1, 13))
+    assert [line["loss"] == 7.0 for line in held["lines"]] == [False] * 4 + [True] * 8
+    assert [saved["step"] for saved in held["checkpoints"]] == [4, 8, 12]
+
+
+def test_the_report_is_there_while_the_run_goes_on(make_run, make_record):
+    run = make_run()
+    observer = ReportObserver()
+    observer.swift_run_start(run)
+    assert "running" in page_of(run).visible
+    observer.swift_step_end(run, make_record(1, evaluation={"loss": 0.5}))
+    assert read_report(run.folder / "report.html")["lines"][0]["eval_loss"] == 0.5
+    assert [path.name for path in run.folder.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize("status", ["completed", "stopped", "failed"])
+def test_the_page_says_how_the_run_ended(make_run, drive, make_summary, status):
+    run = make_run()
+    drive(ReportObserver(), run, range(1, 8), summary=make_summary(status, 7, run.folder / "checkpoint-5"))
+    page = page_of(run)
+    assert status in page.visible
+    command = "swift infer" if status == "completed" else "--resume_from_checkpoint"
+    assert any(command in text for text in page.visible)
+
+
+def test_a_report_that_cannot_be_written_is_said_once_and_training_goes_on(make_run, drive, said):
+    run = make_run()
+    observer = ReportObserver()
+    observer.swift_run_start(run)
+    (run.folder / "report.html").unlink()
+    (run.folder / "report.html").mkdir()
+    observer.swift_checkpoint_saved(run, 1, run.folder / "checkpoint-1")
+    observer.swift_checkpoint_saved(run, 2, run.folder / "checkpoint-2")
+    assert len([text for text in said if "Cannot write" in text and "report.html" in text]) == 1
