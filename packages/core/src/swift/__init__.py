@@ -1,3 +1,62 @@
-"""swift: train large language models on any parallel engine, and take the result to a served model."""
+"""swift: train large language models on any parallel engine, and take the result to a served model.
+
+The names below are imported when they are first used, so that `import swift` stays light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from swift.api import MegatronArguments, Swift, SwiftModel, Trainer, TrainerConfig
+    from swift.config.sections import Config, Section
+    from swift.contracts import HOOK_API, Capabilities, LossSums, ModelView, Need, StepResult, Topology
+    from swift.errors import ConfigError, PluginError, SwiftError, TrainingError, UnsupportedPlan
+    from swift.hookspecs import hookimpl
+
+_HOMES = {
+    "swift.api": ("MegatronArguments", "Swift", "SwiftModel", "Trainer", "TrainerConfig"),
+    "swift.config.sections": ("Config", "Section"),
+    "swift.contracts": ("HOOK_API", "Capabilities", "LossSums", "ModelView", "Need", "StepResult", "Topology"),
+    "swift.errors": ("ConfigError", "PluginError", "SwiftError", "TrainingError", "UnsupportedPlan"),
+    "swift.hookspecs": ("hookimpl",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "HOOK_API",
+    "Capabilities",
+    "Config",
+    "ConfigError",
+    "LossSums",
+    "MegatronArguments",
+    "ModelView",
+    "Need",
+    "PluginError",
+    "Section",
+    "StepResult",
+    "Swift",
+    "SwiftError",
+    "SwiftModel",
+    "Topology",
+    "Trainer",
+    "TrainerConfig",
+    "TrainingError",
+    "UnsupportedPlan",
+    "__version__",
+    "hookimpl",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'swift' has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

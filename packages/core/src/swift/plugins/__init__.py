@@ -1,0 +1,1 @@
+"""Finding, checking and running plugins. Importing this package imports neither torch nor any plugin."""

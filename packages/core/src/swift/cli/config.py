@@ -1,0 +1,60 @@
+"""`swift config show | validate | schema`."""
+
+from __future__ import annotations
+
+from swift.cli.verbs import TRAINING
+from swift.cli.words import asks_for_help
+from swift.errors import UsageError, did_you_mean
+
+USAGE = """\
+swift config show     [pt|sft|rlhf|train] [config.yaml] [flags]   the resolved configuration and layout
+swift config show     ... --sample N                              and N samples as the model will see them
+swift config validate [pt|sft|rlhf|train] [config.yaml] [flags]   only whether it is right
+swift config schema                                               JSON Schema, installed plugins included
+"""
+
+
+def run(_verb: str, args: list[str]) -> int:
+    """The verb."""
+    import sys
+
+    if not args or asks_for_help(args):
+        sys.stdout.write(USAGE)
+        return 0
+    action, rest = args[0], args[1:]
+    from swift.config import show
+
+    if action == "schema":
+        sys.stdout.write(show.schema_json())
+        return 0
+    if action not in ("show", "validate"):
+        actions = ("show", "validate", "schema")
+        raise UsageError(f"There is no `swift config {action}`.{did_you_mean(action, actions)}", hint=USAGE)
+    verb = rest.pop(0) if rest and rest[0] in TRAINING else "train"
+    samples = _take_samples(rest)
+    from swift.config.parse import parse
+
+    parsed = parse(rest, verb, complete=samples > 0 or action == "validate")
+    if action == "validate":
+        sys.stdout.write("The configuration is right.\n")
+        return 0
+    sys.stdout.write(show.resolved_yaml(parsed))
+    sys.stdout.write(show.layout(parsed))
+    if samples:
+        show.print_samples(parsed, samples)
+    return 0
+
+
+def _take_samples(args: list[str]) -> int:
+    """Remove `--sample N` from `args`; a bare `--sample` is one."""
+    for place, word in enumerate(args):
+        said, separator, value = word.partition("=")
+        if said != "--sample":
+            continue
+        del args[place]
+        if not separator and place < len(args) and args[place].isdecimal():
+            value = args.pop(place)
+        if value and not (value.isdecimal() and int(value) > 0):
+            raise UsageError(f"--sample takes a number of samples, not {value!r}.", hint="Type: --sample 1")
+        return int(value or 1)
+    return 0

@@ -1,0 +1,24 @@
+"""Verbs whose command line belongs to the part of swift that does their work."""
+
+from __future__ import annotations
+
+
+def infer(verb: str, args: list[str]) -> int:
+    """`swift infer | chat | eval`."""
+    from swift.infer.cli import run
+
+    return run(verb, args)
+
+
+def demo(_verb: str, args: list[str]) -> int:
+    """`swift demo`."""
+    from swift.demo.run import run
+
+    return run(args)
+
+
+def doctor(_verb: str, args: list[str]) -> int:
+    """`swift doctor`."""
+    from swift.doctor import run
+
+    return run(args)

@@ -1,0 +1,94 @@
+"""The entry point: finds the verb, runs it, and turns errors into one message and an exit code.
+
+Nothing but the standard library is imported before a verb is known: `swift --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from swift import __version__
+from swift.cli.verbs import ELSEWHERE, VERBS
+from swift.errors import SwiftError, UsageError, did_you_mean
+
+SHOW_TRACEBACK = "SWIFT_TRACEBACK"
+"""Environment variable: show where an error was raised."""
+
+
+def main() -> None:
+    """The `swift` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command and answer its exit code; every error that a user can mend is printed without a traceback."""
+    try:
+        return _dispatch(list(argv))
+    except SwiftError as error:
+        if os.environ.get(SHOW_TRACEBACK):
+            raise
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain("Interrupted.")
+        return 130
+    except BrokenPipeError:
+        # The reader (a pager, `head`) went away: that is its right. Nothing may be flushed into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        sys.stdout.write(overview(styled=sys.stdout.isatty()))
+        return 0
+    if argv[0] in ("--version", "-V"):
+        sys.stdout.write(f"swift {__version__}\n")
+        return 0
+    name = argv[0].replace("_", "-")
+    verb = VERBS.get(name)
+    if verb is None:
+        raise _unknown_verb(name)
+    module, _, function = verb.target.partition(":")
+    code: int = getattr(importlib.import_module(module), function)(name, argv[1:])
+    return code
+
+
+def overview(*, styled: bool) -> str:
+    """What `swift --help` prints."""
+    bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if styled else ("", "", "")
+    lines = [
+        f"{bold}swift{plain} {__version__}: train large language models on any parallel engine",
+        "",
+        f"{bold}Usage{plain}  swift VERB [flags]",
+    ]
+    group = ""
+    for verb in VERBS.values():
+        if verb.group != group:
+            group = verb.group
+            lines += ["", f"{bold}{group}{plain}"]
+        lines.append(f"  {verb.name:<11} {dim}{verb.summary}{plain}")
+    lines += [
+        "",
+        f"{bold}For example{plain}",
+        "  swift demo",
+        "  swift sft --model qwen3-0.6b --dataset data.jsonl",
+        "  swift sft --help",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _unknown_verb(name: str) -> UsageError:
+    if name in ELSEWHERE:
+        return UsageError(
+            f"This version of swift ({__version__}) does not have `swift {name}`.", hint="See: swift --help"
+        )
+    return UsageError(f"There is no `swift {name}`.{did_you_mean(name, VERBS)}", hint="All verbs: swift --help")
+
+
+def _complain(message: str) -> None:
+    colour, plain = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    sys.stderr.write(f"{colour}Error:{plain} {message}\n")

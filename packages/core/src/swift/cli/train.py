@@ -1,0 +1,27 @@
+"""`swift pt | sft | rlhf | train`: from a command line to a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from swift.cli.words import asks_for_help
+
+
+def run(verb: str, args: list[str]) -> int:
+    """Parse, say what the user should know, and train."""
+    if asks_for_help(args):
+        from swift.cli.help import show_training_help
+
+        show_training_help(verb, args)
+        return 0
+    from swift.config.parse import parse
+    from swift.launch import STARTED_BY_SWIFT, launch, reported_errors
+
+    with reported_errors():
+        parsed = parse(args, verb)
+    first_of_its_launcher = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    if first_of_its_launcher and STARTED_BY_SWIFT not in os.environ:
+        for note in parsed.notes:
+            sys.stderr.write(f"Note: {note}\n")
+    return launch(parsed, [verb, *args])

@@ -1,0 +1,10 @@
+"""Words that every verb understands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def asks_for_help(args: Sequence[str]) -> bool:
+    """Whether help is wanted instead of the verb's work."""
+    return any(word in ("-h", "--help") for word in args)

@@ -1,0 +1,261 @@
+"""The one table of flags that users of ms-swift and the Hugging Face trainer know, and what each sets here.
+
+Flags are spelled with `_`; `-` means the same. Most rename one key. The others translate their value: `--bf16` sets
+`model.dtype`, `--deepspeed zero3` chooses a backend and configures it. A setting whose name begins with `@` is not a
+key but a wish, which `swift.config.wishes` turns into keys once the whole configuration is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from swift.config.fields import core_fields
+from swift.config.values import as_switch
+from swift.errors import ConfigError, did_you_mean
+
+Settings = dict[str, Any]
+Translation = Callable[[str, Any], Settings]
+Arity = Literal["switch", "list", "mapping", "value", "optional", "any"]
+"""How many values a flag takes; 'optional' is none or one, 'any' leaves it to the plugin whose key it is."""
+
+RENAMED: dict[str, tuple[str, ...]] = {
+    "model.path": ("model", "model_id", "model_id_or_path", "model_name_or_path"),
+    "model.revision": ("model_revision",),
+    "model.random_weights": ("random_weights",),
+    "model.chat_template": ("chat_template",),
+    "model.trust_remote_code": ("trust_remote_code",),
+    "model.liger": ("use_liger_kernel",),
+    "data.train": ("dataset", "train_dataset"),
+    "data.validation": ("val_dataset", "eval_dataset"),
+    "data.split_ratio": ("split_dataset_ratio",),
+    "data.columns": ("columns",),
+    "data.system": ("system",),
+    "data.max_length": ("max_length", "max_seq_length", "seq_length"),
+    "data.truncation": ("truncation_strategy",),
+    "data.packing": ("packing",),
+    "data.padding_free": ("padding_free",),
+    "data.shuffle": ("dataset_shuffle",),
+    "data.streaming": ("streaming",),
+    "data.strict": ("strict",),
+    "data.workers": ("dataset_num_proc",),
+    "tuner.rank": ("lora_rank", "lora_r"),
+    "tuner.alpha": ("lora_alpha",),
+    "tuner.dropout": ("lora_dropout",),
+    "tuner.targets": ("target_modules", "lora_target_modules"),
+    "tuner.modules_to_save": ("modules_to_save",),
+    "tuner.dora": ("use_dora",),
+    "tuner.rslora": ("use_rslora",),
+    "tuner.lora_plus_ratio": ("lorap_lr_ratio", "loraplus_lr_ratio"),
+    "tuner.freeze": ("freeze_parameters",),
+    "tuner.train_only": ("trainable_parameters",),
+    "tuner.adapter": ("adapters", "adapter"),
+    "objective.name": ("objective", "rlhf_type"),
+    "objective.beta": ("beta",),
+    "objective.loss": ("loss_type",),
+    "objective.alpha": ("rpo_alpha", "cpo_alpha"),
+    "objective.gamma": ("simpo_gamma",),
+    "objective.desirable_weight": ("desirable_weight",),
+    "objective.undesirable_weight": ("undesirable_weight",),
+    "objective.label_smoothing": ("label_smoothing", "label_smoothing_factor"),
+    "optim.lr": ("learning_rate", "lr"),
+    "optim.warmup_ratio": ("warmup_ratio",),
+    "optim.warmup_steps": ("warmup_steps",),
+    "optim.weight_decay": ("weight_decay",),
+    "optim.beta1": ("adam_beta1",),
+    "optim.beta2": ("adam_beta2",),
+    "optim.eps": ("adam_epsilon", "adam_eps"),
+    "optim.max_grad_norm": ("max_grad_norm", "clip_grad"),
+    "parallel.dp_replicate": ("dp_replicate",),
+    "parallel.dp_shard": ("dp_shard",),
+    "parallel.tp": ("tp", "tensor_parallel_size", "tensor_model_parallel_size"),
+    "parallel.pp": ("pp", "pipeline_parallel_size", "pipeline_model_parallel_size"),
+    "parallel.vpp": ("vpp", "virtual_pipeline_model_parallel_size"),
+    "parallel.cp": ("cp", "context_parallel_size"),
+    "parallel.ep": ("ep", "expert_parallel_size", "expert_model_parallel_size"),
+    "parallel.etp": ("etp", "expert_tensor_parallel_size"),
+    "parallel.sequence_parallel": ("sequence_parallel",),
+    "parallel.ulysses": ("ulysses",),
+    "train.epochs": ("num_train_epochs", "max_epochs", "epochs"),
+    "train.micro_batch": ("per_device_train_batch_size", "micro_batch_size"),
+    "train.accumulation": ("gradient_accumulation_steps",),
+    "train.global_batch": ("global_batch_size",),
+    "train.gradient_checkpointing": ("gradient_checkpointing",),
+    "train.compile": ("torch_compile",),
+    "train.seed": ("seed",),
+    "train.eval_steps": ("eval_steps",),
+    "train.eval_batch": ("per_device_eval_batch_size",),
+    "train.metric_for_best": ("metric_for_best_model",),
+    "train.greater_is_better": ("greater_is_better",),
+    "train.early_stopping": ("early_stopping", "early_stop_interval"),
+    "checkpoint.save_steps": ("save_steps",),
+    "checkpoint.keep": ("save_total_limit",),
+    "checkpoint.asynchronous": ("async_save",),
+    "logging.output": ("output_dir",),
+    "logging.run_name": ("run_name",),
+    "logging.steps": ("logging_steps",),
+    "backend.name": ("backend",),
+    "backend.use_distributed_optimizer": ("use_distributed_optimizer",),
+    "export.exist_ok": ("exist_ok",),
+}
+"""Key → flags that set it to their value, as it is."""
+
+
+@dataclass(frozen=True)
+class Alias:
+    """One flag."""
+
+    flag: str
+    key: str
+    """The key that help lists it under."""
+    arity: Arity
+    translate: Translation
+    """(flag as typed, value) → settings."""
+
+
+def _choice(choices: Mapping[str, Settings]) -> Translation:
+    def translate(said: str, value: Any) -> Settings:
+        name = str(value).lower()
+        if name not in choices:
+            raise ConfigError(
+                f"{said} does not know {value!r}.{did_you_mean(name, choices)}",
+                hint=f"It takes one of: {', '.join(choices)}",
+            )
+        return dict(choices[name])
+
+    return translate
+
+
+def _when_on(settings: Settings, otherwise: Settings | None = None) -> Translation:
+    def translate(said: str, value: Any) -> Settings:
+        return dict(settings if as_switch(value, said) else otherwise or {})
+
+    return translate
+
+
+def _deepspeed(_said: str, value: Any) -> Settings:
+    return {"backend.name": "deepspeed", "backend.config": value}
+
+
+def _max_steps(_said: str, value: Any) -> Settings:
+    return {} if str(value) == "-1" else {"train.max_steps": value}
+
+
+def _resume(_said: str, value: Any) -> Settings:
+    words = {"true": "last", "false": None}
+    return {"checkpoint.resume": words.get(str(value).lower(), value)}
+
+
+def _report_to(_said: str, value: Any) -> Settings:
+    """`tensorboard` adds to what every run writes; `none` leaves only that."""
+    names = [value] if isinstance(value, str) else list(value)
+    if names == ["all"]:
+        return {}
+    extra = [name for name in names if name not in ("none", "console", "jsonl")]
+    return {"logging.report_to": ("console", "jsonl", *extra)}
+
+
+_TRAIN_TYPES: dict[str, Settings] = {
+    "full": {"tuner.kind": "full"},
+    "lora": {"tuner.kind": "lora"},
+    "qlora": {"tuner.kind": "lora", "tuner.quantize": "bnb-nf4"},
+    "dora": {"tuner.kind": "lora", "tuner.dora": True},
+    "rslora": {"tuner.kind": "lora", "tuner.rslora": True},
+    "pt": {"objective.name": "pt"},
+    "cpt": {"objective.name": "pt"},
+    **{name: {"objective.name": name} for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo")},
+}
+_DTYPES: dict[str, Settings] = {
+    "auto": {"model.dtype": "auto"},
+    **{name: {"model.dtype": "float32"} for name in ("float32", "fp32", "float")},
+    **{name: {"model.dtype": "bfloat16"} for name in ("bfloat16", "bf16")},
+    **{name: {"model.dtype": "float16"} for name in ("float16", "fp16", "half")},
+}
+_ATTENTION: dict[str, Settings] = {
+    name: {"model.attention": name} for name in ("auto", "flash_attention_2", "sdpa", "eager")
+} | {name: {"model.attention": "flash_attention_2"} for name in ("flash_attn", "flash_attn_2", "flash")}
+_METHODS: dict[str, Settings] = {
+    name: {"backend.name": name} for name in ("megatron", "fsdp", "deepspeed", "torch")
+} | {
+    "ddp": {"backend.name": "torch"},
+    "fsdp2": {"backend.name": "fsdp"},
+    "zero": {"backend.name": "deepspeed"},
+}
+_FSDP: dict[str, Settings] = {
+    name: {"backend.name": "fsdp"} for name in ("true", "fsdp2", "fsdp", "full_shard", "full_shard auto_wrap")
+} | {"false": {}}
+_SCHEDULES: dict[str, Settings] = {
+    name: {"optim.schedule": name} for name in ("cosine", "linear", "constant", "wsd")
+} | {
+    "constant_with_warmup": {"optim.schedule": "constant"},
+    "warmup_stable_decay": {"optim.schedule": "wsd"},
+}
+_OPTIMIZERS: dict[str, Settings] = {
+    **{name: {"optim.name": "adamw"} for name in ("adamw", "adamw_torch", "adamw_torch_fused")},
+    **{name: {"optim.name": "adamw_8bit"} for name in ("adamw_8bit", "adamw_bnb_8bit")},
+    "adafactor": {"optim.name": "adafactor"},
+}
+_LOSS_SCALES: dict[str, Settings] = {
+    "default": {"data.loss_on": "assistant"},
+    "all": {"data.loss_on": "all"},
+    "last_round": {"data.loss_on": "last_round"},
+}
+
+_TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
+    (("model_type",), "model.path", "value", lambda _, value: {"@model_type": value}),
+    (("torch_dtype", "dtype"), "model.dtype", "value", _choice(_DTYPES)),
+    (("bf16",), "model.dtype", "switch", _when_on({"model.dtype": "bfloat16"})),
+    (("fp16", "use_fp16"), "model.dtype", "switch", _when_on({"model.dtype": "float16"})),
+    (("attn_impl", "attn_implementation"), "model.attention", "value", _choice(_ATTENTION)),
+    (
+        ("use_flash_attn", "flash_attn"),
+        "model.attention",
+        "switch",
+        _when_on({"model.attention": "flash_attention_2"}, {"model.attention": "sdpa"}),
+    ),
+    (("loss_scale",), "data.loss_on", "value", _choice(_LOSS_SCALES)),
+    (("train_type", "tuner_type", "sft_type"), "tuner.kind", "value", _choice(_TRAIN_TYPES)),
+    (("optimizer", "optim"), "optim.name", "value", _choice(_OPTIMIZERS)),
+    (("lr_scheduler_type",), "optim.schedule", "value", _choice(_SCHEDULES)),
+    (
+        ("sequence_parallel_size",),
+        "parallel.sequence_parallel",
+        "value",
+        lambda _, value: {"@sequence_parallel_size": value},
+    ),
+    (("max_steps", "train_iters"), "train.max_steps", "value", _max_steps),
+    (("resume_from_checkpoint", "resume"), "checkpoint.resume", "optional", _resume),
+    (("report_to",), "logging.report_to", "list", _report_to),
+    (("deepspeed", "deepspeed_config"), "backend.name", "value", _deepspeed),
+    (("parallel_method",), "backend.name", "value", _choice(_METHODS)),
+    (("fsdp",), "backend.name", "optional", _choice(_FSDP)),
+    (("merge_lora",), "export.to", "switch", _when_on({"export.to": "hf"})),
+)
+
+IGNORED = ("local_rank",)
+"""Flags that launchers add to a command; the environment says the same."""
+
+
+@cache
+def aliases() -> dict[str, Alias]:
+    """Flag → alias."""
+    table = {}
+    for key, flags in RENAMED.items():
+        field = core_fields().get(key)
+        for flag in flags:
+            table[flag] = Alias(flag, key, field.kind if field else "any", _renamed(key))
+    for flags, key, arity, translate in _TRANSLATED:
+        table.update({flag: Alias(flag, key, arity, translate) for flag in flags})
+    return table
+
+
+@cache
+def flags_of(key: str) -> tuple[str, ...]:
+    """The aliases that help shows beside a key."""
+    return tuple(flag for flag, alias in aliases().items() if alias.key == key)
+
+
+def _renamed(key: str) -> Translation:
+    return lambda _, value: {key: value}

@@ -1,0 +1,109 @@
+"""The fields of sections as flat facts, from which flags, help and errors are made."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Union
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from swift.config.sections import Config
+
+_TYPE_NAMES = {
+    "str": "text",
+    "Path": "path",
+    "float": "number",
+    "int": "integer",
+    "bool": "switch",
+    "dict": "JSON",
+}
+
+Kind = Literal["switch", "list", "mapping", "value"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of the configuration."""
+
+    key: str
+    """`section.name`."""
+    kind: Kind
+    optional: bool
+    """True when the value may be left open (`null`)."""
+    default: Any
+    description: str
+    type_name: str
+    """For people: 'int', 'bool', 'a | b | c'."""
+
+    @property
+    def section(self) -> str:
+        return self.key.partition(".")[0]
+
+
+@cache
+def core_fields() -> dict[str, Field]:
+    """All keys of core's own sections."""
+    found = {}
+    for section, info in Config.model_fields.items():
+        model = info.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
+        found.update({field.key: field for field in model_fields(model, section)})
+    return found
+
+
+def model_fields(model: type[BaseModel], section: str) -> Iterator[Field]:
+    """The keys of one section's model, of core or of a plugin."""
+    for name, info in model.model_fields.items():
+        yield _field(f"{section}.{name}", info)
+
+
+def _field(key: str, info: FieldInfo) -> Field:
+    annotation, optional = _without_none(info.annotation)
+    return Field(
+        key=key,
+        kind=_kind(annotation),
+        optional=optional,
+        default=info.get_default(call_default_factory=True, validated_data={}),
+        description=info.description or "",
+        type_name=_type_name(annotation),
+    )
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    while typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) not in (Union, types.UnionType):
+        return annotation, False
+    members = typing.get_args(annotation)
+    rest = tuple(member for member in members if member is not type(None))
+    inner = _without_none(rest[0])[0] if len(rest) == 1 else Union[rest]  # noqa: UP007 - made from a tuple
+    return inner, len(rest) < len(members)
+
+
+def _kind(annotation: Any) -> Kind:
+    origin = typing.get_origin(annotation) or annotation
+    if origin is bool:
+        return "switch"
+    if origin in (tuple, list, set, frozenset):
+        return "list"
+    if origin is dict or (isinstance(origin, type) and issubclass(origin, BaseModel)):
+        return "mapping"
+    return "value"
+
+
+def _type_name(annotation: Any) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return " | ".join(str(value) for value in typing.get_args(annotation))
+    if origin is tuple:
+        return "list"
+    if origin in (Union, types.UnionType):
+        return " | ".join(_type_name(member) for member in typing.get_args(annotation))
+    name = str((origin or annotation).__name__)
+    return _TYPE_NAMES.get(name, name)

@@ -1,0 +1,182 @@
+"""From a command line, or the keywords of a call, to a validated configuration.
+
+Two phases. Core's own sections first; then the backend and the objective that they name are loaded, and each validates
+the keys that are its own. A YAML file is outranked by flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from swift.config.draft import Assignment, Draft, merge, nest
+from swift.config.fields import core_fields, model_fields
+from swift.config.files import read_yaml
+from swift.config.flags import Flag, read_flags
+from swift.config.problems import config_error
+from swift.config.sections import BackendSection, Config, ObjectiveSection
+from swift.config.values import coerce
+from swift.config.wishes import settle
+from swift.errors import ConfigError, UsageError
+from swift.plugins.load import LoadedPlugin, load_backend, load_objective
+from swift.plugins.plan import check_capabilities
+
+VERB_OBJECTIVES = {"pt": "pt", "sft": "sft"}
+"""Verbs that stand for one objective. `rlhf` takes any of preference learning, `train` takes any."""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A run as it was asked for."""
+
+    config: Config
+    """With the backend's and the objective's own options filled in."""
+    backend_options: BaseModel
+    objective_options: BaseModel
+    notes: list[str] = field(default_factory=list)
+    """What the user should hear before the run."""
+    nproc: int | None = None
+    """Processes to start on this machine; None when it was not said."""
+
+
+def parse(argv: Sequence[str], verb: str, *, complete: bool = True) -> Parsed:
+    """The run that `swift VERB ARGV` asks for. `complete` asks for a model and a data set."""
+    flags, words = read_flags(argv)
+    own = {flag.name: flag for flag in flags if flag.name in ("config", "nproc", "nproc_per_node")}
+    layer = Draft()
+    for flag in flags:
+        if flag.name not in own:
+            layer.add_flag(flag)
+    file = _file_layer(_config_file(own.get("config"), words))
+    parsed = _resolve([file, layer], verb, _nproc(own))
+    if complete:
+        _check_complete(parsed.config, verb)
+    return parsed
+
+
+def config_from_mapping(mapping: Mapping[str, Any], verb: str = "train", *, source: str = "arguments") -> Parsed:
+    """The run that keywords ask for: sections by name, dotted keys, or any alias of the command line."""
+    layer = Draft()
+    layer.add_mapping({key: value for key, value in mapping.items() if key != "nproc"}, {}, source)
+    nproc = mapping.get("nproc")
+    return _resolve([layer], verb, None if nproc is None else int(nproc))
+
+
+def _config_file(flag: Flag | None, words: list[str]) -> Path | None:
+    files = [word for word in words if word.endswith((".yaml", ".yml"))]
+    stray = [word for word in words if word not in files]
+    if stray:
+        raise UsageError(
+            f"{stray[0]!r} belongs to no flag.", hint="Flags begin with --; a configuration file ends in .yaml."
+        )
+    if flag is not None:
+        files.append(str(flag.value))
+    if len(files) > 1:
+        raise UsageError(f"There are {len(files)} configuration files: {', '.join(files)}.", hint="Give one.")
+    return Path(files[0]) if files else None
+
+
+def _file_layer(path: Path | None) -> Draft:
+    layer = Draft()
+    if path is not None:
+        content, lines = read_yaml(path)
+        layer.add_mapping(content, {key: f"{path}:{line}" for key, line in lines.items()}, str(path))
+    return layer
+
+
+def _nproc(own: Mapping[str, Flag]) -> int | None:
+    flag = own.get("nproc") or own.get("nproc_per_node")
+    if flag is None:
+        return None
+    if not str(flag.value).isdecimal() or int(flag.value) < 1:
+        raise ConfigError(f"{flag.said} takes a number of processes, not {flag.value!r}.", hint="Type: --nproc 2")
+    return int(flag.value)
+
+
+def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
+    merged = merge(layers)
+    notes = settle(merged)
+    _name_objective(merged, verb, notes)
+    nested = nest(merged)
+
+    def place(key: str) -> str:
+        """Where a key, or the nearest mapping around it, was set."""
+        while key and key not in merged:
+            key = key.rpartition(".")[0]
+        return merged[key].said if key else "configuration"
+
+    try:
+        config = Config.model_validate(nested)
+    except ValidationError as problem:
+        raise config_error(problem, place, core_fields()) from None
+    backend = load_backend(config.backend.name)
+    objective = load_objective(config.objective.name)
+    backend_options = _own_options(backend, "backend", config.backend, place)
+    objective_options = _own_options(objective, "objective", config.objective, place)
+    config = config.model_copy(
+        update={
+            "backend": BackendSection(name=config.backend.name, **backend_options.model_dump()),
+            "objective": ObjectiveSection(name=config.objective.name, **objective_options.model_dump()),
+        }
+    )
+    assert backend.capabilities is not None
+    check_capabilities(backend.capabilities, config, objective.object(objective_options))
+    return Parsed(config, backend_options, objective_options, notes, nproc)
+
+
+def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, place: Callable[[str], str]) -> BaseModel:
+    """Second phase: a plugin's model validates the keys of its section that core does not know."""
+    model = plugin.config_model
+    assert model is not None
+    fields = {field.key: field for field in model_fields(model, section)}
+    typed = {}
+    for name, value in (values.model_extra or {}).items():
+        known = fields.get(f"{section}.{name}")
+        typed[name] = coerce(known, value, place(f"{section}.{name}")) if known else value
+    try:
+        return model.model_validate(typed)
+    except ValidationError as problem:
+        owner = f"{plugin.entry.kind} {plugin.entry.name!r}"
+        raise config_error(problem, place, fields, section=section, owner=owner) from None
+
+
+def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) -> None:
+    """The verb says what is minimised, unless it leaves that open."""
+    asked = merged.get("objective.name")
+    meant = VERB_OBJECTIVES.get(verb)
+    if meant is not None:
+        if asked is not None and asked.value != meant:
+            other = str(asked.value) if asked.value in VERB_OBJECTIVES else "train"
+            raise ConfigError(
+                f"swift {verb} minimises the objective {meant!r}, but {asked.said} asks for {asked.value!r}.",
+                hint=f"Type: swift {other}" + ("" if other != "train" else f" --objective {asked.value}"),
+            )
+        merged["objective.name"] = Assignment(meant, f"swift {verb}")
+    elif verb == "rlhf":
+        if asked is None:
+            merged["objective.name"] = Assignment("dpo", "swift rlhf")
+            notes.append("The objective is dpo; --rlhf_type names another.")
+        elif asked.value in VERB_OBJECTIVES:
+            raise ConfigError(
+                f"{asked.said} asks for {asked.value!r}, which does not learn from preferences.",
+                hint=f"Type: swift {asked.value}",
+            )
+
+
+def _check_complete(config: Config, verb: str) -> None:
+    missing = []
+    if config.model.path is None:
+        missing.append("--model (a folder, a hub id or a short name such as qwen3-0.6b)")
+    if not config.data.train:
+        missing.append("--dataset (a file, a folder or a hub id)")
+    if missing:
+        model = config.model.path or "qwen3-0.6b"
+        data = config.data.train[0] if config.data.train else "data.jsonl"
+        raise UsageError(
+            f"swift {verb} needs {' and '.join(missing)}.",
+            hint=f"For example: swift {verb} --model {model} --dataset {data}",
+        )

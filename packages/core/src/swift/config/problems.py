@@ -1,0 +1,61 @@
+"""What pydantic found wrong, as one sentence a problem: the place, the value and the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from swift.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+_RULES: dict[str, str] = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "path_type": "a path",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "literal_error": "one of {expected}",
+    "enum": "one of {expected}",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+}
+
+
+def config_error(
+    problem: ValidationError, place: Callable[[str], str], known: Iterable[str], *, section: str = "", owner: str = ""
+) -> ConfigError:
+    """The error to show for `problem`; `place` tells where a key was set.
+
+    A plugin's model knows its keys without their `section`; `owner` names the plugin.
+    """
+    sentences = [_sentence(detail, place, list(known), section, owner) for detail in problem.errors(include_url=False)]
+    return ConfigError("\n".join(dict.fromkeys(sentences)))
+
+
+def _sentence(detail: ErrorDetails, place: Callable[[str], str], known: list[str], section: str, owner: str) -> str:
+    key = ".".join([*filter(None, [section]), *(str(part) for part in detail["loc"])])
+    if detail["type"] == "extra_forbidden":
+        of_whom = f" for the {owner}" if owner else ""
+        parent, _, leaf = key.rpartition(".")
+        siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == parent]
+        return f"{place(key)}: there is no key {key!r}{of_whom}.{did_you_mean(leaf, siblings)}"
+    if detail["type"] == "missing":
+        return f"{key} is missing."
+    rule = _RULES.get(detail["type"])
+    if rule is None:
+        return f"{place(key)}: {key} {detail['msg'].removeprefix('Value error, ')}."
+    wanted = rule.format(**detail.get("ctx", {}))
+    return f"{place(key)}: {key} must be {wanted}, not {detail['input']!r}."

@@ -1,0 +1,67 @@
+"""What `swift config` prints: the resolved configuration, its layout, its schema, and samples."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from swift.config.parse import Parsed
+from swift.config.sections import Config
+from swift.errors import PluginError
+from swift.plugins.discover import list_plugins
+from swift.plugins.load import load
+
+
+def resolved_yaml(parsed: Parsed) -> str:
+    """The whole configuration, as a file that gives the same run."""
+    return yaml.safe_dump(parsed.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def layout(parsed: Parsed) -> str:
+    """How the processes are laid out, as comment lines below the YAML."""
+    plan = parsed.config.parallel
+    processes = parsed.nproc or 1
+    model_parallel = plan.tp * plan.pp * plan.cp
+    replicas, rest = divmod(processes, model_parallel)
+    lines = [f"# backend: {parsed.config.backend.name}, objective: {parsed.config.objective.name}"]
+    if rest:
+        lines.append(f"# {processes} processes on this machine are not a multiple of tp × pp × cp = {model_parallel}")
+    else:
+        sizes = f"dp {replicas} × tp {plan.tp} × pp {plan.pp} × cp {plan.cp}"
+        lines.append(f"# processes on this machine: {processes} = {sizes}")
+        train = parsed.config.train
+        rows = train.global_batch or train.micro_batch * train.accumulation * replicas
+        lines.append(f"# rows per optimizer step: {rows}")
+    lines.extend(f"# {note}" for note in parsed.notes)
+    return "\n".join(lines) + "\n"
+
+
+def schema_json() -> str:
+    """JSON Schema of a configuration file; the sections of plugins by the name that selects them."""
+    schema = Config.model_json_schema()
+    definitions = schema["$defs"]
+    for group, section in (("swift.backends", "backend"), ("swift.objectives", "objective")):
+        branches: list[dict[str, Any]] = []
+        for entry in list_plugins(group):
+            if not entry.allowed:
+                continue
+            try:
+                model = load(entry).config_model
+            except PluginError:
+                continue  # `swift plugins --check` says what is wrong with it
+            assert model is not None
+            own = model.model_json_schema(ref_template=f"#/$defs/{section}.{entry.name}.{{model}}")
+            definitions.update({f"{section}.{entry.name}.{name}": part for name, part in own.pop("$defs", {}).items()})
+            properties = {"name": {"const": entry.name}, **own.get("properties", {})}
+            branches.append({"if": _named(entry.name, section), "then": {"properties": properties}})
+        if branches:
+            definitions[f"{section.title()}Section"]["allOf"] = branches
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def _named(name: str, section: str) -> dict[str, Any]:
+    default = Config().model_dump()[section]["name"]
+    condition: dict[str, Any] = {"properties": {"name": {"const": name}}}
+    return condition if name == default else {**condition, "required": ["name"]}

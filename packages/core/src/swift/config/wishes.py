@@ -1,0 +1,85 @@
+"""Flags whose meaning depends on the rest of the configuration, settled once all of it is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swift.config.draft import Assignment
+from swift.errors import ConfigError
+
+Merged = dict[str, Assignment]
+_ADAPTER_KEYS = frozenset(
+    f"tuner.{name}" for name in ("rank", "alpha", "dropout", "targets", "dora", "rslora", "lora_plus_ratio", "init")
+)
+
+
+def settle(merged: Merged) -> list[str]:
+    """Replace wishes (`@...`) by keys, in place; answers what is to be said aloud."""
+    notes: list[str] = []
+    _model_type(merged, notes)
+    _sequence_parallel_size(merged, notes)
+    _adapter_settings_without_adapter(merged, notes)
+    return notes
+
+
+def _value(merged: Merged, key: str, default: Any) -> Any:
+    assignment = merged.get(key)
+    return default if assignment is None else assignment.value
+
+
+def _model_type(merged: Merged, notes: list[str]) -> None:
+    """`--model_type` alone names the model; beside `--model` it is ms-swift's name of the architecture."""
+    wish = merged.pop("@model_type", None)
+    if wish is None:
+        return
+    if "model.path" in merged:
+        notes.append(f"{wish.said} {wish.value} is not needed: the model's own config.json says what it is.")
+    else:
+        merged["model.path"] = wish
+
+
+def _sequence_parallel_size(merged: Merged, notes: list[str]) -> None:
+    """Megatron's sequence parallelism is a switch tied to tensor parallelism; other engines cut sequences otherwise."""
+    wish = merged.pop("@sequence_parallel_size", None)
+    if wish is None:
+        return
+    size, tp = _whole(wish), _whole(merged.get("parallel.tp", Assignment(1, "--tp")))
+    if size == 1:
+        return
+    backend = _value(merged, "backend.name", "torch")
+    if backend != "megatron":
+        raise ConfigError(
+            f"{wish.said} {size} has no single meaning on the {backend} backend.",
+            hint=f"Type --ulysses {size} to cut sequences over attention heads, or --cp {size} to cut their context.",
+        )
+    if tp == 1:
+        raise ConfigError(
+            f"{wish.said} {size}: Megatron's sequence parallelism shards activations over the tensor parallel "
+            "processes, and --tp is 1.",
+            hint=f"Type --cp {size} to cut sequences without tensor parallelism (--ulysses is not Megatron's).",
+        )
+    merged["parallel.sequence_parallel"] = Assignment(True, wish.said)
+    other = f" (not over {size}; to cut sequences further: --cp {size})" if size != tp else ""
+    notes.append(
+        f"{wish.said} {size}: with Megatron this is a switch; it is on, over the {tp} tensor parallel processes{other}."
+    )
+
+
+def _adapter_settings_without_adapter(merged: Merged, notes: list[str]) -> None:
+    if _value(merged, "tuner.kind", "lora") != "full":
+        return
+    notes.extend(
+        f"{assignment.said} has no effect: all weights are trained (tuner.kind is full)."
+        for key, assignment in merged.items()
+        if key in _ADAPTER_KEYS
+    )
+
+
+def _whole(assignment: Assignment) -> int:
+    try:
+        number = int(assignment.value)
+    except (TypeError, ValueError):
+        number = 0
+    if number < 1:
+        raise ConfigError(f"{assignment.said} takes a whole number from 1, not {assignment.value!r}.")
+    return number

@@ -1,0 +1,182 @@
+"""`swift doctor`: what this machine has for training, and what to type to mend what it lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from swift import __version__
+from swift.cli.app import run_app
+from swift.errors import PluginError
+from swift.plugins.discover import CORE, list_plugins
+from swift.plugins.load import load
+
+Verdict = Literal["ok", "note", "broken"]
+_MARKS = {"ok": "[green]✓[/]", "note": "[yellow]·[/]", "broken": "[red]✗[/]"}
+_KERNELS = {
+    "flash_attn": ("flash-attn", "fast attention on NVIDIA GPUs"),
+    "liger_kernel": ("liger", "fused kernels on GPUs (--model.liger)"),
+    "bitsandbytes": ("qlora", "QLoRA and 8-bit AdamW"),
+}
+"""Import name → extra of swift-core, and what it is good for."""
+_LITTLE_SPACE_GIB = 20.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    topic: str
+    what: str
+    verdict: Verdict = "ok"
+    mend: str = ""
+    """What to type, or what follows."""
+
+
+def run(args: list[str]) -> int:
+    """The verb. Exit 1 when something is broken."""
+    return run_app("swift doctor", report, args)
+
+
+def report(as_json: Annotated[bool, typer.Option("--json", help="For programs")] = False) -> int:
+    """Examine versions, devices, kernels, plugins, offline state and disk space."""
+    findings = list(examine())
+    if as_json:
+        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
+    else:
+        _print(findings)
+    return 1 if any(finding.verdict == "broken" for finding in findings) else 0
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, by topic."""
+    yield from _versions()
+    yield from _devices()
+    yield from _kernels()
+    yield from _plugins()
+    yield from _offline()
+    yield from _disk()
+
+
+def _versions() -> Iterator[Finding]:
+    from packaging.requirements import Requirement
+
+    yield Finding("versions", f"swift {__version__}, Python {platform.python_version()}")
+    for text in metadata.requires(CORE) or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield Finding("versions", f"{requirement.name} is missing", "broken", f'pip install "{text}"')
+            continue
+        if requirement.specifier.contains(version, prereleases=True):
+            yield Finding("versions", f"{requirement.name} {version}")
+        else:
+            wanted = f"{requirement.name} {version}, but swift needs {requirement.specifier}"
+            yield Finding("versions", wanted, "broken", f'pip install "{text}"')
+
+
+def _devices() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as cause:  # a damaged installation fails in many ways
+        yield Finding("devices", f"torch cannot be imported: {cause}", "broken", "pip install --force-reinstall torch")
+        return
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            gpu = torch.cuda.get_device_properties(index)
+            yield Finding("devices", f"GPU {index}: {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB")
+        bf16 = "has" if torch.cuda.is_bf16_supported() else "does not have"
+        yield Finding("devices", f"CUDA {torch.version.cuda}; the GPU {bf16} bfloat16")
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding("devices", f"CPU, {cores} cores")
+    if shutil.which("nvidia-smi") and torch.version.cuda is None:
+        yield Finding(
+            "devices",
+            "there is an NVIDIA driver, but this torch is built without CUDA",
+            "broken",
+            "pip install --force-reinstall torch, without the CPU index",
+        )
+    else:
+        yield Finding("devices", "no GPU: training runs on the CPU, which suits small models only", "note")
+
+
+def _kernels() -> Iterator[Finding]:
+    for module, (extra, use) in _KERNELS.items():
+        if find_spec(module) is not None:
+            yield Finding("kernels", f"{module}: {use}")
+        else:
+            yield Finding("kernels", f"{module} is not installed: {use}", "note", f'pip install "{CORE}[{extra}]"')
+
+
+def _plugins() -> Iterator[Finding]:
+    usable: dict[str, list[str]] = {}
+    for entry in list_plugins():
+        if not entry.allowed:
+            yield Finding("plugins", f"{entry} is left out", "note", "SWIFT_PLUGINS decides which plugins are allowed")
+            continue
+        try:
+            load(entry)
+        except PluginError as error:
+            yield Finding("plugins", error.message, "broken", error.hint or "")
+        else:
+            usable.setdefault(entry.kind, []).append(entry.name)
+    for kind, names in usable.items():
+        yield Finding("plugins", f"{kind}s: {', '.join(names)}")
+
+
+def _offline() -> Iterator[Finding]:
+    switched_off = [name for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if os.environ.get(name, "0") != "0"]
+    if switched_off:
+        yield Finding("hub", f"offline ({', '.join(switched_off)}): models and data sets come from the cache", "note")
+    else:
+        yield Finding("hub", "models and data sets are downloaded when they are not in the cache")
+    cache = _hub_cache()
+    cached = sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in cache.glob("models--*"))
+    yield Finding("hub", f"cache {cache}: {len(cached)} models" + (f" ({', '.join(cached[:5])})" if cached else ""))
+
+
+def _disk() -> Iterator[Finding]:
+    for use, folder in (("runs here", Path.cwd()), ("hub cache", _hub_cache())):
+        there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        free = shutil.disk_usage(there).free / 2**30
+        if not os.access(there, os.W_OK):
+            yield Finding("disk", f"{use}: {there} cannot be written", "broken", "choose another with --output_dir")
+        elif free < _LITTLE_SPACE_GIB:
+            yield Finding("disk", f"{use}: {free:.1f} GiB free", "note", "--save_total_limit keeps checkpoints few")
+        else:
+            yield Finding("disk", f"{use}: {free:.0f} GiB free")
+
+
+def _hub_cache() -> Path:
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False)
+    topic = ""
+    for finding in findings:
+        if finding.topic != topic:
+            topic = finding.topic
+            console.print(f"[bold]{topic}[/]")
+        console.print(f"  {_MARKS[finding.verdict]} {escape(finding.what)}")
+        if finding.mend:
+            console.print(f"      [dim]→ {escape(finding.mend)}[/]")

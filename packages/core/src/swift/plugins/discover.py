@@ -1,0 +1,114 @@
+"""What is installed, read from entry points in metadata.
+
+Nothing is imported, so that listing cannot fail on a broken plugin.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+
+CORE = "swift-core"
+KINDS = {
+    "swift.backends": "backend",
+    "swift.exporters": "exporter",
+    "swift.objectives": "objective",
+    "swift.observers": "observer",
+}
+"""Entry-point group → what a plugin of that group is called."""
+
+ALLOW_LIST = "SWIFT_PLUGINS"
+"""Environment variable: names or distributions, comma separated, that may be loaded beside those of swift-core."""
+
+
+@dataclass(frozen=True)
+class PluginEntry:
+    """One entry point, as its distribution's metadata tells it."""
+
+    group: str
+    name: str
+    distribution: str
+    version: str
+    target: str
+    """`module:attribute`."""
+    requires_core: str | None
+    """The versions of swift-core that the distribution asks for, such as '>=0.1,<0.2'."""
+    allowed: bool = True
+    """False when SWIFT_PLUGINS leaves it out."""
+
+    @property
+    def kind(self) -> str:
+        """'backend', 'exporter', 'objective' or 'observer'."""
+        return KINDS[self.group]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r} ({self.distribution} {self.version})"
+
+
+def list_plugins(group: str | None = None) -> list[PluginEntry]:
+    """All plugins installed (of one group), by kind and name. Reads metadata, imports nothing."""
+    groups = list(KINDS) if group is None else [group]
+    allow_list = _allow_list()
+    found = [
+        _entry(point, allow_list)
+        for one in groups
+        for point in metadata.entry_points(group=one)
+        if point.dist is not None
+    ]
+    return sorted(found, key=lambda entry: (groups.index(entry.group), entry.name, entry.distribution))
+
+
+def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[PluginEntry]]:
+    """(group, name) → the allowed entries that share it, where there are several."""
+    shared: dict[tuple[str, str], list[PluginEntry]] = {}
+    for entry in entries:
+        if entry.allowed:
+            shared.setdefault((entry.group, entry.name), []).append(entry)
+    return {key: rivals for key, rivals in shared.items() if len(rivals) > 1}
+
+
+def _entry(point: metadata.EntryPoint, allow_list: frozenset[str] | None) -> PluginEntry:
+    distribution = point.dist
+    assert distribution is not None
+    name = distribution.metadata["Name"] or "unknown"
+    allowed = (
+        allow_list is None or _normal(name) == CORE or _normal(point.name) in allow_list or _normal(name) in allow_list
+    )
+    return PluginEntry(
+        group=point.group,
+        name=point.name,
+        distribution=name,
+        version=distribution.metadata["Version"] or "unknown",
+        target=point.value,
+        requires_core=_requires_core(distribution.requires or []),
+        allowed=allowed,
+    )
+
+
+def _allow_list() -> frozenset[str] | None:
+    value = os.environ.get(ALLOW_LIST)
+    if value is None:
+        return None
+    return frozenset(_normal(item) for item in value.split(",") if item.strip())
+
+
+def _requires_core(requirements: Iterable[str]) -> str | None:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    specifiers = []
+    for text in requirements:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue  # another tool's business: it does not concern swift-core
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if _normal(requirement.name) == CORE and applies:
+            specifiers.append(str(requirement.specifier))
+    return ",".join(filter(None, specifiers)) or None
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).strip().lower()

@@ -1,0 +1,161 @@
+"""Selecting a plugin by the name that users type: found, imported, checked. Each failure says what mends it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swift import __version__
+from swift.contracts import HOOK_API, Capabilities
+from swift.errors import PluginError, did_you_mean
+from swift.plugins.check import (
+    check_backend_attributes,
+    check_hook_api,
+    check_hooks,
+    check_objective_class,
+    upgrade,
+)
+from swift.plugins.discover import ALLOW_LIST, CORE, KINDS, PluginEntry, list_plugins
+from swift.plugins.known import KNOWN, install_command
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+@dataclass(frozen=True)
+class LoadedPlugin:
+    """A plugin that passed the checks of its kind."""
+
+    entry: PluginEntry
+    object: Any
+    """What is registered: an instance, or a module. For an objective, the class."""
+    hook_api: tuple[int, int] = HOOK_API
+    capabilities: Capabilities | None = None
+    """Of a backend."""
+    config_model: type[BaseModel] | None = None
+    """Validates the backend's section, or the objective's options."""
+
+
+def load_backend(name: str) -> LoadedPlugin:
+    """The backend that users call `name`."""
+    return load(find("swift.backends", name))
+
+
+def load_exporter(name: str) -> LoadedPlugin:
+    """The exporter that users call `name`."""
+    return load(find("swift.exporters", name))
+
+
+def load_objective(name: str) -> LoadedPlugin:
+    """The objective that users call `name`; `object` is its class, to be made with an instance of `config_model`."""
+    return load(find("swift.objectives", name))
+
+
+def load_observers(names: Iterable[str]) -> list[LoadedPlugin]:
+    """The observers of these names, in this order."""
+    return [load(find("swift.observers", name)) for name in names]
+
+
+def find(group: str, name: str) -> PluginEntry:
+    """The one installed and allowed plugin of that name."""
+    installed = list_plugins(group)
+    same = [entry for entry in installed if entry.name == name]
+    allowed = [entry for entry in same if entry.allowed]
+    if len(allowed) == 1:
+        return allowed[0]
+    if allowed:
+        raise _ambiguous(allowed)
+    if same:
+        raise PluginError(
+            f"{same[0]} is installed, but {ALLOW_LIST} leaves it out.",
+            hint=f"Add {same[0].distribution} to {ALLOW_LIST}, or unset it.",
+        )
+    raise _not_installed(group, name, installed)
+
+
+def load(entry: PluginEntry) -> LoadedPlugin:
+    """Import one plugin and make the checks of its kind."""
+    _check_core_requirement(entry)
+    target = _import(entry)
+    if entry.kind == "objective":
+        check_objective_class(entry, target)
+        return LoadedPlugin(entry, target, config_model=target.options_model)
+    hook_api = check_hook_api(entry, target)
+    plugin = _make(entry, target) if isinstance(target, type) else target
+    check_hooks(entry, plugin)
+    if entry.kind != "backend":
+        return LoadedPlugin(entry, plugin, hook_api, config_model=getattr(plugin, "config_model", None))
+    check_backend_attributes(entry, plugin)
+    return LoadedPlugin(entry, plugin, hook_api, plugin.capabilities, plugin.config_model)
+
+
+def _check_core_requirement(entry: PluginEntry) -> None:
+    from packaging.specifiers import SpecifierSet
+
+    if entry.requires_core and not SpecifierSet(entry.requires_core).contains(__version__, prereleases=True):
+        raise PluginError(
+            f"{entry} needs {CORE} {entry.requires_core}, but {__version__} is installed.",
+            hint=f'Run: pip install --upgrade "{CORE}{entry.requires_core}" {entry.distribution}',
+        )
+
+
+def _import(entry: PluginEntry) -> Any:
+    module, _, attribute = entry.target.partition(":")
+    try:
+        target: Any = importlib.import_module(module.strip())
+        for part in filter(None, attribute.split("[")[0].strip().split(".")):
+            target = getattr(target, part)
+    except (Exception, SystemExit) as cause:  # whatever a plugin's code raises when it is imported
+        reason = f"{type(cause).__name__}: {cause}"
+        raise PluginError(
+            f"{entry} could not be imported: {reason}.", hint=f"Run: {_mend_import(entry, cause)}"
+        ) from cause
+    return target
+
+
+def _mend_import(entry: PluginEntry, cause: BaseException) -> str:
+    known = install_command(entry.group, entry.name)
+    if known:
+        return known.replace("pip install", "pip install --upgrade")
+    missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+    own_package = entry.target.partition(":")[0].split(".")[0]
+    if missing and missing.split(".")[0] == own_package:
+        return f"pip install --force-reinstall --no-deps {entry.distribution}"
+    return upgrade(entry)
+
+
+def _make(entry: PluginEntry, target: type) -> Any:
+    try:
+        return target()
+    except Exception as cause:
+        raise PluginError(
+            f"{entry} could not be made: {type(cause).__name__}: {cause}.",
+            hint=f"A plugin's class is called without arguments. If it is not yours: {upgrade(entry)}",
+        ) from cause
+
+
+def _ambiguous(rivals: list[PluginEntry]) -> PluginError:
+    distributions = [entry.distribution for entry in rivals]
+    removable = [name for name in distributions if name != CORE]
+    return PluginError(
+        f"{rivals[0].kind} {rivals[0].name!r} is provided by {len(rivals)} distributions: "
+        + ", ".join(f"{entry.distribution} {entry.version}" for entry in rivals)
+        + ".",
+        hint=f"Uninstall one of them (pip uninstall {removable[0]}), or allow only the one that you want: "
+        f"{ALLOW_LIST}={distributions[0] if CORE not in distributions else CORE}",
+    )
+
+
+def _not_installed(group: str, name: str, installed: list[PluginEntry]) -> PluginError:
+    kind = KINDS[group]
+    command = install_command(group, name)
+    if command:
+        return PluginError(f"{kind} {name!r} is not installed.", hint=f"Run: {command}")
+    usable = sorted({entry.name for entry in installed if entry.allowed})
+    known = sorted(set(usable) | set(KNOWN.get(group, ())))
+    return PluginError(
+        f"There is no {kind} {name!r}.{did_you_mean(name, known)}",
+        hint=f"Installed: {', '.join(usable) or 'none'}. See: swift plugins",
+    )
