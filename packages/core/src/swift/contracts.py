@@ -292,3 +292,5 @@ class RunSummary:
     last_checkpoint: Path | None
     best_checkpoint: Path | None
     message: str = ""
+    signal: int | None = None
+    """The signal that stopped the run."""

@@ -1,0 +1,182 @@
+"""The training loop: one step after the other, evaluating and saving when it is time.
+
+`train` is the whole run on one process: config → data → (setup → wrap → shard) → steps → checkpoints → export.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from swift.contracts import RunSummary, StepRecord, StepResult
+from swift.errors import SwiftError, TrainingError
+from swift.train.evaluate import evaluate
+from swift.train.memory import peak_memory_gib
+from swift.train.prepare import Job, opened
+from swift.train.saving import Keeper
+from swift.train.signals import graceful_stop
+from swift.train.sums import NonFiniteStep
+
+if TYPE_CHECKING:
+    from swift.config.parse import Parsed
+    from swift.data.batch import Batch
+
+
+def train(
+    parsed: Parsed, *, rows: Sequence[Any] | None = None, validation_rows: Sequence[Any] | None = None
+) -> RunSummary:
+    """Run what `parsed` describes. `rows` and `validation_rows` are data sets that are already in memory."""
+    with graceful_stop() as signals, opened(parsed, rows=rows, validation_rows=validation_rows) as job:
+        return Loop(job, signals).run()
+
+
+class Loop:
+    """The steps of one run, on one process."""
+
+    def __init__(self, job: Job, signals: Sequence[int]) -> None:
+        self.job = job
+        self.run_facts = job.run
+        self.keeper = Keeper(job)
+        self._signals = signals
+        self._tokens = 0
+        self._started = time.monotonic()
+
+    def run(self) -> RunSummary:
+        """Until the last step, a signal, or patience with the evaluation is at its end."""
+        job = self.job
+        with ExitStack() as stack:
+            stack.callback(self.keeper.close)
+            if job.is_main:
+                job.engine.run_start(job.run)
+            try:
+                stopped = self._steps()
+                summary = self._summary("stopped" if stopped else "completed")
+                if not stopped:
+                    self.keeper.export()
+            except SwiftError as error:
+                self._fail(error)
+                raise
+            except Exception as error:
+                self._fail(error)
+                raise
+            self._end(summary)
+            return summary
+
+    def _steps(self) -> bool:
+        """Make the steps that are left; True when a signal ended them early."""
+        job, config = self.job, self.job.run.config
+        for step in range(job.state.step, job.run.total_steps):
+            record = self._step(step)
+            done = step + 1
+            last = done == job.run.total_steps
+            if last or self._due(done, config.train.eval_steps):
+                record = self._evaluated(record)
+            if job.is_main:
+                job.engine.step_end(job.run, record)
+            stop = job.comms.any(bool(self._signals))
+            wants_save = self._due(done, config.checkpoint.save_steps) or (last and config.checkpoint.save_last)
+            if wants_save or stop:
+                self.keeper.save(record)
+            if stop:
+                return True
+            if job.best.exhausted and record.evaluation is not None:
+                job.run.say(
+                    f"Stopping early: {config.train.early_stopping} evaluations in a row were no better than "
+                    f"{job.best.metric} {job.best.value:.6g} of step {job.best.step}."
+                )
+                if not wants_save:
+                    self.keeper.save(record)
+                return False
+        return False
+
+    def _step(self, step: int) -> StepRecord:
+        job = self.job
+        begin = time.monotonic()
+        batch = job.plan.batch(step, job.topology.data_rank, job.topology.data_size)
+        data_seconds = time.monotonic() - begin
+        ready, objective = job.ready(batch)
+        try:
+            result = job.engine.train_step(job.run, job.state, ready, objective)
+        except NonFiniteStep as failure:
+            raise self._not_finite(step, failure) from None
+        self._tokens += batch.tokens
+        return StepRecord(
+            step=step + 1,
+            total_steps=job.run.total_steps,
+            epoch=job.plan.epoch_at(step + 1),
+            result=result,
+            tokens=batch.tokens,
+            padded_tokens=_padded_tokens(batch),
+            seconds=time.monotonic() - begin,
+            data_seconds=data_seconds,
+            memory_gib=peak_memory_gib(job.topology.device),
+        )
+
+    def _due(self, done: int, every: int | None) -> bool:
+        """Every so many steps, or at the end of each epoch."""
+        if every is not None:
+            return done % every == 0
+        return self.job.plan.ends_epoch(done - 1)
+
+    def _evaluated(self, record: StepRecord) -> StepRecord:
+        job = self.job
+        batches = job.validation_batches()
+        if batches is None:
+            return record
+        evaluation = evaluate(job.engine, job.run, job.state, batches, job.ready)
+        job.best.update(record.step, evaluation)
+        return replace(record, evaluation=evaluation)
+
+    def _not_finite(self, step: int, failure: NonFiniteStep) -> TrainingError:
+        samples = sorted({sample for samples in self.job.comms.gather(failure.sample_ids) for sample in samples})
+        if samples:
+            shown = ", ".join(map(str, samples[:8])) + (" ..." if len(samples) > 8 else "")
+            where = f"The loss of these samples is not finite: {shown}."
+        else:
+            where = "Every sample's own loss is finite: the gradient overflowed."
+        return TrainingError(
+            f"Step {step + 1} gave loss {failure.loss} and gradient norm {failure.grad_norm}. {where} "
+            "The weights are as they were before the step.",
+            hint="Lower --learning_rate, look at the samples, or resume from "
+            f"{self.keeper.last or 'an earlier checkpoint (none was saved)'}.",
+        )
+
+    def _summary(self, status: str, message: str = "") -> RunSummary:
+        return RunSummary(
+            status=status,
+            steps=self.job.state.step,
+            seconds=time.monotonic() - self._started,
+            tokens=self._tokens,
+            last_checkpoint=self.keeper.last,
+            best_checkpoint=self.keeper.best,
+            message=message,
+            signal=self._signals[0] if self._signals else None,
+        )
+
+    def _fail(self, error: Exception) -> None:
+        """Observers learn of it, whatever state the run is in; the error itself goes on to the user."""
+        self._end(self._summary("failed", str(error)))
+
+    def _end(self, summary: RunSummary) -> None:
+        if self.job.is_main:
+            self.job.engine.run_end(self.job.run, summary)
+
+
+def _padded_tokens(batch: Batch) -> int:
+    """Tokens that go through the model, scaled up from this process's slice."""
+    lengths = [len(segment) for row in batch.rows for sample in row for segment in sample.segments]
+    if batch.flat or not lengths:
+        return batch.tokens
+    padded, at = 0, 0
+    for start in range(0, len(batch.rows), batch.micro_rows):
+        rows = batch.rows[start : start + batch.micro_rows]
+        count = sum(len(sample.segments) for row in rows for sample in row)
+        padded += count * max(lengths[at : at + count])
+        at += count
+    return round(batch.tokens * padded / sum(lengths))
+
+
+__all__ = ["Loop", "StepResult", "train"]

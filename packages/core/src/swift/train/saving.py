@@ -1,0 +1,114 @@
+"""When to keep what: checkpoints of a run, the links to its last and best one, and the export at its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift.checkpoint.folders import BEST, checkpoint_folder, clean_stale, link, prune, whole_checkpoints
+from swift.checkpoint.save import PendingSave, save_checkpoint, wait_for_saves
+from swift.contracts import StepRecord
+from swift.models.tuners import adapter_config as peft_config
+
+if TYPE_CHECKING:
+    from swift.contracts import CheckpointWriter
+    from swift.train.prepare import Job
+
+
+def adapter_config(job: Job) -> dict[str, Any] | None:
+    """The PEFT configuration of the adapters in training, or None when all weights are trained."""
+    return job.run.facts.get("adapter_config") or None
+
+
+class Keeper:
+    """Saves when it is told to, keeps as many as the user wants, and knows the last and the best."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._pending: PendingSave | None = None
+        self._pending_step: int | None = None
+        self._cleaned = False
+        self.last: Path | None = job.resumed_from
+        self._saved_steps: set[int] = set()
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint of the best evaluation, when it was kept."""
+        step = self._job.best.step
+        folder = None if step is None else checkpoint_folder(self._job.run.folder, step)
+        return folder if folder is not None and folder.is_dir() else None
+
+    def save(self, record: StepRecord) -> None:
+        """Save the state after a step; in the background where the user wants it."""
+        job = self._job
+        self._settle()
+        self._clean_once()
+        config = job.run.config.checkpoint
+        metrics = {"loss": record.result.loss, **{f"eval_{k}": v for k, v in (record.evaluation or {}).items()}}
+        manifest = job.manifest.model_copy(
+            update={
+                "step": record.step,
+                "rows": job.plan.position(record.step),
+                "adapter": adapter_config(job),
+                "metrics": metrics,
+                "facts": {"progress": {"best": job.best.to_json(), "epoch": record.epoch}},
+            }
+        )
+        self._pending_step = record.step
+        self._pending = save_checkpoint(
+            job.run.folder,
+            record.step,
+            fill=self._fill,
+            manifest=manifest,
+            is_main=job.is_main,
+            extra=self._model_weights if config.model_weights else None,
+            asynchronous=config.asynchronous,
+        )
+        if self._pending.done():
+            self._settle()
+
+    def export(self) -> None:
+        """Write the export that the run was asked to end with."""
+        from swift.export.run import export_run
+
+        options = self._job.run.config.export
+        if options.to is not None:
+            self._settle()
+            export_run(self._job, options)
+
+    def close(self) -> None:
+        """Wait for a save that is still going on."""
+        wait_for_saves(self._job.run.folder)
+        self._settle()
+
+    def _fill(self, writer: CheckpointWriter) -> None:
+        self._job.engine.save_checkpoint(self._job.run, self._job.state, writer)
+
+    def _model_weights(self, folder: Path) -> None:
+        from swift.export.run import write_model_weights
+
+        write_model_weights(self._job, folder)
+
+    def _settle(self) -> None:
+        """What follows a save that is whole: tell observers, move the links, let old ones go."""
+        if self._pending is None or self._pending_step is None:
+            return
+        pending, step = self._pending, self._pending_step
+        self._pending = self._pending_step = None
+        self.last = pending.wait()
+        job = self._job
+        if not job.is_main:
+            return
+        job.engine.checkpoint_saved(job.run, step, self.last)
+        if job.best.step is not None and job.best.step in whole_checkpoints(job.run.folder):
+            link(job.run.folder, BEST, job.best.step)
+        if job.run.config.checkpoint.keep is not None:
+            prune(job.run.folder, job.run.config.checkpoint.keep, job.best.step)
+
+    def _clean_once(self) -> None:
+        if not self._cleaned and self._job.is_main:
+            clean_stale(self._job.run.folder)
+        self._cleaned = True
+
+
+__all__ = ["Keeper", "adapter_config", "peft_config"]
