@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from swift.checkpoint import Boxes, flat_boxes, part_boxes
 
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 from forked import on_processes
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
 from swift.checkpoint import Boxes, Manifest, flat_boxes, open_checkpoint, save_checkpoint, wait_for_saves
 from swift.checkpoint.names import model_name, optim_name
 from swift.errors import CheckpointError
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 SHAPES = {"a.weight": (10, 6), "b.weight": (7, 3, 2), "c.bias": (5,), "d": ()}
 
@@ -203,7 +204,7 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
 
 def test_a_tensor_that_no_process_has_in_full_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     half = Boxes((4, 2), [((0, 0), torch.zeros(3, 2))], dtype=torch.float32)
-    with pytest.raises(CheckpointError, match="6 of the 8 elements of model.a are there"):
+    with pytest.raises(CheckpointError, match=r"6 of the 8 elements of model\.a are there"):
         save(tmp_path, 1, {"model.a": half})
     assert list(tmp_path.iterdir()) == []
 
@@ -214,5 +215,5 @@ def test_missing_tensors_and_other_shapes_are_named(tmp_path: Path) -> None:
         reader.tensors({"model.lost": torch.zeros(2)})
     with pytest.raises(CheckpointError, match=r"model\.a\.weight \(\(10, 6\) saved, \(10, 7\) here\)"):
         reader.tensors({"model.a.weight": torch.zeros(10, 7)})
-    with pytest.raises(CheckpointError, match="no tensor model.lost"):
+    with pytest.raises(CheckpointError, match=r"no tensor model\.lost"):
         reader.read("model.lost")
