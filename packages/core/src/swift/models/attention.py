@@ -1,0 +1,226 @@
+"""Which attention kernel a model runs with, and one of our own for samples that lie end to end.
+
+Without flash-attn, transformers keeps packed samples apart with a mask of tokens × tokens and computes all of it.
+`swift_varlen` cuts queries, keys and values at the boundaries instead and calls torch's kernel on each sample, so
+that work and memory grow with the sum of squared lengths.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from swift.errors import ModelError
+
+VARLEN = "swift_varlen"
+FLASH = "flash_attention_2"
+_SEPARABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Types of layers in which samples that lie end to end can be kept apart; recurrent ones carry state across."""
+_VARLEN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """A decision, to be shown to the user and given to the model."""
+
+    name: str
+    """As users write it: 'flash_attention_2', 'sdpa' or 'eager'."""
+    implementation: str
+    """As transformers knows it."""
+    flat: bool
+    """Whether it was made for samples that lie end to end."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Lengths of the samples that lie end to end in one row, padding at its end included as one more."""
+
+    lengths: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+
+def choose_attention(
+    requested: str, config: Any, *, flat: bool, device: str, dtype: torch.dtype | None = None
+) -> AttentionChoice:
+    """The kernel for a model of this transformers `config`; says why when it isn't the fastest one there is.
+
+    What was asked for by name is honoured or refused, never replaced. `flat` tells whether samples are laid end to
+    end; `dtype` is the precision of the arithmetic, where it is known.
+    """
+    model_class = _model_class(config)
+    if flat and (mixing := _layer_types(config) - _SEPARABLE_LAYERS):
+        raise ModelError(
+            f"{config.model_type} has {', '.join(sorted(mixing))} layers, which carry state from one sample to the "
+            "next when samples are laid end to end.",
+            hint="Turn it off: --data.packing false --data.padding_free false",
+        )
+    flash_obstacle = _flash_obstacle(config, model_class, device, dtype)
+    sdpa_obstacle = _sdpa_obstacle(config, model_class)
+    if requested == FLASH and flash_obstacle:
+        raise ModelError(
+            f"model.attention flash_attention_2 cannot be used: {flash_obstacle}.",
+            hint="Type --model.attention auto, or on a GPU: pip install 'swift-core[flash-attn]'",
+        )
+    if requested == "sdpa" and sdpa_obstacle:
+        raise ModelError(
+            f"model.attention sdpa cannot be used: {sdpa_obstacle}.", hint="Type --model.attention eager (or auto)"
+        )
+    if requested == FLASH or (requested == "auto" and not flash_obstacle):
+        why = "asked for" if requested == FLASH else "the fastest here"
+        return AttentionChoice(FLASH, FLASH, flat, why)
+    why = "asked for" if requested != "auto" else f"not flash_attention_2: {flash_obstacle}"
+    if requested == "eager" or sdpa_obstacle:
+        if requested == "auto":
+            why = f"{why}; not sdpa: {sdpa_obstacle}"
+        return AttentionChoice("eager", "eager", flat, f"{why}{_masked(flat)}")
+    if not flat:
+        return AttentionChoice("sdpa", "sdpa", flat, why)
+    if varlen_obstacle := _varlen_obstacle(config, model_class):
+        return AttentionChoice("sdpa", "sdpa", flat, f"{why}; {varlen_obstacle}{_masked(flat)}")
+    return AttentionChoice("sdpa", VARLEN, flat, f"{why}; sample by sample, without a mask")
+
+
+def use_attention(model: Any, choice: AttentionChoice) -> None:
+    """Make the transformers `model` run with `choice`."""
+    if model.config._attn_implementation == choice.implementation:
+        return
+    model.set_attn_implementation(choice.implementation)
+    if model.config._attn_implementation != choice.implementation:
+        raise ModelError(
+            f"{type(model).__name__} does not let its attention be changed from "
+            f"{model.config._attn_implementation} to {choice.name}.",
+            hint=f"Type --model.attention {model.config._attn_implementation}",
+        )
+
+
+def varlen_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packing: Packing | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each sample of a row; tensors are [1, heads, tokens, width].
+
+    Without `packing` (generation, padded batches) it is transformers' own sdpa, mask and all.
+    """
+    if packing is None:
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return output
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise ModelError(
+                f"{type(module).__name__} uses {name}, which attention without a mask does not know.",
+                hint="Type --model.attention eager",
+            )
+    queries, keys, values = (tensor.split_with_sizes(packing.lengths, dim=2) for tensor in (query, key, value))
+    outputs = [
+        _causal(*sample, dropout=dropout, scaling=scaling, window=sliding_window)
+        for sample in zip(queries, keys, values, strict=True)
+    ]
+    return torch.cat(outputs, dim=1), None
+
+
+def _causal(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    dropout: float,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    length = query.shape[2]
+    groups = query.shape[1] // key.shape[1]
+    mask = None
+    if window is not None and length > window:
+        places = torch.arange(length, device=query.device)
+        distance = places[:, None] - places[None, :]
+        mask = (distance >= 0) & (distance < window)
+        key, value = repeat_kv(key, groups), repeat_kv(value, groups)  # with a mask only the slow kernel knows groups
+    output = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=mask is None and groups > 1,
+    )
+    return output.transpose(1, 2)
+
+
+AttentionInterface.register(VARLEN, varlen_attention)
+AttentionMaskInterface.register(VARLEN, sdpa_mask)
+
+
+def packing_of(boundaries: Sequence[int], tokens: int) -> Packing:
+    """The lengths between `boundaries`, and what is left up to `tokens`."""
+    edges = [*boundaries, tokens] if tokens > boundaries[-1] else boundaries
+    return Packing(tuple(end - start for start, end in pairwise(edges)))
+
+
+def _model_class(config: Any) -> Any:
+    """The transformers class for `config`, or None for code that came with the model."""
+    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+
+
+def _layer_types(config: Any) -> set[str]:
+    return set(getattr(config, "layer_types", None) or ())
+
+
+def _masked(flat: bool) -> str:
+    return "; samples are kept apart by a mask of tokens x tokens, which is slow" if flat else ""
+
+
+def _flash_obstacle(config: Any, model_class: Any, device: str, dtype: torch.dtype | None) -> str:
+    if not device.startswith("cuda"):
+        return f"it needs an NVIDIA GPU, and this run is on {device}"
+    if importlib.util.find_spec("flash_attn") is None:
+        return "the package flash-attn is not installed"
+    if dtype is not None and dtype not in (torch.float16, torch.bfloat16):
+        return f"it has no {str(dtype).removeprefix('torch.')} arithmetic"
+    if model_class is not None and not model_class._supports_flash_attn:
+        return f"{config.model_type} does not support it"
+    return ""
+
+
+def _sdpa_obstacle(config: Any, model_class: Any) -> str:
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return f"{config.model_type} caps its attention logits, which sdpa leaves out"
+    if model_class is not None and not model_class._supports_sdpa:
+        return f"{config.model_type} does not support it"
+    return ""
+
+
+def _varlen_obstacle(config: Any, model_class: Any) -> str:
+    # Models that support flash attention tell the kernel all that it needs (windows, caps, sinks); others may
+    # have put it into the mask alone.
+    known = model_class is not None and model_class._supports_flash_attn and model_class._can_set_attn_implementation()
+    if not known or _layer_types(config) - _VARLEN_LAYERS:
+        return f"{config.model_type} needs its mask"
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None):
+        return f"{config.model_type} does not attend causally"
+    return ""

@@ -1,0 +1,215 @@
+"""What a transformers model says about a micro-batch, in the views that objectives ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from swift.contracts import ModelView, Need
+from swift.data.batch import MicroBatch, collate
+from swift.data.samples import Encoded, Segment
+from swift.errors import ModelError
+from swift.models.attention import FLASH, VARLEN, AttentionChoice, packing_of, use_attention
+from swift.models.logps import LogitTransform, TokenViews, token_logps, token_logps_of_module
+
+HEAD_NEEDS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS})
+PROBE_LOGIT = 40.0
+"""The head is compared at logits of this size, where a cap or a scale that was missed shows."""
+
+
+class ViewModule(nn.Module):
+    """A model whose forward pass answers with a `ModelView`, so that DDP or FSDP can wrap all of it.
+
+    The decoder runs to hidden states; the output head sees, in chunks, only the tokens that count. Both ways are
+    compared with the model's own logits when this module is made (or by a call of `self_check` once weights are
+    there, if they are on the meta device). A head that does something unknown is left to the model, all logits at
+    once; a layout that changes the numbers is refused.
+    """
+
+    def __init__(self, model: nn.Module, *, attention: AttentionChoice, say: Callable[[str], None] = print) -> None:
+        super().__init__()
+        self.model = model
+        self.attention = attention
+        self.own_logits = False
+        """True when the model computes its logits itself, all at once."""
+        self.masks_padding = False
+        """True when the model is given a mask for padding; causal models need none, padding being on the right."""
+        self._say = say
+        causal_lm = causal_lm_of(model)
+        use_attention(causal_lm, attention)
+        self._transform = transform_of(causal_lm.config)
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            self.self_check()
+
+    def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
+        """The views of `batch`. Tokens without weight are not looked at: their values are zero."""
+        provided = HEAD_NEEDS | {Need.REFERENCE_LOGPS} | (set() if self.own_logits else {Need.HIDDEN})
+        if missing := set(needs) - provided:
+            raise ModelError(f"This model cannot be viewed as {', '.join(sorted(missing))}.")
+        causal_lm = causal_lm_of(self.model)
+        places = batch.weights.flatten().nonzero()[:, 0]
+        targets = batch.targets.flatten().index_select(0, places)
+        hidden = None
+        if self.own_logits:
+            logits = causal_lm(**self._inputs(batch)).logits.flatten(0, 1).index_select(0, places)
+            views = token_logps_of_module(lambda piece: piece, logits, targets, vocabulary=logits.shape[-1], want=needs)
+        else:
+            hidden = causal_lm.get_decoder()(**self._inputs(batch)).last_hidden_state
+            views = self._through_head(hidden.flatten(0, 1).index_select(0, places), targets, needs)
+
+        def spread(values: torch.Tensor) -> torch.Tensor:
+            blank = values.new_zeros(batch.targets.numel())
+            return blank.index_copy(0, places, values).view(batch.targets.shape)
+
+        return ModelView(
+            token_logps=spread(views.logps) if Need.TOKEN_LOGPS in needs else None,
+            token_correct=spread(views.correct) if Need.TOKEN_CORRECT in needs else None,
+            mean_logps=spread(views.mean_logps) if Need.MEAN_LOGPS in needs else None,
+            hidden=hidden if Need.HIDDEN in needs else None,
+        )
+
+    @torch.no_grad()
+    def self_check(self) -> None:
+        """Compare head and layout with the model's own logits on a few tokens, in evaluation mode."""
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            flash = self.attention.implementation == FLASH  # has no fp32 arithmetic
+            with torch.autocast(self._device().type, torch.bfloat16, enabled=flash):
+                self._check_head()
+                self._check_layout()
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def _inputs(self, batch: MicroBatch) -> dict[str, Any]:
+        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+        if batch.boundaries is None:
+            if self.masks_padding:
+                inputs["attention_mask"] = batch.attention_mask
+            return inputs
+        inputs["position_ids"] = batch.position_ids
+        if self.attention.implementation == VARLEN:
+            inputs["packing"] = packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1])
+            # A mask of four dimensions counts as ready-made: transformers builds none of its own, and ours isn't read.
+            inputs["attention_mask"] = batch.weights.new_zeros((1, 1, 1, 1))
+        elif self.attention.implementation == FLASH:
+            packing = packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1])
+            edges = torch.tensor([0, *np.cumsum(packing.lengths)], dtype=torch.int32, device=batch.input_ids.device)
+            inputs |= {"cu_seq_lens_q": edges, "cu_seq_lens_k": edges}
+            inputs |= {"max_length_q": packing.longest, "max_length_k": packing.longest}
+        return inputs
+
+    def _through_head(self, hidden: torch.Tensor, targets: torch.Tensor, needs: Collection[Need]) -> TokenViews:
+        causal_lm = causal_lm_of(self.model)
+        head = causal_lm.get_output_embeddings()
+        if _is_matrix(head):
+            return token_logps(hidden, head.weight, targets, bias=head.bias, transform=self._transform, want=needs)
+        size = causal_lm.config.get_text_config().vocab_size
+        return token_logps_of_module(head, hidden, targets, vocabulary=size, transform=self._transform, want=needs)
+
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _check_head(self) -> None:
+        causal_lm = causal_lm_of(self.model)
+        try:
+            agrees = _head_agrees(causal_lm, self._transform, _probe_ids(causal_lm, 8).to(self._device()))
+        except (AttributeError, TypeError):  # no separate decoder and head, or not with the usual answers
+            agrees = False
+        if not agrees:
+            self.own_logits = True
+            self._say(
+                f"{type(causal_lm).__name__} does something to its logits that is not known here: "
+                "they are computed all at once, as the model does it, which takes more memory."
+            )
+
+    def _check_layout(self) -> None:
+        causal_lm = causal_lm_of(self.model)
+        ids = [_probe_ids(causal_lm, length) for length in (7, 4)]
+        samples = [Encoded(n, (_all_learned(row[0].numpy()),)) for n, row in enumerate(ids)]
+        batch = collate(samples, flat=self.attention.flat, pad_to_multiple=8).to(self._device())
+        expected = [_own_logps(causal_lm, row.to(self._device())) for row in ids]
+        if self._layout_agrees(batch, expected):
+            return
+        name = type(causal_lm).__name__
+        if self.attention.flat:
+            raise ModelError(
+                f"{name} gives other numbers when samples are laid end to end: it would mix them.",
+                hint="Turn it off: --data.packing false --data.padding_free false",
+            )
+        self.masks_padding = True
+        if not self._layout_agrees(batch, expected):
+            raise ModelError(f"{name} gives other numbers when samples are padded.", hint="Type --train.micro_batch 1")
+
+    def _layout_agrees(self, batch: MicroBatch, expected: list[torch.Tensor]) -> bool:
+        logps = self(batch, {Need.TOKEN_LOGPS}).token_logps
+        found = torch.cat([logps[batch.segment_ids == n][:-1] for n in range(batch.segments)])
+        reference = torch.cat(expected)
+        exact = reference.dtype == torch.float32 and not torch.is_autocast_enabled(self._device().type)
+        tolerance = 1e-4 if exact else 0.15
+        return bool(((found - reference.float()).abs() <= tolerance * (1 + reference.float().abs())).all())
+
+
+def causal_lm_of(model: nn.Module) -> Any:
+    """The transformers model, taken out of PEFT's wrapper."""
+    get_base_model = getattr(model, "get_base_model", None)
+    return model if get_base_model is None else get_base_model()
+
+
+def transform_of(config: Any) -> LogitTransform:
+    """What the architecture does to its head's output, as far as its configuration tells."""
+    config = config.get_text_config()
+    scale = 1.0
+    for name in ("logit_scale", "lm_head_multiplier"):  # Cohere; Falcon-H1
+        scale *= getattr(config, name, None) or 1.0
+    scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite
+    return LogitTransform(scale, getattr(config, "final_logit_softcapping", None))  # Gemma
+
+
+def _is_matrix(head: nn.Module) -> bool:
+    """Whether calling the head is a product with its weight and nothing else."""
+    hooks = head._forward_hooks or head._forward_pre_hooks
+    return type(head) is nn.Linear and type(head.weight) in (nn.Parameter, torch.Tensor) and not hooks
+
+
+def _probe_ids(causal_lm: Any, length: int) -> torch.Tensor:
+    """A few token ids, spread over the vocabulary."""
+    vocabulary: int = causal_lm.get_input_embeddings().weight.shape[0]
+    return torch.arange(1, length + 1)[None] * 7919 % vocabulary
+
+
+def _all_learned(ids: np.ndarray) -> Segment:
+    weights = np.ones(len(ids), dtype=np.float32)
+    weights[0] = 0
+    return Segment(ids.astype(np.int32), weights)
+
+
+def _own_logps(causal_lm: Any, ids: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = causal_lm(input_ids=ids, use_cache=False).logits[0, :-1]
+    logps = logits.float().log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    return logps.to(logits.dtype)  # the precision tells how closely others can agree
+
+
+def _head_agrees(causal_lm: Any, transform: LogitTransform, ids: torch.Tensor) -> bool:
+    decoder, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
+    if decoder is causal_lm or head is None:
+        return False
+    hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
+    loud = hidden * (PROBE_LOGIT / head(hidden).abs().max().clamp(min=1e-3))
+
+    def make_loud(_module: nn.Module, _arguments: Any, output: Any) -> Any:
+        output["last_hidden_state"] = loud
+        return output
+
+    hook = decoder.register_forward_hook(make_loud)
+    try:
+        own = causal_lm(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    tolerance = PROBE_LOGIT * (1e-5 if own.dtype == torch.float32 else 2e-2)
+    return bool(((transform(head(loud)) - own.float()).abs() <= tolerance).all())

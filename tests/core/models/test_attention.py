@@ -1,0 +1,96 @@
+"""Which attention is chosen, what is said about it, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+import transformers
+
+from swift.errors import ModelError
+from swift.models.attention import FLASH, VARLEN, choose_attention, packing_of
+
+QWEN = transformers.Qwen3Config()
+
+
+@pytest.fixture
+def flash_attn_installed(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "flash_attn" else found(name))
+
+
+def test_auto_says_why_it_is_not_flash_attention():
+    choice = choose_attention("auto", QWEN, flat=False, device="cpu")
+    assert (choice.name, choice.implementation) == ("sdpa", "sdpa")
+    assert "NVIDIA GPU" in choice.reason
+    assert "flash-attn is not installed" in choose_attention("auto", QWEN, flat=False, device="cuda:0").reason
+
+
+def test_packed_samples_go_one_by_one_through_sdpa_when_there_is_no_flash_attention():
+    assert choose_attention("auto", QWEN, flat=True, device="cpu").implementation == VARLEN
+    assert choose_attention("sdpa", QWEN, flat=True, device="cpu").implementation == VARLEN
+
+
+def test_flash_attention_asked_for_where_it_cannot_run_is_refused_with_the_command_that_helps():
+    with pytest.raises(ModelError, match="NVIDIA GPU") as caught:
+        choose_attention(FLASH, QWEN, flat=False, device="cpu")
+    assert "pip install 'swift-core[flash-attn]'" in str(caught.value)
+
+
+def test_flash_attention_is_taken_on_a_gpu_in_half_precision_only(flash_attn_installed):
+    def chosen(dtype: torch.dtype) -> str:
+        return choose_attention("auto", QWEN, flat=True, device="cuda", dtype=dtype).implementation
+
+    assert chosen(torch.bfloat16) == FLASH
+    assert chosen(torch.float32) == VARLEN
+    with pytest.raises(ModelError, match="float32"):
+        choose_attention(FLASH, QWEN, flat=True, device="cuda", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_capped_attention_logits_fall_back_to_eager_aloud_and_refuse_sdpa(flat):
+    config = transformers.Gemma2Config()
+    choice = choose_attention("auto", config, flat=flat, device="cpu")
+    assert choice.implementation == "eager"
+    assert "caps its attention logits" in choice.reason
+    assert ("mask of tokens" in choice.reason) == flat
+    with pytest.raises(ModelError, match="caps its attention logits"):
+        choose_attention("sdpa", config, flat=flat, device="cpu")
+
+
+def test_attention_sinks_fall_back_to_eager():
+    assert choose_attention("auto", transformers.GptOssConfig(), flat=True, device="cpu").implementation == "eager"
+
+
+def test_recurrent_layers_refuse_packing_but_not_padding():
+    config = transformers.Qwen3NextConfig()
+    with pytest.raises(ModelError, match="linear_attention") as caught:
+        choose_attention("auto", config, flat=True, device="cpu")
+    assert "--data.packing false" in str(caught.value)
+    assert choose_attention("auto", config, flat=False, device="cpu").implementation == "sdpa"
+
+
+def test_a_model_with_chunks_of_attention_keeps_its_mask():
+    choice = choose_attention("auto", transformers.Llama4TextConfig(), flat=True, device="cpu")
+    assert choice.implementation == "sdpa"
+    assert "mask" in choice.reason
+
+
+def test_padding_at_the_end_of_a_pack_is_one_more_sample():
+    assert packing_of([0, 3, 7], 10).lengths == (3, 4, 3)
+    assert packing_of([0, 3, 7], 7).lengths == (3, 4)
+
+
+def test_attention_of_ours_generates_like_the_usual_one():
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, pad_token_id=0, eos_token_id=None, initializer_range=0.3,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    prompts = torch.tensor([[0, 0, 5, 6, 7], [9, 8, 7, 6, 5]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    expected = model.generate(prompts, attention_mask=mask, max_new_tokens=8, do_sample=False)
+    model.set_attn_implementation(VARLEN)
+    assert torch.equal(model.generate(prompts, attention_mask=mask, max_new_tokens=8, do_sample=False), expected)

@@ -1,0 +1,248 @@
+"""Views of real transformers architectures against their own plain forward pass, sample by sample."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+
+from swift.contracts import Need
+from swift.data.batch import collate
+from swift.data.samples import Encoded, Segment
+from swift.errors import ModelError
+from swift.models.attention import choose_attention
+from swift.models.view import ViewModule
+
+torch.set_num_threads(1)
+
+NEEDS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS})
+SMALL = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,  # large, so that attention matters to the loss
+}
+WINDOW = {"sliding_window": 6}
+MODELS = {
+    "qwen3": lambda: transformers.Qwen3Config(**SMALL),
+    "qwen3 with windows": lambda: transformers.Qwen3Config(
+        **SMALL, **WINDOW, use_sliding_window=True, max_window_layers=1
+    ),
+    "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "mistral with windows": lambda: transformers.MistralConfig(**SMALL, **WINDOW),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=101, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+    ),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SMALL, **WINDOW, query_pre_attn_scalar=8, final_logit_softcapping=5.0
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**SMALL, **WINDOW),
+    "qwen3 moe": lambda: transformers.Qwen3MoeConfig(
+        **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24
+    ),
+    "cohere": lambda: transformers.CohereConfig(**SMALL, logit_scale=0.25),
+    "granite": lambda: transformers.GraniteConfig(**SMALL, logits_scaling=4.0),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(
+        **{k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "head_dim")}
+    ),
+}  # fmt: skip
+
+
+def build(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS[name]())
+    return model.eval()
+
+
+def samples(lengths=(9, 14, 3, 1, 11)) -> list[Encoded]:
+    random = np.random.default_rng(0)
+    made = []
+    for n, length in enumerate(lengths):
+        weights = random.integers(0, 2, length).astype(np.float32) * random.random(length).astype(np.float32)
+        weights[0] = 0
+        made.append(Encoded(n, (Segment(random.integers(3, 101, length).astype(np.int32), weights),)))
+    return made
+
+
+def attention(model, *, flat: bool, requested: str = "auto"):
+    return choose_attention(requested, model.config, flat=flat, device="cpu", dtype=torch.float32)
+
+
+def plain_loss(model, sample: Encoded) -> torch.Tensor:
+    """Weighted negative log-likelihood by the model's own forward pass."""
+    segment = sample.segments[0]
+    ids = torch.from_numpy(segment.input_ids.astype(np.int64))[None]
+    logps = model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    return -(logps * torch.from_numpy(segment.weights)[1:]).sum()
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_loss_and_gradients(model, viewed: ViewModule, *, flat: bool, pad_to_multiple: int = 1) -> None:
+    expected = sum(plain_loss(model, sample) for sample in samples())
+    expected.backward()
+    reference = {name: gradient.clone() for name, gradient in gradients(model).items()}
+    model.zero_grad()
+    batch = collate(samples(), flat=flat, pad_to_multiple=pad_to_multiple)
+    loss = -(viewed(batch, {Need.TOKEN_LOGPS}).token_logps * batch.weights).sum()
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    found = gradients(model)
+    assert found.keys() == reference.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(
+            gradient,
+            reference[name],
+            rtol=1e-4,
+            atol=2e-5 * reference[name].abs().max().item() + 1e-6,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("flat", [True, False], ids=["end to end", "padded"])
+def test_losses_and_gradients_equal_those_of_each_sample_alone(name, flat):
+    model = build(name)
+    said = []
+    viewed = ViewModule(model, attention=attention(model, flat=flat), say=said.append)
+    assert not said
+    assert_same_loss_and_gradients(model, viewed, flat=flat, pad_to_multiple=8)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral with windows", "gpt2"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_keeps_packed_samples_apart(name, reentrant):
+    model = build(name)
+    viewed = ViewModule(model, attention=attention(model, flat=True))
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.train()
+    if reentrant:
+        model.enable_input_require_grads()
+    assert_same_loss_and_gradients(model, viewed, flat=True)
+
+
+@pytest.mark.parametrize("requested", ["sdpa", "eager"])
+def test_every_attention_that_can_be_asked_for_gives_the_same_numbers(requested):
+    model = build("qwen3")
+    viewed = ViewModule(model, attention=attention(model, flat=True, requested=requested))
+    assert_same_loss_and_gradients(model, viewed, flat=True)
+
+
+def test_no_mask_of_tokens_times_tokens_is_built_for_packed_samples():
+    model = build("mistral with windows")
+    viewed = ViewModule(model, attention=attention(model, flat=True))
+    batch = collate(samples([30, 40, 30]), flat=True)
+    shapes = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
+            result = function(*arguments, **(kwargs or {}))
+            shapes.extend(tuple(x.shape) for x in [result] if isinstance(x, torch.Tensor))
+            return result
+
+    with Watch():
+        viewed(batch, {Need.TOKEN_LOGPS}).token_logps.sum().backward()
+    assert not [shape for shape in shapes if shape.count(100) >= 2]
+
+
+def test_accuracy_and_vocabulary_means_are_those_of_the_own_logits():
+    model = build("qwen3")
+    viewed = ViewModule(model, attention=attention(model, flat=False))
+    batch = collate(samples(), flat=False)
+    view = viewed(batch, NEEDS)
+    logits = model(input_ids=batch.input_ids).logits
+    counts = batch.weights != 0
+    assert torch.equal(view.token_correct[counts], (logits.argmax(-1) == batch.targets)[counts].float())
+    torch.testing.assert_close(view.mean_logps[counts], logits.log_softmax(-1).mean(-1)[counts])
+    assert not view.token_logps[~counts].any()
+
+
+def test_hidden_states_are_given_when_asked_for():
+    model = build("llama")
+    viewed = ViewModule(model, attention=attention(model, flat=False))
+    batch = collate(samples([5]), flat=False)
+    expected = model(input_ids=batch.input_ids, output_hidden_states=True).hidden_states[-1]
+    torch.testing.assert_close(viewed(batch, {Need.HIDDEN}).hidden, expected)
+    with pytest.raises(ModelError, match="scores"):
+        viewed(batch, {Need.SCORES})
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["q_proj", "lm_head"]], ids=["body", "head too"])
+def test_adapters_on_body_and_head_train_as_in_the_own_forward_pass(targets):
+    torch.manual_seed(0)
+    model = get_peft_model(build("llama"), LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
+    viewed = ViewModule(model, attention=attention(model, flat=True))
+    assert_same_loss_and_gradients(model, viewed, flat=True)
+    assert all("lora" in name for name in gradients(model))
+
+
+def test_a_micro_batch_without_any_weight_reaches_every_parameter_with_zeros():
+    model = build("qwen3")
+    viewed = ViewModule(model, attention=attention(model, flat=True))
+    batch = collate(samples(), flat=True)
+    batch.weights.zero_()
+    viewed(batch, {Need.TOKEN_LOGPS}).token_logps.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+class Squared(transformers.LlamaForCausalLM):
+    """A head that does something that no configuration tells."""
+
+    def forward(self, **inputs):
+        output = super().forward(**inputs)
+        output.logits = output.logits + 0.1 * output.logits**2
+        return output
+
+
+def test_a_head_that_is_not_understood_is_left_to_the_model_and_said_aloud():
+    torch.manual_seed(0)
+    model = Squared(MODELS["llama"]()).eval()
+    said = []
+    viewed = ViewModule(model, attention=attention(model, flat=True), say=said.append)
+    assert "Squared" in said[0]
+    assert_same_loss_and_gradients(model, viewed, flat=True)
+
+
+def test_a_model_that_mixes_packed_samples_is_refused():
+    model = build("qwen3")
+    layer = model.model.layers[0]
+    forward = layer.forward
+    layer.forward = lambda hidden, **kwargs: forward(hidden + hidden.cumsum(1), **kwargs)
+    with pytest.raises(ModelError, match="laid end to end"):
+        ViewModule(model, attention=attention(model, flat=True))
+
+
+def test_the_check_leaves_modes_and_random_state_as_they_were():
+    model = build("qwen3").train()
+    model.lm_head.eval()
+    state = torch.get_rng_state()
+    ViewModule(model, attention=attention(model, flat=True))
+    assert model.training
+    assert not model.lm_head.training
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_model_on_the_meta_device_is_checked_once_its_weights_are_there():
+    real = build("qwen3")
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(MODELS["qwen3"]())
+    viewed = ViewModule(model, attention=attention(model, flat=True))
+    viewed.model = copy.deepcopy(real)
+    viewed.model.set_attn_implementation(viewed.attention.implementation)
+    viewed.self_check()
+    assert not viewed.own_logits
