@@ -1,0 +1,92 @@
+"""One folder with all the distributions, good and broken, side by side: a broken one must never disturb the others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from distributions import Distribution, backend, install
+
+OBSERVERS = '''
+from swift import hookimpl
+
+seen = []
+
+
+class Doubler:
+    """Goes around the backend's step."""
+
+    @hookimpl(wrapper=True)
+    def swift_train_step(self, batch):
+        seen.append(("before", batch))
+        result = yield
+        seen.append(("after", result.loss))
+        result.loss *= 2
+        return result
+
+
+class Listener:
+    @hookimpl
+    def swift_step_end(self, record):
+        seen.append(("told", record))
+
+
+class Rogue:
+    """Steps itself, which is the backend's business."""
+
+    @hookimpl
+    def swift_train_step(self, batch):
+        return 99
+'''
+STEP = "    def swift_train_step(self, batch):"
+DISTRIBUTIONS = [
+    backend("acme-good", "acme"),
+    backend("acme-import", "broken-import", ("from swift.contracts", "import acme_needs_this\nfrom swift.contracts")),
+    backend("acme-crash", "crashing", ("class Options", "raise RuntimeError('no driver')\n\n\nclass Options")),
+    backend("acme-future", "future", ("HOOK_API = HOOK_API", "HOOK_API = (HOOK_API[0], HOOK_API[1] + 1)")),
+    backend("acme-ancient", "ancient", ("HOOK_API = HOOK_API", "HOOK_API = (HOOK_API[0] - 1, 7)")),
+    backend("acme-silent", "silent", ("    HOOK_API = HOOK_API\n", "")),
+    backend("acme-misspelt", "misspelt", ("def swift_train_step", "def swift_trian_step")),
+    backend(
+        "acme-twice",
+        "twice",
+        (
+            "class Engine:",
+            "class Engine:\n    @hookimpl(specname='swift_setup')\n    def other(self):\n        return 1\n",
+        ),
+    ),
+    backend("acme-missing", "missing-hook", ("    @hookimpl\n    def swift_teardown", "    def _teardown")),
+    backend("acme-undecorated", "undecorated", (f"    @hookimpl\n{STEP}", STEP)),
+    backend("acme-default", "default", (STEP, STEP.replace("batch", "batch=None"))),
+    backend("acme-argument", "argument", (STEP, STEP.replace("batch", "batches"))),
+    backend("acme-newer-core", "newer-core", requires=("swift-core>=99",)),
+    backend("acme-capable", "no-capabilities", ("    capabilities = Capabilities", "    ability = Capabilities")),
+    backend("twin-one", "twin"),
+    backend("twin-two", "twin"),
+    backend("acme-torch", "torch"),
+    Distribution(
+        "acme-observers",
+        OBSERVERS,
+        {"swift.observers": {"doubler": "Doubler", "listener": "Listener", "rogue": "Rogue"}},
+    ),
+]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the distributions are installed in."""
+    folder = tmp_path_factory.mktemp("site")
+    install(DISTRIBUTIONS, folder, tmp_path_factory.mktemp("wheels"))
+    return folder
+
+
+@pytest.fixture
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The distributions, installed for one test."""
+    monkeypatch.delenv("SWIFT_PLUGINS", raising=False)
+    monkeypatch.syspath_prepend(str(site))
+    yield site
+    for distribution in DISTRIBUTIONS:
+        sys.modules.pop(distribution.module, None)

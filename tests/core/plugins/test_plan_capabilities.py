@@ -1,0 +1,83 @@
+"""A plan that a backend cannot honour is refused with the reason, who can, and what to type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift.config.parse import parse
+from swift.config.sections import Config
+from swift.contracts import Capabilities, Need
+from swift.errors import UnsupportedPlan
+from swift.plugins.plan import check_capabilities
+
+
+class Objective:
+    """As much of an objective as the check reads."""
+
+    name = "thoughtful"
+    needs = frozenset({Need.TOKEN_LOGPS})
+
+
+OBJECTIVE: Any = Objective()
+
+
+def refusal(capabilities: Capabilities, sections: dict[str, Any], objective: Any = OBJECTIVE) -> str:
+    with pytest.raises(UnsupportedPlan) as caught:
+        check_capabilities(capabilities, Config.model_validate(sections), objective)
+    return str(caught.value)
+
+
+ABLE = Capabilities(tuners=frozenset({"full", "lora"}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "lacking"),
+    [
+        ({"parallel": {"pp": 2}}, "parallel.pp 2"),
+        ({"parallel": {"dp_shard": 4}}, "parallel.dp_shard 4"),
+        ({"parallel": {"sequence_parallel": True}}, "parallel.sequence_parallel"),
+        ({"model": {"dtype": "bfloat16"}}, "model.dtype bfloat16"),
+        ({"tuner": {"dora": True}}, "tuner.dora"),
+        ({"tuner": {"quantize": "bnb-nf4"}}, "tuner.quantize bnb-nf4"),
+        ({"checkpoint": {"asynchronous": True}}, "checkpoint.asynchronous"),
+        ({"train": {"compile": True}}, "train.compile"),
+    ],
+)
+def test_what_is_lacking_is_named(sections: dict[str, Any], lacking: str) -> None:
+    message = refusal(ABLE, sections)
+    assert f"The torch backend does not have {lacking}." in message
+    assert "go on without" in message
+
+
+def test_a_plan_within_the_capabilities_passes() -> None:
+    everything = {"tuner": {"dora": True}, "parallel": {"tp": 2}, "checkpoint": {"asynchronous": True}}
+    capable = Capabilities(parallel=frozenset({"tp"}), tuners=frozenset({"lora", "dora"}), async_checkpoint=True)
+    check_capabilities(capable, Config.model_validate(everything), OBJECTIVE)
+    check_capabilities(ABLE, Config(), OBJECTIVE)
+
+
+def test_an_objectives_need_that_the_backend_cannot_supply_is_named() -> None:
+    class Rewarding(Objective):
+        needs = frozenset({Need.SCORES})
+
+    assert "'thoughtful' needs (scores)" in refusal(ABLE, {}, Rewarding())
+
+
+def test_an_installed_backend_that_has_it_is_recommended(installed: Path) -> None:
+    message = refusal(ABLE, {"parallel": {"tp": 2}})
+    assert "Installed backends that have it: acme." in message
+    assert "--backend acme" in message
+
+
+def test_a_backend_made_for_it_is_recommended_where_none_is_installed() -> None:
+    message = refusal(ABLE, {"parallel": {"pp": 2}})
+    assert 'pip install "swift-core[megatron]"' in message
+
+
+def test_the_command_line_refuses_before_anything_is_loaded() -> None:
+    with pytest.raises(UnsupportedPlan, match=r"parallel\.tp 4, parallel\.pp 2") as caught:
+        parse(["--model", "m", "--dataset", "d", "--tp", "4", "--pp=2"], "sft")
+    assert caught.value.exit_code == 2

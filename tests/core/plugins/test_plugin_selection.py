@@ -1,0 +1,53 @@
+"""Selecting a plugin that is broken: the error names it, its distribution, the cause and what mends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swift.errors import PluginError
+from swift.plugins.load import load_backend, load_observers
+
+BROKEN = [
+    ("broken-import", "acme-import", "No module named 'acme_needs_this'", "pip install --upgrade acme-import"),
+    ("crashing", "acme-crash", "RuntimeError: no driver", "pip install --upgrade acme-crash"),
+    ("future", "acme-future", "hook API 1.1, but this core speaks 1.0", "pip install --upgrade swift-core"),
+    ("ancient", "acme-ancient", "hook API 0.7, but this core speaks 1.0", "pip install --upgrade acme-ancient"),
+    ("silent", "acme-silent", "does not say which hook API", "HOOK_API = (1, 0)"),
+    ("misspelt", "acme-misspelt", "unknown hook 'swift_trian_step'", "Did you mean 'swift_train_step'?"),
+    ("twice", "acme-twice", "implements swift_setup 2 times (other, swift_setup)", "Keep one of them"),
+    ("missing-hook", "acme-missing", "does not implement swift_teardown", "pip install --upgrade acme-missing"),
+    ("undecorated", "acme-undecorated", "swift_train_step without @hookimpl", "Decorate it"),
+    ("default", "acme-default", "gives 'batch' of swift_train_step a default value", "without '='"),
+    ("argument", "acme-argument", "asks for 'batches' in swift_train_step", "Did you mean 'batch'?"),
+    ("newer-core", "acme-newer-core", "needs swift-core >=99", 'pip install --upgrade "swift-core>=99"'),
+    ("no-capabilities", "acme-capable", "None as its capabilities", "swift.Capabilities"),
+]
+
+
+@pytest.mark.parametrize(("name", "distribution", "cause", "remedy"), BROKEN, ids=[case[0] for case in BROKEN])
+def test_a_broken_backend_says_what_is_wrong_and_what_mends_it(
+    installed: Path, name: str, distribution: str, cause: str, remedy: str
+) -> None:
+    with pytest.raises(PluginError) as caught:
+        load_backend(name)
+    message = str(caught.value)
+    assert f"backend {name!r} ({distribution} 1.0)" in message
+    assert cause in message
+    assert remedy in message
+
+
+def test_a_good_backend_loads_beside_the_broken_ones(installed: Path) -> None:
+    plugin = load_backend("acme")
+    assert plugin.capabilities is not None
+    assert "tp" in plugin.capabilities.parallel
+    assert plugin.config_model is not None
+    assert plugin.config_model().model_dump() == {"speed": 1}
+    assert plugin.hook_api == (1, 0)
+
+
+def test_an_observer_must_not_take_a_backends_place(installed: Path) -> None:
+    with pytest.raises(PluginError, match="implements swift_train_step, which only the selected backend may") as caught:
+        load_observers(["rogue"])
+    assert "wrapper=True" in str(caught.value)
