@@ -76,7 +76,7 @@ def lock_run_folder(folder: Path) -> RunLock:
     """Claim the folder for this process (the main one of a run), or refuse if another run is writing into it."""
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        pass
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in _NO_LOCKS_HERE:
             holder = os.read(descriptor, 100).decode(errors="replace").strip()
