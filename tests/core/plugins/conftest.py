@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from distributions import Distribution, backend, install
+from small_distributions import Distribution, backend, install
 
 OBSERVERS = '''
 from swift import hookimpl
@@ -54,7 +54,7 @@ DISTRIBUTIONS = [
         "twice",
         (
             "class Engine:",
-            "class Engine:\n    @hookimpl(specname='swift_setup')\n    def other(self):\n        return 1\n",
+            "class Engine:\n    @hookimpl(specname='swift_setup')\n    def other(self): ...\n",
         ),
     ),
     backend("acme-missing", "missing-hook", ("    @hookimpl\n    def swift_teardown", "    def _teardown")),

@@ -32,7 +32,7 @@ def test_an_allow_list_leaves_out_all_but_what_it_names(installed: Path, monkeyp
     assert {("acme-observers", "doubler"), ("twin-one", "twin"), ("swift-core", "torch")} <= allowed
     assert not any(distribution in ("acme-good", "twin-two", "acme-torch") for distribution, _ in allowed)
     assert ("acme-observers", "listener") not in allowed
-    with pytest.raises(PluginError, match="acme-good 1.0.*SWIFT_PLUGINS leaves it out"):
+    with pytest.raises(PluginError, match=r"acme-good 1\.0.*SWIFT_PLUGINS leaves it out"):
         load_backend("acme")
 
 
@@ -75,7 +75,7 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
 def test_the_table_lists_broken_plugins_and_only_check_minds_them(
     installed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["plugins", "--json"]) == 3  # two names are taken twice, which metadata alone tells
+    assert run(["plugins", "--json"]) == 0
     listed = {(row["name"], row["distribution"]): row for row in json.loads(capsys.readouterr().out)}
     assert listed["broken-import", "acme-import"]["status"] == "found"
     assert listed["twin", "twin-one"]["status"] == "name also taken by twin-two"

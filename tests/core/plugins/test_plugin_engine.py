@@ -51,7 +51,7 @@ def test_runs_do_not_see_each_others_plugins(installed: Path) -> None:
 
 def test_a_hook_that_forgets_to_answer_is_named(installed: Path) -> None:
     engine = open_engine(load_backend("acme"))
-    with pytest.raises(PluginError, match="swift_forward answered nothing.*acme-good 1.0"):
+    with pytest.raises(PluginError, match=r"swift_forward answered nothing.*acme-good 1\.0"):
         engine.forward(ANYTHING, ANYTHING, ANYTHING, ANYTHING)
 
 
@@ -74,7 +74,7 @@ def test_all_processes_stop_when_one_has_another_version(installed: Path) -> Non
 def test_a_plugin_that_only_one_process_has_is_a_difference(installed: Path) -> None:
     backend, observers = load_backend("acme"), load_observers(["listener"])
     everyone = [fingerprint([backend]), fingerprint([backend, *observers])]
-    with pytest.raises(PluginError, match="'listener' is acme-observers 1.0 .* on rank 1, but not there on rank 0"):
+    with pytest.raises(PluginError, match=r"'listener' is acme-observers 1\.0 .* on rank 1, but not there on rank 0"):
         compare_fingerprints(everyone[0], lambda _: everyone)
 
 

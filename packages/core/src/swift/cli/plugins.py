@@ -26,7 +26,7 @@ class Row:
 
     @property
     def broken(self) -> bool:
-        """Whether `--check` has found something that keeps it from being used."""
+        """Whether something is known that keeps it from being used."""
         return self.entry.allowed and self.status not in (OK, FOUND)
 
 
@@ -45,7 +45,7 @@ def show(
         sys.stdout.write(json.dumps([_facts(row) for row in rows], indent=2) + "\n")
     else:
         _print_table(rows)
-    return PluginError.exit_code if any(row.broken for row in rows) else 0
+    return PluginError.exit_code if check and any(row.broken for row in rows) else 0
 
 
 def plugin_rows(*, check: bool) -> list[Row]:
