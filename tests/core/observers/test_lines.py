@@ -79,7 +79,7 @@ def h200_run(make_run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     run = make_run(tuner={"kind": "full"}, model={"dtype": "bfloat16"})
     run.topology = SimpleNamespace(device="cuda:0", layout={})
-    run.facts["parameters"] = 1_000_000_000
+    run.facts["parameters"] = "1000000000"
     return run
 
 

@@ -84,6 +84,11 @@ def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_done(tmp_
     lock_run_folder(tmp_path).release()
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="Cannot write into .*gone: No such file"):
+        lock_run_folder(tmp_path / "gone")
+
+
 def test_a_run_that_was_killed_leaves_its_folder_free(tmp_path):
     code = (
         "import os, pathlib, sys; from swift.train.run_folder import lock_run_folder;"

@@ -127,7 +127,7 @@ class _Bar:
             expand=True,
         )
         self._task = self._progress.add_task("", total=total_steps)
-        self._figures: Text = Text("  waiting for the first step", style="dim")
+        self._figures: Text = Text("  waiting for the first step", style="dim", no_wrap=True, overflow="ellipsis")
         self._line: Line = {}
         self._live: Live = Live(get_renderable=self._render, refresh_per_second=FRAMES_PER_SECOND, transient=True)
         self._live.start()

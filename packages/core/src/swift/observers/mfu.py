@@ -27,15 +27,20 @@ def mfu_of(run: Run) -> Callable[[float], float | None]:
 
     Reads `run.facts`: `parameters` (weights that one token passes through), `trainable_parameters`, `precision`.
     """
-    parameters = run.facts.get("parameters")
-    trainable = run.facts.get("trainable_parameters")
+    parameters = _whole(run.facts.get("parameters"))
+    trainable = _whole(run.facts.get("trainable_parameters"))
     if trainable is None and run.config.tuner.kind == "full":
         trainable = parameters
     peak = _peak_flops(run)
-    if not isinstance(parameters, int) or not isinstance(trainable, int) or peak is None:
+    if parameters is None or trainable is None or peak is None:
         return lambda tokens_per_second: None
     flops_per_token = 4 * parameters + 2 * trainable
     return lambda tokens_per_second: tokens_per_second * flops_per_token / peak
+
+
+def _whole(fact: object) -> int | None:
+    """Facts are often kept as text, for people to read."""
+    return int(str(fact)) if str(fact).isdigit() else None
 
 
 def _peak_flops(run: Run) -> float | None:

@@ -74,7 +74,12 @@ class RunLock:
 
 def lock_run_folder(folder: Path) -> RunLock:
     """Claim the folder for this process (the main one of a run), or refuse if another run is writing into it."""
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot write into {folder}: {error.strerror}.", hint="Give another parent with --output_dir FOLDER."
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
