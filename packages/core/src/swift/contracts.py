@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from swift.config.sections import Config
     from swift.data.batch import MicroBatch
-    from swift.data.samples import Encoded
+    from swift.data.samples import SampleFacts
     from swift.optim.schedule import Schedule
 
 HOOK_API = (1, 0)
@@ -100,6 +100,8 @@ class Run:
     schedule: Schedule | None = None
     """Learning rate by step; set before `swift_shard`."""
     total_steps: int = 0
+    adapter_config: dict[str, Any] | None = None
+    """PEFT configuration of the adapters in training, as JSON values; set by `swift_wrap_model` where there are any."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Decisions that a reader of the run would want to know (attention chosen and why, kernels, ...)."""
 
@@ -133,6 +135,9 @@ class ModelSource(Protocol):
 
     def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> torch.nn.Module:
         """The transformers module; with `weights=False` on the meta device, uninitialised."""
+
+    def write_assets(self, folder: Path, dtype: str) -> None:
+        """Put beside exported weights what makes them a model: config, generation config, tokenizer, template."""
 
 
 class TrainState(Protocol):
@@ -181,7 +186,7 @@ class Objective(Protocol):
     baseline: Objective | None
     """Evaluated without gradient over the global batch before the step; see `given`."""
 
-    def row_weight(self, samples: Iterable[Encoded]) -> float:
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """How much these samples weigh in the global normalisation; known before the step."""
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:

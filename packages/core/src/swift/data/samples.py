@@ -4,8 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
+
+
+class SampleFacts(Protocol):
+    """What the normalisation of a batch may know of a sample: nothing that takes reading its tokens.
+
+    An `Encoded` has these members too.
+    """
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all segments."""
+
+    @property
+    def loss_weight(self) -> float:
+        """Summed weights of all segments."""
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """Numbers that objectives read."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +47,7 @@ class Encoded:
     (completion, completion of another sample after the same prompt)."""
 
     sample_id: int
-    """Stable within the data set: its place in the concatenated, unshuffled source."""
+    """Stable within the data set: its place among all samples of the concatenated, unshuffled source."""
     segments: tuple[Segment, ...]
     values: Mapping[str, float] = field(default_factory=dict)
     """Numbers that objectives read: 'label' (1.0 or 0.0), 'margin'."""

@@ -1,0 +1,205 @@
+"""Conversations: lists of messages in the spelling of chat templates, checked for who speaks when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swift.data.roles import STANDARD_TAGS, RoleTags
+
+Message = dict[str, Any]
+"""What a chat template reads: 'role', 'content', perhaps 'tool_calls' and the data set's own keys."""
+
+_LOSS_KEYS = ("loss", "loss_scale", "weight")
+_MAY_FOLLOW = {
+    "": {"system", "user"},
+    "system": {"user"},
+    "user": {"assistant"},
+    "assistant": {"user", "tool"},
+    "tool": {"tool", "assistant"},
+}
+
+
+class Unusable(Exception):
+    """A sample that cannot be learned from. `reason` is what such samples are counted by, `detail` this one's own."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages in order, ending with the assistant's."""
+
+    messages: tuple[Message, ...]
+    weights: tuple[float, ...]
+    """Per message, how much its text counts where it is learned at all."""
+    tools: tuple[Any, ...] = ()
+    plain: bool = False
+    """The texts may also stand end to end without any template: raw text, prompt and completion."""
+
+    @property
+    def last_round(self) -> int:
+        """Index of the first message after the last one of the user."""
+        users = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
+        return users[-1] + 1 if users else 0
+
+
+def raw_text(text: str) -> Conversation:
+    """Text that nobody says to anybody."""
+    return Conversation(({"role": "assistant", "content": text},), (1.0,), plain=True)
+
+
+def rounds(turns: Sequence[tuple[str, str]], system: str | None, *, plain: bool = False) -> Conversation:
+    """A conversation of questions and answers."""
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    for question, answer in turns:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return checked(Conversation(tuple(messages), (1.0,) * len(messages), plain=plain))
+
+
+def read_messages(
+    written: object, *, system: str | None = None, tools: object = None, tags: RoleTags = STANDARD_TAGS
+) -> Conversation:
+    """Messages as a data set writes them: OpenAI's keys, ShareGPT's, or those that `tags` names."""
+    written = parse_json(written, "messages")
+    if not isinstance(written, Sequence) or not written or isinstance(written, str):
+        raise Unusable("no messages", "the list of messages is empty or not a list")
+    messages: list[Message] = []
+    weights: list[float] = []
+    for index, each in enumerate(written):
+        message, weight = _read_message(each, index, tags)
+        if message["role"] == "call":
+            message = {"role": "assistant", "content": "", "tool_calls": _called(message["content"], index)}
+        if _joins(messages, message):
+            # A text and then calls, or several calls, of one assistant's turn that were written one by one.
+            messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]
+            weights[-1] = max(weights[-1], weight)
+            continue
+        messages.append(message)
+        weights.append(weight)
+    if system:
+        if messages[0]["role"] == "system" and messages[0]["content"] != system:
+            raise Unusable("two system messages", "one in the column 'system' and another in the messages")
+        if messages[0]["role"] != "system":
+            messages, weights = [{"role": "system", "content": system}, *messages], [1.0, *weights]
+    return checked(Conversation(tuple(messages), tuple(weights), tuple(_read_tools(tools))))
+
+
+def checked(conversation: Conversation) -> Conversation:
+    """Refuses roles out of order and turns in which the assistant says nothing."""
+    before = ""
+    for index, message in enumerate(conversation.messages):
+        role = message["role"]
+        if role not in _MAY_FOLLOW[before]:
+            raise Unusable("roles out of order", f"message {index + 1} is the {role}'s{_after(before)}")
+        if role == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
+            if not message.get("reasoning_content"):
+                raise Unusable("empty answer", f"message {index + 1}, the assistant's, says nothing")
+        elif role == "user" and not message["content"].strip():
+            raise Unusable("empty question", f"message {index + 1}, the user's, says nothing")
+        before = role
+    if before != "assistant":
+        raise Unusable("roles out of order", f"the last message is the {before}'s, so nothing answers it")
+    return conversation
+
+
+def _after(before: str) -> str:
+    return f" and follows the {before}'s" if before else " and comes first"
+
+
+def _read_message(written: object, index: int, tags: RoleTags) -> tuple[Message, float]:
+    if not isinstance(written, Mapping):
+        raise Unusable("malformed message", f"message {index + 1} is a {type(written).__name__}, not an object")
+    fields = {key: value for key, value in written.items() if value is not None}
+    role_key = next((key for key in tags.role_keys if key in fields), None)
+    if role_key is None:
+        raise Unusable("malformed message", f"message {index + 1} has no {' or '.join(map(repr, tags.role_keys))}")
+    said = fields.pop(role_key)
+    role = tags.roles.get(said) if isinstance(said, str) else None
+    if role is None:
+        raise Unusable("unknown role", f"message {index + 1} has the role {said!r}")
+    content_key = next((key for key in tags.content_keys if key in fields), None)
+    content = _text(fields.pop(content_key) if content_key else "", index)
+    weight = _weight(fields, role, index)
+    message: Message = {"role": role, "content": content, **fields}
+    if "tool_calls" in message:
+        message["tool_calls"] = [_tool_call(call, index) for call in message["tool_calls"]]
+        if not message["tool_calls"]:
+            del message["tool_calls"]
+    return message, weight
+
+
+def _text(content: object, index: int) -> str:
+    """A string, or OpenAI's list of parts where all of them are text."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        if all(isinstance(part, str) for part in parts):
+            return "".join(map(str, parts))
+        raise Unusable("not only text", f"message {index + 1} holds a part that is not text")
+    if isinstance(content, Mapping):
+        return json.dumps(content, ensure_ascii=False)
+    raise Unusable("malformed message", f"the content of message {index + 1} is a {type(content).__name__}")
+
+
+def _weight(fields: Message, role: str, index: int) -> float:
+    """Takes what the message says about its loss out of `fields`."""
+    values = [fields.pop(key) for key in _LOSS_KEYS if key in fields]
+    if not values:
+        return 1.0
+    weight = values[0]
+    if not isinstance(weight, int | float) or weight < 0:
+        raise Unusable("malformed message", f"the loss of message {index + 1} is {weight!r}; true, false or a weight")
+    if weight and role not in ("assistant", "call"):
+        raise Unusable(
+            "malformed message", f"message {index + 1}, the {role}'s, asks for a loss; only answers have one"
+        )
+    return float(weight)
+
+
+def _joins(messages: Sequence[Message], message: Message) -> bool:
+    return bool(messages) and messages[-1]["role"] == "assistant" and "tool_calls" in message and not message["content"]
+
+
+def _called(content: str, index: int) -> list[Message]:
+    """The calls that a message of the role 'function_call' holds as JSON."""
+    calls = parse_json(content, f"the tool call of message {index + 1}")
+    return [_tool_call(call, index) for call in (calls if isinstance(calls, list) else [calls])]
+
+
+def _tool_call(call: object, index: int) -> Message:
+    """OpenAI's shape, with the arguments as an object: chat templates write them out themselves."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise Unusable("malformed tool call", f"a tool call of message {index + 1} has no name")
+    arguments = function.get("arguments", function.get("parameters")) or {}
+    arguments = parse_json(arguments, f"the arguments of the tool call of message {index + 1}")
+    shaped: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    if isinstance(call, Mapping) and call.get("id"):
+        shaped["id"] = call["id"]
+    return shaped
+
+
+def _read_tools(tools: object) -> list[Any]:
+    if not tools:
+        return []
+    listed = parse_json(tools, "the column 'tools'")
+    if not isinstance(listed, Sequence) or not all(isinstance(tool, Mapping) for tool in listed):
+        raise Unusable("malformed tools", "the column 'tools' is not a list of objects")
+    return [tool if "function" in tool else {"type": "function", "function": dict(tool)} for tool in listed]
+
+
+def parse_json(value: object, what: str) -> Any:
+    """The value itself, or what it says when it is JSON in a string."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise Unusable("malformed JSON", f"{what} is a string that is not JSON") from None

@@ -1,0 +1,160 @@
+"""All data sets of a run end to end: row i of the whole, understood, and where it stands."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swift.config.sections import DataSection
+from swift.data.conversation import Unusable
+from swift.data.formats import Sample, check_columns, check_format, rename, understand
+from swift.data.read import ListRows, RowData, Rows, read_path
+from swift.data.roles import STANDARD_TAGS, RoleTags
+from swift.data.spec import Source, parse_source
+from swift.data.store import hash_of
+from swift.errors import DataError
+
+_LOOKED_AT = 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """One data set, and how its columns and roles are called."""
+
+    name: str
+    rows: Rows
+    count: int
+    """Rows that are used: the first `count`."""
+    columns: dict[str, str]
+    tags: RoleTags = STANDARD_TAGS
+
+    def understand(self, row: RowData, encoding: str, place: str) -> Sample:
+        """A row as it was read, understood; raises `Unusable`."""
+        return understand(rename(row, self.columns, place), encoding, place, self.tags)
+
+
+class Corpus:
+    """Data sets end to end, for one encoding."""
+
+    def __init__(self, parts: Sequence[Part], encoding: str) -> None:
+        self.parts = list(parts)
+        self.encoding = encoding
+        self._ends: list[int] = []
+        for part in parts:
+            self._ends.append(len(self) + part.count)
+            place = part.rows.place(0)
+            check_format(rename(part.rows[0], part.columns, place), encoding, place, part.tags)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def part_of(self, index: int) -> tuple[int, int]:
+        """Which data set a row belongs to, and its index in there."""
+        number = bisect_right(self._ends, index)
+        return number, index - (self._ends[number - 1] if number else 0)
+
+    def place(self, index: int) -> str:
+        """Where a row stands, for people."""
+        number, local = self.part_of(index)
+        return self.parts[number].rows.place(local)
+
+    def row(self, index: int) -> RowData:
+        """A row as it was read."""
+        number, local = self.part_of(index)
+        return self.parts[number].rows[local]
+
+    def sample(self, index: int) -> Sample:
+        """A row, understood; raises `Unusable`."""
+        number, local = self.part_of(index)
+        part = self.parts[number]
+        return part.understand(part.rows[local], self.encoding, part.rows.place(local))
+
+    def sample_after(self, index: int) -> Sample:
+        """The next row that can be understood, going on at the start after the end."""
+        for step in range(1, len(self) + 1):
+            try:
+                return self.sample((index + step) % len(self))
+            except Unusable:
+                continue
+        raise Unusable("nothing to compare with", "no other row is understood")
+
+    def fingerprint(self) -> str:
+        """Of the content and of how it is read."""
+        return hash_of(*(part for each in self.parts for part in _fingerprint(each)))
+
+
+def open_corpus(names: Sequence[str], section: DataSection, encoding: str) -> Corpus:
+    """The data sets that `data.train` or `data.validation` names."""
+    parts = [_open(parse_source(name), section) for name in names]
+    _check_columns(parts, section)
+    return Corpus(parts, encoding)
+
+
+def corpus_of(rows: Any, name: str, section: DataSection, encoding: str) -> Corpus:
+    """Rows that are in memory already: a list of dicts, or a `datasets.Dataset`."""
+    readable: Rows
+    if hasattr(rows, "_fingerprint"):
+        from swift.data.hub import DatasetRows
+
+        readable = DatasetRows(rows, name)
+    else:
+        readable = ListRows(rows, name)
+    if len(readable) == 0:
+        raise DataError(f"The {name} is empty.")
+    part = Part(name, readable, len(readable), dict(section.columns))
+    _check_columns([part], section)
+    return Corpus([part], encoding)
+
+
+def stream_rows(names: Sequence[str], section: DataSection) -> Iterator[tuple[Part, str, RowData]]:
+    """All rows once, in order, without knowing how many there are: the data set, the place and the row."""
+    for name in names:
+        source = parse_source(name)
+        if source.kind == "hf":
+            yield from _stream_hub(source, section)
+            continue
+        part = _open(source, section)
+        for index in range(part.count):
+            yield part, part.rows.place(index), part.rows[index]
+
+
+def _open(source: Source, section: DataSection) -> Part:
+    if source.kind == "path":
+        rows = read_path(source)
+    else:
+        from swift.data.hub import read_hub
+
+        rows = read_hub(source)
+    count = min(len(rows), source.limit or len(rows))
+    return Part(_shown(source), rows, count, {**source.columns, **section.columns}, source.tags)
+
+
+def _check_columns(parts: Sequence[Part], section: DataSection) -> None:
+    """Rows of JSON need not all have the same columns: a few of each data set are looked at."""
+    rows = [part.rows[index] for part in parts for index in range(min(part.count, _LOOKED_AT))]
+    check_columns(section.columns, rows)
+
+
+def _stream_hub(source: Source, section: DataSection) -> Iterator[tuple[Part, str, RowData]]:
+    from swift.data.hub import stream_hub
+
+    part = Part(_shown(source), ListRows([], source.text), 0, {**source.columns, **section.columns}, source.tags)
+    for index, row in enumerate(stream_hub(source)):
+        if index == source.limit:
+            return
+        yield part, f"{source.text}, row {index + 1}", row
+
+
+def _shown(source: Source) -> str:
+    """The name in reports: what was typed, and what it stands for where that is something else."""
+    same = source.location in source.text or Path(source.location).name in source.text
+    return source.text if same else f"{source.text} ({source.location})"
+
+
+def _fingerprint(part: Part) -> tuple[str, str, str]:
+    tags = [part.tags.role_keys, part.tags.content_keys, sorted(part.tags.roles.items())]
+    return part.rows.fingerprint(), str(part.count), json.dumps([sorted(part.columns.items()), tags])

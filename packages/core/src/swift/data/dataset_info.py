@@ -1,0 +1,115 @@
+"""LLaMA-Factory's `dataset_info.json`: names of data sets, where they lie, and how their columns are called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swift.data.roles import ROLES, STANDARD_TAGS, RoleTags
+from swift.errors import DataError
+
+FILE = "dataset_info.json"
+
+_ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
+_SHAREGPT = {"messages": "messages"}
+_BOTH = {"system": "system", "tools": "tools", "chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
+_DEFAULTS = {"alpaca": {"prompt": "instruction", "query": "input", "response": "output"}, "sharegpt": {}}
+_TAGS = {
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "observation_tag": "tool",
+    "function_tag": "call",
+    "system_tag": "system",
+}
+
+
+@dataclass(frozen=True)
+class InfoEntry:
+    """One entry, in our words."""
+
+    path: str | None
+    hf_id: str | None
+    ms_id: str | None
+    subset: str | None
+    split: str
+    limit: int | None
+    columns: Mapping[str, str]
+    tags: RoleTags
+
+
+def find_entry(name: str, folder: Path) -> InfoEntry | None:
+    """The entry called `name`: of a file in `folder` or its `data` folder, or beside, for `some/folder/name`."""
+    for directory, key in _candidates(name, folder):
+        entries = _read(directory / FILE)
+        if key in entries:
+            return _entry(key, entries[key], directory)
+    return None
+
+
+def known_names(folder: Path) -> list[str]:
+    """All names that `find_entry` would find without a folder in front."""
+    return [name for directory in (folder, folder / "data") for name in _read(directory / FILE)]
+
+
+def _candidates(name: str, folder: Path) -> list[tuple[Path, str]]:
+    path = Path(name)
+    beside = [(folder / path.parent, path.name)] if path.parent != Path() else []
+    return [(folder, name), (folder / "data", name), *beside]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON: {error}.") from error
+    # Saved Hugging Face data sets have a file of the same name whose values are not all entries.
+    return {name: value for name, value in entries.items() if isinstance(value, dict)}
+
+
+def _entry(name: str, entry: Mapping[str, Any], directory: Path) -> InfoEntry:
+    where = f"The entry {name!r} of {directory / FILE}"
+    formatting = entry.get("formatting", "alpaca")
+    if formatting not in _DEFAULTS:
+        raise DataError(f"{where} has the formatting {formatting!r}; 'alpaca' and 'sharegpt' are understood.")
+    file_name = entry.get("file_name")
+    hf_id, ms_id = entry.get("hf_hub_url"), entry.get("ms_hub_url")
+    if not (file_name or hf_id or ms_id):
+        raise DataError(f"{where} says neither file_name nor hf_hub_url nor ms_hub_url.")
+    path = directory / file_name if file_name else None
+    if path is not None and not path.exists():
+        raise DataError(f"{where} names the file {str(path)!r}, which does not exist.")
+    return InfoEntry(
+        path=str(path) if path else None,
+        hf_id=hf_id,
+        ms_id=ms_id,
+        subset=entry.get("subset"),
+        split=entry.get("split", "train"),
+        limit=entry.get("num_samples"),
+        columns=_columns(where, formatting, entry.get("columns", {})),
+        tags=_role_tags(entry.get("tags", {})),
+    )
+
+
+def _columns(where: str, formatting: str, written: Mapping[str, str]) -> dict[str, str]:
+    """Column of the data set → our name. LLaMA-Factory writes it the other way round."""
+    targets = {**(_ALPACA if formatting == "alpaca" else _SHAREGPT), **_BOTH}
+    if unknown := sorted(set(written) - set(targets) - {"images", "videos", "audios"}):
+        raise DataError(f"{where} has unknown columns: {', '.join(unknown)}.")
+    named = {**_DEFAULTS[formatting], **written}
+    return {column: targets[key] for key, column in named.items() if key in targets and column}
+
+
+def _role_tags(written: Mapping[str, str]) -> RoleTags:
+    if not written:
+        return STANDARD_TAGS
+    own = {written[tag]: role for tag, role in _TAGS.items() if tag in written}
+    return RoleTags(
+        role_keys=(written.get("role_tag", "from"),),
+        content_keys=(written.get("content_tag", "value"),),
+        roles={**ROLES, **own},
+    )

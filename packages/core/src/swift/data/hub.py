@@ -1,0 +1,100 @@
+"""Data sets that other libraries hold: the Hugging Face hub, ModelScope, saved and in-memory `datasets.Dataset`s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from swift.data.read import RowData, as_row, first_line
+from swift.data.spec import Source
+from swift.errors import DataError
+
+
+class DatasetRows:
+    """Rows of a `datasets.Dataset`."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self._dataset = dataset
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> RowData:
+        return as_row(self._dataset[index], self.place(index))
+
+    def __iter__(self) -> Iterator[RowData]:
+        return (as_row(row, self._name) for row in self._dataset)
+
+    def place(self, index: int) -> str:
+        return f"{self._name}, row {index + 1}"
+
+    def fingerprint(self) -> str:
+        return str(self._dataset._fingerprint)
+
+
+def read_hub(source: Source) -> DatasetRows:
+    """A data set of a hub, from its cache or downloaded into it."""
+    loaded = _load_modelscope(source) if source.kind == "ms" else _load_hugging_face(source, streaming=False)
+    return _rows(_pick_split(loaded, source), source)
+
+
+def stream_hub(source: Source) -> Iterator[RowData]:
+    """The same, read while it is being used."""
+    dataset = _pick_split(_load_hugging_face(source, streaming=True), source)
+    return (as_row(row, source.text) for row in dataset)
+
+
+def read_saved(source: Source) -> DatasetRows:
+    """A folder written by `save_to_disk` of `datasets`."""
+    import datasets
+
+    return _rows(_pick_split(datasets.load_from_disk(source.location), source), source)
+
+
+def _rows(dataset: Any, source: Source) -> DatasetRows:
+    if len(dataset) == 0:
+        raise DataError(f"The data set {source.text!r} is empty.")
+    return DatasetRows(dataset, source.text)
+
+
+def _load_hugging_face(source: Source, *, streaming: bool) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset(source.location, name=source.subset, streaming=streaming)
+    except Exception as error:  # every loader and network layer below raises its own
+        raise DataError(
+            f"The data set {source.location!r} is neither a local file nor could it be loaded from the Hugging Face "
+            f"hub: {first_line(error)}",
+            hint="Check the spelling and the network, or give a file: --dataset data/train.jsonl",
+        ) from error
+
+
+def _load_modelscope(source: Source) -> Any:
+    try:
+        from modelscope.msdatasets import MsDataset  # type: ignore[import-not-found]  # an optional package
+    except ImportError as error:
+        raise DataError(
+            f"{source.text!r} lies on ModelScope, and the package modelscope is not installed.",
+            hint="pip install modelscope, or take it from the Hugging Face hub with hf::",
+        ) from error
+    try:
+        loaded = MsDataset.load(source.location, subset_name=source.subset or "default", split=source.split)
+    except Exception as error:  # every loader and network layer below raises its own
+        raise DataError(
+            f"The data set {source.location!r} could not be loaded from ModelScope: {first_line(error)}",
+            hint="Check the spelling and the network.",
+        ) from error
+    return loaded.to_hf_dataset() if hasattr(loaded, "to_hf_dataset") else loaded
+
+
+def _pick_split(loaded: Any, source: Source) -> Any:
+    """The split that was asked for, or the only one there is."""
+    if not isinstance(loaded, dict):
+        return loaded
+    if source.split in loaded:
+        return loaded[source.split]
+    if len(loaded) == 1:
+        return next(iter(loaded.values()))
+    raise DataError(f"The data set {source.text!r} has no split {source.split!r}, only {', '.join(sorted(loaded))}.")

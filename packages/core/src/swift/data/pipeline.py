@@ -1,0 +1,191 @@
+"""From what the user named to encoded samples: read, understood, tokenised once and cached."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.config.sections import DataSection
+from swift.data.corpus import Corpus, corpus_of, open_corpus
+from swift.data.encode import ENCODER_VERSION, SampleEncoder
+from swift.data.report import DataReport
+from swift.data.sampler import shuffler
+from swift.data.store import SampleSet, Store, StoreWriter, hash_of, open_store
+from swift.data.streaming import SampleStream
+from swift.data.tokenise import Say, encode_corpus
+from swift.errors import ConfigError, UsageError
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One encoded data set, and the rows that it was made of."""
+
+    samples: SampleSet
+    report: DataReport
+    corpus: Corpus
+    rows: np.ndarray
+    """Rows of the corpus that belong to it."""
+    store: Store
+
+    def place(self, sample_id: int) -> str:
+        """Where the row stands that a sample was made of, for people: `train.jsonl:17`."""
+        return self.corpus.place(int(self.store.rows[sample_id]))
+
+    def write_rows(self, path: Path) -> None:
+        """Its rows as they were read, one JSON object per line."""
+        with path.open("w", encoding="utf-8") as file:
+            for row in self.rows.tolist():
+                file.write(json.dumps(self.corpus.row(row), ensure_ascii=False, default=str) + "\n")
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """The data of a run."""
+
+    train: Prepared | None
+    """None when the training data is streamed."""
+    stream: SampleStream | None
+    validation: Prepared | None
+
+    @property
+    def report(self) -> DataReport:
+        """What became of the training data."""
+        if self.train is not None:
+            return self.train.report
+        return self.stream.report if self.stream is not None else DataReport()
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes encoded data sets of corpora; one process tokenises, the others wait for it."""
+
+    encoder: SampleEncoder
+    say: Say
+    barrier: Callable[[], None]
+    is_main: bool
+
+    def prepare(self, corpus: Corpus) -> Prepared:
+        section = self.encoder.section
+        folder = cache_folder(section) / cache_key(corpus, self.encoder)
+        if self.is_main:
+            store = self._store(corpus, folder)
+            self.barrier()
+        else:
+            self.barrier()
+            # A cache that is not shared between machines has nothing here yet.
+            store = self._store(corpus, folder)
+        report = DataReport.from_dict(store.notes)
+        report.check(strict=section.strict)
+        return Prepared(store, report, corpus, np.arange(len(corpus)), store)
+
+    def _store(self, corpus: Corpus, folder: Path) -> Store:
+        if store := open_store(folder):
+            return store
+        writer = StoreWriter(folder)
+        try:
+            report = encode_corpus(corpus, self.encoder, writer, workers=self.encoder.section.workers, say=self.say)
+            report.check(strict=self.encoder.section.strict)
+            return writer.finish(report.as_dict())
+        except BaseException:
+            writer.discard()
+            raise
+
+
+def prepare_data(
+    section: DataSection,
+    tokenizer: Any,
+    *,
+    encoding: str,
+    seed: int,
+    say: Say,
+    rows: Any = None,
+    validation_rows: Any = None,
+    barrier: Callable[[], None] | None = None,
+    is_main: bool = True,
+) -> PreparedData:
+    """Everything from `data.train` and `data.validation`, or from rows in memory, to encoded samples.
+
+    `barrier` is called twice or less, as often on every process.
+    """
+    encoder = SampleEncoder(tokenizer, section, encoding)
+    maker = _Maker(encoder, say, barrier or (lambda: None), is_main)
+    if rows is None and not section.train:
+        raise UsageError(
+            "There is no data set to learn from.",
+            hint="Name one: --dataset data/train.jsonl (a line of it: "
+            '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]})',
+        )
+    validation = _validation(maker, section, encoding, validation_rows)
+    if section.streaming and rows is None:
+        if section.split_ratio:
+            raise ConfigError(
+                "data.split_ratio needs to know the whole data set, and data.streaming does not read it beforehand.",
+                hint="Name a validation set with --data.validation, or leave one of the two out.",
+            )
+        return PreparedData(None, SampleStream(section.train, encoder), validation)
+    if rows is None:
+        corpus = open_corpus(section.train, section, encoding)
+    else:
+        corpus = corpus_of(rows, "train_dataset", section, encoding)
+    train = maker.prepare(corpus)
+    if validation is None and section.split_ratio:
+        train, validation = hold_out(train, section.split_ratio, seed)
+    return PreparedData(train, None, validation)
+
+
+def _validation(maker: _Maker, section: DataSection, encoding: str, rows: Any) -> Prepared | None:
+    if rows is not None:
+        return maker.prepare(corpus_of(rows, "validation set", section, encoding))
+    if section.validation:
+        return maker.prepare(open_corpus(section.validation, section, encoding))
+    return None
+
+
+def hold_out(prepared: Prepared, ratio: float, seed: int) -> tuple[Prepared, Prepared]:
+    """Splits by rows, so that pieces of one row stay together; which rows are held out depends on the seed alone."""
+    of_sample = np.asarray(prepared.store.rows)
+    usable = np.unique(of_sample)
+    count = min(max(1, round(ratio * len(usable))), len(usable) - 1)
+    if count < 1:
+        raise ConfigError(
+            f"data.split_ratio holds samples out, and there are only {len(usable)}.",
+            hint="Name a validation set with --data.validation instead.",
+        )
+    held_out = np.sort(usable[shuffler(seed, 0).permutation(len(usable))[:count]])
+    return _part(prepared, np.setdiff1d(usable, held_out)), _part(prepared, held_out)
+
+
+def _part(prepared: Prepared, rows: np.ndarray) -> Prepared:
+    samples = np.flatnonzero(np.isin(prepared.store.rows, rows))
+    return Prepared(prepared.samples.subset(samples), prepared.report, prepared.corpus, rows, prepared.store)
+
+
+def cache_folder(section: DataSection) -> Path:
+    """Where tokenised data is kept."""
+    if section.cache is not None:
+        return section.cache
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "swift" / "tokenised"
+
+
+def cache_key(corpus: Corpus, encoder: SampleEncoder) -> str:
+    """Of everything that decides what the encoded samples are: content, tokenizer, template and settings."""
+    tokenizer, section = encoder.tokenizer, encoder.section
+    settings = section.model_dump(
+        mode="json", include={"system", "max_length", "truncation", "loss_on", "template_kwargs"}
+    )
+    return hash_of(
+        str(ENCODER_VERSION),
+        encoder.encoding,
+        corpus.fingerprint(),
+        json.dumps(settings, sort_keys=True),
+        tokenizer.backend_tokenizer.to_str(),
+        str(tokenizer.chat_template),
+        json.dumps({name: str(token) for name, token in tokenizer.special_tokens_map.items()}, sort_keys=True),
+    )

@@ -1,0 +1,130 @@
+"""What became of the data: counts per source, and of every reason why samples could not be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from swift.errors import DataError
+
+
+@dataclass
+class SourceCount:
+    """One data set."""
+
+    name: str
+    rows: int
+    available: int
+    """Rows that it has; more than `rows` where `#N` took the first N."""
+    samples: int = 0
+    tokens: int = 0
+    loss_tokens: int = 0
+
+
+@dataclass
+class Rejected:
+    """Samples that could not be used for one reason."""
+
+    count: int
+    place: str
+    """Where the first of them stands."""
+    detail: str
+
+
+@dataclass
+class DataReport:
+    """Counts of one data set, or of several that were concatenated."""
+
+    sources: list[SourceCount] = field(default_factory=list)
+    rejected: dict[str, Rejected] = field(default_factory=dict)
+    turn_by_turn: int = 0
+    """Conversations of which the chat template made several texts."""
+    unused_columns: list[str] = field(default_factory=list)
+    ends_turns: bool = True
+    """Whether the chat template ends the assistant's turn with a special token."""
+
+    @property
+    def rows(self) -> int:
+        return sum(source.rows for source in self.sources)
+
+    @property
+    def samples(self) -> int:
+        return sum(source.samples for source in self.sources)
+
+    @property
+    def tokens(self) -> int:
+        return sum(source.tokens for source in self.sources)
+
+    @property
+    def loss_tokens(self) -> int:
+        return sum(source.loss_tokens for source in self.sources)
+
+    @property
+    def unusable(self) -> int:
+        return sum(rejected.count for rejected in self.rejected.values())
+
+    def reject(self, reason: str, place: str, detail: str, count: int = 1) -> None:
+        """Counts samples that cannot be used; the first one of each reason is kept to be shown."""
+        self.rejected.setdefault(reason, Rejected(0, place, detail)).count += count
+
+    def check(self, *, strict: bool) -> None:
+        """Refuses data with nothing to learn from, and, when strict, any unusable sample."""
+        first = next(iter(self.rejected.items()), None)
+        if strict and first is not None:
+            reason, rejected = first
+            raise DataError(
+                f"{rejected.place}: {reason}: {rejected.detail}.",
+                hint=f"{self.unusable} of {self.rows} rows cannot be used. Mend them, or leave data.strict out.",
+            )
+        if self.samples == 0:
+            names = ", ".join(source.name for source in self.sources)
+            why = "; ".join(f"{reason}, first in {rejected.place}" for reason, rejected in self.rejected.items())
+            raise DataError(
+                f"There is nothing to learn from in any of the {self.rows} rows of {names}.",
+                hint=f"Reasons: {why}" if why else None,
+            )
+
+    def lines(self) -> list[str]:
+        """The report, for people to read."""
+        lines = []
+        for source in self.sources:
+            part = f" (the first of {source.available:,})" if source.rows < source.available else ""
+            lines.append(
+                f"{source.name}: {source.rows:,} rows{part}, {source.samples:,} samples, {source.tokens:,} tokens, "
+                f"{source.loss_tokens:,} of them learned"
+            )
+        if self.rejected:
+            lines.append(f"{self.unusable:,} of {self.rows:,} rows cannot be used:")
+        for reason, rejected in sorted(self.rejected.items(), key=lambda item: -item[1].count):
+            lines.append(f"  {rejected.count:,} × {reason}; first {rejected.place}: {rejected.detail}")
+        if self.turn_by_turn:
+            lines.append(
+                f"{self.turn_by_turn:,} conversations are laid out turn by turn, because the chat template rewrites "
+                "earlier turns; --data.loss_on last_round learns only the last"
+            )
+        if not self.ends_turns:
+            lines.append("The chat template ends an answer with no special token: the model may not learn to stop")
+        if self.unused_columns:
+            lines.append(f"Columns that are not used: {', '.join(self.unused_columns)}")
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values, for the cache and the run's summary."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DataReport:
+        """What `as_dict` gave."""
+        return cls(
+            sources=[SourceCount(**source) for source in values["sources"]],
+            rejected={reason: Rejected(**rejected) for reason, rejected in values["rejected"].items()},
+            turn_by_turn=values["turn_by_turn"],
+            unused_columns=list(values["unused_columns"]),
+            ends_turns=values["ends_turns"],
+        )
+
+
+def merge_columns(known: Iterable[str], more: Iterable[str]) -> list[str]:
+    """Both, each once, in order."""
+    return list(dict.fromkeys([*known, *more]))

@@ -1,0 +1,112 @@
+"""What `--dataset` may say: `[hf::|ms::]id_or_path[:subset][#N]`, or a name of a `dataset_info.json`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from swift.data.dataset_info import InfoEntry, find_entry, known_names
+from swift.data.roles import STANDARD_TAGS, RoleTags
+from swift.errors import DataError, did_you_mean
+
+ALIASES = {
+    "alpaca-en": "vicgalle/alpaca-gpt4",
+    "alpaca-zh": "llm-wizard/alpaca-gpt4-data-zh",
+}
+"""Short names of data sets → their hub ids."""
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+"""Files that can be read."""
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_EXAMPLE = "It should be a file or folder (--dataset data/train.jsonl) or a hub id (--dataset owner/name)."
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set, as the user named it."""
+
+    text: str
+    """What was typed; names the data set in messages."""
+    kind: Literal["path", "hf", "ms"]
+    location: str
+    subset: str | None = None
+    split: str = "train"
+    limit: int | None = None
+    """Only the first so many rows."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    tags: RoleTags = STANDARD_TAGS
+
+
+def parse_source(text: str, folder: Path | None = None) -> Source:
+    """Reads one `--dataset` value. `folder` is where relative paths and `dataset_info.json` are looked for."""
+    folder = folder or Path()
+    if not text.strip():
+        raise DataError("A data set's name is empty.", hint=_EXAMPLE)
+    if _exists(folder, text):
+        return Source(text, "path", str(folder / Path(text).expanduser()))
+    body, limit = _limit(text)
+    for prefix, kind in (("hf::", "hf"), ("ms::", "ms")):
+        if body.startswith(prefix):
+            return _hub(text, "hf" if kind == "hf" else "ms", body.removeprefix(prefix), limit)
+    if _exists(folder, body):
+        return Source(text, "path", str(folder / Path(body).expanduser()), limit=limit)
+    if entry := find_entry(body, folder):
+        return _from_entry(text, entry, limit)
+    base, _, subset = body.rpartition(":")
+    if base and _exists(folder, base):
+        return _inside(text, folder / Path(base).expanduser(), subset, limit)
+    if _looks_like_path(body):
+        raise DataError(f"There is no file or folder {body!r}.{_near(folder / body)}", hint=_EXAMPLE)
+    return _hub(text, "hf", body, limit, folder)
+
+
+def _limit(text: str) -> tuple[str, int | None]:
+    match = re.fullmatch(r"(.+)#(\d+)", text, flags=re.DOTALL)
+    if match is None:
+        return text, None
+    if int(match[2]) == 0:
+        raise DataError(f"{text!r} asks for 0 rows.", hint="Write #N with N of at least 1, or leave it out.")
+    return match[1], int(match[2])
+
+
+def _exists(folder: Path, text: str) -> bool:
+    try:
+        return (folder / Path(text).expanduser()).exists()
+    except (OSError, ValueError, RuntimeError):  # too long for a file name, a null byte, or no such home folder
+        return False
+
+
+def _inside(text: str, base: Path, subset: str, limit: int | None) -> Source:
+    if not (base / subset).exists():
+        raise DataError(f"{str(base)!r} has no subset {subset!r}: there is no such folder or file in it.")
+    return Source(text, "path", str(base / subset), limit=limit)
+
+
+def _looks_like_path(text: str) -> bool:
+    return text.endswith(SUFFIXES) or text.startswith(("./", "../", "/", "~")) or text.count("/") > 1
+
+
+def _near(path: Path) -> str:
+    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    return did_you_mean(path.name, names)
+
+
+def _hub(text: str, kind: Literal["hf", "ms"], body: str, limit: int | None, folder: Path | None = None) -> Source:
+    name, _, subset = body.partition(":")
+    if not _HUB_ID.fullmatch(name):
+        raise DataError(f"{text!r} is neither a file or folder that exists nor a hub id.", hint=_EXAMPLE)
+    if "/" not in name and name not in ALIASES and folder is not None:
+        options = [*ALIASES, *known_names(folder), *(each.name for each in folder.iterdir())]
+        if guess := did_you_mean(name, options):
+            raise DataError(f"There is no data set {name!r}.{guess}", hint=_EXAMPLE)
+    return Source(text, kind, ALIASES.get(name, name), subset=subset or None, limit=limit)
+
+
+def _from_entry(text: str, entry: InfoEntry, limit: int | None) -> Source:
+    kind: Literal["path", "hf", "ms"] = "path" if entry.path else "hf" if entry.hf_id else "ms"
+    source = Source(text, kind, entry.path or entry.hf_id or entry.ms_id or "", subset=entry.subset, split=entry.split)
+    return replace(source, limit=limit or entry.limit, columns=entry.columns, tags=entry.tags)

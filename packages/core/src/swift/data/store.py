@@ -1,0 +1,257 @@
+"""Encoded samples: the data set that training reads, and its memory-mapped form on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import xxhash
+
+from swift.data.samples import Encoded, Segment
+from swift.errors import DataError
+
+VALUES = ("label", "margin")
+"""Numbers that a sample may carry."""
+
+_FLAT = {"ids": np.int32, "weights": np.float32, "segment_lengths": np.int64, "segment_counts": np.int64}
+_PER_SAMPLE = {"rows": np.int64, **dict.fromkeys(VALUES, np.float64)}
+_TYPES: Mapping[str, Any] = {**_FLAT, **_PER_SAMPLE}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`SampleFacts` that were counted when the store was opened."""
+
+    tokens: int
+    loss_weight: float
+    values: Mapping[str, float]
+
+
+class SampleSet(ABC):
+    """Encoded samples with random access."""
+
+    lengths: np.ndarray
+    """int64: tokens per sample, over all its segments."""
+    loss_weights: np.ndarray
+    """float64: `Encoded.loss_weight` per sample."""
+    sample_ids: np.ndarray
+    """int64: `Encoded.sample_id` per sample."""
+    fingerprint: str
+    """Changes when any sample changes."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Encoded:
+        """One sample."""
+
+    @abstractmethod
+    def facts(self, index: int) -> Facts:
+        """The same without reading its tokens."""
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> SampleSet:
+        """These samples, in this order."""
+        return _Subset(self, np.asarray(indices, dtype=np.int64))
+
+    def with_reference(self, logps: np.ndarray) -> SampleSet:
+        """The samples with a reference model's log-probabilities, shape [samples, segments]."""
+        if len(logps) != len(self):
+            raise ValueError(f"{len(logps)} reference scores for {len(self)} samples")
+        return _Referenced(self, np.asarray(logps, dtype=np.float32))
+
+
+class _View(SampleSet):
+    """Another set, seen differently."""
+
+    def __init__(self, base: SampleSet) -> None:
+        self._base = base
+        self.lengths = base.lengths
+        self.loss_weights = base.loss_weights
+        self.sample_ids = base.sample_ids
+        self.fingerprint = base.fingerprint
+
+
+class _Subset(_View):
+    def __init__(self, base: SampleSet, indices: np.ndarray) -> None:
+        super().__init__(base)
+        self._indices = indices
+        self.lengths = base.lengths[indices]
+        self.loss_weights = base.loss_weights[indices]
+        self.sample_ids = base.sample_ids[indices]
+        self.fingerprint = f"{base.fingerprint}[{hash_of(indices.tobytes())}]"
+
+    def __getitem__(self, index: int) -> Encoded:
+        return self._base[int(self._indices[index])]
+
+    def facts(self, index: int) -> Facts:
+        return self._base.facts(int(self._indices[index]))
+
+
+class _Referenced(_View):
+    def __init__(self, base: SampleSet, logps: np.ndarray) -> None:
+        super().__init__(base)
+        self._logps = logps
+
+    def __getitem__(self, index: int) -> Encoded:
+        return replace(self._base[index], reference_logps=self._logps[index])
+
+    def facts(self, index: int) -> Facts:
+        return self._base.facts(index)
+
+
+class Store(SampleSet):
+    """Encoded samples in a folder, memory-mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        self.notes: dict[str, Any] = manifest["notes"]
+        arrays = {name: _map(folder / f"{name}.bin", dtype) for name, dtype in _TYPES.items()}
+        if {name: len(array) for name, array in arrays.items()} != manifest["lengths"]:
+            raise ValueError(f"{folder} is not whole")
+        self.fingerprint = folder.name
+        self.rows: np.ndarray = arrays["rows"]
+        """Per sample: the row of the source that it was made of."""
+        self._ids, self._weights = arrays["ids"], arrays["weights"]
+        self._values = {name: arrays[name] for name in VALUES if not np.isnan(arrays[name]).all()}
+        self._starts = _starts(arrays["segment_lengths"])
+        self._firsts = _starts(arrays["segment_counts"])
+        bounds = self._starts[self._firsts]
+        self.lengths = np.diff(bounds)
+        self.loss_weights = _sums(self._weights, bounds)
+        self.sample_ids = np.arange(len(self.lengths), dtype=np.int64)
+
+    def __getitem__(self, index: int) -> Encoded:
+        first, last = int(self._firsts[index]), int(self._firsts[index + 1])
+        bounds = [int(start) for start in self._starts[first : last + 1]]
+        segments = tuple(
+            Segment(np.asarray(self._ids[start:end]), np.asarray(self._weights[start:end]))
+            for start, end in pairwise(bounds)
+        )
+        return Encoded(index, segments, values=self._values_of(index))
+
+    def facts(self, index: int) -> Facts:
+        return Facts(int(self.lengths[index]), float(self.loss_weights[index]), self._values_of(index))
+
+    def _values_of(self, index: int) -> dict[str, float]:
+        return {name: float(array[index]) for name, array in self._values.items()}
+
+
+class StoreWriter:
+    """Writes a store beside its final place, and moves it there when it is whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            self._temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+            self._files: dict[str, IO[bytes]] = {name: (self._temporary / f"{name}.bin").open("wb") for name in _TYPES}
+        except OSError as error:
+            raise _unwritable(folder.parent, error) from error
+        self._lengths = dict.fromkeys(_TYPES, 0)
+
+    def add(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Appends samples in the form of `pack_arrays`."""
+        try:
+            for name, file in self._files.items():
+                file.write(arrays[name].tobytes())
+                self._lengths[name] += len(arrays[name])
+        except OSError as error:
+            raise _unwritable(self._folder.parent, error) from error
+
+    def finish(self, notes: Mapping[str, Any]) -> Store:
+        """Moves everything to its place; a store that another run has put there meanwhile is as good."""
+        try:
+            for file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+            manifest = {"lengths": self._lengths, "notes": dict(notes)}
+            (self._temporary / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+            try:
+                self._temporary.rename(self._folder)
+            except OSError:
+                if not self._folder.exists():
+                    raise
+                self.discard()
+        except OSError as error:
+            raise _unwritable(self._folder.parent, error) from error
+        return Store(self._folder)
+
+    def discard(self) -> None:
+        """Leaves nothing behind."""
+        for file in self._files.values():
+            file.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def open_store(folder: Path) -> Store | None:
+    """The store, or None when there is none or a damaged one, which is removed."""
+    if not folder.is_dir():
+        return None
+    try:
+        return Store(folder)
+    except (OSError, ValueError, KeyError):
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def pack_arrays(samples: Iterable[tuple[int, Encoded]]) -> dict[str, np.ndarray]:
+    """Samples, each with the row that it was made of, as the flat arrays of a store."""
+    listed = list(samples)
+    segments = [segment for _, sample in listed for segment in sample.segments]
+    arrays: dict[str, Any] = {
+        "ids": np.concatenate([segment.input_ids for segment in segments]) if segments else [],
+        "weights": np.concatenate([segment.weights for segment in segments]) if segments else [],
+        "segment_lengths": [len(segment) for segment in segments],
+        "segment_counts": [len(sample.segments) for _, sample in listed],
+        "rows": [row for row, _ in listed],
+        **{name: [sample.values.get(name, np.nan) for _, sample in listed] for name in VALUES},
+    }
+    return {name: np.asarray(array, dtype=_TYPES[name]) for name, array in arrays.items()}
+
+
+def hash_of(*parts: bytes | str) -> str:
+    """A short content hash."""
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return str(digest.hexdigest())
+
+
+def _map(path: Path, dtype: Any) -> np.ndarray:
+    size = path.stat().st_size
+    return np.memmap(path, dtype=dtype, mode="r") if size else np.zeros(0, dtype=dtype)
+
+
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def _sums(weights: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Sum of the weights between each two bounds; in blocks, so that the mapped file is never held whole."""
+    sums = np.zeros(len(bounds) - 1, dtype=np.float64)
+    block = 4096
+    for first in range(0, len(sums), block):
+        edges = bounds[first : first + block + 1]
+        part = np.asarray(weights[edges[0] : edges[-1]], dtype=np.float64)
+        sums[first : first + block] = np.add.reduceat(part, edges[:-1] - edges[0])
+    return sums
+
+
+def _unwritable(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"The tokenised data cannot be written to {str(folder)!r}: {error.strerror or error}.",
+        hint="Name another folder: --data.cache FOLDER",
+    )

@@ -1,0 +1,152 @@
+"""Chat templates: a conversation as text, and which stretches of it are the assistant's.
+
+What is learned must be what the model will be asked for: at inference it sees the conversation so far, rendered for
+generation, and goes on from there. So a turn may be learned only where that rendering is a prefix of the text. A
+template that rewrites earlier turns (some drop the reasoning of all but the last) has no single text in which this
+holds for every turn; then the conversation is laid out as several texts, each with the turns for which it holds. A
+template whose rendering for generation is not even a prefix of the same conversation with the answer is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from jinja2 import TemplateError
+
+from swift.data.conversation import Conversation, Message, Unusable
+from swift.errors import DataError
+
+_PROBE = "0123456789"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters from `start` to `end`, which the assistant says."""
+
+    start: int
+    end: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A text and the stretches of it that are learned, in order."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One answer: the text up to its end, and where it starts and ends in there."""
+
+    text: str
+    start: int
+    end: int
+    weight: float
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, with fixed arguments."""
+
+    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._arguments = dict(arguments)
+        self._source = str(tokenizer.chat_template)
+        self._after_turn = self._probe_end()
+
+    @property
+    def ends_turns(self) -> bool:
+        """Whether a special token ends the assistant's turn, so that the model can learn to stop."""
+        return self._after_turn is not None
+
+    def render(self, conversation: Conversation, turns: Sequence[int], place: str) -> list[Rendered]:
+        """Texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
+        self._check_place_for(conversation)
+        whole = self._text(conversation)
+        self._check_said(conversation, whole)
+        rest = [self._turn(conversation, index, whole, place) for index in turns]
+        texts: list[Rendered] = []
+        text = whole
+        while rest or not texts:
+            fits = [text.startswith(turn.text[: turn.end]) for turn in rest]
+            spans = (Span(turn.start, turn.end, turn.weight) for turn, fit in zip(rest, fits, strict=True) if fit)
+            texts.append(Rendered(text, tuple(spans)))
+            rest = [turn for turn, fit in zip(rest, fits, strict=True) if not fit]
+            text = rest[-1].text if rest else ""
+        return texts[::-1]
+
+    def _text(self, conversation: Conversation, until: int | None = None, *, answering: bool = False) -> str:
+        """The first `until` messages as text; with `answering`, up to where the assistant's next answer begins."""
+        return self._render(conversation.messages[:until], conversation.tools, answering=answering)
+
+    def _turn(self, conversation: Conversation, index: int, whole: str, place: str) -> _Turn:
+        prompt = self._text(conversation, index, answering=True)
+        last = index + 1 == len(conversation.messages)
+        text = whole if last else self._text(conversation, index + 1)
+        if not text.startswith(prompt):
+            raise _not_prefix_stable(prompt, text, place)
+        end = len(text.removesuffix(self._after_turn or ""))
+        if end <= len(prompt):
+            raise Unusable("left out by the template", f"message {index + 1}, an answer, does not appear in the text")
+        return _Turn(text, len(prompt), end, conversation.weights[index])
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Any], *, answering: bool) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=answering,
+                tokenize=False,
+                **self._arguments,
+            )
+        except TemplateError as error:
+            raise Unusable("refused by the chat template", str(error)) from error
+        return str(text)
+
+    def _probe_end(self) -> str | None:
+        """What the template puts after the token that ends a turn; None when no special token ends it."""
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
+        try:
+            tail = self._render(messages, (), answering=False).rpartition(_PROBE)[2]
+        except Unusable:  # a template for other conversations than this one: nothing is taken off its turns
+            return ""
+        found = [(tail.find(token), -len(token), token) for token in special_tokens(self._tokenizer) if token in tail]
+        if not found:
+            return None
+        start, _, token = min(found)
+        return tail[start + len(token) :]
+
+    def _check_place_for(self, conversation: Conversation) -> None:
+        """Templates pass over what they do not know without a word."""
+        if conversation.tools and "tools" not in self._source:
+            raise Unusable("left out by the template", "the chat template has no place for tools")
+        if "tool_calls" not in self._source and any("tool_calls" in message for message in conversation.messages):
+            raise Unusable("left out by the template", "the chat template has no place for tool calls")
+
+    def _check_said(self, conversation: Conversation, text: str) -> None:
+        for index, message in enumerate(conversation.messages):
+            if message["role"] in ("system", "user") and message["content"].strip() not in text:
+                raise Unusable(
+                    "left out by the template", f"message {index + 1}, the {message['role']}'s, is not in the text"
+                )
+
+
+def special_tokens(tokenizer: Any) -> set[str]:
+    """The texts of all tokens that are never part of what somebody says."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return added | set(tokenizer.all_special_tokens)
+
+
+def _not_prefix_stable(prompt: str, text: str, place: str) -> DataError:
+    at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False)))
+    return DataError(
+        f"{place}: the chat template is not prefix-stable, so what the model would learn is not what it will be asked: "
+        f"rendered for an answer the text goes on {prompt[at : at + 40]!r}, rendered with the answer "
+        f"{text[at : at + 40]!r}, both after {text[max(0, at - 40) : at]!r}.",
+        hint="Give a template that only ever appends (--model.chat_template FILE), or change its arguments "
+        "(--data.template_kwargs).",
+    )
