@@ -85,7 +85,7 @@ def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_done(tmp_
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="Cannot write into .*gone: No such file"):
+    with pytest.raises(ConfigError, match=r"Cannot write into .*gone: No such file"):
         lock_run_folder(tmp_path / "gone")
 
 
