@@ -9,9 +9,9 @@ import warnings
 
 @functools.cache
 def quiet_libraries() -> None:
-    """Silence what transformers, huggingface_hub and torchao print; errors still come as exceptions."""
+    """Silence what transformers, huggingface_hub, torchao and bitsandbytes print; errors still come as exceptions."""
     # Named loggers first: torchao speaks up while transformers imports it.
-    for name in ("torchao", "torch.utils._pytree"):
+    for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(transformers|huggingface_hub|peft|torchao|bitsandbytes)\b")
 

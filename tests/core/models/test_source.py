@@ -1,0 +1,292 @@
+"""Models come from folders, the hub cache or a configuration, and what is wrong with them is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tiny_models import batch, configurations, tiny, write_model, write_tokenizer
+
+from swift.config.sections import ModelSection
+from swift.errors import ConfigError, ModelError
+from swift.models.aliases import resolve_name
+from swift.models.source import HfSource, open_source
+
+torch.set_num_threads(1)
+
+
+def opened(folder: Path, **options: object) -> HfSource:
+    return open_source(ModelSection(path=str(folder), **options), say=lambda _: None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_model(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("shard_size", ["5GB", "20KB"])
+def test_weights_are_read_by_name_from_one_file_or_from_shards(tmp_path: Path, shard_size: str) -> None:
+    model = write_model(tmp_path, "qwen3-moe", shard_size=shard_size)
+    assert (tmp_path / "model.safetensors").is_file() == (shard_size == "5GB")
+    source = opened(tmp_path)
+    tensors = {name: source.read(name) for file in tmp_path.glob("*.safetensors") for name in load_file(file)}
+    assert sorted(source.names()) == sorted(tensors)
+    for name, tensor in tensors.items():
+        assert source.shape(name) == tuple(tensor.shape)
+    expert = model.model.layers[1].mlp.experts.gate_up_proj[2, :16]
+    assert torch.equal(source.read("model.layers.1.mlp.experts.2.gate_proj.weight"), expert)
+
+
+def test_what_is_built_computes_what_the_saved_model_computes(folder: Path) -> None:
+    source = opened(folder)
+    built = source.build(dtype=torch.float32)
+    assert torch.equal(built(batch()).logits, tiny()(batch()).logits)
+    assert source.build(dtype=torch.bfloat16).lm_head.weight.dtype == torch.bfloat16
+    assert all(parameter.is_meta for parameter in source.build(dtype=torch.float32, weights=False).parameters())
+
+
+def test_a_folder_without_the_base_models_prefix_is_read_under_canonical_names(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "gpt2")
+    tensors = load_file(tmp_path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    save_file(bare, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(opened(tmp_path).read("transformer.wte.weight"), model.transformer.wte.weight)
+
+
+def test_tied_weights_have_one_name_even_where_both_are_on_disk(tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen3-tied")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert "lm_head.weight" not in opened(tmp_path).names()
+
+
+def test_the_fingerprint_changes_with_one_weight_and_with_the_architecture(folder: Path, tmp_path: Path) -> None:
+    before = opened(folder).fingerprint
+    assert opened(folder).fingerprint == before
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("copy"))
+    assert opened(copy).fingerprint == before
+
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    assert opened(copy).fingerprint != before
+    (copy / "config.json").write_text(json.dumps(config | {"transformers_version": "0"}))
+    assert opened(copy).fingerprint == before
+
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][5, 7] += 1e-3
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    assert opened(copy).fingerprint != before
+
+
+def test_of_large_models_the_fingerprint_sees_every_tensor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift.models.files.HASHED_WHOLE", 0)
+    before, tensors = opened(folder).fingerprint, load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "model.norm.weight"):
+        changed = tensors | {name: tensors[name] + 1e-3}
+        save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+        assert opened(folder).fingerprint != before
+
+
+def test_random_weights_are_those_of_the_seed_whatever_the_precision(tmp_path: Path) -> None:
+    configurations()["qwen3-moe"].save_pretrained(tmp_path)
+    section = ModelSection(path=str(tmp_path), random_weights=True)
+
+    def source(seed: int) -> HfSource:
+        return open_source(section, say=lambda _: None, seed=seed)
+
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    one, same, other = source(1).build(dtype=torch.float32), source(1).build(dtype=torch.bfloat16), source(2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one.lm_head.weight.bfloat16(), same.lm_head.weight)
+    assert same.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert not torch.equal(one.lm_head.weight, other.read("lm_head.weight"))
+    assert torch.equal(
+        one.model.layers[0].mlp.experts.down_proj[3],
+        source(1).read("model.layers.0.mlp.experts.3.down_proj.weight"),
+    )
+    assert source(1).fingerprint != other.fingerprint
+
+
+def test_assets_make_a_folder_of_weights_a_model_again(folder: Path, tmp_path: Path) -> None:
+    template = tmp_path / "mine.jinja"
+    template.write_text("{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
+    source, out = opened(folder, chat_template=template), tmp_path / "out"
+    out.mkdir()
+    save_file(
+        {name: source.read(name) for name in source.names()}, out / "model.safetensors", metadata={"format": "pt"}
+    )
+    source.write_assets(out, "float32")
+    assert torch.equal(transformers.AutoModelForCausalLM.from_pretrained(out)(batch()).logits, tiny()(batch()).logits)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "w5"}], tokenize=False) == "[w5]"
+    assert (out / "generation_config.json").is_file()
+    assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
+
+
+def drop(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def truncated(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def garbage(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (drop("model.safetensors"), "no weights"),
+        (drop("config.json"), "config.json is missing"),
+        (drop("tokenizer.json"), "tokenizer.json is missing"),
+        (pickled, "pickle"),
+        (truncated, "truncated"),
+        (garbage, "not a safetensors file"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "nothing"}'), "cannot be read"),
+        (lambda folder: transformers.T5Config().save_pretrained(folder), "not a causal language model"),
+        (lambda folder: transformers.BertConfig().save_pretrained(folder), "not a causal language model"),
+    ],
+)
+def test_a_spoilt_folder_is_refused_with_the_reason(
+    folder: Path, spoil: Callable[[Path], object], sentence: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(ModelError, match=sentence) as caught:
+        opened(folder)
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path, shard_size="20KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ModelError, match=shard.name):
+        opened(tmp_path)
+
+
+def test_weights_that_are_not_all_there_are_refused(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.up_proj\.weight"):
+        opened(folder).build(dtype=torch.float32)
+    with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.up_proj\.weight"):
+        opened(folder).read("model.layers.0.mlp.up_proj.weight")
+
+
+def test_weights_of_another_size_than_the_configuration_are_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+    with pytest.raises(ModelError, match="do not fit"):
+        opened(folder).build(dtype=torch.float32)
+
+
+def test_weights_that_are_not_part_of_the_model_are_reported(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors") | {"mtp.extra.weight": torch.zeros(3)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    said: list[str] = []
+    open_source(ModelSection(path=str(folder)), say=said.append).build(dtype=torch.float32)
+    assert any("mtp.extra.weight" in line for line in said)
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(folder: Path) -> None:
+    write_tokenizer(folder, tokens=70)
+    with pytest.raises(ModelError, match="70 tokens, but the model's vocabulary has 64"):
+        _ = opened(folder).tokenizer
+
+
+def test_placeholders_that_text_cannot_produce_may_lie_beyond_the_vocabulary(folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(folder)
+    said: list[str] = []
+    source = open_source(ModelSection(path=str(folder)), say=said.append)
+    assert len(source.tokenizer) == 65
+    assert any("<image>" in line for line in said)
+
+
+def test_a_chat_template_that_does_not_parse_is_refused_with_its_line(folder: Path, tmp_path: Path) -> None:
+    template = tmp_path / "broken.jinja"
+    template.write_text("{% for m in messages %}\n{{ m[ }}\n{% endfor %}")
+    with pytest.raises(ConfigError, match="line 2"):
+        _ = opened(folder, chat_template=template).tokenizer
+
+
+def test_a_path_that_is_not_there_is_said_to_be_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no folder"):
+        opened(tmp_path / "nothing")
+    with pytest.raises(ModelError, match="No model is given"):
+        open_source(ModelSection(), say=lambda _: None)
+
+
+def run_open(path: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys\nfrom swift.config.sections import ModelSection\nfrom swift.errors import SwiftError\n"
+        "from swift.models.source import open_source\n"
+        "try:\n    open_source(ModelSection(path=sys.argv[1]), say=print)\n"
+        "except SwiftError as error:\n    print(error); sys.exit(error.exit_code)\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, path],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_offline_and_not_cached_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+    done = run_open("qwen3-7b", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert done.returncode == 2
+    assert done.stderr == ""
+    assert "taking Qwen/Qwen3-8B" in done.stdout
+    assert "Qwen/Qwen3-8B is not in the hub cache" in done.stdout
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence_too(tmp_path: Path) -> None:
+    nowhere = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    done = run_open("some/model", **nowhere)
+    assert done.returncode == 2
+    assert done.stderr == ""
+    assert "cannot be reached" in done.stdout
+
+
+def test_a_model_in_the_hub_cache_is_found_offline(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub/models--some--model/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    write_model(snapshot)
+    (tmp_path / "hub/models--some--model/refs").mkdir()
+    (tmp_path / "hub/models--some--model/refs/main").write_text("abc")
+    done = run_open("some/model", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_short_names_stand_for_released_models_and_say_so() -> None:
+    assert resolve_name("qwen3-8b")[0] == "Qwen/Qwen3-8B"
+    path, note = resolve_name("qwen/Qwen-72B")
+    assert path == "Qwen/Qwen2.5-72B"
+    assert note is not None
+    assert "taking Qwen/Qwen2.5-72B" in note
+    assert resolve_name("my/own") == ("my/own", None)

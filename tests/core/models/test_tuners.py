@@ -1,0 +1,264 @@
+"""Tuners train what they say, from the same start everywhere, and QLoRA learns on weights of four bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tiny_models import batch, tiny, write_model
+
+from swift.config.sections import ModelSection, TunerSection
+from swift.errors import ConfigError, ModelError
+from swift.models.names import canonical_parameters
+from swift.models.quantize import quantized_build
+from swift.models.source import open_source
+from swift.models.tuners import adapter_config, adapters_off, apply_tuner, initial_adapter, trainable_summary
+
+torch.set_num_threads(1)
+
+
+def tuned(architecture: str = "qwen3", seed: int = 0, **options: object) -> torch.nn.Module:
+    section = TunerSection(**{"kind": "lora", "dropout": 0.0, **options})
+    return apply_tuner(tiny(architecture), section, seed=seed, say=lambda _: None)
+
+
+def trained_names(model: torch.nn.Module) -> set[str]:
+    return {p.name for pieces, parameter in canonical_parameters(model) for p in pieces if parameter.requires_grad}
+
+
+def train(model: torch.nn.Module, steps: int = 8, lr: float = 1e-2) -> list[float]:
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
+    losses = []
+    for _ in range(steps):
+        loss = model(batch(), labels=batch()).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_full_tuning_trains_everything_in_fp32() -> None:
+    model = apply_tuner(tiny().bfloat16(), TunerSection(kind="full"), seed=0, say=lambda _: None)
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_patterns_freeze_and_train_only_what_they_match() -> None:
+    frozen = tuned(kind="full", freeze=("model.embed_tokens.*", "*.layers.0.*"))
+    assert all("layers.0." not in name and "embed" not in name for name in trained_names(frozen))
+    assert "model.layers.1.mlp.up_proj.weight" in trained_names(frozen)
+    only = tuned(kind="full", train_only=("*.mlp.*",), freeze=("*.layers.1.*",))
+    assert trained_names(only) == {f"model.layers.0.mlp.{m}_proj.weight" for m in ("gate", "up", "down")}
+
+
+def test_experts_are_frozen_by_their_names_on_disk() -> None:
+    frozen = tuned("qwen3-moe", kind="full", freeze=("model.layers.0.mlp.experts.*",))
+    assert not frozen.model.layers[0].mlp.experts.gate_up_proj.requires_grad
+    assert frozen.model.layers[1].mlp.experts.gate_up_proj.requires_grad
+    with pytest.raises(ConfigError, match="one tensor in memory"):
+        tuned("qwen3-moe", kind="full", freeze=("model.layers.0.mlp.experts.0.*",))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"kind": "full", "freeze": ("model.embed_token.weight",)}, "Did you mean 'model.embed_tokens.weight'"),
+        ({"kind": "full", "train_only": ("nothing*",)}, "no weight of this model matches"),
+        ({"kind": "full", "freeze": ("*",)}, "nothing to train"),
+        ({"kind": "full", "quantize": "bnb-nf4"}, "cannot be trained"),
+        ({"freeze": ("*",)}, "tuner.kind is lora"),
+        ({"targets": ("q_porj",)}, "Did you mean 'q_proj'"),
+    ],
+)
+def test_a_tuner_that_cannot_be_meant_is_refused(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        tuned(**options)
+
+
+def test_adapters_go_on_all_linear_layers_but_the_head() -> None:
+    expected = {
+        f"base_model.model.model.layers.{layer}.{module}.lora_{ab}.weight"
+        for layer in (0, 1)
+        for module in (*(f"self_attn.{m}_proj" for m in "qkvo"), *(f"mlp.{m}_proj" for m in ("gate", "up", "down")))
+        for ab in "AB"
+    }
+    assert trained_names(tuned()) == expected
+
+
+def test_with_stacked_experts_it_is_said_what_gets_an_adapter() -> None:
+    said: list[str] = []
+    model = apply_tuner(tiny("qwen3-moe"), TunerSection(), seed=0, say=said.append)
+    assert all("self_attn" in name for name in trained_names(model))
+    assert "adapters go on k_proj, o_proj, q_proj, v_proj" in said[0]
+    with pytest.raises(ConfigError, match="dropout"):
+        tuned("qwen3-moe", targets=("gate_proj", "up_proj", "down_proj"), dropout=0.1)
+
+
+def test_before_training_an_adapter_changes_nothing() -> None:
+    expected = tiny()(batch()).logits
+    for options in ({}, {"dora": True}, {"rslora": True}, {"init": "gaussian"}):
+        assert torch.allclose(tuned(**options)(batch()).logits, expected, atol=1e-5), options
+
+
+def test_initial_adapters_depend_on_seed_and_name_alone() -> None:
+    torch.manual_seed(5)
+    one = dict(tuned(seed=1).named_parameters())
+    torch.manual_seed(6)
+    before = torch.get_rng_state()
+    two, other = dict(tuned(seed=1).named_parameters()), dict(tuned(seed=2).named_parameters())
+    name = "base_model.model.model.layers.1.mlp.up_proj.lora_A.default.weight"
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert not torch.equal(one[name], other[name])
+    assert not torch.equal(one[name], one[name.replace("layers.1", "layers.0")])
+    fewer = dict(tuned(seed=1, targets=("up_proj",)).named_parameters())
+    assert torch.equal(fewer[name], one[name])
+    alone = initial_adapter(name.replace(".default", ""), one[name].shape, TunerSection(), seed=1)
+    assert torch.equal(alone, one[name])
+    torch.manual_seed(6)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_attaching_an_adapter_leaves_the_random_state_alone() -> None:
+    model = tiny()
+    before = torch.get_rng_state()
+    apply_tuner(model, TunerSection(), seed=0, say=lambda _: None)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_initial_adapters_are_spread_as_peft_spreads_them() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    for init in ("default", "gaussian"):
+        weights = []
+        for _ in range(2):
+            linear = torch.nn.Sequential(torch.nn.Linear(512, 512))
+            config = LoraConfig(r=64, target_modules=["0"], init_lora_weights=init == "default" or "gaussian")
+            weights.append(get_peft_model(linear, config).base_model.model[0].lora_A.default.weight)
+        ours = initial_adapter("x.lora_A.weight", (64, 512), TunerSection(rank=64, init=init), seed=0)
+        assert ours.std().item() == pytest.approx(weights[0].std().item(), rel=0.03)
+        assert ours.abs().max().item() == pytest.approx(weights[0].abs().max().item(), rel=0.3)
+        assert not initial_adapter("x.lora_B.weight", (512, 64), TunerSection(rank=64), seed=0).any()
+
+
+def test_adapters_are_fp32_on_a_frozen_base_in_bf16() -> None:
+    model = apply_tuner(tiny().bfloat16(), TunerSection(modules_to_save=("lm_head",)), seed=0, say=lambda _: None)
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
+def test_training_moves_adapters_and_nothing_else() -> None:
+    model = tuned(modules_to_save=("lm_head",))
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    losses = train(model)
+    assert losses[-1] < losses[0] - 0.3
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
+
+
+def test_switched_off_adapters_give_back_the_model_before_training() -> None:
+    model = tuned(modules_to_save=("lm_head",))
+    model.eval()
+    train(model, steps=3)
+    trained, wanted = model(batch()).logits, {p for p in model.parameters() if p.requires_grad}
+    with adapters_off(model):
+        assert torch.allclose(model(batch()).logits, tiny()(batch()).logits, atol=1e-6)
+        assert {p for p in model.parameters() if p.requires_grad} == wanted
+    assert torch.equal(model(batch()).logits, trained)
+    with pytest.raises(ModelError, match="no adapter"), adapters_off(tiny()):
+        pass
+
+
+def test_an_adapter_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    model = tuned(rank=4, dora=True)
+    train(model, steps=3)
+    model.save_pretrained(tmp_path, save_embedding_layers=False)
+    section = TunerSection(adapter=tmp_path)
+    again = apply_tuner(tiny(), section, seed=0, say=lambda _: None)
+    model.eval()
+    assert torch.allclose(again.eval()(batch()).logits, model(batch()).logits, atol=1e-6)
+    assert trained_names(again) == trained_names(model)
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors is missing"):
+        apply_tuner(tiny(), section, seed=0, say=lambda _: None)
+
+
+def test_the_adapters_configuration_is_json_that_peft_reads(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    config = adapter_config(tuned(rank=4, alpha=16.0, targets=("q_proj", "v_proj"), rslora=True))
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    read = LoraConfig.from_pretrained(tmp_path)
+    assert (read.r, read.lora_alpha, read.use_rslora) == (4, 16.0, True)
+    assert read.target_modules == {"q_proj", "v_proj"}
+    assert config["target_modules"] == ["q_proj", "v_proj"]
+    assert adapter_config(tiny()) is None
+
+
+def test_the_summary_counts_weights() -> None:
+    layer = torch.nn.Linear(1000, 1000, bias=False)
+    layer.requires_grad_(False)
+    model = torch.nn.Sequential(layer, torch.nn.Linear(1000, 300, bias=False))
+    assert trainable_summary(model) == "trainable 300.0 k of 1.3 M weights (23 %)"
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """A model whose matrices are whole blocks of torchao's NF4."""
+    config = transformers.Qwen3Config(
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    write_model(tmp_path)
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"), [("bnb-nf4", "bitsandbytes"), ("bnb-int8", "bitsandbytes"), ("torchao-nf4", "torchao")]
+)
+def test_qlora_learns_on_a_frozen_quantised_base(wide: Path, kind: str, package: str) -> None:
+    pytest.importorskip(package)
+    source = open_source(ModelSection(path=str(wide)), say=lambda _: None)
+    exact = source.build(dtype=torch.float32)
+    section = TunerSection(quantize=kind, dropout=0.0)
+    base = quantized_build(source, section, torch.float32, "cpu")
+    with torch.no_grad():
+        error = (base(batch()).logits - exact(batch()).logits).norm() / exact(batch()).logits.norm()
+    assert 0 < error < (0.3 if "nf4" in kind else 0.1)
+    model = apply_tuner(base, section, seed=0, say=lambda _: None)
+    whole = sum(p.numel() for p in (*exact.parameters(), *(p for p in model.parameters() if p.requires_grad)))
+    assert f"of {whole / 1000:.1f} k weights" in trainable_summary(model)
+    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+    losses = train(model)
+    assert losses[-1] < losses[0] - 0.3
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert "lora" in name
+        elif type(parameter) is torch.nn.Parameter:
+            assert torch.equal(parameter, frozen[name])
+    with adapters_off(model), torch.no_grad():
+        again = (model(batch()).logits - exact(batch()).logits).norm() / exact(batch()).logits.norm()
+    assert again == pytest.approx(error, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bnb-nf4", "torchao-nf4"])
+def test_qlora_without_its_package_says_what_to_install(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path)
+    for module in ("bitsandbytes", "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+    source = open_source(ModelSection(path=str(tmp_path)), say=lambda _: None)
+    with pytest.raises(ModelError, match=r"swift-core\[qlora\]"):
+        quantized_build(source, TunerSection(quantize=kind), torch.float32, "cpu")
