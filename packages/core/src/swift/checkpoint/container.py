@@ -100,10 +100,12 @@ def safetensors_layout(
     return lead, {name: start + len(lead) for name, start in starts.items()}
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRecord:
+def write_safetensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> FileRecord:
     """Write a safetensors file one tensor at a time."""
     entries = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    lead, starts = safetensors_layout(entries)
+    lead, starts = safetensors_layout(entries, metadata)
     with HashingFile(path) as file:
         file.write(lead)
         for name in starts:

@@ -37,8 +37,7 @@ class Manifest(BaseModel):
 
     format: int = FORMAT
     step: int = Field(description="Optimizer steps completed")
-    rows: int = Field(description="Position in the data: rows consumed, over all processes")
-    rows_per_step: int = Field(description="Rows per global batch")
+    rows_per_step: int = Field(description="Rows per global batch; with step and seed this is the place in the data")
     seed: int
     model_fingerprint: str
     data_fingerprint: str

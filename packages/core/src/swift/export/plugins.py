@@ -1,0 +1,63 @@
+"""The exporters of core: a merged Hugging Face model, and a PEFT adapter. Registered like anyone's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift.contracts import HOOK_API
+from swift.errors import ExportError
+from swift.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from swift.contracts import ExportRequest, WeightStream
+
+
+class HuggingFaceExporter:
+    """A model folder that transformers, vLLM and others load: adapters are merged while streaming."""
+
+    HOOK_API = HOOK_API
+
+    @hookimpl
+    def swift_export(self, weights: WeightStream, request: ExportRequest) -> Path:
+        from swift.export.merge import merged
+        from swift.export.precision import export_dtypes, main_dtype
+        from swift.export.writer import ShardedSafetensorsWriter, TensorSpec
+
+        source = request.source
+        if request.adapter is not None:
+            weights = merged(source, weights, request.adapter)
+        dtypes = export_dtypes(source, request.options.dtype)
+        specs = {name: TensorSpec(dtypes[name], source.shape(name)) for name in source.names()}
+        shard_bytes = int(request.options.shard_size_gb * 10**9)
+        with ShardedSafetensorsWriter(request.destination, specs, shard_bytes=shard_bytes) as writer:
+            for name, tensor in weights:
+                writer.write(name, tensor)
+            writer.finish()
+        source.write_assets(request.destination, main_dtype(dtypes.values()))
+        return request.destination
+
+
+class AdapterExporter:
+    """An adapter folder that PEFT, vLLM and others load beside the base model; `auto` precision is as trained."""
+
+    HOOK_API = HOOK_API
+
+    @hookimpl
+    def swift_export(self, weights: WeightStream, request: ExportRequest) -> Path:
+        import torch
+        from peft import PeftConfig
+
+        from swift.checkpoint.container import write_safetensors
+
+        if request.adapter is None:
+            raise ExportError(
+                "All weights were trained: there is no adapter to export.", hint="Type: swift export --to hf"
+            )
+        choice = request.options.dtype
+        tensors = {name: tensor if choice == "auto" else tensor.to(getattr(torch, choice)) for name, tensor in weights}
+        write_safetensors(request.destination / "adapter_model.safetensors", tensors, {"format": "pt"})
+        config = PeftConfig.from_peft_type(**{**request.adapter, "inference_mode": True})
+        config.save_pretrained(request.destination)
+        return request.destination

@@ -1,0 +1,111 @@
+"""What the training state says about a few fixed prompts: the measure that an export must come up to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swift.contracts import ModelSource, WeightStream
+from swift.errors import ExportError
+from swift.models.names import name_map
+
+Prompt = list[int]
+LogProbabilities = Callable[[list[Prompt]], list[list[float]]]
+"""Prompts → log-probability of every token after the first."""
+
+_TEXTS = (
+    "The quick brown fox jumps over the lazy dog, and then it sleeps until the evening.",
+    "def area(width: float, height: float) -> float:\n    return width * height\n",
+    "床前明月光，疑是地上霜。举头望明月，低头思故乡。",
+    'In 1969, 3 astronauts flew 384,400 km: {"mission": "Apollo 11", "crew": ["Armstrong", "Aldrin"]}',
+)
+_LONGEST = 64
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Prompts and the training state's log-probabilities of their tokens."""
+
+    prompts: list[Prompt]
+    logps: list[list[float]]
+
+    @classmethod
+    def ask(cls, state: LogProbabilities, prompts: list[Prompt]) -> Reference:
+        """From anything that can say log-probabilities."""
+        return cls(prompts, state(prompts))
+
+    @classmethod
+    def read(cls, path: Path) -> Reference:
+        """From a JSON file that `write` made."""
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return cls(value["prompts"], value["logps"])
+
+    def write(self, path: Path) -> None:
+        """To a JSON file."""
+        path.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+
+def fixed_prompts(source: ModelSource) -> list[Prompt]:
+    """Prose, code, another script, numbers: the same for every export of a model."""
+    vocabulary = source.config.get_text_config().vocab_size
+    prompts = [
+        [token % vocabulary for token in source.tokenizer(text, add_special_tokens=False)["input_ids"][:_LONGEST]]
+        for text in _TEXTS
+    ]
+    return [prompt for prompt in prompts if len(prompt) > 1]
+
+
+@torch.no_grad()
+def module_logps(model: torch.nn.Module, prompts: list[Prompt]) -> list[list[float]]:
+    """What a transformers module says, one prompt at a time."""
+    model.eval()
+    device = next(model.parameters()).device
+    answers = []
+    for prompt in prompts:
+        tokens = torch.tensor([prompt], device=device)
+        logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
+        logps = torch.log_softmax(logits, dim=-1).gather(1, tokens[0, 1:, None])[:, 0]
+        answers.append(logps.tolist())
+    return answers
+
+
+class PlainState:
+    """The training state as a plain transformers model in fp32: the base model, filled from the canonical stream.
+
+    It shares nothing with the exporters: weights go straight into parameters, adapters are attached by PEFT and
+    left unmerged.
+    """
+
+    def __init__(self, source: ModelSource) -> None:
+        self._model: Any = source.build(dtype=torch.float32)
+        self._names = name_map(self._model)
+        self._tensors = {
+            **dict(self._model.named_parameters(remove_duplicate=False)),
+            **dict(self._model.named_buffers(remove_duplicate=False)),
+        }
+
+    @torch.no_grad()
+    def watch(self, weights: WeightStream) -> Iterator[tuple[str, torch.Tensor]]:
+        """Hand the stream of all weights on, and keep every value."""
+        for name, tensor in weights:
+            owner, piece = self._names.owner(name)
+            piece.view_of(self._tensors[owner]).copy_(tensor)
+            yield name, tensor
+
+    def attach(self, adapters: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
+        """Put the adapter on, as PEFT does it."""
+        from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
+
+        self._model = get_peft_model(self._model, PeftConfig.from_peft_type(**config))
+        unplaced = set_peft_model_state_dict(self._model, dict(adapters)).unexpected_keys
+        if unplaced:
+            raise ExportError(f"The adapter's {unplaced[0]} has no place in the model.")
+
+    def logps(self, prompts: list[Prompt]) -> list[list[float]]:
+        """What the training state says."""
+        return module_logps(self._model, prompts)

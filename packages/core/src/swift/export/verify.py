@@ -1,0 +1,153 @@
+"""Is what was exported what was trained? Every tensor is compared, then log-probabilities after reloading."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import safe_open
+
+from swift.checkpoint.container import tensor_bytes, write_json
+from swift.checkpoint.manifest import installed_versions
+from swift.contracts import ModelSource, WeightStream
+from swift.errors import ExportError
+from swift.export.reference import Reference, module_logps
+from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
+
+VERIFICATION = "verification.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+# Largest difference of a token's log-probability that rounding the weights can explain. Tensors are compared bit for
+# bit before, so that this only has to notice a model that is put together wrongly.
+_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
+
+
+class Digests:
+    """Checksums of the tensors that ought to be in an export, taken as they pass."""
+
+    def __init__(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        self._wanted = dtypes
+        self.dtypes: dict[str, torch.dtype] = {}
+        self.found: dict[str, str] = {}
+
+    def take(self, name: str, tensor: torch.Tensor) -> None:
+        """Note a tensor in the precision that the export gives it; its own where none is given."""
+        self.dtypes[name] = self._wanted.get(name, tensor.dtype)
+        self.found[name] = _digest(tensor.to(self.dtypes[name]))
+
+    def watch(self, weights: WeightStream) -> Iterator[tuple[str, torch.Tensor]]:
+        """Hand the stream on and note every tensor."""
+        for name, tensor in weights:
+            self.take(name, tensor)
+            yield name, tensor
+
+
+def can_verify(folder: Path) -> bool:
+    """Whether the folder is one that transformers or PEFT load as it is; quantised exports verify themselves."""
+    if (folder / ADAPTER_WEIGHTS).is_file():
+        return True
+    if not (folder / WEIGHTS).is_file() and not (folder / WEIGHTS_INDEX).is_file():
+        return False
+    return "quantization_config" not in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def verify_export(
+    folder: Path, *, expected: Mapping[str, str], reference: Reference, source: ModelSource, dtype: str
+) -> dict[str, Any]:
+    """Compare, write `verification.json`, and return it; `ExportError` names the first difference.
+
+    `expected` are the checksums of all tensors; `dtype` is the precision of the export.
+    """
+    _compare_weights(folder, expected)
+    model = _reload(folder, source)
+    tolerance = _TOLERANCE.get(dtype, _TOLERANCE["bfloat16"])
+    differences = _compare_logps(reference, module_logps(model, reference.prompts), tolerance)
+    report = {
+        "verified": True,
+        "weights": {"compared": len(expected), "dtype": dtype, "equal": "bit for bit"},
+        "log_probabilities": {
+            "prompts": len(reference.prompts),
+            "tokens": len(differences),
+            "largest_difference": max(differences),
+            "mean_difference": sum(differences) / len(differences),
+            "tolerance": tolerance,
+        },
+        "versions": installed_versions(),
+    }
+    write_json(folder / VERIFICATION, report)
+    return report
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    head = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
+    digest = xxhash.xxh3_128(head)
+    digest.update(tensor_bytes(tensor))
+    return str(digest.hexdigest())
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / ADAPTER_WEIGHTS).is_file():
+        return [folder / ADAPTER_WEIGHTS]
+    if not (folder / WEIGHTS_INDEX).is_file():
+        return [folder / WEIGHTS]
+    weight_map = json.loads((folder / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"]
+    return [folder / name for name in sorted(set(weight_map.values()))]
+
+
+def _compare_weights(folder: Path, expected: Mapping[str, str]) -> None:
+    left = dict(expected)
+    for path in _weight_files(folder):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  # safe_open is no mapping
+                wanted = left.pop(name, None)
+                if wanted is None:
+                    raise ExportError(f"The export in {folder} has a weight that was not trained: {name}.")
+                if _digest(file.get_tensor(name)) != wanted:
+                    raise ExportError(
+                        f"The export in {folder} differs from the training state: {name} has other values.",
+                        hint="Export again; if it happens twice, the disk or the exporter alters data.",
+                    )
+    if left:
+        raise ExportError(f"The export in {folder} lacks {len(left)} weights, the first is {next(iter(left))}.")
+
+
+def _reload(folder: Path, source: ModelSource) -> torch.nn.Module:
+    """As a user of the export would, in fp32."""
+    if (folder / ADAPTER_WEIGHTS).is_file():
+        from peft import PeftModel
+
+        adapted: torch.nn.Module = PeftModel.from_pretrained(source.build(dtype=torch.float32), folder)
+        return adapted
+    from transformers import AutoModelForCausalLM
+
+    # Code that comes with a model runs only when the source was opened with leave to do so.
+    trust = type(source.config).__module__.startswith("transformers_modules")
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[kind]:
+            raise ExportError(
+                f"The export in {folder} does not load: {kind.replace('_', ' ')} {sorted(info[kind])[0]}."
+            )
+    reloaded: torch.nn.Module = model
+    return reloaded
+
+
+def _compare_logps(reference: Reference, found: list[list[float]], tolerance: float) -> list[float]:
+    differences = []
+    for number, (wanted, got) in enumerate(zip(reference.logps, found, strict=True), 1):
+        for position, (before, after) in enumerate(zip(wanted, got, strict=True), 1):
+            difference = abs(before - after)
+            if not difference <= tolerance:
+                raise ExportError(
+                    f"The export differs from the training state: token {position} of test prompt {number} has "
+                    f"log-probability {after:.4f} instead of {before:.4f}, although all weights are equal.",
+                    hint="Its configuration does not describe the model that was trained; see config.json beside it.",
+                )
+            differences.append(difference)
+    return differences
