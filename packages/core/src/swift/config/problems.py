@@ -56,6 +56,11 @@ def _sentence(detail: ErrorDetails, place: Callable[[str], str], known: list[str
         return f"{key} is missing."
     rule = _RULES.get(detail["type"])
     if rule is None:
-        return f"{place(key)}: {key} {detail['msg'].removeprefix('Value error, ')}."
+        return f"{_subject(place(key), key)}: {detail['msg'].removeprefix('Value error, ')}."
     wanted = rule.format(**detail.get("ctx", {}))
-    return f"{place(key)}: {key} must be {wanted}, not {detail['input']!r}."
+    return f"{_subject(place(key), key)} must be {wanted}, not {detail['input']!r}."
+
+
+def _subject(said: str, key: str) -> str:
+    """A flag says by itself what it sets; a line of a file does not."""
+    return said if said.startswith("--") else f"{said}: {key}"

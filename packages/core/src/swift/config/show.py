@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from itertools import islice
 from typing import Any
 
 import yaml
@@ -11,7 +13,7 @@ from swift.config.parse import Parsed
 from swift.config.sections import Config
 from swift.errors import PluginError
 from swift.plugins.discover import list_plugins
-from swift.plugins.load import load
+from swift.plugins.load import load, load_objective
 
 
 def resolved_yaml(parsed: Parsed) -> str:
@@ -36,6 +38,39 @@ def layout(parsed: Parsed) -> str:
         lines.append(f"# rows per optimizer step: {rows}")
     lines.extend(f"# {note}" for note in parsed.notes)
     return "\n".join(lines) + "\n"
+
+
+def print_samples(parsed: Parsed, count: int) -> None:
+    """The first `count` usable samples as the model will see them, with what is learned marked.
+
+    The data set is streamed, so that no more of it is read than is shown.
+    """
+    from rich.console import Console
+
+    from swift.data.pipeline import prepare_data
+    from swift.data.preview import preview
+    from swift.models.source import open_source
+
+    config = parsed.config
+    tokenizer = open_source(config.model, say=_say, seed=config.train.seed).tokenizer
+    objective = load_objective(config.objective.name).object(parsed.objective_options)
+    first_rows = {"streaming": True, "shuffle": False, "validation": (), "split_ratio": 0.0}
+    data = prepare_data(
+        config.data.model_copy(update=first_rows),
+        tokenizer,
+        encoding=objective.encoding,
+        seed=config.train.seed,
+        say=_say,
+    )
+    assert data.stream is not None
+    console = Console()
+    for number, encoded in enumerate(islice(data.stream.epoch(0), count), start=1):
+        console.rule(f"sample {number}", align="left")
+        console.print(preview(tokenizer, encoded, objective.encoding))
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def schema_json() -> str:

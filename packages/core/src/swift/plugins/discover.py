@@ -100,10 +100,12 @@ def _requires_core(requirements: Iterable[str]) -> str | None:
 
     specifiers = []
     for text in requirements:
+        if not _normal(text).startswith(CORE):
+            continue
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            continue  # another tool's business: it does not concern swift-core
+            continue  # pip refuses such a distribution: it was installed in another way
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         if _normal(requirement.name) == CORE and applies:
             specifiers.append(str(requirement.specifier))

@@ -1,0 +1,168 @@
+"""The `swift` command: fast help, exit codes, and errors without tracebacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from swift.cli import main as cli
+from swift.cli.verbs import VERBS
+from swift.errors import TrainingError
+
+
+def swift(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "swift", *args], env=os.environ | environment, capture_output=True, text=True
+    )
+
+
+def imported_by(*args: str) -> set[str]:
+    """Top-level modules that the command imports."""
+    script = "import sys; from swift.cli.main import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stderr.split()}
+
+
+def test_the_overview_names_every_verb_and_imports_next_to_nothing() -> None:
+    done = swift("--help")
+    assert done.returncode == 0
+    for verb in VERBS.values():
+        assert f"  {verb.name} " in done.stdout
+        assert verb.summary in done.stdout
+    heavy = {"torch", "transformers", "pydantic", "typer", "rich", "pluggy", "yaml", "numpy"}
+    assert not heavy & imported_by("--help")
+
+
+@pytest.mark.parametrize("command", [["sft", "--help"], ["rlhf", "--help"], ["plugins"], ["config", "schema"]])
+def test_looking_around_does_not_import_torch(command: list[str]) -> None:
+    assert not {"torch", "transformers"} & imported_by(*command)
+
+
+def test_help_of_a_training_verb_shows_fields_in_groups_with_defaults_and_aliases() -> None:
+    text = swift("rlhf", "--rlhf_type", "kto", "--help", COLUMNS="200").stdout
+    for group in ("model", "data", "tuner", "objective", "optim", "parallel", "train", "checkpoint", "backend"):
+        assert f"\n{group}  " in text
+    assert "--optim.warmup_ratio" in text
+    assert "0.05" in text
+    assert "--per_device_train_batch_size" in text
+    assert "--objective.desirable_weight" in text  # kto's own
+    assert "--backend.device" in text  # the torch backend's own
+
+
+def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it() -> None:
+    assert 'pip install "swift-core[megatron]"' in swift("sft", "--backend", "megatron", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "sentence"),
+    [
+        (["trian"], 2, "Did you mean 'train'?"),
+        (["serve"], 2, "does not have `swift serve`"),
+        (["sft"], 2, "swift sft needs --model"),
+        (["sft", "--modle", "m"], 2, "Did you mean '--model'?"),
+        (["sft", "--model", "m", "--dataset", "d", "--backend", "megatron"], 3, 'pip install "swift-core[megatron]"'),
+        (["export"], 2, "needs the folder of a run"),
+        (["export", "x", "--dtype", "fp8"], 2, "--dtype must be one of"),
+        (["plugins", "--chek"], 2, "--check"),
+        (["config", "shwo"], 2, "Did you mean 'show'?"),
+    ],
+)
+def test_a_users_mistake_ends_with_one_message_and_the_right_code(args: list[str], code: int, sentence: str) -> None:
+    done = swift(*args)
+    assert done.returncode == code
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_traceback_is_shown_on_demand() -> None:
+    done = swift("sft", SWIFT_TRACEBACK="1")
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+    assert "swift sft needs --model" in done.stderr
+
+
+def test_the_version_is_printed() -> None:
+    assert swift("--version").stdout.startswith("swift ")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls of `swift.launch.launch`, which trains nothing here."""
+    import swift.launch
+
+    calls: list[Any] = []
+    monkeypatch.setattr(swift.launch, "launch", lambda parsed, argv: calls.append((parsed, argv)) or 0)
+    return calls
+
+
+def test_a_training_verb_hands_the_run_and_its_own_words_to_the_launcher(
+    launched: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["rlhf", "--model", "m", "--dataset", "d", "--nproc", "2"]
+    assert cli.run(args) == 0
+    ((parsed, argv),) = launched
+    assert argv == args
+    assert parsed.nproc == 2
+    assert "Note: The objective is dpo" in capsys.readouterr().err
+
+
+def test_notes_are_said_by_one_process_only(
+    launched: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert cli.run(["rlhf", "--model", "m", "--dataset", "d"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_fails_exits_with_1_and_an_interrupted_one_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raising(error: BaseException) -> Callable[[Any, Any], int]:
+        def launch(_parsed: Any, _argv: Any) -> int:
+            raise error
+
+        return launch
+
+    import swift.launch
+
+    args = ["sft", "--model", "m", "--dataset", "d"]
+    failure = TrainingError("The loss is not finite at step 3.", hint="Resume from checkpoint-2.")
+    monkeypatch.setattr(swift.launch, "launch", raising(failure))
+    assert cli.run(args) == 1
+    assert capsys.readouterr().err == "Error: The loss is not finite at step 3.\nResume from checkpoint-2.\n"
+    monkeypatch.setattr(swift.launch, "launch", raising(KeyboardInterrupt()))
+    assert cli.run(args) == 130
+
+
+def test_export_and_merge_lora_reach_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    stand_in = types.ModuleType("swift.export.run")
+    stand_in.export_checkpoint = lambda path, **rest: calls.append((str(path), rest))  # type: ignore[attr-defined]  # a module made by hand
+    monkeypatch.setitem(sys.modules, "swift.export.run", stand_in)
+    assert cli.run(["export", "run", "--to", "adapter", "--out", "there", "--exist-ok", "--no-verify"]) == 0
+    assert cli.run(["merge-lora", "--adapters", "run", "--output_dir", "merged", "--torch_dtype", "bfloat16"]) == 0
+    (path, exported), (merged_path, merged) = calls
+    assert (path, exported["to"], str(exported["options"].out)) == ("run", "adapter", "there")
+    assert exported["options"].exist_ok
+    assert not exported["options"].verify
+    assert (merged_path, merged["to"], merged["options"].dtype) == ("run", "hf", "bfloat16")
+
+
+def test_doctor_reports_versions_devices_plugins_and_space() -> None:
+    done = swift("doctor", "--json")
+    findings = json.loads(done.stdout)
+    assert {finding["topic"] for finding in findings} == {"versions", "devices", "kernels", "plugins", "hub", "disk"}
+    told = [finding["what"] for finding in findings]
+    assert any(line.startswith("torch ") for line in told)
+    assert any("backends: torch" in line for line in told)
+    assert any("offline (HF_HUB_OFFLINE)" in line for line in told)
+    lacking = [finding for finding in findings if "is not installed" in finding["what"]]
+    assert all(finding["mend"].startswith("pip install") for finding in lacking)

@@ -1,0 +1,127 @@
+"""Configuration files: YAML outranked by flags, with errors that name the line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from swift.cli.main import run
+from swift.config.parse import parse
+from swift.config.show import schema_json
+from swift.errors import ConfigError
+
+GOOD = """\
+model: {path: m}
+data:
+  train: [a.jsonl, "b.jsonl#100"]
+  columns: {question: query}
+optim:
+  lr: 1e-5
+backend:
+  device: cpu
+train_type: full
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def test_a_file_speaks_in_sections_and_in_the_names_of_flags(file: Path) -> None:
+    config = parse([str(file)], "sft").config
+    assert config.data.train == ("a.jsonl", "b.jsonl#100")
+    assert config.data.columns == {"question": "query"}
+    assert config.optim.lr == 1e-5
+    assert config.tuner.kind == "full"
+    assert config.backend.model_dump()["device"] == "cpu"
+
+
+def test_flags_outrank_the_file(file: Path) -> None:
+    config = parse(["--config", str(file), "--lr", "3e-5", "--dataset", "c.jsonl", "--lora_rank", "4"], "sft").config
+    assert config.optim.lr == 3e-5
+    assert config.data.train == ("c.jsonl",)
+    assert config.model.path == "m"
+
+
+def test_a_scalar_stands_for_a_list_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.yml"
+    path.write_text("dataset: a.jsonl\nmodel: m\n")
+    assert parse([str(path), "--packing"], "sft").config.data.train == ("a.jsonl",)
+    assert parse(["--packing", str(path)], "sft").config.data.packing
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("optim:\n  lr: 1\n  lr: 2\n", ":3: optim.lr is there already, in line 2"),
+        ("optim:\n  lr: [1\n", ":3: this is not YAML"),
+        ("- a\n", ":1: a configuration is a mapping"),
+        ("optim:\n  lr: fast\n", ":2: optim.lr must be a number, not 'fast'"),
+        ("train:\n  epochs: 1\n\n  seeed: 1\n", ":4: there is no key 'train.seeed'. Did you mean 'train.seed'?"),
+        ("optimizers: {lr: 1}\n", ":1: there is no key 'optimizers'. Did you mean"),
+        ("backend:\n  devise: cpu\n", ":2: there is no key 'backend.devise' for the backend 'torch'"),
+        ("optim: fast\n", ":1"),
+        ("train:\n  compile: perhaps\n", ":2 is a switch"),
+        ("bf16: true\nfp16: true\n", ":1 and "),
+    ],
+)
+def test_a_mistake_in_a_file_is_shown_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        parse([str(path), "--model", "m", "--dataset", "d"], "sft")
+    assert f"{path}{sentence}" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no configuration file .*gone\.yaml"):
+        parse(["--config", str(tmp_path / "gone.yaml")], "sft")
+
+
+def test_what_show_prints_is_a_file_that_gives_the_same_run(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [str(file), "--lr", "2e-5", "--objective.label_smoothing", "0.1", "--output_dir", "elsewhere"]
+    assert run(["config", "show", "sft", *flags]) == 0
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(capsys.readouterr().out)
+    assert parse([str(shown)], "sft").config == parse(flags, "sft").config
+
+
+def test_show_tells_the_layout(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "show", str(file), "--nproc", "2", "--per_device_train_batch_size", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 = dp 2 × tp 1 × pp 1 × cp 1" in printed
+    assert "rows per optimizer step: 6" in printed
+
+
+def test_validate_says_yes_or_what_is_wrong(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "validate", "sft", str(file)]) == 0
+    assert run(["config", "validate", "sft", str(file), "--pp", "2"]) == 2
+    assert "parallel.pp 2" in capsys.readouterr().err
+
+
+def test_the_schema_holds_the_sections_of_plugins() -> None:
+    schema: dict[str, Any] = json.loads(schema_json())
+    branches = {
+        branch["if"]["properties"]["name"]["const"]: branch["then"]["properties"]
+        for section in ("BackendSection", "ObjectiveSection")
+        for branch in schema["$defs"][section]["allOf"]
+    }
+    assert branches["torch"]["device"]["enum"] == ["auto", "cpu", "cuda"]
+    assert "beta" in branches["dpo"]
+    assert schema["$defs"]["OptimSection"]["properties"]["lr"]["description"].startswith("Peak learning rate")
+
+
+def test_the_resolved_configuration_is_plain_yaml(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["config", "show", "sft", str(file)])
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["optim"]["lr"] == 1e-5
+    assert shown["objective"] == {"name": "sft", "label_smoothing": 0.0}

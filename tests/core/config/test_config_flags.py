@@ -1,0 +1,204 @@
+"""Flags and their aliases: what people know how to type sets the keys that they mean."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift.config.aliases import aliases
+from swift.config.flags import read_flags
+from swift.config.parse import Parsed, parse
+from swift.errors import ConfigError, PluginError, UsageError
+
+BASE = "--model m --dataset d"
+
+
+def parsed(line: str, verb: str = "sft") -> Parsed:
+    return parse(shlex.split(f"{BASE} {line}"), verb)
+
+
+def value(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+MEANINGS: list[tuple[str, dict[str, Any]]] = [
+    ("--val_dataset v w", {"data.validation": ("v", "w")}),
+    ("--split_dataset_ratio 0.1", {"data.split_ratio": 0.1}),
+    ("--train_type full", {"tuner.kind": "full"}),
+    ("--tuner_type lora --lora_rank 64", {"tuner.kind": "lora", "tuner.rank": 64}),
+    ("--train_type qlora", {"tuner.kind": "lora", "tuner.quantize": "bnb-nf4"}),
+    ("--train_type dora", {"tuner.kind": "lora", "tuner.dora": True}),
+    ("--train_type sft", {"objective.name": "sft", "tuner.kind": "lora"}),
+    ("--lora_alpha 16 --lora_dropout 0", {"tuner.alpha": 16.0, "tuner.dropout": 0.0}),
+    ("--target_modules q_proj v_proj", {"tuner.targets": ("q_proj", "v_proj")}),
+    ("--learning_rate 1e-5", {"optim.lr": 1e-5}),
+    ("--optim.lr 2e-5", {"optim.lr": 2e-5}),
+    ("--lr_scheduler_type linear", {"optim.schedule": "linear"}),
+    ("--lr_scheduler_type constant_with_warmup", {"optim.schedule": "constant"}),
+    ("--warmup_ratio 0.1 --warmup_steps 7", {"optim.warmup_ratio": 0.1, "optim.warmup_steps": 7}),
+    ("--weight_decay 0", {"optim.weight_decay": 0.0}),
+    ("--adam_beta1 0.8 --adam_beta2 0.99", {"optim.beta1": 0.8, "optim.beta2": 0.99}),
+    ("--max_grad_norm 0.5", {"optim.max_grad_norm": 0.5}),
+    ("--num_train_epochs 3", {"train.epochs": 3.0}),
+    ("--max_epochs 3", {"train.epochs": 3.0}),
+    ("--max_steps 20", {"train.max_steps": 20}),
+    ("--max_steps -1", {"train.max_steps": None}),
+    ("--per_device_train_batch_size 4", {"train.micro_batch": 4}),
+    ("--gradient_accumulation_steps 8", {"train.accumulation": 8}),
+    ("--max_length 4096", {"data.max_length": 4096}),
+    ("--packing", {"data.packing": True}),
+    ("--packing false", {"data.packing": False}),
+    ("--streaming true --max-steps 5", {"data.streaming": True}),
+    ("--torch_dtype bfloat16", {"model.dtype": "bfloat16"}),
+    ("--torch-dtype fp16", {"model.dtype": "float16"}),
+    ("--bf16", {"model.dtype": "bfloat16"}),
+    ("--fp16 true", {"model.dtype": "float16"}),
+    ("--use_fp16", {"model.dtype": "float16"}),
+    ("--bf16 false --fp16", {"model.dtype": "float16"}),
+    ("--attn_impl flash_attn", {"model.attention": "flash_attention_2"}),
+    ("--use_flash_attn true", {"model.attention": "flash_attention_2"}),
+    ("--gradient_checkpointing", {"train.gradient_checkpointing": True}),
+    ("--parallel_method ddp", {"backend.name": "torch"}),
+    ("--backend torch --backend.device cpu", {"backend.name": "torch", "backend.device": "cpu"}),
+    ("--save_steps 10 --save_total_limit 2", {"checkpoint.save_steps": 10, "checkpoint.keep": 2}),
+    ("--eval_steps 5 --logging_steps 1", {"train.eval_steps": 5, "logging.steps": 1}),
+    ("--output_dir out", {"logging.output": Path("out")}),
+    ("--resume_from_checkpoint c", {"checkpoint.resume": "c"}),
+    ("--resume_from_checkpoint", {"checkpoint.resume": "last"}),
+    ("--seed 7", {"train.seed": 7}),
+    ("--report_to tensorboard", {"logging.report_to": ("console", "jsonl", "tensorboard")}),
+    ("--report_to none", {"logging.report_to": ("console", "jsonl")}),
+    ("--merge_lora true", {"export.to": "hf"}),
+    ("""--columns '{"a": "query"}'""", {"data.columns": {"a": "query"}}),
+    ("--data.columns.a query", {"data.columns": {"a": "query"}}),
+    ("--data.template-kwargs.enable_thinking false", {"data.template_kwargs": {"enable_thinking": False}}),
+    ("--system 'Be brief.'", {"data.system": "Be brief."}),
+    ("--system '- one\n- two'", {"data.system": "- one\n- two"}),
+    ("--loss_scale last_round", {"data.loss_on": "last_round"}),
+    ("--truncation_strategy right", {"data.truncation": "right"}),
+    ("--dataset e#500 f", {"data.train": ("d", "e#500", "f")}),
+    ("--local_rank=3", {"data.train": ("d",)}),
+    ("--objective.label_smoothing 0.1", {"objective.label_smoothing": 0.1}),
+    ("--model_type qwen3", {"model.path": "m"}),
+]
+
+
+@pytest.mark.parametrize(("line", "meaning"), MEANINGS, ids=[line for line, _ in MEANINGS])
+def test_a_flag_sets_what_its_users_mean_by_it(line: str, meaning: dict[str, Any]) -> None:
+    config = parsed(line).config
+    assert {key: value(config, key) for key in meaning} == meaning
+
+
+def test_dashes_and_underscores_mean_the_same() -> None:
+    dashes = parsed("--per-device-train-batch-size 4 --optim.weight-decay 0.2 --lora-rank=3").config
+    underscores = parsed("--per_device_train_batch_size=4 --optim.weight_decay=0.2 --lora_rank 3").config
+    assert dashes == underscores
+
+
+def test_rlhf_names_its_objective_and_takes_its_options() -> None:
+    kto = parsed("--rlhf_type kto --beta 0.3", verb="rlhf")
+    assert kto.config.objective.name == "kto"
+    assert kto.objective_options.model_dump()["beta"] == 0.3
+    dpo = parsed("", verb="rlhf")
+    assert dpo.config.objective.name == "dpo"
+    assert any("dpo" in note for note in dpo.notes)
+
+
+def test_what_has_no_effect_is_said_aloud() -> None:
+    assert any("--lora_rank has no effect" in note for note in parsed("--train_type full --lora_rank 4").notes)
+    assert any("--model_type qwen3" in note for note in parsed("--model_type qwen3").notes)
+
+
+MISTAKES = [
+    ("--learning_rat 1", "Unknown flag --learning_rat. Did you mean '--learning_rate'?"),
+    ("--optim.lrr 1", "Did you mean '--optim.lr'?"),
+    ("--rank 4", "Did you mean '--tuner.rank'?"),
+    ("-tp 2", "Unknown flag -tp. Did you mean '--tp'?"),
+    ("--lr abc", "--lr must be a number, not 'abc'"),
+    ("--lr -1", "--lr must be greater than 0"),
+    ("--optim.beta1 2", "--optim.beta1 must be at most 1"),
+    ("--max_length 1.5", "--max_length must be a whole number"),
+    ("--packing perhaps", "--packing is a switch"),
+    ("--lr", "--lr takes a value"),
+    ("--val_dataset", "--val_dataset takes one or more values"),
+    ("--lr 1 2", "--lr takes one value"),
+    ("--lr 1 --lr 2", "--lr is given twice"),
+    ("--bf16 --fp16", "--bf16 and --fp16 contradict each other"),
+    ("--lr 1 --learning_rate 2", "--lr and --learning_rate contradict each other"),
+    ("--torch_dtype fp8", "--torch_dtype does not know 'fp8'"),
+    ("--train_type lorra", "Did you mean 'lora'?"),
+    ("--attn_impl flash_attenion_2", "Did you mean 'flash_attention_2'?"),
+    ("--columns {a:b}", "--columns takes a JSON object"),
+    ("--columns [1]", "--columns takes a JSON object"),
+    ("--data.truncation cut", "--data.truncation must be one of 'delete', 'right', 'left' or 'split'"),
+    ("--beta 0.1", "there is no key 'objective.beta' for the objective 'sft'"),
+    ("--backend.devise cpu", "for the backend 'torch'. Did you mean 'device'?"),
+    ("--backend.device tpu", "--backend.device must be one of 'auto', 'cpu' or 'cuda'"),
+    ("--nproc zero", "--nproc takes a number of processes"),
+    ("--train_type cpt", "swift sft minimises the objective 'sft', but --train_type asks for 'pt'"),
+    ("--rlhf_type dpo", "Type: swift train --objective dpo"),
+    ("--sequence_parallel_size 2", "--ulysses 2"),
+    ("--parallel_method megatron --sequence_parallel_size 2", "--cp 2"),
+    ("--parallel_method megatron --sequence_parallel_size two", "takes a whole number"),
+]
+
+
+@pytest.mark.parametrize(("line", "sentence"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gets_one_clear_sentence(line: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(sentence)) as caught:
+        parsed(line)
+    assert caught.value.exit_code == 2
+    assert "pydantic" not in str(caught.value)
+
+
+def test_an_unknown_backend_or_observer_is_a_plugin_error() -> None:
+    with pytest.raises(PluginError, match="Did you mean 'megatron'"):
+        parsed("--backend megatorn")
+
+
+@pytest.mark.parametrize("verb", ["pt", "sft", "rlhf", "train"])
+def test_a_command_without_data_or_model_shows_a_line_that_works(verb: str) -> None:
+    with pytest.raises(UsageError, match=f"swift {verb} needs --dataset") as caught:
+        parse(["--model", "m"], verb)
+    shown = re.search(rf"swift {verb} (.*)", caught.value.hint or "")
+    assert shown is not None
+    assert parse(shlex.split(shown.group(1)), verb).config.model.path == "m"
+    with pytest.raises(UsageError, match=r"needs --model .* and --dataset"):
+        parse([], verb)
+
+
+def test_words_without_a_flag_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"'data\.jsonl' belongs to no flag"):
+        parse(["data.jsonl", "--model", "m"], "sft")
+
+
+INTERFACE = """
+model model_type model_id dataset val_dataset split_dataset_ratio train_type tuner_type lora_rank lora_alpha
+lora_dropout target_modules learning_rate lr_scheduler_type warmup_ratio warmup_steps weight_decay adam_beta1
+adam_beta2 max_grad_norm num_train_epochs max_epochs max_steps per_device_train_batch_size
+gradient_accumulation_steps max_length packing torch_dtype bf16 fp16 use_fp16 attn_impl use_flash_attn
+gradient_checkpointing deepspeed parallel_method fsdp tensor_parallel_size tp pipeline_parallel_size pp
+context_parallel_size expert_parallel_size sequence_parallel save_steps save_total_limit eval_steps logging_steps
+output_dir resume_from_checkpoint seed report_to merge_lora columns system loss_scale truncation_strategy streaming
+rlhf_type beta
+"""
+
+
+@pytest.mark.parametrize("name", INTERFACE.split())
+def test_every_flag_of_the_interface_is_known_with_both_spellings(name: str) -> None:
+    for spelled in (name, name.replace("_", "-")):
+        flags, rest = read_flags([f"--{spelled}", "1"])
+        assert [flag.name for flag in flags] == [name]
+        assert not rest
+        assert name in aliases()
+
+
+def test_contradicting_backends_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--deepspeed and --parallel_method contradict each other"):
+        parsed("--deepspeed zero3 --parallel_method megatron")

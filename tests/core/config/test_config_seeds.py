@@ -1,0 +1,84 @@
+"""The commands of the articles: the right configuration, or the one sentence that says what to type instead."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift.config.parse import Parsed, parse
+from swift.errors import PluginError, UnsupportedPlan, UsageError
+
+ZERO3 = "sft --model_type qwen-7b --dataset your_data --deepspeed ds_config_zero3.json"
+MEGATRON = (
+    "sft --model_type llama-7b --dataset alpaca-en --parallel_method megatron --tensor_parallel_size 4 "
+    "--pipeline_parallel_size 2 --sequence_parallel_size 2 --use_flash_attn true"
+)
+NO_DATA = "train --deepspeed deepspeed_config.json --model_type qwen3-7b"
+FSDP = "train --model_type qwen3-7b --parallel_method fsdp --lora_rank 64 --use_fp16"
+MIXED = "train --model_id qwen/Qwen-72B --train_type cpt --deepspeed_config ds_zero3.json --tp=4 --pp=2"
+
+
+def said(command: str) -> Parsed:
+    verb, *argv = shlex.split(command)
+    return parse(argv, verb)
+
+
+@pytest.mark.parametrize(
+    ("command", "backend"),
+    [(ZERO3, "deepspeed"), (MEGATRON, "megatron"), (NO_DATA, "deepspeed"), (FSDP, "fsdp"), (MIXED, "deepspeed")],
+)
+def test_without_its_backend_each_says_what_installs_it(command: str, backend: str) -> None:
+    with pytest.raises(PluginError, match=f"{backend!r} is not installed") as caught:
+        said(command)
+    assert caught.value.exit_code == 3
+    assert f'Run: pip install "swift-core[{backend}]"' in str(caught.value)
+
+
+def test_deepspeed_gets_its_file(stand_ins: Path) -> None:
+    parsed = said(ZERO3)
+    assert parsed.config.model.path == "qwen-7b"
+    assert parsed.config.data.train == ("your_data",)
+    assert parsed.config.backend.name == "deepspeed"
+    assert options(parsed)["config"] == "ds_config_zero3.json"
+
+
+def test_megatron_gets_its_plan_and_sequence_parallelism_is_a_switch(stand_ins: Path) -> None:
+    parsed = said(MEGATRON)
+    plan = parsed.config.parallel
+    assert (plan.tp, plan.pp, plan.sequence_parallel, plan.ulysses, plan.cp) == (4, 2, True, 1, 1)
+    assert parsed.config.model.attention == "flash_attention_2"
+    assert len(parsed.notes) == 1
+    assert "--sequence_parallel_size 2: with Megatron this is a switch" in parsed.notes[0]
+
+
+@pytest.mark.parametrize("command", [NO_DATA, FSDP])
+def test_commands_without_a_data_set_say_so(stand_ins: Path, command: str) -> None:
+    with pytest.raises(UsageError, match="swift train needs --dataset") as caught:
+        said(command)
+    assert caught.value.exit_code == 2
+
+
+def test_fsdp_trains_adapters_in_half_precision(stand_ins: Path) -> None:
+    config = said(f"{FSDP} --dataset d").config
+    assert (config.backend.name, config.tuner.kind, config.tuner.rank, config.model.dtype) == (
+        "fsdp",
+        "lora",
+        64,
+        "float16",
+    )
+
+
+def test_pipelines_under_zero_3_are_refused_with_who_has_them(stand_ins: Path) -> None:
+    with pytest.raises(UnsupportedPlan, match=r"deepspeed backend does not have parallel\.pp 2") as caught:
+        said(f"{MIXED} --dataset d")
+    assert "Installed backends that have it: megatron" in str(caught.value)
+    mended = said(f"{MIXED.replace(' --pp=2', '')} --dataset d --local_rank=1")
+    assert mended.config.parallel.tp == 4
+    assert mended.config.objective.name == "pt"
+
+
+def options(parsed: Parsed) -> dict[str, Any]:
+    return parsed.backend_options.model_dump()
