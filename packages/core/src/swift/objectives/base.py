@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from swift.data.batch import MicroBatch
-    from swift.data.samples import Encoded
+    from swift.data.samples import SampleFacts
 
 Options = TypeVar("Options", bound=Section)
 
@@ -36,7 +36,7 @@ class BaseObjective(Generic[Options]):
     def __init__(self, options: Options) -> None:
         self.options = options
 
-    def row_weight(self, samples: Iterable[Encoded]) -> float:
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """The number of samples that have something to learn."""
         return float(sum(sample.loss_weight > 0 for sample in samples))
 

@@ -13,7 +13,7 @@ from swift.objectives.base import BaseObjective, viewed
 
 if TYPE_CHECKING:
     from swift.data.batch import MicroBatch
-    from swift.data.samples import Encoded
+    from swift.data.samples import SampleFacts
 
 
 class LikelihoodOptions(Section):
@@ -37,7 +37,7 @@ class Sft(BaseObjective[LikelihoodOptions]):
         if options.label_smoothing > 0:
             self.needs |= {Need.MEAN_LOGPS}
 
-    def row_weight(self, samples: Iterable[Encoded]) -> float:
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """The summed weights of the target tokens."""
         return sum(sample.loss_weight for sample in samples)
 

@@ -1,0 +1,199 @@
+"""Batches: the order of samples is the run's own, whoever takes which slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swift.data.batch import Batch, Row
+from swift.data.packing import pack
+from swift.data.sampler import BatchPlan, evaluation_batches
+from swift.data.samples import Encoded, SampleFacts, Segment
+from swift.data.store import SampleSet
+
+
+class InMemory(SampleSet):
+    """Samples whose first token is their number."""
+
+    def __init__(self, lengths: Iterable[int]) -> None:
+        self.lengths = np.array(list(lengths), dtype=np.int64)
+        self.loss_weights = (self.lengths - 1).astype(np.float64)
+        self.sample_ids = np.arange(len(self.lengths))
+        self.fingerprint = "test"
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> Encoded:
+        self.read.append(index)
+        weights = np.ones(self.lengths[index], dtype=np.float32)
+        weights[0] = 0
+        return Encoded(index, (Segment(np.full(self.lengths[index], index, dtype=np.int32), weights),))
+
+    def facts(self, index: int) -> Any:
+        return SimpleNamespace(tokens=int(self.lengths[index]), loss_weight=float(self.loss_weights[index]), values={})
+
+
+class TokenMean:
+    """The part of an objective that plans need."""
+
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+        return sum(sample.loss_weight for sample in samples)
+
+
+def plan(samples: SampleSet, **changes: Any) -> BatchPlan:
+    settings: dict[str, Any] = {
+        "global_rows": 6,
+        "micro_rows": 1,
+        "seed": 3,
+        "epochs": 1.0,
+        "max_steps": None,
+        "shuffle": True,
+        "packing": False,
+        "flat": False,
+        "max_length": 64,
+    }
+    objective: Any = TokenMean()
+    return BatchPlan(samples, objective, **{**settings, **changes})
+
+
+def ids(rows: Iterable[Row]) -> list[tuple[int, ...]]:
+    return [tuple(sample.sample_id for sample in row) for row in rows]
+
+
+def slices(batches: BatchPlan, step: int, data_size: int) -> list[Batch]:
+    return [batches.batch(step, rank, data_size) for rank in range(data_size)]
+
+
+LENGTHS = [2 + (7 * i) % 40 for i in range(50)]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_each_sample_is_in_each_epoch_exactly_once(packing: bool) -> None:
+    batches = plan(InMemory(LENGTHS), epochs=3.0, packing=packing)
+    seen: dict[int, list[int]] = {}
+    for step in range(batches.total_steps):
+        epoch, rows = batches.rows_of(step)
+        seen.setdefault(epoch, []).extend(index for row in rows for index in row)
+    assert sorted(seen) == [0, 1, 2]
+    assert all(sorted(indices) == list(range(50)) for indices in seen.values())
+    assert seen[0] != seen[1] != seen[2]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("data_size", [1, 2, 3])
+def test_the_slices_of_all_processes_are_the_global_batch(packing: bool, data_size: int) -> None:
+    batches = plan(InMemory(LENGTHS), epochs=2.0, packing=packing)
+    for step in range(batches.total_steps):
+        parts = slices(batches, step, data_size)
+        alone = batches.batch(step, 0, 1)
+        assert [row for part in parts for row in ids(part.rows)] == ids(alone.rows)
+        assert {part.weight for part in parts} == {alone.weight}
+        assert {part.tokens for part in parts} == {alone.tokens}
+        assert alone.weight == sum(sample.loss_weight for row in alone.rows for sample in row)
+        assert alone.tokens == sum(sample.tokens for row in alone.rows for sample in row)
+        for part in parts:
+            assert ids(alone.rows[part.first_row : part.first_row + len(part.rows)]) == ids(part.rows)
+
+
+def test_only_the_samples_of_ones_own_slice_are_read() -> None:
+    samples = InMemory(LENGTHS)
+    batch = plan(samples).batch(0, 1, 3)
+    assert samples.read == [index for row in ids(batch.rows) for index in row]
+
+
+def test_micro_batches_of_a_full_batch_are_the_same_on_any_number_of_processes() -> None:
+    batches = plan(InMemory(LENGTHS), global_rows=8, micro_rows=2)
+
+    def micro(data_size: int) -> list[tuple[list[int], int]]:
+        return [(m.sample_ids, m.seed) for part in slices(batches, 1, data_size) for m in part.micro_batches()]
+
+    assert micro(1) == micro(2) == micro(4)
+    assert len(micro(1)) == 4
+
+
+def test_the_short_last_batch_is_dealt_out_evenly_and_idle_processes_get_a_spare_row() -> None:
+    batches = plan(InMemory([5] * 8), global_rows=6)
+    assert [len(part.rows) for part in slices(batches, 1, 2)] == [1, 1]
+    parts = slices(batches, 1, 3)
+    assert [len(part.rows) for part in parts] == [1, 1, 0]
+    assert parts[2].spare_row is not None
+    (micro,) = parts[2].micro_batches()
+    assert float(micro.weights.sum()) == 0
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_plan_made_anew_goes_on_where_the_number_says(packing: bool) -> None:
+    settings = {"epochs": 3.0, "packing": packing}
+    whole = plan(InMemory(LENGTHS), **settings)
+    again = plan(InMemory(LENGTHS), **settings)
+    for step in range(5, whole.total_steps):
+        assert ids(again.batch(step, 0, 1).rows) == ids(whole.batch(step, 0, 1).rows)
+
+
+def test_the_order_is_the_seeds() -> None:
+    def order(seed: int) -> list[tuple[int, ...]]:
+        return plan(InMemory(LENGTHS), seed=seed).rows_of(0)[1]
+
+    assert order(1) == order(1) != order(2)
+    assert plan(InMemory(LENGTHS), shuffle=False).rows_of(0)[1] == [(i,) for i in range(6)]
+    # The same on every machine and with every NumPy, or a resumed run would see samples twice.
+    assert plan(InMemory([5] * 10), seed=42).rows_of(0)[1] == [(5,), (0,), (6,), (4,), (2,), (7,)]
+
+
+def test_steps_are_counted_from_epochs_and_max_steps_outranks_them() -> None:
+    assert plan(InMemory([5] * 13), global_rows=4).total_steps == 4
+    assert plan(InMemory([5] * 13), global_rows=4, epochs=2.5).total_steps == 10
+    assert plan(InMemory([5] * 13), global_rows=4, epochs=0.1).total_steps == 1
+    batches = plan(InMemory([5] * 13), global_rows=4, max_steps=9)
+    assert (batches.total_steps, batches.steps_per_epoch) == (9, 4)
+    assert [batches.rows_of(step)[0] for step in range(9)] == [0] * 4 + [1] * 4 + [2]
+    assert [batches.epoch_at(step) for step in (0, 2, 4, 9)] == [0.0, 0.5, 1.0, 2.25]
+
+
+def test_packs_hold_no_more_than_fits_and_lose_nothing() -> None:
+    random = np.random.RandomState(0)
+    for _ in range(30):
+        lengths = random.randint(1, 101, size=random.randint(1, 400))
+        order = random.permutation(len(lengths))
+        packs = pack(lengths, order, 100, window=64)
+        assert all(lengths[each].sum() <= 100 for each in packs)
+        assert sorted(np.concatenate(packs).tolist()) == list(range(len(lengths)))
+
+
+def test_short_chats_fill_their_packs() -> None:
+    lengths = np.clip(np.random.RandomState(1).lognormal(3.8, 0.7, size=4000), 8, 512).astype(np.int64)
+    batches = plan(InMemory(lengths), packing=True, max_length=512)
+    assert batches.fill_ratio > 0.98
+    assert plan(InMemory(lengths)).fill_ratio == 1.0
+
+
+def test_a_pair_longer_than_a_pack_has_one_to_itself() -> None:
+    assert [each.tolist() for each in pack(np.array([30, 150, 60]), np.arange(3), 100)] == [[1], [2, 0]]
+
+
+def test_packed_batches_are_flat_whatever_was_asked() -> None:
+    batch = plan(InMemory(LENGTHS), packing=True).batch(0, 0, 1)
+    assert batch.flat
+    micro = next(iter(batch.micro_batches()))
+    assert micro.input_ids.shape[0] == 1
+    assert micro.boundaries is not None
+    assert len(micro.boundaries) == len(batch.rows[0]) + 1
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_evaluation_sees_everything_once_with_as_many_batches_on_every_process(packing: bool) -> None:
+    objective: Any = TokenMean()
+    samples = InMemory(LENGTHS)
+    parts = [
+        list(
+            evaluation_batches(samples, objective, rows=4, data_rank=rank, data_size=2, packing=packing, max_length=64)
+        )
+        for rank in range(2)
+    ]
+    assert len(parts[0]) == len(parts[1])
+    seen = [index for rank in parts for batch in rank for row in ids(batch.rows) for index in row]
+    assert sorted(seen) == list(range(50))
+    assert sum(batch.weight for batch in parts[0]) == samples.loss_weights.sum()

@@ -1,0 +1,287 @@
+"""From a file to encoded samples: reports, cache, held-out samples, several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swift.config.sections import DataSection
+from swift.data import pipeline, tokenise
+from swift.data.encode import SampleEncoder
+from swift.data.formats import understand
+from swift.data.pipeline import Prepared, PreparedData, prepare_data
+from swift.data.samples import Encoded
+from swift.demo.tokenizer import byte_tokenizer
+from swift.errors import ConfigError, DataError, UsageError
+
+GOOD = [{"prompt": f"question {i}", "completion": "x" * (i % 7 + 1), "id": i} for i in range(20)]
+BAD: list[dict[str, Any]] = [
+    {"prompt": "q", "completion": ""},
+    {"messages": []},
+    {"prompt": "q", "completion": "x" * 90},
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def prepare(
+    *files: Path, cache: Path, encoding: str = "chat", seed: int = 1, said: list[str] | None = None, **section: Any
+) -> PreparedData:
+    settings = DataSection(train=tuple(map(str, files)), cache=cache, **{"max_length": 80, **section})
+    say = said.append if said is not None else lambda line: None
+    return prepare_data(settings, byte_tokenizer(), encoding=encoding, seed=seed, say=say)
+
+
+def train_of(data: PreparedData) -> Prepared:
+    assert data.train is not None
+    return data.train
+
+
+def same(one: Encoded, other: Encoded) -> bool:
+    return dict(one.values) == dict(other.values) and all(
+        np.array_equal(a.input_ids, b.input_ids) and np.array_equal(a.weights, b.weights)
+        for a, b in zip(one.segments, other.segments, strict=True)
+    )
+
+
+def test_samples_come_back_from_disk_as_they_were_encoded(tmp_path: Path) -> None:
+    rows = [row | {"label": i % 2 == 0} for i, row in enumerate(GOOD)]
+    train = train_of(prepare(write(tmp_path / "a.jsonl", rows), cache=tmp_path / "cache", encoding="unpaired"))
+    encoder = SampleEncoder(byte_tokenizer(), DataSection(max_length=80), "unpaired")
+    understood = [understand(row, "unpaired", "r") for row in rows]
+    for index in range(20):
+        (expected,) = encoder.encode(understood[index], "r", understood[(index + 1) % 20]).samples
+        sample = train.samples[index]
+        assert same(sample, expected)
+        assert sample.sample_id == index
+        assert train.samples.lengths[index] == sample.tokens
+        assert train.samples.loss_weights[index] == sample.loss_weight
+        facts = train.samples.facts(index)
+        assert (facts.tokens, facts.loss_weight, facts.values) == (sample.tokens, sample.loss_weight, sample.values)
+
+
+def test_the_report_counts_unusable_samples_by_reason_and_shows_the_first(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [*GOOD[:3], *BAD, BAD[0]])
+    report = prepare(path, cache=tmp_path / "cache").report
+    assert (report.rows, report.samples, report.unusable) == (7, 3, 4)
+    assert {reason: (r.count, r.place) for reason, r in report.rejected.items()} == {
+        "empty answer": (2, f"{path}:4"),
+        "no messages": (1, f"{path}:5"),
+        "too long": (1, f"{path}:6"),
+    }
+    assert report.loss_tokens == sum(len(row["completion"]) + 1 for row in GOOD[:3])
+    text = "\n".join(report.lines())
+    assert f"2 × empty answer; first {path}:4: message 2, the assistant's, says nothing" in text
+    assert "4 of 7 rows cannot be used" in text
+    assert "Columns that are not used: id" in text
+
+
+def test_a_report_of_several_data_sets_counts_each(tmp_path: Path) -> None:
+    one, other = write(tmp_path / "a.jsonl", GOOD[:5]), write(tmp_path / "b.jsonl", [*GOOD, *BAD])
+    sources = prepare(Path(f"{one}#3"), other, cache=tmp_path / "cache").report.sources
+    assert [(source.rows, source.available, source.samples) for source in sources] == [(3, 5, 3), (23, 23, 20)]
+
+
+def test_strict_makes_the_first_unusable_sample_an_error_cached_or_not(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [*GOOD, *BAD])
+    for _ in range(2):
+        with pytest.raises(DataError, match=rf"{path}:21: empty answer"):
+            prepare(path, cache=tmp_path / "cache", strict=True)
+        prepare(path, cache=tmp_path / "cache")
+
+
+def test_nothing_to_learn_from_in_any_sample_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"prompt": "q", "completion": ""}] * 3)
+    with pytest.raises(DataError, match="nothing to learn from in any of the 3 rows") as error:
+        prepare(path, cache=tmp_path / "cache")
+    assert error.value.hint
+    assert f"empty answer, first in {path}:1" in error.value.hint
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_run_without_a_data_set_shows_a_line_that_works(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no data set") as error:
+        prepare(cache=tmp_path)
+    assert error.value.hint
+    assert "--dataset" in error.value.hint
+
+
+def test_a_second_run_reads_the_cache_and_another_setting_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.jsonl", [*GOOD, *BAD])
+    first = prepare(path, cache=tmp_path / "cache")
+    encoded = []
+    original = tokenise.encode_rows
+    monkeypatch.setattr(tokenise, "encode_rows", lambda *args: encoded.append(1) or original(*args))
+    second = prepare(path, cache=tmp_path / "cache")
+    assert not encoded
+    assert second.report == first.report
+    assert all(same(train_of(first).samples[i], train_of(second).samples[i]) for i in range(20))
+    for changed in ({"system": "s"}, {"max_length": 70}, {"loss_on": "all"}):
+        prepare(path, cache=tmp_path / "cache", **changed)
+        assert encoded
+        encoded.clear()
+    write(path, GOOD)
+    prepare(path, cache=tmp_path / "cache")
+    assert encoded
+
+
+def test_another_chat_template_is_another_cache(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", GOOD)
+    corpus = train_of(prepare(path, cache=tmp_path / "cache")).corpus
+    tokenizer = byte_tokenizer()
+    key = pipeline.cache_key(corpus, SampleEncoder(tokenizer, DataSection(), "chat"))
+    tokenizer.chat_template = "other" + tokenizer.chat_template
+    assert pipeline.cache_key(corpus, SampleEncoder(tokenizer, DataSection(), "chat")) != key
+
+
+def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", GOOD)
+    first = train_of(prepare(path, cache=tmp_path / "cache"))
+    expected = [first.samples[i] for i in range(20)]
+    expected = [
+        Encoded(e.sample_id, tuple(type(s)(s.input_ids.copy(), s.weights.copy()) for s in e.segments)) for e in expected
+    ]
+    (folder,) = (tmp_path / "cache").iterdir()
+    os.truncate(folder / "ids.bin", 40)
+    again = train_of(prepare(path, cache=tmp_path / "cache"))
+    assert all(same(again.samples[i], expected[i]) for i in range(20))
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.jsonl", GOOD)
+    original = pipeline.encode_corpus
+    others: list[PreparedData] = []
+
+    def while_another_runs(*args: Any, **kwargs: Any) -> Any:
+        if not others:
+            others.append(PreparedData(None, None, None))
+            others.append(prepare(path, cache=tmp_path / "cache"))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(pipeline, "encode_corpus", while_another_runs)
+    mine = train_of(prepare(path, cache=tmp_path / "cache"))
+    assert all(same(mine.samples[i], train_of(others[1]).samples[i]) for i in range(20))
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_cache_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", GOOD)
+    with pytest.raises(DataError, match="cannot be written") as error:
+        prepare(path, cache=path)
+    assert error.value.hint
+    assert "--data.cache" in error.value.hint
+
+
+def test_worker_processes_give_the_same_samples_and_the_same_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.jsonl", [*GOOD, *BAD] * 4)
+    alone = prepare(path, cache=tmp_path / "one", workers=1)
+    monkeypatch.setattr(tokenise, "CHUNK", 8)
+    monkeypatch.setattr(tokenise, "_IN_PROCESS", 8)
+    said: list[str] = []
+    together = prepare(path, cache=tmp_path / "two", workers=2, said=said)
+    assert together.report == alone.report
+    assert len(train_of(together).samples) == len(train_of(alone).samples) == 80
+    assert all(same(train_of(alone).samples[i], train_of(together).samples[i]) for i in range(80))
+    assert said[-1] == "Tokenised 92 of 92 rows"
+
+
+def test_an_error_in_a_worker_is_the_users_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenise, "CHUNK", 8)
+    monkeypatch.setattr(tokenise, "_IN_PROCESS", 8)
+    path = write(tmp_path / "a.jsonl", GOOD * 2)
+    with path.open("a") as file:
+        file.write("{oops\n")
+    with pytest.raises(DataError, match=rf"{path}:41: malformed JSON"):
+        prepare(path, cache=tmp_path / "cache", workers=2)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_one_process_tokenises_and_the_others_open_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.jsonl", GOOD)
+    section = DataSection(train=(str(path),), cache=tmp_path / "cache")
+    events: list[str] = []
+    original = pipeline.encode_corpus
+    monkeypatch.setattr(pipeline, "encode_corpus", lambda *a, **k: events.append("encode") or original(*a, **k))
+
+    def run(*, is_main: bool, barrier: Any) -> PreparedData:
+        return prepare_data(
+            section, byte_tokenizer(), encoding="chat", seed=1, say=events.append, barrier=barrier, is_main=is_main
+        )
+
+    def barrier_of_the_other() -> None:
+        events.append("other waits")
+        run(is_main=True, barrier=lambda: events.append("main arrives"))
+
+    other = train_of(run(is_main=False, barrier=barrier_of_the_other))
+    assert events == ["other waits", "encode", "main arrives"]
+    assert len(other.samples) == 20
+
+
+def test_held_out_samples_depend_on_the_seed_alone_and_nothing_is_lost(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [*GOOD, *BAD])
+
+    def split(seed: int) -> tuple[list[int], list[int]]:
+        data = prepare(path, cache=tmp_path / "cache", split_ratio=0.2, seed=seed)
+        assert data.validation is not None
+        return train_of(data).samples.sample_ids.tolist(), data.validation.samples.sample_ids.tolist()
+
+    train, held_out = split(1)
+    assert len(held_out) == 4
+    assert sorted(train + held_out) == list(range(20))
+    assert split(1) == (train, held_out)
+    assert split(2) != (train, held_out)
+
+
+def test_pieces_of_one_row_are_held_out_together(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "x" * 50} for _ in range(10)])
+    data = prepare(path, cache=tmp_path / "c", encoding="text", max_length=20, truncation="split", split_ratio=0.3)
+    assert data.validation is not None
+    rows = [{p.place(int(i)) for i in p.samples.sample_ids} for p in (train_of(data), data.validation)]
+    assert rows[0].isdisjoint(rows[1])
+    assert (len(rows[0]), len(rows[1])) == (7, 3)
+    data.validation.write_rows(tmp_path / "val.jsonl")
+    assert (tmp_path / "val.jsonl").read_text() == '{"text": "' + "x" * 50 + '"}\n' + 2 * (
+        '{"text": "' + "x" * 50 + '"}\n'
+    )
+
+
+def test_a_single_sample_cannot_be_split(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there are only 1"):
+        prepare(write(tmp_path / "a.jsonl", GOOD[:1]), cache=tmp_path / "cache", split_ratio=0.5)
+
+
+def test_a_validation_set_of_its_own_is_encoded_too_and_rows_may_be_in_memory(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", GOOD)
+    data = prepare(path, cache=tmp_path / "cache", validation=(f"{path}#4",))
+    assert data.validation is not None
+    assert len(data.validation.samples) == 4
+    section = DataSection(cache=tmp_path / "cache")
+    data = prepare_data(
+        section, byte_tokenizer(), encoding="chat", seed=1, say=print, rows=GOOD, validation_rows=GOOD[:2]
+    )
+    assert data.validation is not None
+    assert (len(train_of(data).samples), len(data.validation.samples)) == (20, 2)
+    assert train_of(data).place(3) == "train_dataset, row 4"
+
+
+def test_reference_scores_travel_with_their_samples(tmp_path: Path) -> None:
+    samples = train_of(prepare(write(tmp_path / "a.jsonl", GOOD), cache=tmp_path / "cache")).samples
+    scored = samples.with_reference(np.arange(20, dtype=np.float32)[:, None]).subset([3, 7])
+    assert [scored[i].reference_logps.tolist() for i in range(2)] == [[3.0], [7.0]]  # type: ignore[union-attr]  # set above
+    assert len(scored) == 2
+    with pytest.raises(ValueError, match="3 reference scores for 20 samples"):
+        samples.with_reference(np.zeros((3, 1)))

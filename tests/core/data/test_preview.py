@@ -1,0 +1,38 @@
+"""The preview of an encoded sample."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from swift.config.sections import DataSection
+from swift.data.encode import SampleEncoder
+from swift.data.formats import understand
+from swift.data.preview import preview
+from swift.demo.tokenizer import byte_tokenizer
+
+
+def shown(row: dict[str, Any], encoding: str) -> str:
+    tokenizer = byte_tokenizer()
+    (sample,) = SampleEncoder(tokenizer, DataSection(), encoding).encode(understand(row, encoding, "r"), "r").samples
+    out = io.StringIO()
+    Console(file=out, width=300, force_terminal=False).print(preview(tokenizer, sample, encoding))
+    return out.getvalue()
+
+
+def test_learned_text_is_marked_even_without_colours() -> None:
+    text = shown({"prompt": "q [bold]", "completion": "[/x]"}, "chat")
+    assert "<|im_start|>user\nq [bold]<|im_end|>\n<|im_start|>assistant\n⟦[/x]<|im_end|>⟧" in text
+    assert "learned (in ⟦ ⟧)" in text
+    assert "ids: 257 " in text
+
+
+def test_both_sides_of_a_pair_are_shown() -> None:
+    text = shown({"prompt": "q", "chosen": "good", "rejected": "bad", "margin": 2}, "preference")
+    assert "chosen: " in text
+    assert "⟦good<|im_end|>⟧" in text
+    assert "rejected: " in text
+    assert "⟦bad<|im_end|>⟧" in text
+    assert "margin 2" in text
