@@ -204,3 +204,11 @@ def test_roles_of_a_dataset_info_are_read_by_its_tags() -> None:
     tags = RoleTags(("who",), ("what",), {**ROLES, "kunde": "user", "helfer": "assistant"})
     row = {"messages": [{"who": "kunde", "what": "q"}, {"who": "helfer", "what": "a"}]}
     assert said(understand(row, "chat", "r", tags).conversation) == QA
+
+
+def test_tags_hold_for_pairs_too() -> None:
+    tags = RoleTags(("who", "role"), ("what", "content"), {**ROLES, "kunde": "user", "helfer": "assistant"})
+    messages = [{"who": "kunde", "what": "q"}, {"who": "helfer", "what": "good"}]
+    sample = understand({"messages": messages, "rejected_response": "bad"}, "preference", "r", tags)
+    assert said(sample.conversation) == GOOD
+    assert said(sample.rejected) == BAD

@@ -109,7 +109,7 @@ def _role_tags(written: Mapping[str, str]) -> RoleTags:
         return STANDARD_TAGS
     own = {written[tag]: role for tag, role in _TAGS.items() if tag in written}
     return RoleTags(
-        role_keys=(written.get("role_tag", "from"),),
-        content_keys=(written.get("content_tag", "value"),),
+        role_keys=(written.get("role_tag", "from"), "role"),
+        content_keys=(written.get("content_tag", "value"), "content"),
         roles={**ROLES, **own},
     )

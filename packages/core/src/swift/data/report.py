@@ -95,7 +95,8 @@ class DataReport:
                 f"{source.loss_tokens:,} of them learned"
             )
         if self.rejected:
-            lines.append(f"{self.unusable:,} of {self.rows:,} rows cannot be used:")
+            of_all = f" of {self.rows:,}" if self.rows else ""
+            lines.append(f"{self.unusable:,}{of_all} rows cannot be used:")
         for reason, rejected in sorted(self.rejected.items(), key=lambda item: -item[1].count):
             lines.append(f"  {rejected.count:,} × {reason}; first {rejected.place}: {rejected.detail}")
         if self.turn_by_turn:

@@ -18,7 +18,7 @@ from swift.data.corpus import stream_rows
 from swift.data.encode import SampleEncoder
 from swift.data.formats import Sample, check_format, rename
 from swift.data.packing import pack
-from swift.data.report import DataReport
+from swift.data.report import DataReport, merge_columns
 from swift.data.sampler import Layout, shuffler
 from swift.data.samples import Encoded
 from swift.errors import ConfigError, DataError
@@ -35,8 +35,8 @@ class SampleStream:
     def __init__(self, names: Sequence[str], encoder: SampleEncoder) -> None:
         self._names = names
         self._encoder = encoder
-        self.report = DataReport()
-        """What could not be used, in the first epoch."""
+        self.report = DataReport(ends_turns=encoder.template is None or encoder.template.ends_turns)
+        """What could not be used, as far as the first epoch was read."""
 
     def epoch(self, number: int) -> Iterator[Encoded]:
         """All samples once, in the order of the data sets."""
@@ -47,6 +47,9 @@ class SampleStream:
             except Unusable as unusable:
                 self._reject(number, unusable, place)
                 continue
+            if number == 0:
+                self.report.turn_by_turn += pieces.turn_by_turn
+                self.report.unused_columns = merge_columns(self.report.unused_columns, sample.extras)
             for encoded in pieces.samples:
                 yield Encoded(known, encoded.segments, encoded.values)
                 known += 1

@@ -103,7 +103,7 @@ class ChatTemplate:
                 tokenize=False,
                 **self._arguments,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:  # TypeError: an operation on what this conversation lacks
             raise Unusable("refused by the chat template", str(error)) from error
         return str(text)
 
