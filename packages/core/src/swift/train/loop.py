@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import RunSummary, StepRecord, StepResult
+from swift.contracts import RunSummary, StepRecord
 from swift.errors import SwiftError, TrainingError
 from swift.train.evaluate import evaluate
 from swift.train.memory import peak_memory_gib
@@ -38,7 +38,6 @@ class Loop:
 
     def __init__(self, job: Job, signals: Sequence[int]) -> None:
         self.job = job
-        self.run_facts = job.run
         self.keeper = Keeper(job)
         self._signals = signals
         self._tokens = 0
@@ -119,7 +118,8 @@ class Loop:
         """Every so many steps, or at the end of each epoch."""
         if every is not None:
             return done % every == 0
-        return self.job.plan.ends_epoch(done - 1)
+        plan = self.job.plan
+        return plan.steps_per_epoch is not None and plan.epoch_at(done).is_integer()
 
     def _evaluated(self, record: StepRecord) -> StepRecord:
         job = self.job
@@ -133,7 +133,9 @@ class Loop:
     def _not_finite(self, step: int, failure: NonFiniteStep) -> TrainingError:
         samples = sorted({sample for samples in self.job.comms.gather(failure.sample_ids) for sample in samples})
         if samples:
-            shown = ", ".join(map(str, samples[:8])) + (" ..." if len(samples) > 8 else "")
+            data = self.job.data.train
+            places = [data.place(sample) if data is not None else str(sample) for sample in samples]
+            shown = ", ".join(places[:8]) + (" ..." if len(places) > 8 else "")
             where = f"The loss of these samples is not finite: {shown}."
         else:
             where = "Every sample's own loss is finite: the gradient overflowed."
@@ -178,5 +180,3 @@ def _padded_tokens(batch: Batch) -> int:
         at += count
     return round(batch.tokens * padded / sum(lengths))
 
-
-__all__ = ["Loop", "StepResult", "train"]

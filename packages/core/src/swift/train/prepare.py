@@ -18,8 +18,9 @@ from swift.checkpoint.manifest import Manifest, read_manifest
 from swift.config.sections import Config
 from swift.contracts import Objective, Run, Topology, TrainState
 from swift.data.pipeline import PreparedData, prepare_data
-from swift.data.sampler import BatchPlan, evaluation_batches
-from swift.data.store import SampleSet
+from swift.data.sampler import BatchPlan, Plan, check_enough, evaluation_batches
+from swift.data.store import SampleSet, hash_of
+from swift.data.streaming import StreamingPlan
 from swift.errors import ConfigError
 from swift.launch import current_world
 from swift.models.precision import resolve_dtype
@@ -48,8 +49,10 @@ class Job:
     comms: Comms
     source: ModelSource
     objective: Objective
-    plan: BatchPlan
+    plan: Plan
+    data: PreparedData
     validation: SampleSet | None
+    """The validation set, with reference log-probabilities where they are kept on disk."""
     state: TrainState
     best: BestSoFar
     reference: reference.Mode
@@ -99,8 +102,6 @@ def opened(
         say=print_line if world.rank == 0 else _say_nothing,
         plugins=engine.versions,
     )
-    for note in parsed.notes:
-        run.say(note)
     engine.check_plan(run)
     comms: Comms | None = None
     lock = None
@@ -148,15 +149,21 @@ def _prepare(
         is_main=run.topology.is_main,
     )
     _tell_data(run, data)
-    plan = _plan(config, objective, data.train)
+    train = None if data.train is None else data.train.samples
+    validation = None if data.validation is None else data.validation.samples
+    plan = _plan(config, objective, train, data)
+    check_enough(plan)
     run.total_steps = plan.total_steps
     run.schedule = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
 
     state = engine.shard(run, engine.wrap_model(run, source))
     mode = reference.reference_mode(objective, getattr(parsed.objective_options, "reference", "auto"), config)
     if mode == "cached":
-        data = _with_scores(run, engine, comms, state, source, objective, data)
-        plan = _plan(config, objective, data.train)
+        scores = reference.ScoreCache(run, engine, comms, state, source.fingerprint)
+        train = scores.applied(train, lambda dataset: _in_order(run, dataset, objective))
+        if validation is not None:
+            validation = scores.applied(validation, lambda dataset: _in_order(run, dataset, objective))
+        plan = _plan(config, objective, train, data)
 
     job = Job(
         run=run,
@@ -165,7 +172,8 @@ def _prepare(
         source=source,
         objective=objective,
         plan=plan,
-        validation=data.validation,
+        data=data,
+        validation=validation,
         state=state,
         best=BestSoFar(config.train.metric_for_best, config.train.greater_is_better, config.train.early_stopping),
         reference=mode,
@@ -217,67 +225,58 @@ def _tell_data(run: Run, data: PreparedData) -> None:
     }
 
 
-def _plan(config: Config, objective: Objective, dataset: Any) -> BatchPlan:
+def _plan(config: Config, objective: Objective, train: SampleSet | None, data: PreparedData) -> Plan:
     assert config.train.global_batch is not None
-    return BatchPlan(
-        dataset,
-        objective,
-        global_rows=config.train.global_batch,
-        micro_rows=config.train.micro_batch,
-        seed=config.train.seed,
-        epochs=config.train.epochs,
-        max_steps=config.train.max_steps,
-        shuffle=config.data.shuffle,
-        packing=config.data.packing,
-        flat=config.data.packing or config.data.padding_free,
-        max_length=config.data.max_length,
-    )
+    layout: dict[str, Any] = {
+        "global_rows": config.train.global_batch,
+        "micro_rows": config.train.micro_batch,
+        "seed": config.train.seed,
+        "max_steps": config.train.max_steps,
+        "shuffle": config.data.shuffle,
+        "packing": config.data.packing,
+        "flat": config.data.packing or config.data.padding_free,
+        "max_length": config.data.max_length,
+    }
+    if train is not None:
+        return BatchPlan(train, objective, epochs=config.train.epochs, **layout)
+    assert data.stream is not None
+    return StreamingPlan(data.stream, objective, **layout)
 
 
 def _in_order(run: Run, dataset: SampleSet, objective: Objective) -> Iterator[Batch]:
     assert run.topology is not None
     config = run.config
+    per_process = config.train.eval_batch or config.train.micro_batch
     return evaluation_batches(
         dataset,
         objective,
-        rows=config.train.eval_batch or config.train.micro_batch,
+        rows=per_process * run.topology.data_size,
+        micro_rows=per_process,
         data_rank=run.topology.data_rank,
         data_size=run.topology.data_size,
-        flat=config.data.packing or config.data.padding_free,
-        seed=config.train.seed,
+        flat=config.data.padding_free,
+        packing=config.data.packing,
+        max_length=config.data.max_length,
     )
 
 
-def _with_scores(
-    run: Run,
-    engine: Engine,
-    comms: Comms,
-    state: TrainState,
-    source: ModelSource,
-    objective: Objective,
-    data: PreparedData,
-) -> PreparedData:
-    """Both data sets with the untrained model's log-probabilities, from the cache or from one scoring pass."""
-    scores = reference.ScoreCache(run, comms, source.fingerprint)
-
-    def scored(dataset: SampleSet) -> SampleSet:
-        return scores.apply(dataset, lambda: reference.score(engine, run, state, _in_order(run, dataset, objective)))
-
-    validation = None if data.validation is None else scored(data.validation)
-    return PreparedData(train=scored(data.train), validation=validation, report=data.report)
+def _data_fingerprint(config: Config, data: PreparedData) -> str:
+    if data.train is not None:
+        return data.train.samples.fingerprint
+    # A stream is known by its name alone until it is read.
+    return f"stream-{hash_of(config.data.model_dump_json(exclude={'cache', 'workers', 'validation'}))}"
 
 
-def _manifest(run: Run, source: ModelSource, data: PreparedData, plan: BatchPlan) -> Manifest:
+def _manifest(run: Run, source: ModelSource, data: PreparedData, plan: Plan) -> Manifest:
     config, topology = run.config, run.topology
     assert topology is not None
     assert config.train.global_batch is not None
     return Manifest(
         step=0,
-        rows=0,
         rows_per_step=config.train.global_batch,
         seed=config.train.seed,
         model_fingerprint=source.fingerprint,
-        data_fingerprint=data.train.fingerprint,
+        data_fingerprint=_data_fingerprint(config, data),
         backend=config.backend.name,
         config=config.model_dump(mode="json"),
         plan={"world": topology.world.size, **topology.layout},
@@ -288,15 +287,13 @@ def _manifest(run: Run, source: ModelSource, data: PreparedData, plan: BatchPlan
 
 def _resume(job: Job, folder: Path) -> None:
     """Fill the state from a checkpoint of the same run, whoever wrote it and on however many processes."""
-    from swift.train.saving import adapter_config
-
     checkpoint: Checkpoint = open_checkpoint(folder)
     check_resume(
         checkpoint.manifest,
         model_fingerprint=job.source.fingerprint,
         data_fingerprint=job.manifest.data_fingerprint,
         seed=job.run.config.train.seed,
-        adapter=adapter_config(job),
+        adapter=job.run.adapter_config,
     )
     job.engine.load_checkpoint(job.run, job.state, checkpoint)
     step = checkpoint.facts.step
@@ -331,6 +328,8 @@ def _claim_folder(job: Job, parsed: Parsed) -> tuple[Path, Any]:
                 run.plugins,
                 {"versions": job.manifest.versions, "processes": run.world.size},
             )
+            if job.data.validation is not None:
+                job.data.validation.write_rows(folder / "val_dataset.jsonl")
         except ConfigError as error:
             problem = error
     folder, failure = job.comms.broadcast((folder, problem and (problem.message, problem.hint)))

@@ -5,17 +5,22 @@ There is never a second copy of the model.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from swift.contracts import Need
+from swift.data.pipeline import cache_folder
+from swift.data.store import SampleSet, hash_of
 from swift.errors import ConfigError
 from swift.objectives.score import SegmentScore
+from swift.train.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     from swift.data.batch import Batch, Row
     from swift.data.samples import Encoded
     from swift.plugins.facade import Engine
+    from swift.train.comms import Comms
 
 Mode = Literal["none", "adapter", "cached"]
 
@@ -49,15 +55,69 @@ def with_adapter_off(engine: Engine, run: Run, state: TrainState, batch: Batch) 
     return _attach(batch, scores)
 
 
-def score(engine: Engine, run: Run, state: TrainState, batches: Iterable[Batch]) -> list[tuple[int, tuple[float, ...]]]:
-    """(sample id, one value per segment) of this process's slices, by the model as it is now."""
-    objective = SegmentScore(adapters_off=False)
-    scored: list[tuple[int, tuple[float, ...]]] = []
-    for batch in batches:
-        segments = engine.forward(run, state, batch, objective).segments
-        for row in _attach(batch, segments).rows:
-            scored += [(sample.sample_id, _values(sample)) for sample in row]
-    return scored
+class ScoreCache:
+    """Log-probabilities of the model as it is before the first step, made once and kept beside the tokenised data."""
+
+    def __init__(self, run: Run, engine: Engine, comms: Comms, state: TrainState, model_fingerprint: str) -> None:
+        self._run = run
+        self._engine = engine
+        self._comms = comms
+        self._state = state
+        self._model = model_fingerprint
+
+    def applied(
+        self, dataset: SampleSet | None, batches: Callable[[SampleSet], Iterable[Batch]]
+    ) -> SampleSet:
+        """The data set with its scores: read from disk where they are there, else made by one pass over `batches`."""
+        if dataset is None:
+            raise ConfigError(
+                "The objective compares with a reference model, which has to score the data set before training; "
+                "data.streaming does not read it beforehand.",
+                hint="Leave --streaming out, or train an adapter, which can be switched off (--tuner.kind lora).",
+            )
+        path = self._path(dataset)
+        found = path.is_file() if path is not None and self._comms.rank == 0 else False
+        if not self._comms.broadcast(found):
+            scores = self._score(dataset, batches(dataset))
+            if path is not None and self._comms.rank == 0:
+                _write(path, scores)
+        else:
+            scores = self._comms.broadcast(_read(path) if path is not None and self._comms.rank == 0 else None)
+        return dataset.with_reference(scores)
+
+    def _path(self, dataset: SampleSet) -> Path | None:
+        tuner = self._run.config.tuner
+        if tuner.adapter is not None:
+            return None  # The reference holds the adapter that training goes on from; its content is not hashed.
+        dtype = self._run.facts.get("precision", "")
+        key = hash_of("reference", self._model, dataset.fingerprint, str(dtype), tuner.quantize)
+        return cache_folder(self._run.config.data) / f"reference-{key}.npy"
+
+    def _score(self, dataset: SampleSet, batches: Iterable[Batch]) -> np.ndarray:
+        self._run.say(f"Scoring {len(dataset):,} samples with the reference model, once")
+        objective = SegmentScore(adapters_off=False)
+        own: list[tuple[int, tuple[float, ...]]] = []
+        for batch in progress(batches, "scoring", on=self._comms.rank == 0):
+            segments = self._engine.forward(self._run, self._state, batch, objective).segments
+            for row in _attach(batch, segments).rows:
+                own += [(sample.sample_id, _values(sample)) for sample in row]
+        by_id = dict(pair for scored in self._comms.gather(own) for pair in scored)
+        return np.array([by_id[int(sample_id)] for sample_id in dataset.sample_ids], dtype=np.float32)
+
+
+def _read(path: Path) -> np.ndarray:
+    scores: np.ndarray = np.load(path, allow_pickle=False)
+    return scores
+
+
+def _write(path: Path, scores: np.ndarray) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}.npy")
+    try:
+        np.save(draft, scores, allow_pickle=False)
+        draft.replace(path)
+    except OSError:
+        # Scores that cannot be kept are made again next time.
+        draft.unlink(missing_ok=True)
 
 
 def _values(sample: Encoded) -> tuple[float, ...]:

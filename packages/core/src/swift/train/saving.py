@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swift.checkpoint.folders import BEST, checkpoint_folder, clean_stale, link, prune, whole_checkpoints
 from swift.checkpoint.save import PendingSave, save_checkpoint, wait_for_saves
 from swift.contracts import StepRecord
-from swift.models.tuners import adapter_config as peft_config
 
 if TYPE_CHECKING:
     from swift.contracts import CheckpointWriter
     from swift.train.prepare import Job
-
-
-def adapter_config(job: Job) -> dict[str, Any] | None:
-    """The PEFT configuration of the adapters in training, or None when all weights are trained."""
-    return job.run.facts.get("adapter_config") or None
 
 
 class Keeper:
@@ -48,8 +42,7 @@ class Keeper:
         manifest = job.manifest.model_copy(
             update={
                 "step": record.step,
-                "rows": job.plan.position(record.step),
-                "adapter": adapter_config(job),
+                "adapter": job.run.adapter_config,
                 "metrics": metrics,
                 "facts": {"progress": {"best": job.best.to_json(), "epoch": record.epoch}},
             }
@@ -68,13 +61,27 @@ class Keeper:
             self._settle()
 
     def export(self) -> None:
-        """Write the export that the run was asked to end with."""
-        from swift.export.run import export_run
+        """Write the export that the run was asked to end with, checked against the state that is in memory."""
+        job, options = self._job, self._job.run.config.export
+        if options.to is None:
+            return
+        from swift.export.run import export_state
+        from swift.plugins.facade import open_engine
+        from swift.plugins.load import load_exporter
 
-        options = self._job.run.config.export
-        if options.to is not None:
-            self._settle()
-            export_run(self._job, options)
+        self._settle()
+        export_state(
+            open_engine(exporter=load_exporter(options.to)),
+            job.engine.iter_weights(job.run, job.state),
+            to=options.to,
+            source=job.source,
+            adapter=job.run.adapter_config,
+            options=options,
+            destination=options.out or job.run.folder / f"export-{options.to}",
+            is_main=job.is_main,
+            say=job.run.say,
+            run=job.run,
+        )
 
     def close(self) -> None:
         """Wait for a save that is still going on."""
@@ -87,7 +94,11 @@ class Keeper:
     def _model_weights(self, folder: Path) -> None:
         from swift.export.run import write_model_weights
 
-        write_model_weights(self._job, folder)
+        job = self._job
+        weights = job.engine.iter_weights(job.run, job.state)
+        write_model_weights(
+            folder, weights, source=job.source, adapter=job.run.adapter_config, is_main=job.is_main
+        )
 
     def _settle(self) -> None:
         """What follows a save that is whole: tell observers, move the links, let old ones go."""
@@ -110,5 +121,3 @@ class Keeper:
             clean_stale(self._job.run.folder)
         self._cleaned = True
 
-
-__all__ = ["Keeper", "adapter_config", "peft_config"]

@@ -24,10 +24,15 @@ def save(state: TorchState, writer: CheckpointWriter) -> None:
 
 def load(state: TorchState, reader: CheckpointReader) -> None:
     """Make the optimizer's state where there is none yet, then fill weights and state in place."""
-    stored = set(reader.names())
+    slots: dict[str, list[str]] = {}
+    for name in reader.names():
+        if name.startswith("optim."):
+            owner, _, slot = name.rpartition(".")
+            slots.setdefault(f"{owner}.", []).append(slot)
     for pieces, parameter in canonical_parameters(state.model):
         if parameter.requires_grad:
-            _allocate(state.optimizer, parameter, pieces, stored, reader)
+            for slot in slots.get(optim_name(pieces[0].name, ""), []):
+                state.optimizer.state[parameter][slot] = _empty_slot(slot, parameter, pieces[0], reader)
     reader.tensors(_tensors(state))
     scaler = reader.manifest.get("facts", {}).get("scaler")
     if scaler and state.scaler.is_enabled():
@@ -62,25 +67,11 @@ def _slot_view(value: torch.Tensor, parameter: torch.Tensor, piece: Piece, piece
     )
 
 
-def _allocate(
-    optimizer: torch.optim.Optimizer,
-    parameter: torch.nn.Parameter,
-    pieces: list[Piece],
-    stored: set[str],
-    reader: CheckpointReader,
-) -> None:
-    """Empty state with the slots that the checkpoint holds for this parameter."""
-    prefix = optim_name(pieces[0].name, "")
-    for name in stored:
-        if not name.startswith(prefix):
-            continue
-        slot = name.removeprefix(prefix)
-        if "." in slot:
-            continue
-        state = optimizer.state[parameter]
-        if slot == "step":
-            state[slot] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        elif slot in ("exp_avg", "exp_avg_sq"):
-            state[slot] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        else:
-            state[slot] = reader.read(name).to(parameter.device)
+def _empty_slot(slot: str, parameter: torch.nn.Parameter, piece: Piece, reader: CheckpointReader) -> torch.Tensor:
+    """A tensor for the checkpoint to be read into."""
+    if slot == "step":
+        return torch.zeros((), dtype=torch.float32, device=parameter.device)
+    if slot in ("exp_avg", "exp_avg_sq"):
+        return torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    # State of an optimizer with slots of its own shapes (8-bit, factored): as stored.
+    return reader.read(optim_name(piece.name, slot)).to(parameter.device)

@@ -9,7 +9,7 @@ import torch
 from swift.models.attention import choose_attention
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import quantized_build
-from swift.models.tuners import apply_tuner, trainable_summary
+from swift.models.tuners import adapter_config, apply_tuner, trainable_summary
 from swift.models.view import ViewModule
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def build(run: Run, source: ModelSource) -> ViewModule:
     if config.model.liger:
         _apply_liger(model)
     model = apply_tuner(model, config.tuner, seed=config.train.seed, say=run.say)
+    run.adapter_config = adapter_config(model)
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if config.tuner.kind != "full":

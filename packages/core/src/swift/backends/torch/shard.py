@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from swift.backends.torch.gradients import add_up
 from swift.models.precision import resolve_dtype
 from swift.optim.build import build_optimizer, parameter_groups
 
@@ -67,19 +68,15 @@ def shard(run: Run, view: ViewModule) -> TorchState:
 
 def _data_parallel(run: Run, view: ViewModule, device: torch.device) -> DistributedDataParallel:
     options: TorchConfig = run.backend_options  # type: ignore[assignment]  # validated by config_model
-    replica = DistributedDataParallel(
-        view,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        bucket_cap_mb=options.bucket_mb,
-        broadcast_buffers=False,
-        gradient_as_bucket_view=True,
-    )
-    replica.register_comm_hook(None, _add_up)
+    with warnings.catch_warnings():
+        # Newer torch has another name for it, which the oldest one that we support does not know.
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
+        replica = DistributedDataParallel(
+            view,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            bucket_cap_mb=options.bucket_mb,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+    replica.register_comm_hook(None, add_up)
     return replica
-
-
-def _add_up(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Sum, where DDP by itself averages: losses are already divided by the weight of the global batch."""
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda done: done.value()[0])

@@ -1,0 +1,1 @@
+"""Asking a trained model: in batches, in a conversation, and for a score. Runs on transformers."""
