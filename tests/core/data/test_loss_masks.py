@@ -269,3 +269,27 @@ def test_any_conversation_decodes_to_exactly_its_answers() -> None:
         tokenizer, samples = encoded(chat(*contents))
         assert len(samples) == 1
         assert learned(tokenizer, samples[0].segments[0]) == [f"{answer}<|im_end|>" for answer in contents[1::2]]
+
+
+def test_a_text_is_left_whole_where_cutting_would_add_a_space() -> None:
+    """SentencePiece's tokenizers put a space in front of every text, so also in front of a part of one."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    symbols = sorted({*"▁:asintueroqA.", "user", ":A"})
+    backend = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(symbols)}, merges=[(":", "A")], fuse_unk=False))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme="always", split=False)
+    backend.add_special_tokens(["<|im_end|>"])
+    template = "{% for m in messages %}{{ m.role + ':' + m.content + '<|im_end|>' }}{% endfor %}"
+    template += "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", chat_template=template)
+    row = chat("q", "A.")
+    sample = SampleEncoder(tokenizer, DataSection(), "chat").encode(understand(row, "chat", "r"), "r").samples[0]
+    whole = tokenizer.apply_chat_template(row["messages"])["input_ids"]
+    assert sample.segments[0].input_ids.tolist() == whole
+    assert tokenizer.convert_ids_to_tokens(sample.segments[0].input_ids[sample.segments[0].weights > 0].tolist()) == [
+        ":A",
+        ".",
+        "<|im_end|>",
+    ]

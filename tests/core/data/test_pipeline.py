@@ -88,6 +88,9 @@ def test_a_report_of_several_data_sets_counts_each(tmp_path: Path) -> None:
     one, other = write(tmp_path / "a.jsonl", GOOD[:5]), write(tmp_path / "b.jsonl", [*GOOD, *BAD])
     sources = prepare(Path(f"{one}#3"), other, cache=tmp_path / "cache").report.sources
     assert [(source.rows, source.available, source.samples) for source in sources] == [(3, 5, 3), (23, 23, 20)]
+    lines = prepare(Path(f"{one}#3"), other, cache=tmp_path / "cache").report.lines()
+    assert lines[0].startswith(f"{one}#3: 3 rows (the first of 5), 3 samples, ")
+    assert lines[1].startswith(f"{other}: 23 rows, 20 samples, ")
 
 
 def test_strict_makes_the_first_unusable_sample_an_error_cached_or_not(tmp_path: Path) -> None:
@@ -142,6 +145,17 @@ def test_another_chat_template_is_another_cache(tmp_path: Path) -> None:
     key = pipeline.cache_key(corpus, SampleEncoder(tokenizer, DataSection(), "chat"))
     tokenizer.chat_template = "other" + tokenizer.chat_template
     assert pipeline.cache_key(corpus, SampleEncoder(tokenizer, DataSection(), "chat")) != key
+
+
+def test_each_encoding_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    row = {"prompt": "q", "completion": "a", "chosen": "a", "rejected": "b", "label": True}
+    path = write(tmp_path / "a.jsonl", [row] * 3)
+    shapes = [
+        len(train_of(prepare(path, cache=tmp_path / "cache", encoding=encoding)).samples[0].segments)
+        for encoding in ("text", "chat", "unpaired", "preference")
+    ]
+    assert shapes == [1, 1, 2, 2]
+    assert len(list((tmp_path / "cache").iterdir())) == 4
 
 
 def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
@@ -232,7 +246,7 @@ def test_one_process_tokenises_and_the_others_open_what_it_made(
 
 
 def test_held_out_samples_depend_on_the_seed_alone_and_nothing_is_lost(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [*GOOD, *BAD])
+    path = write(tmp_path / "a.jsonl", [*GOOD[:9], *BAD * 5, *GOOD[9:]])
 
     def split(seed: int) -> tuple[list[int], list[int]]:
         data = prepare(path, cache=tmp_path / "cache", split_ratio=0.2, seed=seed)
