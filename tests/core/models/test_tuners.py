@@ -41,6 +41,13 @@ def train(model: torch.nn.Module, steps: int = 8, lr: float = 1e-2) -> list[floa
     return losses
 
 
+@torch.no_grad()
+def distance(model: torch.nn.Module, exact: torch.nn.Module) -> float:
+    """Relative difference of the logits."""
+    expected = exact(batch()).logits
+    return ((model(batch()).logits - expected).norm() / expected.norm()).item()
+
+
 def test_full_tuning_trains_everything_in_fp32() -> None:
     model = apply_tuner(tiny().bfloat16(), TunerSection(kind="full"), seed=0, say=lambda _: None)
     assert all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
@@ -233,8 +240,8 @@ def test_qlora_learns_on_a_frozen_quantised_base(wide: Path, kind: str, package:
     exact = source.build(dtype=torch.float32)
     section = TunerSection(quantize=kind, dropout=0.0)
     base = quantized_build(source, section, torch.float32, "cpu")
-    with torch.no_grad():
-        error = (base(batch()).logits - exact(batch()).logits).norm() / exact(batch()).logits.norm()
+    assert not any(parameter.requires_grad or parameter.is_meta for parameter in base.parameters())
+    error = distance(base, exact)
     assert 0 < error < (0.3 if "nf4" in kind else 0.1)
     model = apply_tuner(base, section, seed=0, say=lambda _: None)
     whole = sum(p.numel() for p in (*exact.parameters(), *(p for p in model.parameters() if p.requires_grad)))
@@ -247,9 +254,23 @@ def test_qlora_learns_on_a_frozen_quantised_base(wide: Path, kind: str, package:
             assert "lora" in name
         elif type(parameter) is torch.nn.Parameter:
             assert torch.equal(parameter, frozen[name])
-    with adapters_off(model), torch.no_grad():
-        again = (model(batch()).logits - exact(batch()).logits).norm() / exact(batch()).logits.norm()
-    assert again == pytest.approx(error, rel=1e-4)
+    with adapters_off(model):
+        assert distance(model, exact) == pytest.approx(error, rel=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3-tied", "qwen3-moe", "deepseek-v3"])
+def test_biases_ties_experts_and_buffers_survive_quantisation(architecture: str, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    write_model(tmp_path, architecture)
+    source = open_source(ModelSection(path=str(tmp_path)), say=lambda _: None)
+    base = quantized_build(source, TunerSection(quantize="bnb-nf4"), torch.float32, "cpu")
+    exact = dict(source.build(dtype=torch.float32).state_dict())
+    kept = {name: tensor for name, tensor in base.state_dict().items() if name in exact and tensor.is_floating_point()}
+    same = {name for name, tensor in kept.items() if tensor.shape == exact[name].shape}
+    assert {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} <= same
+    assert all(torch.equal(kept[name], exact[name]) for name in same)
+    assert torch.isfinite(base(batch()).logits).all()
+    assert distance(base, source.build(dtype=torch.float32)) < 0.6
 
 
 @pytest.mark.parametrize("kind", ["bnb-nf4", "torchao-nf4"])

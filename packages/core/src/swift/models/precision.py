@@ -13,6 +13,9 @@ import torch
 
 from swift.errors import ConfigError
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Name in the configuration → precision of tensors."""
+
 
 def resolve_dtype(requested: str, device: torch.device | str) -> tuple[str, str]:
     """The compute precision in force, 'float32', 'bfloat16' or 'float16', and why."""

@@ -44,9 +44,11 @@ def quantized_build(
         for path, module in model.named_modules()
         if type(module) is torch.nn.Linear and module is not head
     }
-    for name, _ in list(model.named_parameters()):
-        parameter = model.get_parameter(name)
-        weight = torch.empty(parameter.shape, dtype=dtype)
+    buffers = {name for name, _ in model.named_buffers()}
+    for name in names.parameters():
+        if name in buffers:
+            continue
+        weight = torch.empty(model.get_parameter(name).shape, dtype=dtype)
         for piece in names.pieces(name):
             piece.view_of(weight).copy_(source.read(piece.name))
         weight = weight.to(device)
