@@ -53,7 +53,23 @@ def trained_adapter(folder: Path, settings: dict[str, Any]) -> tuple[Any, dict[s
         ("gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}),
         ("gpt2", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "use_dora": True}),
     ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}={v}" for k, v in value.items())[:60],
+    ids=[
+        "lora",
+        "rslora",
+        "dora",
+        "patterns",
+        "modules_to_save",
+        "embedding",
+        "embedding-dora",
+        "pissa",
+        "olora-rslora",
+        "gaussian",
+        "bias-all",
+        "bias-lora_only",
+        "lora_bias",
+        "conv1d",
+        "conv1d-dora",
+    ],
 )
 def test_merging_equals_peft(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
     folder = tiny_model(tmp_path / "base", kind)
