@@ -37,7 +37,6 @@ def values(scale: float = 1.0) -> dict[str, torch.Tensor]:
 def manifest(**changes: Any) -> Manifest:
     return Manifest(
         step=0,
-        rows=64,
         rows_per_step=8,
         seed=7,
         model_fingerprint="m",
