@@ -57,7 +57,7 @@ def test_help_of_a_training_verb_shows_fields_in_groups_with_defaults_and_aliase
 
 
 def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it() -> None:
-    assert 'pip install "swift-core[megatron]"' in swift("sft", "--backend", "megatron", "--help").stdout
+    assert 'pip install "swift-core[deepspeed]"' in swift("sft", "--deepspeed", "zero3", "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -70,16 +70,25 @@ def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it() -> N
         (["sft", "--model", "m", "--dataset", "d", "--backend", "megatron"], 3, 'pip install "swift-core[megatron]"'),
         (["export"], 2, "needs the folder of a run"),
         (["export", "x", "--dtype", "fp8"], 2, "--dtype must be one of"),
+        (["export", "x", "--to", "vllm"], 3, 'pip install "swift-core[vllm]"'),
         (["plugins", "--chek"], 2, "--check"),
         (["config", "shwo"], 2, "Did you mean 'show'?"),
     ],
 )
-def test_a_users_mistake_ends_with_one_message_and_the_right_code(args: list[str], code: int, sentence: str) -> None:
-    done = swift(*args)
-    assert done.returncode == code
-    assert sentence in done.stderr
+def test_a_users_mistake_ends_with_one_message_and_the_right_code(
+    args: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(args) == code
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert printed.out == ""
+
+
+def test_the_command_itself_ends_with_that_code_and_without_a_traceback() -> None:
+    done = swift("sft", "--modle", "m")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: Unknown flag --modle.")
     assert "Traceback" not in done.stderr
-    assert done.stdout == ""
 
 
 def test_a_traceback_is_shown_on_demand() -> None:

@@ -157,9 +157,13 @@ def test_a_mistake_gets_one_clear_sentence(line: str, sentence: str) -> None:
     assert "pydantic" not in str(caught.value)
 
 
-def test_an_unknown_backend_or_observer_is_a_plugin_error() -> None:
+def test_a_plugin_that_is_needed_later_must_be_there_now() -> None:
     with pytest.raises(PluginError, match="Did you mean 'megatron'"):
         parsed("--backend megatorn")
+    with pytest.raises(PluginError, match="no observer 'wandb'"):
+        parsed("--report_to wandb")
+    with pytest.raises(PluginError, match=r"swift-core\[vllm\]"):
+        parsed("--export.to vllm")
 
 
 @pytest.mark.parametrize("verb", ["pt", "sft", "rlhf", "train"])

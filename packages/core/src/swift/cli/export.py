@@ -10,6 +10,7 @@ import typer
 
 from swift.cli.app import run_app
 from swift.errors import UsageError
+from swift.plugins.load import find
 
 
 def run(verb: str, args: list[str]) -> int:
@@ -45,7 +46,6 @@ def export(
 
     from swift.config.problems import config_error
     from swift.config.sections import ExportSection
-    from swift.export.run import export_checkpoint
 
     path = checkpoint or adapters
     if path is None:
@@ -66,6 +66,10 @@ def export(
         )
     except ValidationError as problem:
         raise config_error(problem, lambda key: f"--{key.replace('_', '-')}", ()) from None
+    find("swift.exporters", to)
+    # Only now: the module imports torch, and a mistake should be answered at once.
+    from swift.export.run import export_checkpoint
+
     export_checkpoint(path, to=to, options=options, say=_say)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -10,11 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from swift.cli.verbs import VERBS
+from swift.cli.words import HELP
 from swift.config.aliases import flags_of
+from swift.config.draft import Draft
 from swift.config.fields import Field, core_fields, model_fields
+from swift.config.flags import OWN_FLAGS, read_flags
 from swift.config.parse import VERB_OBJECTIVES
 from swift.config.sections import Config
-from swift.errors import PluginError
+from swift.errors import ConfigError, PluginError
 from swift.plugins.load import LoadedPlugin, load_backend, load_objective
 
 _EXAMPLES = {
@@ -45,12 +49,15 @@ def show_training_help(verb: str, args: Sequence[str], console: Console | None =
 
 
 def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
-    """The plugin that the words before `--help` name, or the default."""
-    flags = {f"--{flag}" for flag in (*flags_of(f"{section}.name"), f"{section}.name")}
-    for word, following in zip(args, [*args[1:], ""], strict=True):
-        said, _, value = word.partition("=")
-        if said in flags and not (value or following).startswith("-"):
-            return {"cpt": "pt", "ddp": "torch"}.get(value or following, value or following)
+    """The plugin that the words beside `--help` name, or the default."""
+    words = Draft()
+    with suppress(ConfigError):  # whoever asks for help may have typed something wrong
+        for flag in read_flags([word for word in args if word not in HELP])[0]:
+            if flag.name not in OWN_FLAGS:
+                words.add_flag(flag)
+    asked = words.assignments.get(f"{section}.name")
+    if asked is not None:
+        return str(asked.value)
     if section == "objective":
         return VERB_OBJECTIVES.get(verb, "dpo" if verb == "rlhf" else "sft")
     return "torch"

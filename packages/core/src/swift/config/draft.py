@@ -68,6 +68,8 @@ class Draft:
                     self._add_key(f"{name}.{key}", inner, say.get(f"{name}.{key}", f"{source} ({name}.{key})"))
             elif name in Config.model_fields and value is None:
                 continue  # an empty section
+            elif name in Config.model_fields and name not in aliases():
+                raise ConfigError(f"{place}: {name} is a section with keys of its own, not {value!r}.")
             else:
                 self._add_key(name, value, place)
 

@@ -16,13 +16,13 @@ from pydantic import BaseModel, ValidationError
 from swift.config.draft import Assignment, Draft, merge, nest
 from swift.config.fields import core_fields, model_fields
 from swift.config.files import read_yaml
-from swift.config.flags import Flag, read_flags
+from swift.config.flags import OWN_FLAGS, Flag, read_flags
 from swift.config.problems import config_error
 from swift.config.sections import BackendSection, Config, ObjectiveSection
 from swift.config.values import coerce
 from swift.config.wishes import settle
 from swift.errors import ConfigError, UsageError
-from swift.plugins.load import LoadedPlugin, load_backend, load_objective
+from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective
 from swift.plugins.plan import check_capabilities
 
 VERB_OBJECTIVES = {"pt": "pt", "sft": "sft"}
@@ -46,13 +46,14 @@ class Parsed:
 def parse(argv: Sequence[str], verb: str, *, complete: bool = True) -> Parsed:
     """The run that `swift VERB ARGV` asks for. `complete` asks for a model and a data set."""
     flags, words = read_flags(argv)
-    own = {flag.name: flag for flag in flags if flag.name in ("config", "nproc", "nproc_per_node")}
+    own = {flag.name: flag for flag in flags if flag.name in OWN_FLAGS}
     layer = Draft()
     for flag in flags:
         if flag.name not in own:
             layer.add_flag(flag)
     file = _file_layer(_config_file(own.get("config"), words))
-    parsed = _resolve([file, layer], verb, _nproc(own))
+    nproc = own.get("nproc") or own.get("nproc_per_node")
+    parsed = _resolve([file, layer], verb, _count(nproc.value, nproc.said) if nproc else None)
     if complete:
         _check_complete(parsed.config, verb)
     return parsed
@@ -63,7 +64,7 @@ def config_from_mapping(mapping: Mapping[str, Any], verb: str = "train", *, sour
     layer = Draft()
     layer.add_mapping({key: value for key, value in mapping.items() if key != "nproc"}, {}, source)
     nproc = mapping.get("nproc")
-    return _resolve([layer], verb, None if nproc is None else int(nproc))
+    return _resolve([layer], verb, None if nproc is None else _count(nproc, f"{source} (nproc)"))
 
 
 def _config_file(flag: Flag | None, words: list[str]) -> Path | None:
@@ -88,13 +89,10 @@ def _file_layer(path: Path | None) -> Draft:
     return layer
 
 
-def _nproc(own: Mapping[str, Flag]) -> int | None:
-    flag = own.get("nproc") or own.get("nproc_per_node")
-    if flag is None:
-        return None
-    if not str(flag.value).isdecimal() or int(flag.value) < 1:
-        raise ConfigError(f"{flag.said} takes a number of processes, not {flag.value!r}.", hint="Type: --nproc 2")
-    return int(flag.value)
+def _count(value: Any, said: str) -> int:
+    if not str(value).isdecimal() or int(value) < 1:
+        raise ConfigError(f"{said} takes a number of processes, not {value!r}.", hint="For example: --nproc 2")
+    return int(value)
 
 
 def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
@@ -115,6 +113,7 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
         raise config_error(problem, place, core_fields()) from None
     backend = load_backend(config.backend.name)
     objective = load_objective(config.objective.name)
+    _check_names(config)
     backend_options = _own_options(backend, "backend", config.backend, place)
     objective_options = _own_options(objective, "objective", config.objective, place)
     config = config.model_copy(
@@ -126,6 +125,14 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
     assert backend.capabilities is not None
     check_capabilities(backend.capabilities, config, objective.object(objective_options))
     return Parsed(config, backend_options, objective_options, notes, nproc)
+
+
+def _check_names(config: Config) -> None:
+    """Plugins that are needed later must be there now: a run should not train for hours and then fail to export."""
+    for name in config.logging.report_to:
+        find("swift.observers", name)
+    if config.export.to is not None:
+        find("swift.exporters", config.export.to)
 
 
 def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, place: Callable[[str], str]) -> BaseModel:
