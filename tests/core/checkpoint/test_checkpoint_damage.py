@@ -28,7 +28,6 @@ from swift.errors import CheckpointError
 
 FACTS = {
     "step": 0,
-    "rows": 8,
     "rows_per_step": 4,
     "seed": 1,
     "model_fingerprint": "m",
@@ -98,7 +97,7 @@ def test_a_truncated_file_and_a_missing_one_are_named(tmp_path: Path) -> None:
 def test_an_edited_manifest_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, 1) / "manifest.json"
     value = json.loads(path.read_text())
-    value["rows"] = 4
+    value["step"] = 4
     path.write_text(json.dumps(value))
     with pytest.raises(CheckpointError, match="was altered"):
         open_checkpoint(path.parent)

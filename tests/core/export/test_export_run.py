@@ -49,7 +49,6 @@ def save(run: Path, base: Path, tensors: dict[str, torch.Tensor], adapter: dict[
     """A checkpoint as a run would write it."""
     manifest = Manifest(
         step=0,
-        rows=8,
         rows_per_step=8,
         seed=1,
         model_fingerprint=source_of(base).fingerprint,
