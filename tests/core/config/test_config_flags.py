@@ -76,7 +76,7 @@ MEANINGS: list[tuple[str, dict[str, Any]]] = [
     ("--report_to none", {"logging.report_to": ("console", "jsonl")}),
     ("--merge_lora true", {"export.to": "hf"}),
     ("""--columns '{"a": "query"}'""", {"data.columns": {"a": "query"}}),
-    ("--data.columns.a query", {"data.columns": {"a": "query"}}),
+    ("--data.columns.My-Text query", {"data.columns": {"My-Text": "query"}}),
     ("--data.template-kwargs.enable_thinking false", {"data.template_kwargs": {"enable_thinking": False}}),
     ("--system 'Be brief.'", {"data.system": "Be brief."}),
     ("--system '- one\n- two'", {"data.system": "- one\n- two"}),

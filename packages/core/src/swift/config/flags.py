@@ -34,7 +34,7 @@ def read_flags(argv: Sequence[str]) -> tuple[list[Flag], list[str]]:
     flags: dict[str, Flag] = {}
     rest: list[str] = []
     for said, values in _group(argv, rest):
-        name = said.lstrip("-").replace("-", "_")
+        name = _name(said)
         if name in IGNORED:
             continue
         flag = _flag(said, name, values, rest)
@@ -50,11 +50,17 @@ def read_flags(argv: Sequence[str]) -> tuple[list[Flag], list[str]]:
 
 def unknown(said: str) -> ConfigError:
     """The error for a flag that nobody knows, with the nearest one."""
-    name = said.lstrip("-").replace("-", "_")
+    name = _name(said)
     leaves = [f"--{key}" for key in (*aliases(), *core_fields()) if key == name or key.endswith(f".{name}")]
     known = [f"--{flag}" for flag in (*aliases(), *core_fields(), *OWN_FLAGS)]
     suggestion = f" Did you mean {leaves[0]!r}?" if leaves else did_you_mean(f"--{name}", known)
     return ConfigError(f"Unknown flag {said}.{suggestion}", hint="All flags: swift sft --help")
+
+
+def _name(said: str) -> str:
+    """`_` for `-` in sections and keys; what lies deeper is a user's own word, such as the name of a column."""
+    section, *rest = said.lstrip("-").split(".")
+    return ".".join([section.replace("-", "_"), *(part.replace("-", "_") for part in rest[:1]), *rest[1:]])
 
 
 def _group(argv: Sequence[str], rest: list[str]) -> list[tuple[str, list[str]]]:
