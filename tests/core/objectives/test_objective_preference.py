@@ -141,6 +141,16 @@ def test_orpo_stays_finite_for_a_completion_that_is_certain():
     assert gradient.isfinite().all()
 
 
+def test_orpo_is_exact_for_completions_that_are_nearly_certain():
+    batch = collate(pairs(1), flat=False)
+    chosen, rejected = -3e-4, -2e-4
+    logps = torch.where(batch.segment_ids == 0, chosen, rejected)
+    found = Orpo(OrpoOptions(beta=1.0)).loss(ModelView(token_logps=logps), batch).loss.item() + chosen
+    odds = (math.exp(x) / -math.expm1(x) for x in (chosen, rejected))
+    ratio = next(odds) / next(odds)
+    assert found == pytest.approx(math.log1p(1 / ratio), rel=1e-5)
+
+
 def test_smoothing_is_refused_where_it_has_no_meaning():
     with pytest.raises(ValidationError, match="label_smoothing is defined for loss sigmoid, not for hinge"):
         DpoOptions(loss="hinge", label_smoothing=0.1)
