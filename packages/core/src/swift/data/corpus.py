@@ -89,9 +89,14 @@ class Corpus:
 
 def open_corpus(names: Sequence[str], section: DataSection, encoding: str) -> Corpus:
     """The data sets that `data.train` or `data.validation` names."""
+    return Corpus(open_parts(names, section), encoding)
+
+
+def open_parts(names: Sequence[str], section: DataSection) -> list[Part]:
+    """The same, not yet understood."""
     parts = [_open(parse_source(name), section) for name in names]
     _check_columns(parts, section)
-    return Corpus(parts, encoding)
+    return parts
 
 
 def corpus_of(rows: Any, name: str, section: DataSection, encoding: str) -> Corpus:

@@ -20,7 +20,6 @@ from swift.data.batch import Batch, Row
 from swift.data.packing import pack
 from swift.data.samples import SampleFacts
 from swift.data.store import Facts, SampleSet
-from swift.errors import DataError
 
 RowT = TypeVar("RowT")
 
@@ -217,9 +216,3 @@ def _reader(dataset: SampleSet) -> Callable[[Indices], Row]:
 
 def _facts(dataset: SampleSet, rows: Sequence[Indices]) -> list[Facts]:
     return [dataset.facts(index) for row in rows for index in row]
-
-
-def check_enough(plan: Plan) -> None:
-    """Refuses a run without a single step."""
-    if plan.total_steps < 1:
-        raise DataError("The run has no optimizer step: train.epochs is too small for this data set.")

@@ -18,7 +18,7 @@ from swift.checkpoint.manifest import Manifest, read_manifest
 from swift.config.sections import Config
 from swift.contracts import Objective, Run, Topology, TrainState
 from swift.data.pipeline import PreparedData, prepare_data
-from swift.data.sampler import BatchPlan, Plan, check_enough, evaluation_batches
+from swift.data.sampler import BatchPlan, Plan, evaluation_batches
 from swift.data.store import SampleSet, hash_of
 from swift.data.streaming import StreamingPlan
 from swift.errors import ConfigError
@@ -152,7 +152,6 @@ def _prepare(
     train = None if data.train is None else data.train.samples
     validation = None if data.validation is None else data.validation.samples
     plan = _plan(config, objective, train, data)
-    check_enough(plan)
     run.total_steps = plan.total_steps
     run.schedule = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
 

@@ -43,21 +43,17 @@ def _tensors(state: TorchState) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for pieces, parameter in canonical_parameters(state.model):
         for piece in pieces:
-            tensors[model_name(piece.name)] = _view(parameter.detach(), piece)
+            tensors[model_name(piece.name)] = piece.view_of(parameter.detach())
         for slot, value in state.optimizer.state.get(parameter, {}).items():
             for piece in pieces:
                 tensors[optim_name(piece.name, slot)] = _slot_view(value, parameter, piece, pieces)
     return tensors
 
 
-def _view(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
-    return tensor.view(-1).narrow(0, piece.start, piece.numel).view(piece.shape)
-
-
 def _slot_view(value: torch.Tensor, parameter: torch.Tensor, piece: Piece, pieces: list[Piece]) -> torch.Tensor:
     """A moment is cut like its parameter; a step count belongs to every piece."""
     if value.shape == parameter.shape:
-        return _view(value, piece)
+        return piece.view_of(value)
     if value.numel() == 1 or len(pieces) == 1:
         return value
     raise CheckpointError(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
-import torch
-
-from swift.models.names import canonical_parameters
+from swift.models.names import canonical_buffers, canonical_parameters
 
 if TYPE_CHECKING:
     from swift.backends.torch.shard import TorchState
@@ -14,9 +13,8 @@ if TYPE_CHECKING:
 
 
 def stream(state: TorchState) -> WeightStream:
-    """Every weight in fp32, or the adapters alone where adapters are trained."""
-    for pieces, parameter in canonical_parameters(state.model):
-        flat = parameter.detach().reshape(-1)
+    """Every weight in fp32 and every persistent buffer, or the adapters alone where adapters are trained."""
+    for pieces, tensor in chain(canonical_parameters(state.model), canonical_buffers(state.model)):
         for piece in pieces:
-            part = flat.narrow(0, piece.start, piece.numel).view(piece.shape)
-            yield piece.name, part.to(torch.float32)
+            part = piece.view_of(tensor.detach())
+            yield piece.name, part.float() if part.is_floating_point() else part
