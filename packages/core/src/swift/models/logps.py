@@ -23,7 +23,7 @@ CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
 MIN_CHUNK = 128
 """Tokens of a chunk at least: fewer would leave the matrix multiplication waiting for the weights."""
 BLOCK_BYTES = 16 * 2**20
-"""On a CPU, elementwise work goes through the logits in blocks: kind to its caches, and large enough for its threads."""
+"""On a CPU, elementwise work goes through the logits in blocks: kind to its caches, large enough for its threads."""
 
 
 @dataclass(frozen=True)
