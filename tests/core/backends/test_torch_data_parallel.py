@@ -1,0 +1,93 @@
+"""The torch backend on two processes gives the numbers of one, whatever is trained and however the rows fall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from processes import on_processes, succeeded
+from tiny_runs import Trained, conversations, pairs, run_training, verdicts
+
+from swift.errors import ConfigError, UnsupportedPlan
+
+SAME = 1e-6
+ROWS = conversations(21)
+"""Three batches of eight, the last one of five: three rows for one process, two for the other."""
+SHORT = conversations(9)
+"""The second batch has a single row: one process has none."""
+LORA = {"tuner.kind": "lora", "tuner.dropout": 0.05, "optim.lr": 1e-2}
+COMMON = {"train.global_batch": 8, "train.max_steps": 6, "train.micro_batch": 2}
+
+CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "full": (ROWS, {}),
+    "full, a process without rows": (SHORT, {}),
+    "full, padding-free": (ROWS, {"data.padding_free": True}),
+    "full, packed": (ROWS, {"data.packing": True, "data.max_length": 160, "train.global_batch": 4}),
+    "full, checkpointed": (ROWS, {"train.gradient_checkpointing": True}),
+    "lora with dropout": (ROWS, LORA),
+    "lora with dropout, a process without rows": (SHORT, LORA),
+    "lora with dropout, checkpointed": (ROWS, {**LORA, "train.gradient_checkpointing": True}),
+    "dora": (ROWS, {**LORA, "tuner.dora": True}),
+    "dpo, full": (pairs(13), {"objective.name": "dpo"}),
+    "dpo, lora": (pairs(13), {"objective.name": "dpo", **LORA}),
+    "kto, lora": (verdicts(13), {"objective.name": "kto", **LORA}),
+    "orpo": (pairs(9), {"objective.name": "orpo"}),
+}
+
+
+def run_case(name: str, model: Path, output: Path) -> Callable[[], Trained]:
+    rows, changes = CASES[name]
+
+    def case() -> Trained:
+        settings = {**COMMON, **changes, "logging.run_name": name}
+        return run_training(model, output, rows, settings, validation=rows[:5])
+
+    return case
+
+
+@pytest.fixture(scope="module")
+def both(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Trained, Trained]]:
+    """Each case on one process and on two."""
+    single, double = tmp_path_factory.mktemp("single"), tmp_path_factory.mktemp("double")
+    two = on_processes(2, *(run_case(name, tied, double) for name in CASES))
+    alone = {name: run_case(name, tied, single)() for name in CASES}
+    return {name: (alone[name], succeeded(answers)[0]) for name, answers in zip(CASES, two, strict=True)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_give_the_numbers_of_one(both: dict[str, tuple[Trained, Trained]], name: str) -> None:
+    one, two = both[name]
+    assert len(one.losses) == 6
+    assert one.losses[-1] != pytest.approx(one.losses[0], rel=1e-3)
+    assert two.losses == pytest.approx(one.losses, rel=SAME)
+    assert two.grad_norms == pytest.approx(one.grad_norms, rel=SAME)
+    final, other = one.lines[6], two.lines[6]
+    measured = [key for key in final if key.startswith("eval_") or key in ("token_acc", "reward_margin", "kl")]
+    assert "eval_loss" in measured
+    for key in measured:
+        assert other[key] == pytest.approx(final[key], rel=SAME, abs=1e-7), key
+
+
+def test_a_plan_that_cannot_be_dealt_out_is_refused_on_every_process(tiny: Path, tmp_path: Path) -> None:
+    def odd() -> None:
+        run_training(tiny, tmp_path, ROWS, {"train.global_batch": 5})
+
+    def too_few() -> None:
+        run_training(tiny, tmp_path, ROWS, {"parallel.dp_replicate": 4})
+
+    def left_behind() -> bool:
+        return dist.is_initialized()
+
+    odd_answers, few_answers, groups = on_processes(2, odd, too_few, left_behind)
+    for answer in odd_answers:
+        assert isinstance(answer, ConfigError)
+        assert "5 rows per optimizer step cannot be dealt to 2 processes evenly" in answer.message
+        assert "--train.global_batch 6" in (answer.hint or "")
+    for answer in few_answers:
+        assert isinstance(answer, UnsupportedPlan)
+        assert "parallel.dp_replicate is 4, but 2 processes were started" in answer.message
+    assert groups == [False, False]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,59 @@
+"""Models that many tests share, and an observer of a third party."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import write_model
+
+RECORDER = '''
+"""Notes which samples each step took on each process."""
+
+import json
+
+from swift import hookimpl
+
+
+class Recorder:
+    @hookimpl(wrapper=True)
+    def swift_train_step(self, run, batch):
+        result = yield
+        samples = [sample.sample_id for row in batch.rows for sample in row]
+        with (run.folder / f"samples-{run.world.rank}.jsonl").open("a") as file:
+            file.write(json.dumps([batch.step, samples]) + "\\n")
+        return result
+'''
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a head of its own."""
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose head is its embedding."""
+    return write_model(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="session")
+def recorder_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a distribution with the observer `recorder` is installed."""
+    site = tmp_path_factory.mktemp("recorder")
+    (site / "acme_recorder.py").write_text(RECORDER)
+    info = site / "acme_recorder-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: acme-recorder\nVersion: 1.0\nRequires-Dist: swift-core>=0.1\n"
+    )
+    (info / "entry_points.txt").write_text("[swift.observers]\nrecorder = acme_recorder:Recorder\n")
+    return site
+
+
+@pytest.fixture
+def recorder(recorder_site: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Installs the recorder; the value is for `logging.report_to`."""
+    monkeypatch.syspath_prepend(str(recorder_site))
+    return ["jsonl", "recorder"]

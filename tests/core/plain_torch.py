@@ -1,0 +1,96 @@
+"""Training written down plainly, without swift: one sample at a time, no padding, sums divided by the global weight.
+
+What the tests of trajectories compare with. It shares nothing with swift but the tokenizer's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_schedule_with_warmup
+
+Tokens = tuple[list[int], list[int]]
+"""The prompt, and what is learned."""
+
+
+def load_model(folder: Path) -> torch.nn.Module:
+    """The model as transformers reads it, in fp32."""
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model
+
+
+def tokens_of(folder: Path, question: str, answer: str) -> Tokens:
+    """The conversation as ids, laid out by hand: the answer and the token that ends it are learned."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    return tokenizer(prompt).input_ids, tokenizer(f"{answer}<|im_end|>").input_ids
+
+
+def conversation_tokens(folder: Path, rows: Iterable[dict[str, Any]]) -> list[Tokens]:
+    """`tokens_of` for rows with one question and one answer."""
+    return [tokens_of(folder, *(message["content"] for message in row["messages"])) for row in rows]
+
+
+def answer_logp(model: torch.nn.Module, tokens: Tokens) -> torch.Tensor:
+    """log p of the answer given the prompt, summed over its tokens."""
+    prompt, answer = tokens
+    logits = model(input_ids=torch.tensor([prompt + answer])).logits[0].float()
+    predictions = logits[len(prompt) - 1 : -1]
+    return -F.cross_entropy(predictions, torch.tensor(answer), reduction="sum")
+
+
+def batches_of(items: Sequence[Any], size: int, steps: int) -> Iterator[Sequence[Any]]:
+    """So many global batches, in order, over and over; the last one of an epoch may be short."""
+    made = 0
+    while True:
+        for start in range(0, len(items), size):
+            if made == steps:
+                return
+            yield items[start : start + size]
+            made += 1
+
+
+class PlainTrainer:
+    """AdamW with decay on matrices, clipping, and transformers' cosine schedule."""
+
+    def __init__(
+        self, model: torch.nn.Module, *, steps: int, warmup: int = 2, lr: float = 1e-3, clip: float | None = 1.0
+    ) -> None:
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._clip = clip
+        matrices = [parameter for parameter in self._trained if parameter.ndim >= 2]
+        vectors = [parameter for parameter in self._trained if parameter.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)
+        self._schedule = get_cosine_schedule_with_warmup(self._optimizer, warmup, steps)
+
+    def step(self, loss: torch.Tensor) -> tuple[float, float]:
+        """Loss and gradient norm before clipping."""
+        self._optimizer.zero_grad()
+        loss.backward()
+        norm = torch.linalg.vector_norm(
+            torch.stack([parameter.grad.norm() for parameter in self._trained if parameter.grad is not None])
+        )
+        if self._clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._trained, self._clip)
+        self._optimizer.step()
+        self._schedule.step()
+        return loss.item(), norm.item()
+
+
+def likelihood_trajectory(
+    model: torch.nn.Module, batches: Iterable[Sequence[Tokens]], *, steps: int, **options: Any
+) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of fine-tuning: the mean over the answer tokens of each global batch."""
+    trainer = PlainTrainer(model, steps=steps, **options)
+    results = []
+    for batch in batches:
+        weight = sum(len(answer) for _, answer in batch)
+        results.append(trainer.step(-sum(answer_logp(model, tokens) for tokens in batch) / weight))
+    return [loss for loss, _ in results], [norm for _, norm in results]

@@ -1,0 +1,168 @@
+"""Every step's loss and gradient norm, against training that is written down plainly in `plain_torch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import plain_torch
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils import set_peft_model_state_dict
+from plain_torch import batches_of, conversation_tokens, likelihood_trajectory
+from safetensors.torch import load_file
+from tiny_runs import conversations, run_training, write_model
+
+STEPS = 8
+ROWS = conversations(20)
+"""Five batches of four, so that the eight steps are an epoch and a half."""
+FP32 = 1e-5
+
+
+def expected(folder: Path, batch: int = 4, **options: Any) -> tuple[list[float], list[float]]:
+    samples = conversation_tokens(folder, ROWS)
+    model = plain_torch.load_model(folder)
+    return likelihood_trajectory(model, batches_of(samples, batch, STEPS), steps=STEPS, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        pytest.param({}, {}, id="padded"),
+        pytest.param({"train.micro_batch": 2, "train.accumulation": 3}, {"batch": 6}, id="accumulated"),
+        pytest.param({"train.global_batch": 7, "train.micro_batch": 3}, {"batch": 7}, id="uneven micro-batches"),
+        pytest.param({"optim.max_grad_norm": 0}, {"clip": None}, id="not clipped"),
+        pytest.param({"optim.max_grad_norm": 0.1}, {"clip": 0.1}, id="clipped hard"),
+        pytest.param({"data.padding_free": True}, {}, id="padding-free"),
+        pytest.param({"train.gradient_checkpointing": True}, {}, id="gradient checkpointing"),
+        pytest.param({"model.attention": "eager"}, {}, id="eager attention"),
+    ],
+)
+def test_full_fine_tuning_follows_plain_torch(
+    tiny: Path, tmp_path: Path, changes: dict[str, Any], options: dict[str, Any]
+) -> None:
+    trained = run_training(tiny, tmp_path, ROWS, changes)
+    losses, grad_norms = expected(tiny, **options)
+    assert losses[-1] < losses[0] - 0.3
+    assert trained.losses == pytest.approx(losses, rel=FP32)
+    assert trained.grad_norms == pytest.approx(grad_norms, rel=FP32)
+
+
+def test_the_learning_rate_is_that_of_transformers_cosine_schedule(tiny: Path, tmp_path: Path) -> None:
+    trained = run_training(tiny, tmp_path, ROWS)
+    rates = [line["learning_rate"] for line in trained.lines.values()]
+    assert rates[:3] == [0.0, 5e-4, 1e-3]
+    assert rates[5] == pytest.approx(5e-4)
+
+
+def test_tied_embeddings_follow_plain_torch(tied: Path, tmp_path: Path) -> None:
+    trained = run_training(tied, tmp_path, ROWS)
+    losses, grad_norms = expected(tied)
+    assert trained.losses == pytest.approx(losses, rel=FP32)
+    assert trained.grad_norms == pytest.approx(grad_norms, rel=FP32)
+
+
+def test_packed_samples_learn_as_if_each_were_alone(tiny: Path, tmp_path: Path, recorder: list[str]) -> None:
+    changes = {"data.packing": True, "data.max_length": 160, "train.micro_batch": 2, "logging.report_to": recorder}
+    trained = run_training(tiny, tmp_path, ROWS, changes)
+    taken = list(trained.samples().values())
+    assert max(len(samples) for samples in taken) > 2, "nothing was packed"
+    samples = conversation_tokens(tiny, ROWS)
+    batches = [[samples[index] for index in indices] for indices in taken]
+    losses, grad_norms = likelihood_trajectory(plain_torch.load_model(tiny), batches, steps=STEPS)
+    assert trained.losses == pytest.approx(losses, rel=FP32)
+    assert trained.grad_norms == pytest.approx(grad_norms, rel=FP32)
+
+
+@pytest.mark.parametrize("options", [{}, {"dora": True}, {"rslora": True}], ids=["lora", "dora", "rslora"])
+def test_adapters_follow_peft(tiny: Path, tmp_path: Path, options: dict[str, bool]) -> None:
+    changes = {
+        "tuner.kind": "lora",
+        "tuner.dropout": 0.0,
+        "tuner.rank": 4,
+        **{f"tuner.{key}": value for key, value in options.items()},
+    }
+    # A run with next to no learning rate shows where the adapters start.
+    start = run_training(
+        tiny,
+        tmp_path,
+        ROWS,
+        {**changes, "train.max_steps": 1, "checkpoint.save_last": True, "logging.run_name": "start"},
+    )
+    trained = run_training(tiny, tmp_path, ROWS, {**changes, "optim.lr": 3e-3})
+
+    names = {f"use_{key}": value for key, value in options.items()}
+    config = LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", **names)
+    model = get_peft_model(plain_torch.load_model(tiny), config)
+    initial = load_file(start.folder / "checkpoint-1" / "adapter_model.safetensors")
+    assert not set_peft_model_state_dict(model, initial).unexpected_keys
+    samples = conversation_tokens(tiny, ROWS)
+    losses, grad_norms = likelihood_trajectory(model, batches_of(samples, 4, STEPS), steps=STEPS, lr=3e-3)
+    assert losses[-1] < losses[0] - 0.3
+    assert trained.losses == pytest.approx(losses, rel=FP32)
+    assert trained.grad_norms == pytest.approx(grad_norms, rel=FP32)
+
+
+def test_lora_plus_learns_b_faster(tiny: Path, tmp_path: Path) -> None:
+    changes = {"tuner.kind": "lora", "tuner.dropout": 0.0, "checkpoint.save_last": True, "optim.lr": 1e-3}
+    plus = {"tuner.lora_plus_ratio": 4.0, "optim.lr": 2.5e-4, "logging.run_name": "plus"}
+    # At a quarter of the learning rate and a ratio of four, B moves as before and A a quarter as far.
+    once = {"train.max_steps": 2, "optim.warmup_steps": 1, "optim.schedule": "constant", "optim.weight_decay": 0.0}
+    plain = run_training(tiny, tmp_path, ROWS, {**changes, **once})
+    faster = run_training(tiny, tmp_path, ROWS, {**changes, **plus, **once})
+    moved, moved_plus = (
+        load_file(run.folder / "checkpoint-2" / "adapter_model.safetensors") for run in (plain, faster)
+    )
+    b = next(name for name in moved if "lora_B" in name)
+    torch.testing.assert_close(moved_plus[b], moved[b], rtol=1e-5, atol=1e-9)
+    assert moved[b].abs().max() > 0
+
+
+def test_frozen_weights_stay_and_the_others_learn(tiny: Path, tmp_path: Path) -> None:
+    changes = {"tuner.freeze": ["*embed_tokens*", "*.layers.0.*"], "checkpoint.save_last": True}
+    trained = run_training(tiny, tmp_path, ROWS, changes)
+    before = load_file(tiny / "model.safetensors")
+    after = load_file(trained.folder / "checkpoint-8" / "model.safetensors")
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    frozen = {name for name in before if "embed_tokens" in name or ".layers.0." in name}
+    assert moved == set(before) - frozen
+
+
+def test_bfloat16_stays_near_fp32(tiny: Path, tmp_path: Path) -> None:
+    trained = run_training(tiny, tmp_path, ROWS, {"model.dtype": "bfloat16"})
+    losses, grad_norms = expected(tiny)
+    # bfloat16 has 8 bits: single products are off by up to 0.4 %, sums of many by less.
+    assert trained.losses == pytest.approx(losses, rel=5e-3)
+    assert trained.grad_norms == pytest.approx(grad_norms, rel=5e-2)
+
+
+def test_float16_scales_its_gradients_and_learns(tiny: Path, tmp_path: Path) -> None:
+    trained = run_training(tiny, tmp_path, ROWS, {"model.dtype": "float16", "train.max_steps": 12})
+    losses, _ = expected(tiny)
+    assert trained.losses[0] == pytest.approx(losses[0], rel=2e-3)
+    assert trained.losses[-1] < trained.losses[0] - 0.3
+    finite = [norm for norm in trained.grad_norms if norm is not None]
+    assert finite[-1] < 100, "reported gradient norms are those of the unscaled gradients"
+
+
+@pytest.mark.slow
+def test_compiled_blocks_give_the_same_numbers(tmp_path: Path) -> None:
+    shallow = write_model(tmp_path / "shallow", num_hidden_layers=1)
+    trained = run_training(shallow, tmp_path, ROWS, {"train.compile": True, "train.max_steps": 3})
+    plain = run_training(shallow, tmp_path, ROWS, {"train.max_steps": 3, "logging.run_name": "plain"})
+    assert trained.losses == pytest.approx(plain.losses, rel=FP32)
+    assert trained.grad_norms == pytest.approx(plain.grad_norms, rel=FP32)
+
+
+@pytest.mark.parametrize("quantize", ["bnb-nf4", "torchao-nf4"])
+def test_adapters_learn_on_quantised_weights(tmp_path: Path, quantize: str) -> None:
+    pytest.importorskip({"bnb-nf4": "bitsandbytes", "torchao-nf4": "torchao"}[quantize])
+    # torchao cuts a matrix into blocks of 16384 weights.
+    wide = write_model(tmp_path / "wide", hidden_size=256, intermediate_size=256, head_dim=64, initializer_range=0.02)
+    changes = {"tuner.kind": "lora", "tuner.quantize": quantize, "optim.lr": 1e-2, "train.max_steps": 12}
+    trained = run_training(wide, tmp_path, ROWS, {**changes, "checkpoint.save_last": True})
+    losses, _ = expected(wide)
+    assert trained.losses[0] == pytest.approx(losses[0], rel=2e-2)
+    assert trained.losses[-1] < trained.losses[0] - 0.5
+    PeftModel.from_pretrained(plain_torch.load_model(wide), trained.folder / "checkpoint-12")
