@@ -1,0 +1,63 @@
+"""From a command to processes: joins the group that a launcher made, or starts torch's elastic launcher in process.
+
+No launcher of our own. `group` reads from the environment where this process stands, `workers` starts processes,
+`reports` brings an error of one of them to the user.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from swift.launch.group import alone_in_slurm, check_port, current_world, find_group, join
+from swift.launch.reports import reported_errors
+from swift.train.signals import STARTED_BY_SWIFT, Stopped, follow_launcher, is_worker, prompt_stop, say_stopped
+
+if TYPE_CHECKING:
+    from swift.config.parse import Parsed
+    from swift.contracts import RunSummary
+
+__all__ = ["STARTED_BY_SWIFT", "current_world", "exit_code", "launch", "reported_errors"]
+
+
+def launch(parsed: Parsed, argv: list[str]) -> int:
+    """Run the training that `parsed` describes; returns the exit code of the command."""
+    try:
+        with reported_errors(), prompt_stop():
+            return _launch(parsed, argv)
+    except Stopped as stopped:
+        say_stopped(stopped.number)
+        if current_world().size > 1:
+            # Not by returning: threads of a process group that lost its peers would keep the interpreter alive.
+            sys.stdout.flush()
+            os._exit(128 + stopped.number)
+        return 128 + stopped.number
+
+
+def _launch(parsed: Parsed, argv: list[str]) -> int:
+    if is_worker():
+        follow_launcher()
+    group = find_group(os.environ, parsed.nproc)
+    if group.size == 1 and (note := alone_in_slurm(os.environ, group.processes)):
+        sys.stderr.write(f"Note: {note}\n")
+    if group.processes > 1:
+        from swift.launch.workers import run_workers
+
+        return run_workers(group, argv)
+    if group.size > 1:
+        join(group, os.environ)
+    check_port(os.environ)
+    from swift.train.loop import train
+
+    return exit_code(train(parsed))
+
+
+def exit_code(summary: RunSummary) -> int:
+    """0 when the run was completed; 128 + signal number when a signal ended it early, so that `&&` does not go on.
+
+    A worker of ours answers 0 all the same: the launcher got the signal too, and would take anything else for a crash.
+    """
+    if summary.signal is None or is_worker():
+        return 0
+    return 128 + summary.signal

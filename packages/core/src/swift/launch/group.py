@@ -1,0 +1,211 @@
+"""Which group of processes this one belongs to, from the variables that launchers and schedulers leave behind.
+
+The first that is there decides:
+
+1. `RANK` and `LOCAL_RANK`: `torchrun`, `deepspeed` or swift itself started this very process. It joins.
+2. `PET_NNODES`: Kubeflow's training operator and Trainer tell each pod what `torchrun` would want to know.
+3. `MASTER_ADDR`, `RANK` and `WORLD_SIZE`: an older `PyTorchJob`, or anything that sets them once per machine.
+4. `SLURM_STEP_NUM_TASKS`: `srun` started several tasks. (`SLURM_NTASKS` is no sign of that: Slurm sets it in the
+   batch script too, where one process runs.)
+
+In 2 to 4 each place joins as one process, or starts several of its own with `--nproc N`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from swift.contracts import World
+from swift.errors import ConfigError
+
+PORT = 29500
+"""Torch's own default."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The places in which a scheduler started swift (tasks, pods), and which of them this process is."""
+
+    size: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    address: str = "localhost"
+    port: int = PORT
+    processes: int = 1
+    """How many processes each place is to have."""
+
+
+def current_world(environment: Mapping[str, str] = os.environ) -> World:
+    """Where this process stands, once `launch` has put the variables in place."""
+    if "RANK" not in environment:
+        return World(rank=0, local_rank=0, size=1)
+    rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE", 1)
+    if size > 1 and "MASTER_ADDR" not in environment:
+        raise ConfigError(
+            f"RANK and WORLD_SIZE ({size}) are set, but MASTER_ADDR, which says where the processes meet, is not.",
+            hint="Set it, or take the two away to train in one process: unset RANK WORLD_SIZE",
+        )
+    return World(rank=rank, local_rank=_number(environment, "LOCAL_RANK", 0), size=size)
+
+
+def find_group(environment: Mapping[str, str], nproc: int | None = None) -> Group:
+    """The group of places that this process is one of. `nproc` is what the user asked for, if anything."""
+    if {"RANK", "LOCAL_RANK"} <= environment.keys():
+        _check_member(environment, nproc)
+        return Group()
+    group = _operator(environment, nproc) or _by_machine(environment, nproc) or _slurm(environment, nproc)
+    return group or Group(processes=nproc or 1)
+
+
+def join(group: Group, environment: MutableMapping[str, str]) -> None:
+    """Make this process a member: the variables that torch reads."""
+    environment.update(
+        RANK=str(group.rank),
+        LOCAL_RANK=str(group.local_rank),
+        WORLD_SIZE=str(group.size),
+        MASTER_ADDR=group.address,
+        MASTER_PORT=str(group.port),
+    )
+
+
+def check_port(environment: Mapping[str, str]) -> None:
+    """Refuse a port that another program has, in the process that is to listen on it."""
+    if current_world(environment).size == 1 or environment["RANK"] != "0":
+        return
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The launcher listens already.
+        return
+    check_port_is_free(_number(environment, "MASTER_PORT", PORT))
+
+
+def check_port_is_free(port: int) -> None:
+    """Refuse a port on which the first process cannot listen."""
+    dual = socket.has_dualstack_ipv6()
+    try:
+        socket.create_server(
+            ("", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual
+        ).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"Port {port}, where the processes are to meet, is in use by another program on this machine.",
+                hint="Name a free one, the same for all processes: export MASTER_PORT=29501",
+            ) from None
+        raise ConfigError(
+            f"The processes cannot meet on port {port}: {error.strerror}.", hint="Set MASTER_PORT to another one."
+        ) from None
+
+
+def alone_in_slurm(environment: Mapping[str, str], processes: int) -> str | None:
+    """What to tell a user whose job has more tasks or machines than this one command makes use of."""
+    if "SLURM_JOB_ID" not in environment or "SLURM_STEP_NUM_TASKS" in environment or "RANK" in environment:
+        return None
+    tasks, machines = _number(environment, "SLURM_NTASKS", 1), _number(environment, "SLURM_JOB_NUM_NODES", 1)
+    if machines == 1 and (tasks == 1 or processes > 1):
+        return None
+    return (
+        f"Slurm set {tasks} tasks on {machines} machine{'s' if machines > 1 else ''} apart for this job, but swift was "
+        f"not started by srun and trains with {processes} process{'es' if processes > 1 else ''}. "
+        "To use all of them type: srun swift ..."
+    )
+
+
+def _check_member(environment: Mapping[str, str], nproc: int | None) -> None:
+    started = environment.get("LOCAL_WORLD_SIZE")
+    if nproc is not None and started not in (None, str(nproc)):
+        raise ConfigError(
+            f"--nproc {nproc} is asked for, but a launcher started {started} processes on this machine already.",
+            hint="Leave --nproc out; the launcher says how many (torchrun --nproc-per-node).",
+        )
+
+
+def _operator(environment: Mapping[str, str], nproc: int | None) -> Group | None:
+    if "PET_NNODES" not in environment:
+        return None
+    address = environment.get("PET_MASTER_ADDR") or environment.get("MASTER_ADDR")
+    if not environment["PET_NNODES"].isdecimal() or (address is None and "PET_RDZV_ENDPOINT" in environment):
+        raise ConfigError(
+            "This pod belongs to an elastic job (PET_NNODES, PET_RDZV_ENDPOINT), whose size may change as it runs.",
+            hint="Let torchrun, which reads these variables, start swift: torchrun -m swift ...; "
+            "or describe the job without elasticPolicy.",
+        )
+    return Group(
+        size=_number(environment, "PET_NNODES"),
+        rank=_number(environment, "PET_NODE_RANK", _number(environment, "RANK", 0)),
+        address=address or "localhost",
+        port=_number(environment, "PET_MASTER_PORT", _number(environment, "MASTER_PORT", PORT)),
+        processes=nproc or _wanted_per_pod(environment),
+    )
+
+
+def _wanted_per_pod(environment: Mapping[str, str]) -> int:
+    """`nprocPerNode` of the job. `auto`, its default, is one per GPU."""
+    wanted = environment.get("PET_NPROC_PER_NODE", "1")
+    if wanted in ("auto", "gpu"):
+        import torch
+
+        return max(1, torch.cuda.device_count())
+    return _number(environment, "PET_NPROC_PER_NODE", 1)
+
+
+def _by_machine(environment: Mapping[str, str], nproc: int | None) -> Group | None:
+    if not {"MASTER_ADDR", "RANK", "WORLD_SIZE"} <= environment.keys():
+        return None
+    return Group(
+        size=_number(environment, "WORLD_SIZE"),
+        rank=_number(environment, "RANK"),
+        address=environment["MASTER_ADDR"],
+        port=_number(environment, "MASTER_PORT", PORT),
+        processes=nproc or 1,
+    )
+
+
+def _slurm(environment: Mapping[str, str], nproc: int | None) -> Group | None:
+    tasks = _number(environment, "SLURM_STEP_NUM_TASKS", 1)
+    if tasks == 1:
+        return None
+    # A task that sees no other GPU than its own (--gpus-per-task) finds it at 0, wherever it stands on its machine.
+    own_gpu = environment.get("CUDA_VISIBLE_DEVICES", "").isdecimal()
+    return Group(
+        size=tasks,
+        rank=_number(environment, "SLURM_PROCID"),
+        local_rank=0 if own_gpu else _number(environment, "SLURM_LOCALID", 0),
+        address=environment.get("MASTER_ADDR") or first_machine(_machines(environment)),
+        port=_number(environment, "MASTER_PORT", _slurm_port(environment)),
+        processes=nproc or 1,
+    )
+
+
+def _machines(environment: Mapping[str, str]) -> str:
+    return environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "localhost")
+
+
+def first_machine(machines: str) -> str:
+    """The first of a list as Slurm writes it: `gpu[003-005,9],big1` begins with gpu003."""
+    first = re.match(r"(?:[^\[\],]|\[[^\[\]]*\])+", machines)
+    if first is None:
+        raise ConfigError(f"Slurm's list of machines cannot be read: {machines!r}.", hint="Set MASTER_ADDR yourself.")
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group())
+
+
+def _slurm_port(environment: Mapping[str, str]) -> int:
+    """A port that all tasks of a step derive alike, and two steps most likely not; below those given to clients."""
+    job, step = _number(environment, "SLURM_JOB_ID", 0), _number(environment, "SLURM_STEP_ID", 0)
+    return 15000 + (job + 7919 * step) % 15000
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    value = environment.get(name)
+    if value is None and default is not None:
+        return default
+    if value is None or not value.strip().isdecimal():
+        raise ConfigError(
+            f"The environment variable {name} should be a whole number, and is {value!r}.",
+            hint=f"Set it, or take it away to train in one process: unset {name}",
+        )
+    return int(value)

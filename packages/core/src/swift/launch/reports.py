@@ -1,0 +1,140 @@
+"""How an error of one process reaches the user: once, in its own words, with its own exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift.errors import SwiftError
+from swift.train.signals import is_worker
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Environment variable: where torch's elastic launcher looks for what a worker has to say."""
+
+_SHOW_TRACEBACK = "SWIFT_TRACEBACK"
+_HOLD_BACK = 5.0
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
+_KILLING_TAKES = 30.0
+"""Seconds that the elastic launcher gives its workers before it kills them."""
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """In a worker: leave the error where the launcher finds it, so that the user reads it once.
+
+    Under a foreign launcher nobody reads that file, so the failing process prints its error itself; others hold back
+    for a moment in which the launcher ends them, since most errors strike every process alike.
+    """
+    try:
+        yield
+    except Exception as error:
+        rank = int(os.environ.get("RANK", "0"))
+        worker = is_worker()
+        if not worker and os.environ.get("WORLD_SIZE", "1") == "1":
+            raise
+        code = error.exit_code if isinstance(error, SwiftError) else 1
+        expected = isinstance(error, SwiftError) and _SHOW_TRACEBACK not in os.environ
+        message = str(error) if expected else f"Process {rank} failed:\n{traceback.format_exc()}".rstrip()
+        _write(message, code)
+        if not worker:
+            if rank:
+                time.sleep(_HOLD_BACK)
+            sys.stderr.write(f"Error: {message}\n")
+        # Not sys.exit: threads of a dead process group would keep the interpreter alive.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _write(message: str, code: int) -> None:
+    path = os.environ.get(ERROR_FILE)
+    if path:
+        swift = {"message": message, "exit_code": code, "time": time.time()}
+        # The frame around it is what the elastic launcher insists on.
+        frame = {"message": message, "extraInfo": {"timestamp": str(int(time.time())), "py_callstack": ""}}
+        Path(path).write_text(json.dumps({"message": {**frame, "swift": swift}}), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a worker ended."""
+
+    local_rank: int
+    exit_code: int
+    """Negative: the signal that ended it."""
+    seen: float
+    """When the launcher saw it."""
+
+
+def first_report(failures: Mapping[int, Failure], logs: Path) -> SwiftError | None:
+    """What the first of the workers (by rank) that say why they failed has to say."""
+    reports = [report for failure in failures.values() if (report := _read(logs, failure.local_rank))]
+    return min(reports, key=lambda report: report.time).error() if reports else None
+
+
+def first_error(failures: Mapping[int, Failure], logs: Path) -> SwiftError:
+    """The error of the worker that failed first: once it is gone the others fail too."""
+    reports = {rank: _read(logs, failure.local_rank) for rank, failure in failures.items()}
+
+    def moment(rank: int) -> float:
+        report, failure = reports[rank], failures[rank]
+        if report is not None:
+            return report.time
+        if -failure.exit_code in _FROM_OUTSIDE:
+            # Peers report the lost connection before the launcher sees the loss. Where the launcher itself killed
+            # the process, that was long after the first failure.
+            return failure.seen - _KILLING_TAKES / 2
+        # Told to stop, or brought down by the loss of a peer.
+        return failure.seen + _KILLING_TAKES
+
+    rank = min(failures, key=moment)
+    report = reports[rank]
+    return report.error() if report else _unexplained(rank, failures[rank], logs)
+
+
+def _unexplained(rank: int, failure: Failure, logs: Path) -> SwiftError:
+    code = failure.exit_code
+    if code == -signal.SIGKILL:
+        return SwiftError(
+            f"Process {rank} was killed by SIGKILL.",
+            hint="Most often the machine ran out of memory (see dmesg): lower --per_device_train_batch_size or "
+            "--max_length, or start fewer processes.",
+        )
+    ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return SwiftError(f"Process {rank} {ended} without saying why.", hint=_tail(logs, failure.local_rank))
+
+
+@dataclass(frozen=True)
+class _Report:
+    message: str
+    exit_code: int
+    time: float
+
+    def error(self) -> SwiftError:
+        error = SwiftError(self.message)
+        error.exit_code = self.exit_code
+        return error
+
+
+def _read(logs: Path, local_rank: int) -> _Report | None:
+    for path in logs.glob(f"*/attempt_0/{local_rank}/error.json"):
+        try:
+            return _Report(**json.loads(path.read_text(encoding="utf-8"))["message"]["swift"])
+        except (ValueError, KeyError, TypeError):
+            return None
+    return None
+
+
+def _tail(logs: Path, local_rank: int, lines: int = 15) -> str | None:
+    """The last words of a worker that did not write to the terminal."""
+    for path in logs.glob(f"*/attempt_0/{local_rank}/stderr.log"):
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) or None
+    return None

@@ -1,0 +1,61 @@
+"""Several processes on this machine: torch's elastic launcher, with one worker's output and one error at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from swift.launch.group import Group, check_port_is_free
+from swift.launch.reports import Failure, first_error, first_report
+from swift.train.signals import STARTED_BY_SWIFT, Stopped, forwarded_signals
+
+
+def run_workers(group: Group, argv: list[str]) -> int:
+    """Start `group.processes` workers with the same command line, wait for them, and answer the exit code."""
+    if group.size > 1 and group.rank == 0:
+        check_port_is_free(group.port)
+    os.environ[STARTED_BY_SWIFT] = str(os.getpid())
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // group.processes)))
+    # The elastic launcher's own reports would repeat what workers say.
+    logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="swift-workers-") as logs, forwarded_signals() as signals:
+        try:
+            elastic_launch(_config(group, logs), sys.executable)("-m", "swift", *argv)
+        except ChildFailedError as failure:
+            _fail(failure, Path(logs), signals)
+    return 128 + signals[0] if signals else 0
+
+
+def _config(group: Group, logs: str) -> LaunchConfig:
+    silent = {rank: Std.ALL for rank in range(group.processes) if rank > 0 or group.rank > 0}
+    alone = group.size == 1
+    return LaunchConfig(
+        min_nodes=group.size,
+        max_nodes=group.size,
+        nproc_per_node=group.processes,
+        rdzv_backend="c10d" if alone else "static",
+        rdzv_endpoint="localhost:0" if alone else f"{group.address}:{group.port}",
+        rdzv_configs={} if alone else {"rank": group.rank},
+        rdzv_timeout=900,
+        run_id="swift",
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(log_dir=logs, redirects=silent),
+        # SIGTERM and SIGINT are ours: workers finish their step and save.
+        signals_to_handle="SIGQUIT",
+    )
+
+
+def _fail(failure: ChildFailedError, logs: Path, signals: list[int]) -> NoReturn:
+    ends = {rank: Failure(each.local_rank, each.exitcode, each.timestamp) for rank, each in failure.failures.items()}
+    error = first_report(ends, logs) if signals else first_error(ends, logs)
+    if error is None:
+        raise Stopped(signals[0]) from None
+    raise error from None
