@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_runs import write_model
 
 RECORDER = '''
 """Notes which samples each step took on each process."""
@@ -29,12 +28,16 @@ class Recorder:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a head of its own."""
+    from tiny_runs import write_model  # imports torch, which most tests of this folder do without
+
     return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose head is its embedding."""
+    from tiny_runs import write_model
+
     return write_model(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True)
 
 

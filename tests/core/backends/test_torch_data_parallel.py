@@ -26,14 +26,13 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "full, a process without rows": (SHORT, {}),
     "full, padding-free": (ROWS, {"data.padding_free": True}),
     "full, packed": (ROWS, {"data.packing": True, "data.max_length": 160, "train.global_batch": 4}),
-    "full, checkpointed": (ROWS, {"train.gradient_checkpointing": True}),
     "lora with dropout": (ROWS, LORA),
     "lora with dropout, a process without rows": (SHORT, LORA),
     "lora with dropout, checkpointed": (ROWS, {**LORA, "train.gradient_checkpointing": True}),
     "dora": (ROWS, {**LORA, "tuner.dora": True}),
     "dpo, full": (pairs(13), {"objective.name": "dpo"}),
-    "dpo, lora": (pairs(13), {"objective.name": "dpo", **LORA}),
-    "kto, lora": (verdicts(13), {"objective.name": "kto", **LORA}),
+    "dpo, lora": (pairs(13), {"objective.name": "dpo", **LORA, "optim.lr": 2e-3}),
+    "kto, lora": (verdicts(13), {"objective.name": "kto", **LORA, "optim.lr": 2e-3}),
     "orpo": (pairs(9), {"objective.name": "orpo"}),
 }
 
@@ -68,7 +67,8 @@ def test_two_processes_give_the_numbers_of_one(both: dict[str, tuple[Trained, Tr
     measured = [key for key in final if key.startswith("eval_") or key in ("token_acc", "reward_margin", "kl")]
     assert "eval_loss" in measured
     for key in measured:
-        assert other[key] == pytest.approx(final[key], rel=SAME, abs=1e-7), key
+        # Rewards are small differences of large log-probabilities.
+        assert other[key] == pytest.approx(final[key], rel=SAME, abs=1e-5 if "reward" in key else 0), key
 
 
 def test_a_plan_that_cannot_be_dealt_out_is_refused_on_every_process(tiny: Path, tmp_path: Path) -> None:

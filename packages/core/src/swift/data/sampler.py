@@ -161,7 +161,7 @@ class Layout(Generic[RowT]):
         self, step: int, rows: Sequence[RowT], facts: Sequence[SampleFacts], data_rank: int, data_size: int
     ) -> Batch:
         """One process's slice of these rows; `facts` are of all samples in them."""
-        start, end = slice_of(len(rows), data_rank, data_size)
+        start, end = slice_of(len(rows), self.micro_rows, data_rank, data_size)
         own = [self.read(row) for row in rows[start:end]]
         return Batch(
             step=step,
@@ -178,11 +178,16 @@ class Layout(Generic[RowT]):
         )
 
 
-def slice_of(rows: int, data_rank: int, data_size: int) -> tuple[int, int]:
-    """Which of the rows of a batch are one process's: contiguous, and as even as can be."""
-    base, more = divmod(rows, data_size)
+def slice_of(rows: int, micro_rows: int, data_rank: int, data_size: int) -> tuple[int, int]:
+    """Which of the rows of a batch are one process's: contiguous whole micro-batches, as evenly as can be.
+
+    Cut anywhere else, a short batch would make other micro-batches on other numbers of processes, and dropout, which
+    is drawn for a micro-batch, would differ. No process gets more micro-batches than with an even share of rows.
+    """
+    base, more = divmod(math.ceil(rows / micro_rows), data_size)
     start = data_rank * base + min(data_rank, more)
-    return start, start + base + (1 if data_rank < more else 0)
+    end = start + base + (1 if data_rank < more else 0)
+    return min(rows, start * micro_rows), min(rows, end * micro_rows)
 
 
 def evaluation_batches(
