@@ -66,7 +66,7 @@ class BatchPlan:
         self._order = EpochOrder(dataset.lengths, seed, shuffle, max_length if packing else None)
         self._ends: list[int] = []
         """Steps up to the end of each epoch that was looked at."""
-        self.steps_per_epoch: int = self._epoch_steps(0)
+        self.steps_per_epoch: int | None = self._epoch_steps(0)
         self.total_steps = max_steps if max_steps is not None else self._steps_of(epochs)
 
     @property

@@ -35,9 +35,9 @@ def answer_questions(
     speaker: Speaker, questions: Sequence[Question], sampling: Sampling, *, batch: int, result: Path | None
 ) -> list[str]:
     """Answer questions, in their order; on the terminal, or as JSONL in `result`."""
-    answers = _answers(speaker, questions, sampling, batch)
+    texts = answers(speaker, questions, sampling, batch=batch)
     with _output(result) as file:
-        for question, text in zip(questions, answers, strict=True):
+        for question, text in zip(questions, texts, strict=True):
             if result is None and len(questions) == 1:
                 file.write(f"{text}\n")
                 continue
@@ -45,7 +45,7 @@ def answer_questions(
             if question.expected is not None:
                 line["expected"] = question.expected
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    return answers
+    return texts
 
 
 def score_accuracy(
@@ -53,11 +53,11 @@ def score_accuracy(
 ) -> dict[str, float]:
     """How often the whole answer is what the data set expects, white space at its ends left out."""
     answered = [question for question in questions if question.expected is not None]
-    answers = _answers(speaker, answered, sampling, batch)
-    right = [text.strip() == str(question.expected).strip() for question, text in zip(answered, answers, strict=True)]
+    texts = answers(speaker, answered, sampling, batch=batch)
+    right = [text.strip() == str(question.expected).strip() for question, text in zip(answered, texts, strict=True)]
     if result is not None:
         with _output(result) as file:
-            for question, text, good in zip(answered, answers, right, strict=True):
+            for question, text, good in zip(answered, texts, right, strict=True):
                 line = {"messages": question.messages, "answer": text, "expected": question.expected, "right": good}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return {"accuracy": sum(right) / max(1, len(right)), "right": sum(right), "questions": len(right)}
@@ -84,7 +84,8 @@ def score_loss(speaker: Speaker, names: Sequence[str], columns: dict[str, str], 
     return {"loss": loss / weight, "token_acc": correct / counted, "tokens": counted}
 
 
-def _answers(speaker: Speaker, questions: Sequence[Question], sampling: Sampling, batch: int) -> list[str]:
+def answers(speaker: Speaker, questions: Sequence[Question], sampling: Sampling, *, batch: int) -> list[str]:
+    """The text of one answer per question, in their order."""
     prompts = [prompt_ids(speaker, question.messages, question.tools) for question in questions]
     texts = [""] * len(prompts)
     answered = answer_all(speaker, prompts, sampling, batch=batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 def run(verb: str, args: list[str]) -> int:
     """The verbs."""
-    return run_app(f"swift {verb}", {"infer": infer, "chat": chat, "eval": evaluate}[verb], args)
+    functions: dict[str, Callable[..., int]] = {"infer": infer, "chat": chat, "eval": evaluate}
+    return run_app(f"swift {verb}", functions[verb], args)
 
 
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="Run, checkpoint, adapter, model folder or hub id")]
@@ -66,7 +68,9 @@ def infer(
         return chat(name, None, adapters, system, max_new_tokens, temperature, top_p, seed, dtype, device)
     renames = _columns(columns)
     if result is not None and not result.parent.is_dir():
-        raise UsageError(f"There is no folder {result.parent} for --result_path.", hint=f"Type: mkdir -p {result.parent}")
+        raise UsageError(
+            f"There is no folder {result.parent} for --result_path.", hint=f"Type: mkdir -p {result.parent}"
+        )
     from swift.infer.batch import answer_prompts, answer_questions
     from swift.infer.questions import read_questions
 
@@ -119,7 +123,9 @@ def evaluate(
     """Score a model on a data set with answers."""
     name = _named("eval", model, model_flag)
     if not dataset:
-        raise UsageError("swift eval needs questions with answers.", hint=f"Type: swift eval {name} --dataset test.jsonl")
+        raise UsageError(
+            "swift eval needs questions with answers.", hint=f"Type: swift eval {name} --dataset test.jsonl"
+        )
     if metric not in ("accuracy", "loss"):
         raise UsageError(f"--metric is accuracy or loss, not {metric!r}.")
     renames = _columns(columns)
@@ -151,7 +157,9 @@ def _columns(text: str) -> dict[str, str]:
     except ValueError:
         columns = None
     if not isinstance(columns, dict):
-        raise UsageError(f"--columns is not a JSON object: {text}", hint='For example: --columns \'{"question": "query"}\'')
+        raise UsageError(
+            f"--columns is not a JSON object: {text}", hint='For example: --columns \'{"question": "query"}\''
+        )
     return {str(key): str(value) for key, value in columns.items()}
 
 

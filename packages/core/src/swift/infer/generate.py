@@ -42,7 +42,9 @@ def prompt_ids(speaker: Speaker, messages: Messages, tools: Sequence[Any] | None
                 hint="Give one prompt, or a template with --model.chat_template when training.",
             )
         return list(tokenizer(messages[0]["content"])["input_ids"])
-    text = tokenizer.apply_chat_template(list(messages), tools=tools or None, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        list(messages), tools=tools or None, tokenize=False, add_generation_prompt=True
+    )
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -83,7 +83,9 @@ def _of_checkpoint(folder: Path, adapter: Path | None) -> Place:
     system = config["data"].get("system")
     if manifest.adapter is not None:
         if not (folder / ADAPTER_FILE).is_file():
-            raise ModelError(f"{folder} holds no adapter ready to load.", hint=f"Type: swift export {folder} --to adapter")
+            raise ModelError(
+                f"{folder} holds no adapter ready to load.", hint=f"Type: swift export {folder} --to adapter"
+            )
         return Place(model, adapter or folder, system)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no weights ready to load.", hint=f"Type: swift export {folder} --to hf")

@@ -28,11 +28,8 @@ class Question:
 def read_questions(names: Sequence[str], columns: dict[str, str], *, system: str | None = None) -> list[Question]:
     """One question per row. The last answer of the assistant is what is expected; rows may also end unanswered."""
     section = DataSection(train=tuple(names), columns=columns, system=system)
-    questions = []
-    for part in open_parts(section.train, section):
-        for index in range(part.count):
-            questions.append(_question(part, index, system))
-    return questions
+    parts = open_parts(section.train, section)
+    return [_question(part, index, system) for part in parts for index in range(part.count)]
 
 
 def _question(part: Part, index: int, system: str | None) -> Question:

@@ -26,20 +26,28 @@ if TYPE_CHECKING:
 
 
 def train(
-    parsed: Parsed, *, rows: Sequence[Any] | None = None, validation_rows: Sequence[Any] | None = None
+    parsed: Parsed,
+    *,
+    rows: Sequence[Any] | None = None,
+    validation_rows: Sequence[Any] | None = None,
+    pause_at: int | None = None,
 ) -> RunSummary:
-    """Run what `parsed` describes. `rows` and `validation_rows` are data sets that are already in memory."""
-    with graceful_stop() as signals, opened(parsed, rows=rows, validation_rows=validation_rows) as job:
-        return Loop(job, signals).run()
+    """Run what `parsed` describes. `rows` and `validation_rows` are data sets that are already in memory.
+
+    `pause_at` ends this session after that step as a signal would: saved, to be resumed later.
+    """
+    with opened(parsed, rows=rows, validation_rows=validation_rows) as job, graceful_stop() as signals:
+        return Loop(job, signals, pause_at).run()
 
 
 class Loop:
     """The steps of one run, on one process."""
 
-    def __init__(self, job: Job, signals: Sequence[int]) -> None:
+    def __init__(self, job: Job, signals: Sequence[int], pause_at: int | None = None) -> None:
         self.job = job
         self.keeper = Keeper(job)
         self._signals = signals
+        self._pause_at = pause_at
         self._tokens = 0
         self._started = time.monotonic()
 
@@ -75,7 +83,7 @@ class Loop:
                 record = self._evaluated(record)
             if job.is_main:
                 job.engine.step_end(job.run, record)
-            stop = job.comms.any(bool(self._signals))
+            stop = job.comms.any(bool(self._signals) or done == self._pause_at) and not last
             wants_save = self._due(done, config.checkpoint.save_steps) or (last and config.checkpoint.save_last)
             if wants_save or stop:
                 self.keeper.save(record)
@@ -179,4 +187,3 @@ def _padded_tokens(batch: Batch) -> int:
         padded += count * max(lengths[at : at + count])
         at += count
     return round(batch.tokens * padded / sum(lengths))
-

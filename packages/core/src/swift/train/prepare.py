@@ -200,7 +200,7 @@ def _with_global_batch(config: Config, checkpoint: Path | None, data_size: int) 
     if rows % data_size:
         raise ConfigError(
             f"{rows} rows per optimizer step cannot be dealt to {data_size} processes evenly.",
-            hint=f"Type --train.global_batch {-(-rows // data_size) * data_size}, or start another number of processes.",
+            hint=f"Type --train.global_batch {-(-rows // data_size) * data_size}, or change the number of processes.",
         )
     share = rows // data_size
     settled = {"global_batch": rows, "micro_batch": min(train.micro_batch, share)}
@@ -293,6 +293,7 @@ def _resume(job: Job, folder: Path) -> None:
         data_fingerprint=job.manifest.data_fingerprint,
         seed=job.run.config.train.seed,
         adapter=job.run.adapter_config,
+        config=job.manifest.config,
     )
     job.engine.load_checkpoint(job.run, job.state, checkpoint)
     step = checkpoint.facts.step

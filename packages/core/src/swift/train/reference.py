@@ -65,9 +65,7 @@ class ScoreCache:
         self._state = state
         self._model = model_fingerprint
 
-    def applied(
-        self, dataset: SampleSet | None, batches: Callable[[SampleSet], Iterable[Batch]]
-    ) -> SampleSet:
+    def applied(self, dataset: SampleSet | None, batches: Callable[[SampleSet], Iterable[Batch]]) -> SampleSet:
         """The data set with its scores: read from disk where they are there, else made by one pass over `batches`."""
         if dataset is None:
             raise ConfigError(
@@ -76,13 +74,10 @@ class ScoreCache:
                 hint="Leave --streaming out, or train an adapter, which can be switched off (--tuner.kind lora).",
             )
         path = self._path(dataset)
-        found = path.is_file() if path is not None and self._comms.rank == 0 else False
-        if not self._comms.broadcast(found):
-            scores = self._score(dataset, batches(dataset))
-            if path is not None and self._comms.rank == 0:
-                _write(path, scores)
-        else:
-            scores = self._comms.broadcast(_read(path) if path is not None and self._comms.rank == 0 else None)
+        kept = self._comms.broadcast(_read(path) if path is not None and self._comms.rank == 0 else None)
+        scores = self._score(dataset, batches(dataset)) if kept is None else kept
+        if kept is None and path is not None and self._comms.rank == 0:
+            _write(path, scores)
         return dataset.with_reference(scores)
 
     def _path(self, dataset: SampleSet) -> Path | None:
@@ -105,8 +100,11 @@ class ScoreCache:
         return np.array([by_id[int(sample_id)] for sample_id in dataset.sample_ids], dtype=np.float32)
 
 
-def _read(path: Path) -> np.ndarray:
-    scores: np.ndarray = np.load(path, allow_pickle=False)
+def _read(path: Path) -> np.ndarray | None:
+    try:
+        scores: np.ndarray = np.load(path, allow_pickle=False)
+    except (OSError, ValueError):
+        return None
     return scores
 
 

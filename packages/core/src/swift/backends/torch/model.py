@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,10 +23,11 @@ def build(run: Run, source: ModelSource) -> ViewModule:
     dtype_name, dtype_reason = resolve_dtype(config.model.dtype, device)
     compute = getattr(torch, dtype_name)
     flat = config.data.packing or config.data.padding_free
-    attention = choose_attention(config.model.attention, source.config, flat=flat, device=device)
+    attention = choose_attention(config.model.attention, source.config, flat=flat, device=device, dtype=compute)
     run.facts["precision"] = f"{dtype_name} ({dtype_reason})"
     run.facts["attention"] = f"{attention.name} ({attention.reason})"
 
+    model: Any  # a transformers model, whose attributes torch's types do not know
     if config.tuner.quantize == "none":
         # Trained weights are fp32 masters; frozen ones need no more than the precision of the arithmetic.
         stored = torch.float32 if config.tuner.kind == "full" else compute

@@ -38,7 +38,7 @@ def train_step(run: Run, state: TorchState, batch: Batch, objective: Objective) 
             with state.autocast():
                 view = state.replica(micro_batch, objective.needs)
                 losses = objective.loss(view, micro_batch)
-            state.scaler.scale(losses.loss / batch.weight).backward()
+            torch.autograd.backward(state.scaler.scale(losses.loss / batch.weight))
         sums.add(losses, micro_batch)
 
     state.scaler.unscale_(state.optimizer)
