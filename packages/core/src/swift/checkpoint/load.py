@@ -103,8 +103,12 @@ def check_resume(
     data_fingerprint: str,
     seed: int,
     adapter: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse to go on with another model, data set, seed or adapter: the trajectory would not be the run's."""
+    """Refuse to go on with another model, data set, seed or adapter: the trajectory would not be the run's.
+
+    `config` is the configuration now, with its global batch settled.
+    """
     changed = []
     if manifest["model_fingerprint"] != model_fingerprint:
         saved = manifest["config"].get("model", {}).get("path")
@@ -115,6 +119,7 @@ def check_resume(
     if manifest["seed"] != seed:
         changed.append(f"the seed (it was {manifest['seed']}, now {seed})")
     changed += _adapter_changes(manifest["adapter"], adapter)
+    changed += _setting_changes(manifest["config"], config or {})
     if changed:
         raise CheckpointError(
             f"The checkpoint of step {manifest['step']} belongs to another run. Changed: {'; '.join(changed)}.",
@@ -143,6 +148,20 @@ def _adapter_changes(saved: Mapping[str, Any] | None, now: Mapping[str, Any] | N
         for key in _ADAPTER_KEYS
         if plain(saved.get(key)) != plain(now.get(key))
     ]
+
+
+# What is minimised, and which rows a step takes.
+_DECISIVE = ("objective.name", "data.packing", "data.shuffle", "train.global_batch")
+
+
+def _setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    changes = []
+    for name in _DECISIVE:
+        section, _, key = name.partition(".")
+        before, after = saved.get(section, {}).get(key), now.get(section, {}).get(key)
+        if None not in (before, after) and before != after:
+            changes.append(f"{name} (it was {before}, now {after})")
+    return changes
 
 
 def _open(folder: Path, comms: Comms, verify: bool | Literal["sizes"]) -> Checkpoint:
