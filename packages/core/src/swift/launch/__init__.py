@@ -7,11 +7,12 @@ No launcher of our own. `group` reads from the environment where this process st
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 from swift.launch.group import alone_in_slurm, check_port, current_world, find_group, join
-from swift.launch.reports import reported_errors
+from swift.launch.reports import leave_note_of_stop, reported_errors
 from swift.train.signals import STARTED_BY_SWIFT, Stopped, follow_launcher, is_worker, prompt_stop, say_stopped
 
 if TYPE_CHECKING:
@@ -56,8 +57,13 @@ def _launch(parsed: Parsed, argv: list[str]) -> int:
 def exit_code(summary: RunSummary) -> int:
     """0 when the run was completed; 128 + signal number when a signal ended it early, so that `&&` does not go on.
 
-    A worker of ours answers 0 all the same: the launcher got the signal too, and would take anything else for a crash.
+    The signal may have struck another process of the group. A worker of ours answers 0 all the same, since its
+    launcher would take anything else for a crash, and leaves a note.
     """
-    if summary.signal is None or is_worker():
+    if summary.status != "stopped":
         return 0
-    return 128 + summary.signal
+    number = summary.signal or signal.SIGTERM
+    if is_worker():
+        leave_note_of_stop(number)
+        return 0
+    return 128 + number

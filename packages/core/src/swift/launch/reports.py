@@ -20,6 +20,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable: where torch's elastic launcher looks for what a worker has to say."""
 
 _SHOW_TRACEBACK = "SWIFT_TRACEBACK"
+_STOPPED = "stopped"
 _HOLD_BACK = 5.0
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
 _KILLING_TAKES = 30.0
@@ -61,6 +62,17 @@ def _write(message: str, code: int) -> None:
         # The frame around it is what the elastic launcher insists on.
         frame = {"message": message, "extraInfo": {"timestamp": str(int(time.time())), "py_callstack": ""}}
         Path(path).write_text(json.dumps({"message": {**frame, "swift": swift}}), encoding="utf-8")
+
+
+def leave_note_of_stop(number: int) -> None:
+    """In a worker that saved and ended early because of a signal: tell the launcher."""
+    Path(os.environ[ERROR_FILE]).with_name(_STOPPED).write_text(str(number))
+
+
+def read_note_of_stop(logs: Path) -> int | None:
+    """The signal that workers were stopped by, if they were."""
+    notes = logs.glob(f"*/attempt_0/*/{_STOPPED}")
+    return next((int(note.read_text()) for note in notes), None)
 
 
 @dataclass(frozen=True)

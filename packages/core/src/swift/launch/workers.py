@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from swift.launch.group import Group, check_port_is_free
-from swift.launch.reports import Failure, first_error, first_report
+from swift.launch.reports import Failure, first_error, first_report, read_note_of_stop
 from swift.train.signals import STARTED_BY_SWIFT, Stopped, forwarded_signals
 
 
@@ -31,7 +31,8 @@ def run_workers(group: Group, argv: list[str]) -> int:
             elastic_launch(_config(group, logs), sys.executable)("-m", "swift", *argv)
         except ChildFailedError as failure:
             _fail(failure, Path(logs), signals)
-    return 128 + signals[0] if signals else 0
+        stopped = read_note_of_stop(Path(logs))
+    return 0 if stopped is None else 128 + (signals or [stopped])[0]
 
 
 def _config(group: Group, logs: str) -> LaunchConfig:

@@ -57,7 +57,10 @@ def prompt_stop() -> Iterator[None]:
         elif count == 2:
             _end_at_once(number)
 
+    raised: list[int] = []
+
     def on_signal(number: int, _: FrameType | None) -> None:
+        raised.append(number)
         raise Stopped(number)
 
     with _watching(react, on_signal):
@@ -65,8 +68,8 @@ def prompt_stop() -> Iterator[None]:
             yield
         except Exception:
             # Peers and helpers that got the signal too are gone, and their loss is no news.
-            if wishes.received:
-                raise Stopped(wishes.received[0]) from None
+            if numbers := raised or wishes.received:
+                raise Stopped(numbers[0]) from None
             raise
         finally:
             last_resort.cancel()

@@ -1,0 +1,61 @@
+"""Whose error the user reads when several workers fail."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+from swift.launch.reports import Failure, first_error, first_report
+
+NOW = 1_000_000.0
+
+
+def says(logs: Path, local_rank: int, message: str, *, exit_code: int = 1, time: float = NOW) -> None:
+    folder = logs / "swift_x" / "attempt_0" / str(local_rank)
+    folder.mkdir(parents=True)
+    swift = {"message": message, "exit_code": exit_code, "time": time}
+    (folder / "error.json").write_text(json.dumps({"message": {"message": message, "swift": swift}}))
+
+
+def test_the_earliest_report_is_the_cause_with_its_exit_code(tmp_path: Path) -> None:
+    says(tmp_path, 0, "Connection closed by peer", time=NOW + 0.2)
+    says(tmp_path, 1, "Row 7 is damaged.", exit_code=2)
+    error = first_error({0: Failure(0, 1, NOW), 1: Failure(1, 2, NOW)}, tmp_path)
+    assert (str(error), error.exit_code) == ("Row 7 is damaged.", 2)
+
+
+def test_a_killed_worker_is_the_cause_of_the_lost_connections_that_others_report(tmp_path: Path) -> None:
+    says(tmp_path, 0, "Connection closed by peer")
+    error = first_error({0: Failure(0, 1, NOW), 1: Failure(1, -signal.SIGKILL, NOW + 1)}, tmp_path)
+    assert "Process 1 was killed by SIGKILL" in str(error)
+    assert error.exit_code == 1
+
+
+def test_a_worker_that_the_launcher_had_to_kill_is_not_the_cause(tmp_path: Path) -> None:
+    says(tmp_path, 1, "Row 7 is damaged.")
+    ends = {0: Failure(0, -signal.SIGKILL, NOW + 31), 1: Failure(1, 1, NOW)}
+    assert str(first_error(ends, tmp_path)) == "Row 7 is damaged."
+
+
+def test_a_worker_that_died_of_the_loss_of_its_peer_is_not_the_cause(tmp_path: Path) -> None:
+    says(tmp_path, 1, "Row 7 is damaged.")
+    for end in (-signal.SIGABRT, -signal.SIGTERM, 143):
+        ends = {0: Failure(0, end, NOW - 1), 1: Failure(1, 1, NOW)}
+        assert str(first_error(ends, tmp_path)) == "Row 7 is damaged."
+
+
+def test_the_last_words_of_a_silent_worker_are_shown(tmp_path: Path) -> None:
+    folder = tmp_path / "swift_x" / "attempt_0" / "1"
+    folder.mkdir(parents=True)
+    (folder / "stderr.log").write_text("Fatal Python error: something\n")
+    error = first_error({5: Failure(1, -signal.SIGSEGV, NOW)}, tmp_path)
+    assert "Process 5 was ended by SIGSEGV" in str(error)
+    assert "Fatal Python error" in str(error)
+
+
+def test_workers_that_were_told_to_stop_have_nothing_to_report(tmp_path: Path) -> None:
+    ends = {0: Failure(0, 143, NOW), 1: Failure(1, -signal.SIGTERM, NOW)}
+    assert first_report(ends, tmp_path) is None
+    says(tmp_path, 1, "The disk is full.")
+    assert str(first_report(ends, tmp_path)) == "The disk is full."
