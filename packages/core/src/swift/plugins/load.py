@@ -152,7 +152,7 @@ def _not_installed(group: str, name: str, installed: list[PluginEntry]) -> Plugi
     kind = KINDS[group]
     command = install_command(group, name)
     if command:
-        return PluginError(f"{kind} {name!r} is not installed.", hint=f"Run: {command}")
+        return PluginError(f"The {kind} {name!r} is not installed.", hint=f"Run: {command}")
     usable = sorted({entry.name for entry in installed if entry.allowed})
     known = sorted(set(usable) | set(KNOWN.get(group, ())))
     return PluginError(

@@ -1,0 +1,109 @@
+"""Every `swift` command that a page shows is one that swift understands; nothing is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pages import DOCS, ROOT, Command, blocks, commands, missing
+from typer import Typer
+from typer.main import get_command
+
+from swift.cli import export, plugins
+from swift.cli.verbs import TRAINING, VERBS
+from swift.config.parse import parse
+from swift.errors import SwiftError
+from swift.infer import cli as asking
+
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.rglob("*.md"))]
+OF_PLUGINS = {"write-an-observer.md", "write-an-objective.md"}
+"""Pages whose commands need the plugin that they build; `test_plugin_pages.py` runs them."""
+FUNCTIONS = {
+    "export": export.export,
+    "merge-lora": export.merge_lora,
+    "infer": asking.infer,
+    "chat": asking.chat,
+    "eval": asking.evaluate,
+    "plugins": plugins.show,
+}
+
+
+def _commands() -> list[tuple[Path, Command]]:
+    found = [
+        (page, command)
+        for page in PAGES
+        for block in blocks(page)
+        if block.language in ("console", "text") and page.name not in OF_PLUGINS
+        for command in (commands(block) if block.language == "console" else _lines(block.text))
+    ]
+    return [(page, command) for page, command in found if command.words() and command.words()[0] == "swift"]
+
+
+def _lines(text: str) -> list[Command]:
+    """Commands of a block that shows them without a prompt."""
+    return [Command(line) for line in text.replace("\\\n", " ").splitlines() if line.startswith("swift ")]
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), _commands(), ids=lambda each: each.line if isinstance(each, Command) else each.stem
+)
+def test_a_command_on_a_page_is_understood(page: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    refused = _refusal(command.words()[1:])
+    if any(line.startswith("Error:") for line in command.shown):
+        assert refused, f"{command.line} is right, but {page.name} shows an error"
+        assert missing(command.shown, refused) == [], refused
+    else:
+        assert not refused, f"{command.line}\n{refused}"
+
+
+def _refusal(words: list[str]) -> str:
+    """What swift would print instead of doing it; empty when it is fine."""
+    try:
+        _read(words)
+    except SwiftError as error:
+        return f"Error: {error}"
+    return ""
+
+
+def _read(words: list[str]) -> None:
+    verb, *rest = words
+    if verb.startswith("--"):
+        return
+    assert verb in VERBS, verb
+    rest = [word for word in _without_redirection(rest) if not _own_file(word)]
+    if verb == "config":
+        action, *rest = rest
+        assert action in ("show", "validate", "schema")
+        verb = rest.pop(0) if rest and rest[0] in TRAINING else "train"
+        if "--sample" in rest:
+            del rest[rest.index("--sample") : rest.index("--sample") + 2]
+        parse(rest, verb, complete=False)
+    elif "--help" in rest:
+        return
+    elif verb in TRAINING:
+        # A configuration that a page tells the reader to write is not there yet.
+        parse(rest, verb, complete=not any(word.endswith(".yaml") for word in words))
+    elif verb in FUNCTIONS:
+        app = Typer(add_completion=False)
+        app.command()(FUNCTIONS[verb])
+        get_command(app).make_context(verb, list(rest))
+
+
+def _without_redirection(words: list[str]) -> list[str]:
+    return words[: words.index(">")] if ">" in words else words
+
+
+def _own_file(word: str) -> bool:
+    return word.endswith(".yaml") and not (ROOT / word).exists()
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(_commands()) > 50
+
+
+def test_a_flag_that_does_not_exist_is_noticed() -> None:
+    with pytest.raises(SwiftError):
+        _read(["sft", "--model", "m", "--dataset", "d.jsonl", "--no_such_flag", "1"])
+    with pytest.raises(Exception, match="No such option"):
+        _read(["export", "run", "--no-such-flag"])

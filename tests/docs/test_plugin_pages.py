@@ -1,0 +1,67 @@
+"""The plugins that the how-to pages build are built, installed and used in a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import DOCS, blocks, commands, missing
+
+from swift.demo.model import write_model
+
+PAGES = {"write-an-observer.md": "alarm", "write-an-objective.md": "focal"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny", hidden=32, layers=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
+def test_the_plugin_on_a_page_is_built_installed_and_used(name: str, model: Path, tmp_path: Path) -> None:
+    page, site, work = DOCS / "how-to" / name, tmp_path / "site", tmp_path / "work"
+    for folder in (site, work):
+        folder.mkdir()
+    (work / "tiny").symlink_to(model)
+    row = {"query": "What does A stand for?", "response": "Alfa"}
+    (work / "alphabet.jsonl").write_text(json.dumps(row) + "\n")
+    for block in blocks(page):
+        if block.file:
+            (work / block.file).write_text(block.text, encoding="utf-8")
+    _install(work, site)
+
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(site),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "COLUMNS": "200",
+    }
+    ran = 0
+    for command in [each for block in blocks(page) if block.language == "console" for each in commands(block)]:
+        if command.words()[0] == "pip":
+            continue
+        done = subprocess.run(command.words(), cwd=work, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command.line}\n{done.stdout}\n{done.stderr}"
+        assert missing(command.shown, done.stdout) == [], f"{command.line}\n{done.stdout}"
+        ran += 1
+    assert ran
+    if name == "write-an-objective.md":
+        (log,) = work.glob("output/tiny/*/logging.jsonl")
+        first = json.loads(log.read_text().splitlines()[0])
+        # What is not yet learned weighs almost as much as in plain fine-tuning; gamma only ever takes away.
+        assert 0 < first["loss"] < first["nll"]
+
+
+def _install(source: Path, site: Path) -> None:
+    """As `pip install` would, with the back end of this environment, since tests have no network."""
+    pytest.importorskip("hatchling", reason="the build back end that the pages name; `make setup` installs it")
+    options = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, "--target", str(site), str(source)], check=True, cwd=source
+    )

@@ -1,0 +1,56 @@
+"""The Python code of the how-to pages runs, on a tiny model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import DOCS, blocks
+
+PARTS = """
+import json
+from pathlib import Path
+
+from swift.demo.model import write_model
+
+write_model(Path("tiny"), hidden=32, layers=1)
+with open("alphabet.jsonl", "w") as file:
+    for word in ("Alfa", "Bravo", "Charlie", "Delta"):
+        file.write(json.dumps({"query": f"What does {word[0]} stand for?", "response": word}) + "\\n")
+"""
+
+
+@pytest.mark.slow
+def test_the_snippets_of_the_python_page_train(tmp_path: Path) -> None:
+    snippets = [block.text for block in blocks(DOCS / "how-to" / "python.md") if block.language == "python"]
+    assert len(snippets) == 2
+    printed = _run("\n".join([PARTS, *snippets]), tmp_path)
+    assert "completed 4" in printed
+    assert printed.rstrip().endswith("checkpoint-4")
+
+
+@pytest.mark.slow
+def test_an_export_is_used_in_transformers_and_peft_as_the_page_says(tmp_path: Path) -> None:
+    snippets = [block.text for block in blocks(DOCS / "how-to" / "export-and-use.md") if block.language == "python"]
+    assert len(snippets) == 2
+    training = """
+from swift import Swift, TrainerConfig
+
+options = dict(model="tiny", dataset="alphabet.jsonl", max_steps=1)
+Swift.from_config(TrainerConfig(train_type="full", merge_lora=True, **options, **{"export.out": "trained"})).train()
+Swift.from_config(TrainerConfig(**options, **{"export.to": "adapter", "export.out": "adapter"})).train()
+Path("base").symlink_to("tiny")
+"""
+    _run("\n".join([PARTS, training, *snippets, "print(type(model).__name__)"]), tmp_path)
+
+
+def _run(code: str, folder: Path) -> str:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
