@@ -208,7 +208,7 @@ def test_the_summary_counts_weights() -> None:
     layer = torch.nn.Linear(1000, 1000, bias=False)
     layer.requires_grad_(False)
     model = torch.nn.Sequential(layer, torch.nn.Linear(1000, 300, bias=False))
-    assert trainable_summary(model) == "trainable 300.0 k of 1.3 M weights (23 %)"
+    assert trainable_summary(model) == "300.0 k of 1.3 M weights (23 %)"
 
 
 @pytest.fixture

@@ -80,11 +80,11 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
 
 
 def trainable_summary(model: torch.nn.Module) -> str:
-    """'trainable 1.2 M of 5.2 M weights (23 %)'."""
+    """'1.2 M of 5.2 M weights (23 %)': how many of them are trained."""
     counts = [(_count(parameter), parameter.requires_grad) for parameter in model.parameters()]
     trained, total = sum(count for count, grad in counts if grad), sum(count for count, _ in counts)
     percent = 100 * trained / max(1, total)
-    return f"trainable {_short(trained)} of {_short(total)} weights ({percent:.{0 if percent >= 10 else 2}f} %)"
+    return f"{_short(trained)} of {_short(total)} weights ({percent:.{0 if percent >= 10 else 2}f} %)"
 
 
 def initial_adapter(name: str, shape: Sequence[int], section: TunerSection, *, seed: int) -> torch.Tensor:
