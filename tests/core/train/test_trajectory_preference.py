@@ -93,9 +93,7 @@ def test_dpo_on_all_weights_compares_with_the_model_at_the_start(tiny: Path, tmp
     check(trained, trajectory(model, pair_tokens(tiny), dpo(copy.deepcopy(model)), lr=1e-3))
 
 
-def test_scores_of_the_reference_are_made_once(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_of_the_reference_are_made_once(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = pairs(6, seed=99)
     settings = {"objective.name": "dpo", "train.max_steps": 2}
     first = run_training(tiny, tmp_path, rows, {**settings, "logging.run_name": "first"})

@@ -137,7 +137,9 @@ class TrainSection(Section):
     eval_steps: PositiveInt | None = Field(None, description="Evaluate every so many steps; default: once an epoch")
     eval_batch: PositiveInt | None = Field(None, description="Rows per process in evaluation; default micro_batch")
     metric_for_best: str = Field("loss", description="Which evaluation metric picks the best checkpoint")
-    greater_is_better: bool = Field(False, description="Whether a larger value of it is better")
+    greater_is_better: bool | None = Field(
+        None, description="Whether a larger value of it is better; default: yes, unless it is a loss"
+    )
     early_stopping: PositiveInt | None = Field(None, description="Stop after so many evaluations without a better one")
     detect_nan: bool = Field(True, description="Stop before an update whose loss or gradient is not finite")
 

@@ -87,7 +87,7 @@ def export_state(
     """
 
     def work() -> None:
-        _check_destination(destination, options)
+        check_destination(destination, options)
         temporary = destination.with_name(f".{destination.name}.tmp")
         try:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -219,17 +219,20 @@ def _adapter_digests(adapters: Mapping[str, torch.Tensor], request: ExportReques
     return digests
 
 
-def _check_destination(destination: Path, options: ExportSection) -> None:
+def check_destination(
+    destination: Path, options: ExportSection, *, out: str = "--out", exist_ok: str = "--exist-ok"
+) -> None:
+    """Refuse to write over what is there; `out` and `exist_ok` are the flags that choose otherwise."""
     if not destination.exists():
         return
     if not options.exist_ok:
         raise ExportError(
             f"{destination} is there already.",
-            hint="Choose another folder with --out, or add --exist-ok to replace it.",
+            hint=f"Choose another folder with {out}, or add {exist_ok} to replace it.",
         )
     if not destination.is_dir() or (any(destination.iterdir()) and not _is_export(destination)):
         raise ExportError(
-            f"{destination} is not an export, and is left as it is.", hint="Choose another folder with --out."
+            f"{destination} is not an export, and is left as it is.", hint=f"Choose another folder with {out}."
         )
 
 

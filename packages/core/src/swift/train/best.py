@@ -1,17 +1,21 @@
-"""Which evaluation was the best so far, and whether it is time to stop."""
+"""Which evaluation was the best so far, which checkpoint is, and whether it is time to stop."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from swift.config.sections import TrainSection
 
 
 @dataclass
 class BestSoFar:
-    """Follows one evaluation metric; its fields are part of every checkpoint."""
+    """Follows one evaluation metric; its values and steps are part of every checkpoint."""
 
     metric: str
     greater_is_better: bool
@@ -20,33 +24,62 @@ class BestSoFar:
     step: int | None = None
     """The step whose evaluation was the best."""
     evaluations_since: int = 0
+    saved_value: float | None = None
+    saved_step: int | None = None
+    """The best among the steps that were both evaluated and saved."""
 
-    def update(self, step: int, evaluation: Mapping[str, float]) -> bool:
-        """Take in an evaluation; True when it is the best one."""
-        if self.metric not in evaluation:
+    @classmethod
+    def from_config(cls, train: TrainSection) -> BestSoFar:
+        """What `train.metric_for_best` and its neighbours ask for; `eval_loss`, as in the log, is `loss`."""
+        metric = train.metric_for_best.removeprefix("eval_")
+        greater = train.greater_is_better
+        return cls(metric, not metric.endswith("loss") if greater is None else greater, train.early_stopping)
+
+    def check(self, names: Collection[str]) -> None:
+        """Refuse a metric that is not among those of an evaluation."""
+        if self.metric not in names:
             raise ConfigError(
-                f"train.metric_for_best is {self.metric!r}, which this evaluation does not have."
-                f"{did_you_mean(self.metric, evaluation)}",
-                hint=f"It has: {', '.join(evaluation)}.",
+                f"train.metric_for_best is {self.metric!r}, which evaluations of this run do not have."
+                f"{did_you_mean(self.metric, names)}",
+                hint=f"They have: {', '.join(sorted(names))}.",
             )
+
+    def update(self, step: int, evaluation: Mapping[str, float]) -> None:
+        """Take in an evaluation."""
+        self.check(evaluation)
         value = evaluation[self.metric]
-        better = self.value is None or (value > self.value if self.greater_is_better else value < self.value)
-        if better:
+        if self._better(value, self.value):
             self.value, self.step, self.evaluations_since = value, step, 0
         else:
             self.evaluations_since += 1
-        return better
+
+    def saved(self, step: int, evaluation: Mapping[str, float] | None) -> None:
+        """Take in that a step was saved, with its evaluation where it has one."""
+        if evaluation is not None and self._better(evaluation[self.metric], self.saved_value):
+            self.saved_value, self.saved_step = evaluation[self.metric], step
+
+    def _better(self, value: float, than: float | None) -> bool:
+        if not math.isfinite(value):
+            return False
+        return than is None or (value > than if self.greater_is_better else value < than)
 
     @property
     def exhausted(self) -> bool:
         """True when `train.early_stopping` evaluations in a row were no better."""
         return self.patience is not None and self.evaluations_since >= self.patience
 
+    def __str__(self) -> str:
+        """'loss 1.25 of step 40'."""
+        return f"{self.metric} {'nan' if self.value is None else f'{self.value:.6g} of step {self.step}'}"
+
     def to_json(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"value": self.value, "step": self.step, "evaluations_since": self.evaluations_since}
+        return {name: getattr(self, name) for name in _KEPT}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """From a checkpoint."""
-        self.value, self.step = kept.get("value"), kept.get("step")
-        self.evaluations_since = int(kept.get("evaluations_since", 0))
+        for name in _KEPT:
+            setattr(self, name, kept.get(name, getattr(self, name)))
+
+
+_KEPT = ("value", "step", "evaluations_since", "saved_value", "saved_step")

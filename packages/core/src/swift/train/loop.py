@@ -92,7 +92,7 @@ class Loop:
             if job.best.exhausted and record.evaluation is not None:
                 job.run.say(
                     f"Stopping early: {config.train.early_stopping} evaluations in a row were no better than "
-                    f"{job.best.metric} {job.best.value:.6g} of step {job.best.step}."
+                    f"{job.best}."
                 )
                 if not wants_save:
                     self.keeper.save(record)

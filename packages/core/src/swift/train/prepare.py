@@ -110,6 +110,7 @@ def opened(
         comms = Comms()
         compare_fingerprints(fingerprint(engine.plugins), comms.gather)
         job = _prepare(parsed, run, engine, comms, rows, validation_rows)
+        _check_evaluation(job)
         run.folder, lock = _claim_folder(job, parsed)
         yield job
     finally:
@@ -129,6 +130,7 @@ def _prepare(
     validation_rows: Sequence[Any] | None,
 ) -> Job:
     assert run.topology is not None
+    _check_export(run.config)
     checkpoint = _checkpoint_to_resume(run.config, comms)
     config = run.config = _with_global_batch(run.config, checkpoint, run.topology.data_size)
     _seed(config.train.seed)
@@ -174,13 +176,22 @@ def _prepare(
         data=data,
         validation=validation,
         state=state,
-        best=BestSoFar(config.train.metric_for_best, config.train.greater_is_better, config.train.early_stopping),
+        best=BestSoFar.from_config(config.train),
         reference=mode,
         manifest=_manifest(run, source, data, plan),
     )
     if checkpoint is not None:
         _resume(job, checkpoint)
     return job
+
+
+def _check_export(config: Config) -> None:
+    """An export that could not be written is refused before it has been trained for."""
+    from swift.export.run import check_destination
+
+    options = config.export
+    if options.to is not None and options.out is not None:
+        check_destination(options.out, options, out="--export.out", exist_ok="--export.exist_ok true")
 
 
 def _checkpoint_to_resume(config: Config, comms: Comms) -> Path | None:
@@ -309,6 +320,28 @@ def _resume(job: Job, folder: Path) -> None:
         raise ConfigError(
             f"{folder.name} is the end of its run: all {job.run.total_steps} steps are made.",
             hint="Raise --max_steps or --num_train_epochs to train further.",
+        )
+
+
+def _check_evaluation(job: Job) -> None:
+    """Find out now what would else be found out at the first evaluation, or never."""
+    train, batches = job.run.config.train, job.validation_batches()
+    if batches is None:
+        if train.early_stopping is not None:
+            raise ConfigError(
+                "train.early_stopping waits for better evaluations, and there is no validation set.",
+                hint="Name one with --val_dataset, or hold a part out: --split_dataset_ratio 0.05",
+            )
+        return
+    if job.best.metric != "loss":
+        batch, objective = job.ready(next(batches))
+        result = job.engine.forward(job.run, job.state, batch, objective)
+        job.best.check({"loss", *result.metrics})
+    save_steps = job.run.config.checkpoint.save_steps
+    if save_steps and train.eval_steps and save_steps % train.eval_steps:
+        job.run.say(
+            f"The best checkpoint is chosen among steps that are evaluated and saved: make save_steps ({save_steps}) "
+            f"a multiple of eval_steps ({train.eval_steps}) to choose among all that are saved."
         )
 
 

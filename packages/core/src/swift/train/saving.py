@@ -23,12 +23,11 @@ class Keeper:
         self._pending_step: int | None = None
         self._cleaned = False
         self.last: Path | None = job.resumed_from
-        self._saved_steps: set[int] = set()
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint of the best evaluation, when it was kept."""
-        step = self._job.best.step
+        """The checkpoint with the best evaluation."""
+        step = self._job.best.saved_step
         folder = None if step is None else checkpoint_folder(self._job.run.folder, step)
         return folder if folder is not None and folder.is_dir() else None
 
@@ -37,6 +36,7 @@ class Keeper:
         job = self._job
         self._settle()
         self._clean_once()
+        job.best.saved(record.step, record.evaluation)
         config = job.run.config.checkpoint
         metrics = {"loss": record.result.loss, **{f"eval_{k}": v for k, v in (record.evaluation or {}).items()}}
         manifest = job.manifest.model_copy(
@@ -96,9 +96,7 @@ class Keeper:
 
         job = self._job
         weights = job.engine.iter_weights(job.run, job.state)
-        write_model_weights(
-            folder, weights, source=job.source, adapter=job.run.adapter_config, is_main=job.is_main
-        )
+        write_model_weights(folder, weights, source=job.source, adapter=job.run.adapter_config, is_main=job.is_main)
 
     def _settle(self) -> None:
         """What follows a save that is whole: tell observers, move the links, let old ones go."""
@@ -111,13 +109,13 @@ class Keeper:
         if not job.is_main:
             return
         job.engine.checkpoint_saved(job.run, step, self.last)
-        if job.best.step is not None and job.best.step in whole_checkpoints(job.run.folder):
-            link(job.run.folder, BEST, job.best.step)
+        best = job.best.saved_step
+        if best is not None and best in whole_checkpoints(job.run.folder):
+            link(job.run.folder, BEST, best)
         if job.run.config.checkpoint.keep is not None:
-            prune(job.run.folder, job.run.config.checkpoint.keep, job.best.step)
+            prune(job.run.folder, job.run.config.checkpoint.keep, best)
 
     def _clean_once(self) -> None:
         if not self._cleaned and self._job.is_main:
             clean_stale(self._job.run.folder)
         self._cleaned = True
-
