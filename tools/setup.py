@@ -79,7 +79,9 @@ def install() -> None:
     install_torch(offered, index_only=pip_settings.for_uv(offers=False))
     say("all other pins")
     uv_install(offered, "--no-deps", "--require-hashes", "--requirement", str(PINS / "dev.txt"))
-    packages = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
+    # A package that registers no plugin yet only reserves its name.
+    projects = sorted(ROOT.glob("packages/*/pyproject.toml"))
+    packages = [file.parent for file in projects if "entry-points" in file.read_text(encoding="utf-8")]
     say("this repository's packages: " + ", ".join(package.name for package in packages))
     editable = [argument for package in packages for argument in ("--editable", str(package))]
     uv_install(offered, "--no-deps", "--no-build-isolation", *editable)
