@@ -69,8 +69,8 @@ def missing(shown: list[str], printed: str) -> list[str]:
 
 
 def _pattern(line: str) -> re.Pattern[str]:
-    parts = (re.escape(_without_numbers(part.rstrip())) for part in line.split(ANYTHING))
-    return re.compile(r"\s*" + ".*".join(parts).lstrip() + r"\s*")
+    parts = (re.escape(_without_numbers(part.strip())) for part in line.split(ANYTHING))
+    return re.compile(r"\s*" + r".*".join(parts) + r"\s*")
 
 
 def _without_numbers(text: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from pages import DOCS, blocks, commands, missing
+from reader import Reader
 
 from swift.demo.model import write_model
 
@@ -35,20 +35,14 @@ def test_the_plugin_on_a_page_is_built_installed_and_used(name: str, model: Path
             (work / block.file).write_text(block.text, encoding="utf-8")
     _install(work, site)
 
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(site),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "COLUMNS": "200",
-    }
+    reader = Reader(work, site)
     ran = 0
     for command in [each for block in blocks(page) if block.language == "console" for each in commands(block)]:
         if command.words()[0] == "pip":
             continue
-        done = subprocess.run(command.words(), cwd=work, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{command.line}\n{done.stdout}\n{done.stderr}"
-        assert missing(command.shown, done.stdout) == [], f"{command.line}\n{done.stdout}"
+        done = reader.types(command)
+        assert done.code == 0, f"{command.line}\n{done.printed}\n{done.complained}"
+        assert missing(command.shown, done.printed) == [], f"{command.line}\n{done.printed}"
         ran += 1
     assert ran
     if name == "write-an-objective.md":

@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from pages import DOCS, blocks, commands, missing
+from reader import Reader
 
 PAGE = DOCS / "tutorial" / "first-model.md"
 
 
 @pytest.mark.slow
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "COLUMNS": "200",
-    }
     folder = tmp_path / "work"
     folder.mkdir()
+    reader = Reader(folder)
     followed = []
     for block in blocks(PAGE):
         if block.file:
             (folder / block.file).write_text(block.text, encoding="utf-8")
         for command in commands(block) if block.language == "console" else ():
-            done = subprocess.run(
-                command.line,
-                shell=True,
-                cwd=folder,
-                env=environment,
-                input="\n".join(command.typed) + "\n",
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, f"{command.line}\n{done.stdout}\n{done.stderr}"
-            assert missing(command.shown, done.stdout) == [], f"{command.line}\n{done.stdout}\n{done.stderr}"
-            followed.append(command.line.split()[:2])
+            done = reader.types(command)
+            assert done.code == 0, f"{command.line}\n{done.printed}\n{done.complained}"
+            assert missing(command.shown, done.printed) == [], f"{command.line}\n{done.printed}\n{done.complained}"
+            followed.append(command.words()[:2])
     assert ["swift", "eval"] in followed
     assert ["swift", "chat"] in followed
 
