@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
 from swift.errors import ConfigError
 from swift.launch.group import (
@@ -17,6 +20,8 @@ from swift.launch.group import (
     first_machine,
     join,
 )
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 BATCH_SCRIPT = {
     "SLURM_JOB_ID": "4711",
@@ -170,3 +175,15 @@ def test_a_free_port_is_left_free() -> None:
         port = str(server.getsockname()[1])
     for _ in range(2):
         check_port(POD | {"MASTER_PORT": port, "RANK": "0"})
+
+
+def test_both_forms_of_the_cluster_examples_are_scripts_and_jobs() -> None:
+    for script in (EXAMPLES / "slurm").glob("*.sbatch"):
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        assert "\nsrun swift sft examples/sft.yaml" in script.read_text()
+    for path in (EXAMPLES / "kubernetes").glob("*.yaml"):
+        replicas = yaml.safe_load(path.read_text())["spec"]["pytorchReplicaSpecs"]
+        assert replicas["Master"]["template"] == replicas["Worker"]["template"]
+        (container,) = replicas["Master"]["template"]["spec"]["containers"]
+        group = find_group(POD, nproc=int(container["command"][-1]) if "--nproc" in container["command"] else None)
+        assert group.processes == container["resources"]["limits"]["nvidia.com/gpu"]

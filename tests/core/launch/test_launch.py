@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-from launched_runs import SWIFT, Run, noise, sft, started
+from launched_runs import Run, noise, sft, started
 
 ROOT = Path(__file__).parents[3]
 MEETING = r"Backend +torch, (\d+) process"

@@ -68,19 +68,27 @@ def test_a_signal_to_a_forked_helper_is_not_a_signal_to_the_run() -> None:
 
 
 def test_before_the_first_step_a_signal_stops_at_once() -> None:
-    with pytest.raises(Stopped) as stopped, prompt_stop():
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(30)
+    def start() -> None:
+        with prompt_stop():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(30)
+
+    with pytest.raises(Stopped) as stopped:
+        start()
     assert stopped.value.number == signal.SIGINT
 
 
 def test_an_error_in_the_wake_of_a_signal_is_not_reported() -> None:
-    with pytest.raises(Stopped), prompt_stop():
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(30)
-        except Stopped:
-            raise RuntimeError("connection closed by peer") from None
+    def start() -> None:
+        with prompt_stop():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(30)
+            except Stopped:
+                raise RuntimeError("connection closed by peer") from None
+
+    with pytest.raises(Stopped):
+        start()
 
 
 DEADLOCK = """

@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from swift.launch.group import alone_in_slurm, check_port, current_world, find_group, join
+from swift.launch.group import alone_in_slurm, check_port, check_port_is_free, current_world, find_group, join
 from swift.launch.reports import leave_note_of_stop, reported_errors
 from swift.train.signals import STARTED_BY_SWIFT, Stopped, follow_launcher, is_worker, prompt_stop, say_stopped
 
@@ -43,6 +43,8 @@ def _launch(parsed: Parsed, argv: list[str]) -> int:
     if group.size == 1 and (note := alone_in_slurm(os.environ, group.processes)):
         sys.stderr.write(f"Note: {note}\n")
     if group.processes > 1:
+        if group.size > 1 and group.rank == 0:
+            check_port_is_free(group.port)
         from swift.launch.workers import run_workers
 
         return run_workers(group, argv)

@@ -13,15 +13,13 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from swift.launch.group import Group, check_port_is_free
+from swift.launch.group import Group
 from swift.launch.reports import Failure, first_error, first_report, read_note_of_stop
 from swift.train.signals import STARTED_BY_SWIFT, Stopped, forwarded_signals
 
 
 def run_workers(group: Group, argv: list[str]) -> int:
     """Start `group.processes` workers with the same command line, wait for them, and answer the exit code."""
-    if group.size > 1 and group.rank == 0:
-        check_port_is_free(group.port)
     os.environ[STARTED_BY_SWIFT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // group.processes)))
     # The elastic launcher's own reports would repeat what workers say.
