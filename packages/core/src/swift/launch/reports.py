@@ -22,6 +22,8 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _SHOW_TRACEBACK = "SWIFT_TRACEBACK"
 _STOPPED = "stopped"
 _HOLD_BACK = 5.0
+_LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")
+"""What gloo, NCCL and torch's stores say of a process that is gone."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS)
 _KILLING_TAKES = 30.0
 """Seconds that the elastic launcher gives its workers before it kills them."""
@@ -31,8 +33,9 @@ _KILLING_TAKES = 30.0
 def reported_errors() -> Iterator[None]:
     """In a worker: leave the error where the launcher finds it, so that the user reads it once.
 
-    Under a foreign launcher nobody reads that file, so the failing process prints its error itself; others hold back
-    for a moment in which the launcher ends them, since most errors strike every process alike.
+    Under a foreign launcher nobody reads that file, so the failing process prints its error itself. Most errors strike
+    all processes alike, and the loss of a peer has its cause elsewhere: those who have no news hold back for a moment,
+    in which the launcher ends them.
     """
     try:
         yield
@@ -41,13 +44,12 @@ def reported_errors() -> Iterator[None]:
         worker = is_worker()
         if not worker and os.environ.get("WORLD_SIZE", "1") == "1":
             raise
-        code = error.exit_code if isinstance(error, SwiftError) else 1
-        expected = isinstance(error, SwiftError) and _SHOW_TRACEBACK not in os.environ
-        message = str(error) if expected else f"Process {rank} failed:\n{traceback.format_exc()}".rstrip()
-        _write(message, code)
+        echo = _is_echo(error)
+        code = error.exit_code if isinstance(error, SwiftError) and not echo else 1
+        message = _words(error, rank, echo=echo)
+        _write(message, code, echo=echo)
         if not worker:
-            if rank:
-                time.sleep(_HOLD_BACK)
+            time.sleep(2 * _HOLD_BACK if echo else _HOLD_BACK if rank else 0)
             sys.stderr.write(f"Error: {message}\n")
         # Not sys.exit: threads of a dead process group would keep the interpreter alive.
         sys.stdout.flush()
@@ -55,12 +57,32 @@ def reported_errors() -> Iterator[None]:
         os._exit(code)
 
 
-def _write(message: str, code: int) -> None:
+def _is_echo(error: BaseException | None) -> bool:
+    """Whether this is the loss of a peer, which failed or was killed, rather than an error of this process."""
+    while error is not None:
+        # An OSError is about a file or a terminal of this process.
+        if not isinstance(error, OSError) and any(words in str(error) for words in _LOST_PEER):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _words(error: Exception, rank: int, *, echo: bool) -> str:
+    if _SHOW_TRACEBACK not in os.environ:
+        if echo:
+            return f"Process {rank} lost the connection to another one, which failed or was killed and should say why."
+        if isinstance(error, SwiftError):
+            return str(error)
+    return f"Process {rank} failed:\n{traceback.format_exc()}".rstrip()
+
+
+def _write(message: str, code: int, *, echo: bool) -> None:
     path = os.environ.get(ERROR_FILE)
     if path:
-        swift = {"message": message, "exit_code": code, "time": time.time()}
+        now = time.time()
+        swift = {"message": message, "exit_code": code, "time": now + _KILLING_TAKES if echo else now}
         # The frame around it is what the elastic launcher insists on.
-        frame = {"message": message, "extraInfo": {"timestamp": str(int(time.time())), "py_callstack": ""}}
+        frame = {"message": message, "extraInfo": {"timestamp": str(int(now)), "py_callstack": ""}}
         Path(path).write_text(json.dumps({"message": {**frame, "swift": swift}}), encoding="utf-8")
 
 
