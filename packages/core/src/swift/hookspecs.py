@@ -62,7 +62,8 @@ class BackendHooks:
         """Build or adapt the model, and attach the tuner.
 
         Called after `swift_setup`. `source` is lazy: configuration and weights by name. A backend may build
-        on the meta device, or build its own modules. What is returned is handed to `swift_shard` untouched.
+        on the meta device, or build its own modules. Where adapters are trained, set `run.adapter_config`. What is
+        returned is handed to `swift_shard` untouched.
         """
 
     @hookspec(firstresult=True)
