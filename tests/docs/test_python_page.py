@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from pages import DOCS, blocks
+from pages import DOCS, Command, blocks
+from reader import Reader
 
 PARTS = """
 import json
@@ -48,9 +46,9 @@ Path("base").symlink_to("tiny")
 
 
 def _run(code: str, folder: Path) -> str:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    work = folder / "work"
+    work.mkdir()
+    (work / "script.py").write_text(code, encoding="utf-8")
+    done = Reader(work).types(Command("python script.py"))
+    assert done.code == 0, done.printed + done.complained
+    return done.printed
