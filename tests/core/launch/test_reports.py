@@ -65,44 +65,42 @@ def test_workers_that_were_told_to_stop_have_nothing_to_report(tmp_path: Path) -
 
 
 FAILING = """
+from swift.errors import ConfigError
 from swift.launch import reports
-reports._HOLD_BACK = 0.2
+reports.time.sleep = lambda seconds: print(seconds)
 with reports.reported_errors():
-    try:
-        {deed}
-    finally:
-        print("taken down", flush=True)
+    raise {error}
 """
-LOST = "raise RuntimeError('[gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1234')"
+LOST = "RuntimeError('[gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1234')"
 
 
-def failing(deed: str, **environment: str) -> tuple[int, str]:
-    command = [sys.executable, "-c", FAILING.format(deed=deed)]
+def failing(error: str, **environment: str) -> tuple[int, str, float]:
+    """Exit code, words, and the seconds that a process holds back which fails in this way."""
+    command = [sys.executable, "-c", FAILING.format(error=error)]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr
+    return done.returncode, done.stderr, float(done.stdout or 0)
 
 
 def test_the_loss_of_a_peer_never_outranks_the_error_that_caused_it(tmp_path: Path) -> None:
     # The process that fails first takes its connections down before it reports.
-    for rank, deed in enumerate((LOST, "raise ValueError('a cable fell out')")):
+    for rank, deed in enumerate((LOST, "ValueError('a cable fell out')")):
         folder = tmp_path / "swift_x" / "attempt_0" / str(rank)
         folder.mkdir(parents=True)
         variables = {"RANK": str(rank), "SWIFT_WORKER": "1", "TORCHELASTIC_ERROR_FILE": str(folder / "error.json")}
-        assert failing(deed, **variables) == (1, "")
+        assert failing(deed, **variables) == (1, "", 0)
     error = first_error({0: Failure(0, 1, NOW), 1: Failure(1, 1, NOW)}, tmp_path)
     assert "Process 1 failed" in str(error)
     assert "ValueError: a cable fell out" in str(error)
 
 
-def test_under_a_foreign_launcher_a_process_prints_its_own_error() -> None:
-    code, errors = failing(
-        "from swift.errors import ConfigError; raise ConfigError('No.', hint='Type yes.')", RANK="1", WORLD_SIZE="2"
-    )
-    assert (code, errors) == (2, "Error: No.\nType yes.\n")
-
-
-def test_under_a_foreign_launcher_the_loss_of_a_peer_is_one_sentence() -> None:
-    code, errors = failing(LOST, RANK="0", WORLD_SIZE="2")
+def test_under_a_foreign_launcher_those_with_news_speak_first() -> None:
+    mistake = "ConfigError('No.', hint='Type yes.')"
+    code, words, first = failing(mistake, RANK="0", WORLD_SIZE="2")
+    assert (code, words, first) == (2, "Error: No.\nType yes.\n", 0)
+    code, words, second = failing(mistake, RANK="1", WORLD_SIZE="2")
+    assert (code, words) == (2, "Error: No.\nType yes.\n")
+    code, words, last = failing(LOST, RANK="0", WORLD_SIZE="2")
     assert code == 1
-    assert errors.startswith("Error: Process 0 lost the connection")
-    assert "Traceback" not in errors
+    assert words.startswith("Error: Process 0 lost the connection")
+    assert "Traceback" not in words
+    assert first < second < last
