@@ -134,6 +134,11 @@ class StreamingPlan:
         """The epoch that was being read last: how far into it the stream is, nobody knows."""
         return float(self._epoch)
 
+    def begin(self) -> None:
+        """Read as far as the first row: data that cannot be used at all is found out before the run begins."""
+        first = next(self._rows)
+        self._rows = chain([first], self._rows)
+
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
         """One process's slice of the global batch of a step."""
         if step < self._next_step:

@@ -14,6 +14,7 @@ import torch
 from swift.config.sections import DataSection
 from swift.data.pipeline import prepare_data
 from swift.data.sampler import evaluation_batches
+from swift.errors import DataError
 from swift.infer.generate import Sampling, answer_all, prompt_ids
 from swift.infer.load import Speaker
 from swift.infer.questions import Question
@@ -53,6 +54,11 @@ def score_accuracy(
 ) -> dict[str, float]:
     """How often the whole answer is what the data set expects, white space at its ends left out."""
     answered = [question for question in questions if question.expected is not None]
+    if not answered:
+        raise DataError(
+            f"None of the {len(questions)} questions has an answer to compare with.",
+            hint="Give a data set whose rows end with the assistant's message, or ask with swift infer.",
+        )
     texts = answers(speaker, answered, sampling, batch=batch)
     right = [text.strip() == str(question.expected).strip() for question, text in zip(answered, texts, strict=True)]
     if result is not None:
@@ -60,7 +66,7 @@ def score_accuracy(
             for question, text, good in zip(answered, texts, right, strict=True):
                 line = {"messages": question.messages, "answer": text, "expected": question.expected, "right": good}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    return {"accuracy": sum(right) / max(1, len(right)), "right": sum(right), "questions": len(right)}
+    return {"accuracy": sum(right) / len(right), "right": sum(right), "questions": len(right)}
 
 
 @torch.no_grad()

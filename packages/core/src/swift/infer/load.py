@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from swift.checkpoint import find_checkpoint
-from swift.checkpoint.folders import LAST, whole_checkpoints
+from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
 from swift.checkpoint.manifest import MANIFEST, read_manifest
 from swift.config.sections import ModelSection
-from swift.errors import ModelError
+from swift.errors import ModelError, UsageError, did_you_mean
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.source import open_source
 
@@ -51,7 +50,11 @@ def load_speaker(
 ) -> Speaker:
     """Load weights (and adapter) for asking."""
     place = find_weights(name, adapter=adapter)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(device)
+    if dtype not in ("auto", *DTYPES):
+        raise UsageError(
+            f"There is no precision {dtype!r}.{did_you_mean(dtype, DTYPES)}", hint=f"There are: {', '.join(DTYPES)}."
+        )
     precision, _ = resolve_dtype(dtype, device)
     source = open_source(place.weights, say=say)
     tokenizer = source.tokenizer
@@ -60,6 +63,19 @@ def load_speaker(
         model = _with_adapter(model, place.adapter)
     model.eval()
     return Speaker(model, tokenizer, device, place.system)
+
+
+def _device(wanted: str | None) -> str:
+    """Where to load the model; a GPU where there is one and nothing else was said."""
+    if wanted is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(wanted).type
+    except RuntimeError:
+        raise UsageError(f"There is no device {wanted!r}.", hint="There are: cpu, cuda, cuda:1, ...") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"There is no GPU that could be {wanted!r} here.", hint="Leave it out to use the CPU.")
+    return wanted
 
 
 def find_weights(name: str, *, adapter: Path | None = None) -> Place:

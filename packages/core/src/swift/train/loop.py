@@ -15,7 +15,7 @@ from swift.contracts import RunSummary, StepRecord
 from swift.errors import SwiftError, TrainingError
 from swift.train.evaluate import evaluate
 from swift.train.memory import peak_memory_gib
-from swift.train.prepare import Job, opened
+from swift.train.prepare import Job, opened, tell_data
 from swift.train.saving import Keeper
 from swift.train.signals import graceful_stop
 from swift.train.sums import NonFiniteStep
@@ -172,6 +172,8 @@ class Loop:
 
     def _end(self, summary: RunSummary) -> None:
         if self.job.is_main:
+            if self.job.data.stream is not None:
+                tell_data(self.job.run, self.job.data)
             self.job.engine.run_end(self.job.run, summary)
 
 

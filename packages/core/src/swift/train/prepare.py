@@ -150,7 +150,8 @@ def _prepare(
         barrier=comms.barrier,
         is_main=run.topology.is_main,
     )
-    _tell_data(run, data)
+    if data.stream is None:
+        tell_data(run, data)
     train = None if data.train is None else data.train.samples
     validation = None if data.validation is None else data.validation.samples
     plan = _plan(config, objective, train, data)
@@ -225,7 +226,8 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _tell_data(run: Run, data: PreparedData) -> None:
+def tell_data(run: Run, data: PreparedData) -> None:
+    """Say what became of the data set; of a stream that is known at the end."""
     for line in data.report.lines():
         run.say(line)
     run.facts["data"] = f"{data.report.samples:,} samples, {data.report.tokens:,} tokens"
@@ -250,7 +252,9 @@ def _plan(config: Config, objective: Objective, train: SampleSet | None, data: P
     if train is not None:
         return BatchPlan(train, objective, epochs=config.train.epochs, **layout)
     assert data.stream is not None
-    return StreamingPlan(data.stream, objective, **layout)
+    stream = StreamingPlan(data.stream, objective, **layout)
+    stream.begin()
+    return stream
 
 
 def _in_order(run: Run, dataset: SampleSet, objective: Objective) -> Iterator[Batch]:

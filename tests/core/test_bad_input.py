@@ -1,0 +1,305 @@
+"""What users get wrong, through the command line: one clear sentence, the right exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from processes import on_processes, succeeded
+from tiny_runs import conversations, write_jsonl, write_model
+
+from swift.cli.main import run
+from swift.train.run_folder import lock_run_folder
+
+GOOD = conversations(8)
+QUESTION = {"role": "user", "content": "Hello"}
+ANSWER = {"role": "assistant", "content": "Hi"}
+UNSTABLE_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant thinks:\n{% endif %}"
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> Path:
+    """A working folder with a good model and a good data set in it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny, tmp_path / "model")
+    write_jsonl(tmp_path / "data.jsonl", GOOD)
+    return tmp_path
+
+
+def swift(verb: str, *flags: str, model: str = "model", dataset: str = "data.jsonl") -> int:
+    """A small run, but for the flags; `dataset` is left out when empty."""
+    data = ("--dataset", dataset) if dataset else ()
+    small = ["--report_to", "jsonl", "--backend.device", "cpu", "--data.workers", "1"]
+    if "--max_steps" not in flags:
+        small += ["--max_steps", "2"]
+    return run([verb, "--model", model, *data, *small, *flags])
+
+
+def check_refused(
+    code: int, sentences: tuple[str, ...], capsys: pytest.CaptureFixture[str], folder: Path, *, expected: int = 2
+) -> None:
+    printed = capsys.readouterr()
+    assert printed.err.count("Error: ") == 1, printed.err
+    message = printed.err.partition("Error: ")[2]
+    for sentence in sentences:
+        assert sentence in message
+    assert "Traceback" not in printed.out + printed.err
+    assert code == expected
+    assert not (folder / "output").exists()
+    assert not dist.is_initialized()
+
+
+# Flags, and what is said.
+FLAGS: list[tuple[str, list[str], int, tuple[str, ...]]] = [
+    ("sft", ["--learning_rat", "1"], 2, ("Unknown flag --learning_rat", "Did you mean '--learning_rate'?")),
+    ("sft", ["--optim.lrr", "1"], 2, ("Did you mean '--optim.lr'?",)),
+    ("sft", ["--backend", "torhc"], 3, ("torhc", "Did you mean 'torch'?")),
+    ("sft", ["--report_to", "consol"], 3, ("consol", "Did you mean 'console'?")),
+    ("train", ["--objective", "dqo"], 3, ("dqo", "Did you mean")),
+    ("sft", ["--learning_rate", "fast"], 2, ("--learning_rate", "must be a number, not 'fast'")),
+    ("sft", ["--parallel.tp", "2"], 2, ("torch backend does not have parallel.tp 2",)),
+    ("sft", ["--parallel.dp_replicate", "3"], 2, ("parallel.dp_replicate is 3, but 1 process",)),
+    ("sft", ["--tuner.targets", "q_prog"], 2, ("no module 'q_prog'", "Did you mean 'q_proj'?")),
+    ("sft", ["--train_type", "full", "--tuner.freeze", "encoder.*"], 2, ("no weight of this model matches",)),
+    ("sft", ["--resume_from_checkpoint", "nowhere"], 2, ("There is no checkpoint at nowhere",)),
+    ("sft", ["--streaming", "--split_dataset_ratio", "0.1"], 2, ("data.split_ratio",)),
+    ("rlhf", [], 2, ("data.jsonl", "rejected")),
+]
+
+
+@pytest.mark.parametrize(("verb", "flags", "code", "sentences"), FLAGS, ids=lambda value: str(value)[:40])
+def test_flags_that_cannot_be_meant(
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    flags: list[str],
+    code: int,
+    sentences: tuple[str, ...],
+) -> None:
+    check_refused(swift(verb, *flags), sentences, capsys, here, expected=code)
+
+
+def lines(*rows: Any) -> Callable[[Path], None]:
+    """Writes these rows as the data set."""
+    return lambda path: write_jsonl(path, rows) and None
+
+
+def text(content: str) -> Callable[[Path], None]:
+    """Writes this text as the data set."""
+    return lambda path: path.write_text(content) and None
+
+
+def talk(*messages: dict[str, str]) -> dict[str, Any]:
+    return {"messages": list(messages)}
+
+
+# How the data set is made, the flags, and what is said.
+DATA: dict[str, tuple[Callable[[Path], None], list[str], tuple[str, ...]]] = {
+    "missing": (Path.unlink, [], ("data.jsonl",)),
+    "empty": (text(""), [], ("data.jsonl", "is empty")),
+    "malformed line": (text(json.dumps(GOOD[0]) + '\n{"messages": [\n'), [], ("data.jsonl:2",)),
+    "not an object": (text("[1, 2]\n"), [], ("data.jsonl:1",)),
+    "unknown format": (lines({"body": "a", "topic": "b"}), [], ("data.jsonl:1", "body")),
+    "two columns for one target": (
+        lines({"query": "a", "question": "b", "response": "c"}),
+        ["--columns", '{"question": "query"}'],
+        ("data.jsonl:1", "'question'", "'query'"),
+    ),
+    "roles out of order": (
+        lines(talk(QUESTION, QUESTION, ANSWER)),
+        [],
+        ("nothing to learn from", "roles out of order", "data.jsonl:1"),
+    ),
+    "one sample out of order, strictly": (
+        lines(*GOOD, talk(ANSWER, QUESTION)),
+        ["--strict"],
+        ("data.jsonl:9",),
+    ),
+    "no answers": (lines(talk(QUESTION)), [], ("nothing to learn from", "data.jsonl:1")),
+    "all too long": (lines(*GOOD), ["--max_length", "8"], ("nothing to learn from", "too long", "data.jsonl:1")),
+    "unknown role": (
+        lines(talk({"role": "usr", "content": "a"}, ANSWER)),
+        [],
+        ("unknown role", "data.jsonl:1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DATA)
+@pytest.mark.parametrize("streaming", [False, True], ids=["read", "streamed"])
+def test_data_that_cannot_be_learned_from(
+    here: Path, capsys: pytest.CaptureFixture[str], case: str, streaming: bool
+) -> None:
+    make, flags, sentences = DATA[case]
+    make(here / "data.jsonl")
+    code = swift("sft", *flags, *(["--streaming"] if streaming else []))
+    check_refused(code, sentences, capsys, here)
+
+
+@pytest.mark.parametrize("flags", [[], ["--streaming"]], ids=["read", "streamed"])
+def test_samples_that_cannot_be_used_are_counted_and_shown(
+    here: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    too_long = talk(QUESTION, {"role": "assistant", "content": "a" * 500})
+    write_jsonl(here / "data.jsonl", [*GOOD, talk(ANSWER, QUESTION), too_long])
+    assert swift("sft", "--max_length", "200", *flags) == 0
+    printed = capsys.readouterr().out
+    assert "data.jsonl:9" in printed
+    assert "data.jsonl:10" in printed
+    (log,) = (here / "output").glob("*/*/logging.jsonl")
+    summary = json.loads(log.read_text().splitlines()[-1])
+    assert sum(summary["unusable_samples"].values()) == 2
+
+
+def without_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+
+
+def without_tokenizer(model: Path) -> None:
+    for path in [*model.glob("tokenizer*"), model / "chat_template.jinja"]:
+        path.unlink()
+
+
+def with_few_words(model: Path) -> None:
+    shutil.rmtree(model)
+    write_model(model, vocab_size=200)
+
+
+def with_half_the_weights(model: Path) -> None:
+    weights = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+
+
+def with_unstable_template(model: Path) -> None:
+    (model / "chat_template.jinja").write_text(UNSTABLE_TEMPLATE)
+
+
+MODELS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
+    "missing": (shutil.rmtree, ("model",)),
+    "without config": (lambda model: (model / "config.json").unlink(), ("model", "config.json")),
+    "without weights": (without_weights, ("model", "weights")),
+    "without tokenizer": (without_tokenizer, ("model", "tokenizer")),
+    "vocabulary smaller than the tokenizer": (with_few_words, ("200", "259")),
+    "half of its weights": (with_half_the_weights, ("model.safetensors",)),
+    "template that is not prefix-stable": (with_unstable_template, ("data.jsonl:1", "not prefix-stable")),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_models_that_cannot_be_trained(here: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+    spoil, sentences = MODELS[case]
+    spoil(here / "model")
+    check_refused(swift("sft"), sentences, capsys, here)
+
+
+def test_an_output_folder_that_cannot_be_written_to(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "file").write_text("")
+    code = swift("sft", "--output_dir", "file")
+    check_refused(code, ("Cannot make a run's folder in", "--output_dir"), capsys, here)
+    assert (here / "file").read_text() == ""
+
+
+@pytest.fixture
+def saved(here: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The folder of a run with checkpoints of steps 1 and 2."""
+    assert swift("sft", "--save_steps", "1", "--output_dir", "saved", "--logging.run_name", "run") == 0
+    capsys.readouterr()
+    return here / "saved" / "model" / "run"
+
+
+def truncate(checkpoint: Path) -> None:
+    path = max(checkpoint.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def alter(checkpoint: Path) -> None:
+    path = max(checkpoint.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[-7] ^= 1
+    path.write_bytes(content)
+
+
+def forget_manifest(checkpoint: Path) -> None:
+    (checkpoint / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "flags", "sentences"),
+    [
+        (truncate, [], ("checkpoint-1", "bytes instead of")),
+        (alter, [], ("checkpoint-1", "its checksum differs")),
+        (forget_manifest, [], ("checkpoint-1", "manifest.json")),
+        (None, ["--seed", "7"], ("the seed (it was 42, now 7)",)),
+        (None, ["--model", "other"], ("the model (it was model)",)),
+        (None, ["--dataset", "other.jsonl"], ("the data or how it is encoded (it was data.jsonl)",)),
+        (None, ["--lora_rank", "4"], ("the adapter's r (it was 8, now 4)",)),
+        (None, ["--max_steps", "1"], ("all 1 steps are made",)),
+    ],
+    ids=["truncated", "altered", "manifest", "seed", "model", "data", "rank", "steps"],
+)
+def test_checkpoints_that_cannot_be_resumed_from(
+    saved: Path,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], None] | None,
+    flags: list[str],
+    sentences: tuple[str, ...],
+) -> None:
+    if spoil is not None:
+        spoil(saved / "checkpoint-1")
+    write_model(here / "other", seed=3)
+    write_jsonl(here / "other.jsonl", GOOD[1:])
+    capsys.readouterr()
+    before = sorted(path.name for path in saved.rglob("*"))
+    choice = dict(zip(flags[::2], flags[1::2], strict=True))
+    model, dataset = choice.pop("--model", "model"), choice.pop("--dataset", "data.jsonl")
+    rest = [word for pair in choice.items() for word in pair]
+    code = swift("sft", "--resume_from_checkpoint", str(saved / "checkpoint-1"), *rest, model=model, dataset=dataset)
+    check_refused(code, sentences, capsys, here)
+    assert sorted(path.name for path in saved.rglob("*")) == before
+
+
+def test_a_disk_that_is_full_while_saving(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def on_a_full_disk() -> int:
+        import resource
+
+        # A checkpoint of the adapters fits; of all weights it does not.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        flags = ("--train_type", "full", "--save_steps", "1", "--logging.run_name", "run")
+        return swift("sft", *flags)
+
+    ((code,),) = [succeeded(answers) for answers in on_processes(1, on_a_full_disk)]
+    printed = capfd.readouterr()
+    assert "could not be written to" in printed.err
+    assert "larger than this system allows" in printed.err
+    assert "Traceback" not in printed.out + printed.err
+    assert code == 1
+    folder = here / "output" / "model" / "run"
+    assert not list(folder.glob("checkpoint-*"))
+    assert not (folder / "last-checkpoint").is_symlink()
+    last = json.loads((folder / "logging.jsonl").read_text().splitlines()[-1])
+    assert last["status"] == "failed"
+
+
+def test_a_run_that_fails_lets_go_of_its_folder(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swift.errors import TrainingError
+    from swift.train.loop import Loop
+
+    def failing(*_: Any) -> None:
+        raise TrainingError("It broke.")
+
+    monkeypatch.setattr(Loop, "_step", failing)
+    assert swift("sft", "--logging.run_name", "run") == 1
+    assert "Error: It broke." in capsys.readouterr().err
+    with lock_run_folder(here / "output" / "model" / "run"):
+        pass
