@@ -53,7 +53,7 @@ def test_a_completed_run_ends_with_commands_that_use_it(make_run, drive, said, m
     drive(ConsoleObserver(), run, range(1, 13), summary=make_summary(checkpoint=run.folder / "checkpoint-12"))
     ending = "\n".join(said[-3:])
     assert "Completed after 12 steps and 1,200 tokens in 6.0s, 200 tokens/s." in ending
-    assert f"swift infer {run.folder}/checkpoint-12" in ending
+    assert f"swift chat {run.folder}/checkpoint-12" in ending
     assert f"swift export {run.folder}/checkpoint-12 --to hf" in ending
 
 
@@ -62,7 +62,7 @@ def test_a_stopped_run_ends_with_the_command_that_resumes_it(make_run, drive, sa
     checkpoint = run.folder / "checkpoint 7"
     drive(ConsoleObserver(), run, range(1, 8), summary=make_summary("stopped", 7, checkpoint))
     assert f"--resume_from_checkpoint '{checkpoint}'" in said[-1]
-    assert "swift infer" not in "\n".join(said)
+    assert "swift chat" not in "\n".join(said)
 
 
 def test_unusable_samples_stand_in_the_summary(make_run, drive, said):

@@ -132,7 +132,7 @@ def test_the_page_says_how_the_run_ended(make_run, drive, make_summary, status):
     drive(ReportObserver(), run, range(1, 8), summary=make_summary(status, 7, run.folder / "checkpoint-5"))
     page = page_of(run)
     assert status in page.visible
-    command = "swift infer" if status == "completed" else "--resume_from_checkpoint"
+    command = "swift chat" if status == "completed" else "--resume_from_checkpoint"
     assert any(command in text for text in page.visible)
 
 

@@ -1,10 +1,28 @@
-"""Checkpoints: one format, whoever writes it; no process ever holds the whole model."""
+"""Checkpoints: one format, whoever writes it; no process ever holds the whole model.
 
-from swift.checkpoint.boxes import Boxes, flat_boxes, part_boxes
-from swift.checkpoint.folders import clean_stale, find_checkpoint, link, prune
-from swift.checkpoint.load import check_resume, open_checkpoint
-from swift.checkpoint.manifest import Manifest
-from swift.checkpoint.save import PendingSave, save_checkpoint, wait_for_saves
+Names are imported when they are asked for: finding a checkpoint does not need torch's distributed machinery.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swift.checkpoint.boxes import Boxes, flat_boxes, part_boxes
+    from swift.checkpoint.folders import clean_stale, find_checkpoint, link, prune
+    from swift.checkpoint.load import check_resume, open_checkpoint
+    from swift.checkpoint.manifest import Manifest
+    from swift.checkpoint.save import PendingSave, save_checkpoint, wait_for_saves
+
+_HOMES = {
+    "boxes": ("Boxes", "flat_boxes", "part_boxes"),
+    "folders": ("clean_stale", "find_checkpoint", "link", "prune"),
+    "load": ("check_resume", "open_checkpoint"),
+    "manifest": ("Manifest",),
+    "save": ("PendingSave", "save_checkpoint", "wait_for_saves"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Boxes",
@@ -21,3 +39,9 @@ __all__ = [
     "save_checkpoint",
     "wait_for_saves",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -47,7 +47,6 @@ class Manifest(BaseModel):
     schedule: dict[str, JsonValue] = Field(default_factory=dict)
     adapter: dict[str, JsonValue] | None = None
     metrics: dict[str, float | None] = Field(default_factory=dict)
-    random: dict[str, JsonValue] = Field(default_factory=dict)
     facts: dict[str, JsonValue] = Field(default_factory=dict, description="What the backend handed over")
     plugins: dict[str, str] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=installed_versions)

@@ -153,8 +153,8 @@ def _report_to(_said: str, value: Any) -> Settings:
     names = [value] if isinstance(value, str) else list(value)
     if names == ["all"]:
         return {}
-    extra = [name for name in names if name not in ("none", "console", "jsonl")]
-    return {"logging.report_to": ("console", "jsonl", *extra)}
+    always = ("console", "jsonl", "report")
+    return {"logging.report_to": (*always, *(name for name in names if name not in ("none", *always)))}
 
 
 _TRAIN_TYPES: dict[str, Settings] = {

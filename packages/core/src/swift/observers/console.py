@@ -15,7 +15,7 @@ from swift.contracts import Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
 from swift.observers.facts import next_commands, setup_facts, unusable_samples
 from swift.observers.lines import MEMORY, Line, Meter, evaluation_of
-from swift.observers.text import count, duration, figure, label
+from swift.observers.text import count, duration, figure, label, plural
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -86,7 +86,7 @@ def summary_texts(run: Run, summary: RunSummary) -> list[str]:
     """The last lines of a run."""
     speed = f", {count(summary.tokens / summary.seconds)} tokens/s" if summary.seconds else ""
     texts = [
-        f"{label(summary.status)} after {count(summary.steps)} steps and {count(summary.tokens)} tokens"
+        f"{label(summary.status)} after {plural(summary.steps, 'step')} and {count(summary.tokens)} tokens"
         f" in {duration(summary.seconds)}{speed}."
     ]
     left_out = unusable_samples(run)

@@ -59,7 +59,7 @@ def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
     if summary.status == "completed":
         out = run.folder / "export"
         return [
-            ("Talk to it", _command("swift", "infer", best)),
+            ("Talk to it", _command("swift", "chat", best)),
             ("Export it", _command("swift", "export", best, "--to", "hf", "--out", out)),
         ]
     config = run.folder / "config.yaml"

@@ -38,3 +38,8 @@ def label(name: str) -> str:
     """A field's name as a heading: `trainable_weights` becomes `Trainable weights`."""
     words = name.replace("_", " ")
     return words[:1].upper() + words[1:]
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 step`, `1,200 steps`."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
