@@ -171,6 +171,23 @@ def test_waiting_for_another_machine_can_be_broken_off(place: Path) -> None:
     assert run.output == "Stopped by SIGINT.\n"
 
 
+def test_machines_that_do_not_meet_are_said_without_a_traceback(place: Path) -> None:
+    script = f"""
+from swift.errors import ConfigError
+from swift.launch import workers
+from swift.launch.group import Group
+workers.MEETING_TIMEOUT = 1
+try:
+    workers.run_workers(Group(size=2, rank=1, address="127.0.0.1", port={free_port()}, processes=2), ["sft"])
+except ConfigError as error:
+    print("Error:", error)
+"""
+    with started([sys.executable, "-c", script], place) as run:
+        assert run.code() == 0, run.output
+    assert run.output.count("Error: The 2 machines of this run did not meet at 127.0.0.1") == 1
+    assert "Traceback" not in run.output
+
+
 def test_the_script_in_examples_trains_under_the_deepspeed_launcher(place: Path) -> None:
     # What `deepspeed` sets and adds to the command line of each process.
     environment = {

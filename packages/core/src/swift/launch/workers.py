@@ -9,13 +9,19 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from swift.errors import ConfigError
 from swift.launch.group import Group
 from swift.launch.reports import Failure, first_error, first_report, read_note_of_stop
 from swift.train.signals import STARTED_BY_SWIFT, Stopped, forwarded_signals
+
+MEETING_TIMEOUT = 900
+"""Seconds in which the launchers of all machines must have come."""
 
 
 def run_workers(group: Group, argv: list[str]) -> int:
@@ -29,6 +35,12 @@ def run_workers(group: Group, argv: list[str]) -> int:
             elastic_launch(_config(group, logs), sys.executable)("-m", "swift", *argv)
         except ChildFailedError as failure:
             _fail(failure, Path(logs), signals)
+        except (DistError, RendezvousError) as error:
+            raise ConfigError(
+                f"The {group.size} machines of this run did not meet at {group.address}, port {group.port}: "
+                f"{_first_line(error)}",
+                hint="MASTER_ADDR must be the first of them, seen from all, and swift must be started on each.",
+            ) from error
         stopped = read_note_of_stop(Path(logs))
     return 0 if stopped is None else 128 + (signals or [stopped])[0]
 
@@ -43,7 +55,7 @@ def _config(group: Group, logs: str) -> LaunchConfig:
         rdzv_backend="c10d" if alone else "static",
         rdzv_endpoint="localhost:0" if alone else f"{group.address}:{group.port}",
         rdzv_configs={} if alone else {"rank": group.rank},
-        rdzv_timeout=900,
+        rdzv_timeout=MEETING_TIMEOUT,
         run_id="swift",
         max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=logs, redirects=silent),
@@ -58,3 +70,7 @@ def _fail(failure: ChildFailedError, logs: Path, signals: list[int]) -> NoReturn
     if error is None:
         raise Stopped(signals[0]) from None
     raise error from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
