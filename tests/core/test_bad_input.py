@@ -14,6 +14,8 @@ from processes import on_processes, succeeded
 from tiny_runs import conversations, write_jsonl, write_model
 
 from swift.cli.main import run
+from swift.hookspecs import hookimpl
+from swift.observers.jsonl import JsonlObserver
 from swift.train.run_folder import lock_run_folder
 
 GOOD = conversations(8)
@@ -289,7 +291,7 @@ def test_a_disk_that_is_full_while_saving(here: Path, capfd: pytest.CaptureFixtu
     assert last["status"] == "failed"
 
 
-def test_a_run_that_fails_lets_go_of_its_folder(
+def test_a_run_that_fails_says_why_and_lets_go_of_its_folder(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from swift.errors import TrainingError
@@ -298,8 +300,14 @@ def test_a_run_that_fails_lets_go_of_its_folder(
     def failing(*_: Any) -> None:
         raise TrainingError("It broke.")
 
+    def failing_too(self: JsonlObserver) -> None:
+        raise OSError("no room")
+
     monkeypatch.setattr(Loop, "_step", failing)
+    monkeypatch.setattr(JsonlObserver, "swift_run_end", hookimpl(failing_too))
     assert swift("sft", "--logging.run_name", "run") == 1
-    assert "Error: It broke." in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "Error: It broke." in printed.err
+    assert "no room" in printed.out
     with lock_run_folder(here / "output" / "model" / "run"):
         pass

@@ -30,9 +30,16 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_step_and_the_line_of_the_sample_are_named(poisoned: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_step_and_the_line_of_the_sample_are_named(poisoned: Path, tmp_path: Path, asynchronous: bool) -> None:
     data = write_jsonl(tmp_path / "data.jsonl", ROWS)
-    settings = {"data.train": [str(data)], "checkpoint.save_steps": 1, "train.micro_batch": 1, "train.accumulation": 4}
+    settings = {
+        "data.train": [str(data)],
+        "train.micro_batch": 1,
+        "train.accumulation": 4,
+        "checkpoint.save_steps": 1,
+        "checkpoint.asynchronous": asynchronous,
+    }
     with pytest.raises(TrainingError) as caught:
         run_training(poisoned, tmp_path, None, settings)
     assert "Step 3 gave loss nan" in caught.value.message

@@ -60,6 +60,7 @@ def test_a_resumed_run_makes_the_same_steps_on_the_same_samples(
     whole = run_training(tied, tmp_path, ROWS, settings, validation=HELD_OUT)
     rest = run_training(tied, tmp_path, ROWS, resumed(whole, settings), validation=HELD_OUT)
     check_same(whole, rest)
+    assert rest.summary.last_checkpoint == rest.folder / "checkpoint-10"
     taken = whole.samples()
     assert rest.samples() == {step: taken[step] for step in range(5, 10)}
 
@@ -80,7 +81,11 @@ def test_the_reference_of_a_resumed_run_is_the_model_before_the_first_step(
     check_same(whole, run_training(tied, tmp_path, rows, resumed(whole, settings), validation=rows[:3]))
 
 
-@pytest.mark.parametrize("changes", [{}, LORA], ids=["full", "lora with dropout"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, LORA, {"checkpoint.asynchronous": True}],
+    ids=["full", "lora with dropout", "saved in the background"],
+)
 def test_a_run_goes_on_with_two_processes_and_then_with_one(
     tied: Path, tmp_path: Path, recorder: list[str], changes: dict[str, Any]
 ) -> None:

@@ -13,6 +13,7 @@ from peft.utils import set_peft_model_state_dict
 from plain_torch import batches_of, conversation_tokens, likelihood_trajectory
 from safetensors.torch import load_file
 from tiny_runs import conversations, run_training, write_model
+from transformers import AutoTokenizer
 
 STEPS = 8
 ROWS = conversations(20)
@@ -59,6 +60,17 @@ def test_the_learning_rate_is_that_of_transformers_cosine_schedule(tiny: Path, t
 def test_tied_embeddings_follow_plain_torch(tied: Path, tmp_path: Path) -> None:
     trained = run_training(tied, tmp_path, ROWS)
     losses, grad_norms = expected(tied)
+    assert trained.losses == pytest.approx(losses, rel=FP32)
+    assert trained.grad_norms == pytest.approx(grad_norms, rel=FP32)
+
+
+def test_plain_text_is_learned_from_its_second_token_to_its_end(tiny: Path, tmp_path: Path) -> None:
+    texts = [row["messages"][1]["content"] for row in ROWS]
+    trained = run_training(tiny, tmp_path, [{"text": text} for text in texts], {"objective.name": "pt"})
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    ids = [tokenizer(f"{text}<|im_end|>").input_ids for text in texts]
+    batches = batches_of([(each[:1], each[1:]) for each in ids], 4, STEPS)
+    losses, grad_norms = likelihood_trajectory(plain_torch.load_model(tiny), batches, steps=STEPS)
     assert trained.losses == pytest.approx(losses, rel=FP32)
     assert trained.grad_norms == pytest.approx(grad_norms, rel=FP32)
 

@@ -166,4 +166,5 @@ def _check_implementation(entry: PluginEntry, found: Implementation) -> None:
 
 
 def _faulty(entry: PluginEntry, problem: str, remedy: str) -> PluginError:
-    return PluginError(f"{entry} {problem}.", hint=f"{remedy}, or, if the plugin is not yours: {upgrade(entry)}")
+    stop = "" if remedy[-1] in ".?" else "."
+    return PluginError(f"{entry} {problem}.", hint=f"{remedy}{stop} If the plugin is not yours: {upgrade(entry)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,17 +55,15 @@ class Loop:
         """Until the last step, a signal, or patience with the evaluation is at its end."""
         job = self.job
         with ExitStack() as stack:
-            stack.callback(self.keeper.close)
+            stack.callback(self.keeper.wait)
             if job.is_main:
                 job.engine.run_start(job.run)
             try:
                 stopped = self._steps()
+                self.keeper.wait()
                 summary = self._summary("stopped" if stopped else "completed")
                 if not stopped:
                     self.keeper.export()
-            except SwiftError as error:
-                self._fail(error)
-                raise
             except Exception as error:
                 self._fail(error)
                 raise
@@ -139,6 +137,7 @@ class Loop:
         return replace(record, evaluation=evaluation)
 
     def _not_finite(self, step: int, failure: NonFiniteStep) -> TrainingError:
+        self.keeper.wait()
         samples = sorted({sample for samples in self.job.comms.gather(failure.sample_ids) for sample in samples})
         if samples:
             data = self.job.data.train
@@ -168,7 +167,12 @@ class Loop:
 
     def _fail(self, error: Exception) -> None:
         """Observers learn of it, whatever state the run is in; the error itself goes on to the user."""
-        self._end(self._summary("failed", str(error)))
+        with suppress(SwiftError):
+            self.keeper.wait()
+        try:
+            self._end(self._summary("failed", str(error)))
+        except Exception as another:
+            self.job.run.say(f"The end of the run could not be recorded either: {another}")
 
     def _end(self, summary: RunSummary) -> None:
         if self.job.is_main:

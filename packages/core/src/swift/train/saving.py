@@ -83,8 +83,8 @@ class Keeper:
             run=job.run,
         )
 
-    def close(self) -> None:
-        """Wait for a save that is still going on."""
+    def wait(self) -> None:
+        """Wait for a save that is going on in the background, and raise what went wrong with it."""
         wait_for_saves(self._job.run.folder)
         self._settle()
 
