@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import RunSummary, StepRecord
 from swift.errors import SwiftError, TrainingError
 from swift.train.evaluate import evaluate
+from swift.train.job import Job
 from swift.train.memory import peak_memory_gib
-from swift.train.prepare import Job, opened, tell_data
+from swift.train.prepare import opened, tell_data
 from swift.train.saving import Keeper
 from swift.train.signals import graceful_stop
 from swift.train.sums import NonFiniteStep

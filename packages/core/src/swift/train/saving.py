@@ -11,7 +11,7 @@ from swift.contracts import StepRecord
 
 if TYPE_CHECKING:
     from swift.contracts import CheckpointWriter
-    from swift.train.prepare import Job
+    from swift.train.job import Job
 
 
 class Keeper:

@@ -1,0 +1,86 @@
+"""A run that is ready to make its next step: what the loop works with, on one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swift.checkpoint.manifest import Manifest
+from swift.contracts import Objective, Run, Topology, TrainState
+from swift.data.pipeline import PreparedData
+from swift.data.sampler import Plan, evaluation_batches
+from swift.data.store import SampleSet
+from swift.plugins.facade import Engine
+from swift.train import reference
+from swift.train.best import BestSoFar
+from swift.train.comms import Comms
+
+if TYPE_CHECKING:
+    from swift.contracts import ModelSource
+    from swift.data.batch import Batch
+
+
+@dataclass
+class Job:
+    """Everything about a run that steps, evaluations and checkpoints need."""
+
+    run: Run
+    engine: Engine
+    comms: Comms
+    source: ModelSource
+    objective: Objective
+    plan: Plan
+    data: PreparedData
+    validation: SampleSet | None
+    """The validation set, with reference log-probabilities where they are kept on disk."""
+    state: TrainState
+    best: BestSoFar
+    reference: reference.Mode
+    manifest: Manifest
+    """What every checkpoint of this run says alike; step and position are filled in when saving."""
+    resumed_from: Path | None = None
+
+    @property
+    def topology(self) -> Topology:
+        assert self.run.topology is not None
+        return self.run.topology
+
+    @property
+    def is_main(self) -> bool:
+        return self.topology.is_main
+
+    def ready(self, batch: Batch) -> tuple[Batch, Objective]:
+        """The batch with reference log-probabilities, and the objective with its baseline, where they are needed."""
+        if self.reference == "adapter":
+            batch = reference.with_adapter_off(self.engine, self.run, self.state, batch)
+        objective = self.objective
+        if objective.baseline is None:
+            return batch, objective
+        sums = self.engine.forward(self.run, self.state, batch, objective.baseline).metrics
+        return batch, objective.given({name: value / weight for name, (value, weight) in sums.items() if weight})
+
+    def validation_batches(self) -> Iterator[Batch] | None:
+        """The validation set in order, or None when there is none."""
+        if self.validation is None:
+            return None
+        return in_order(self.run, self.validation, self.objective)
+
+
+def in_order(run: Run, dataset: SampleSet, objective: Objective) -> Iterator[Batch]:
+    """A data set once, in its own order: for evaluation, and for scoring by a reference model."""
+    assert run.topology is not None
+    config = run.config
+    per_process = config.train.eval_batch or config.train.micro_batch
+    return evaluation_batches(
+        dataset,
+        objective,
+        rows=per_process * run.topology.data_size,
+        micro_rows=per_process,
+        data_rank=run.topology.data_rank,
+        data_size=run.topology.data_size,
+        flat=config.data.padding_free,
+        packing=config.data.packing,
+        max_length=config.data.max_length,
+    )
