@@ -1,7 +1,5 @@
 """Memory and time of the chunked token log-probabilities against plain logits and cross entropy.
 
-    python benchmarks/chunked_loss.py [--out results.json]
-
 Three questions, each answered by a ratio of two things measured in this run:
 - memory: how the peak grows with the number of tokens at a vocabulary of 152k (each case in a process of its own);
 - time of loss and gradients at that vocabulary (the chunked way computes the logits twice);
@@ -10,10 +8,8 @@ Three questions, each answered by a ratio of two things measured in this run:
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +18,9 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+
+from benchmarks.commands import call, environment
+from benchmarks.facts import Figure
 
 VOCABULARY, WIDTH = 152_000, 64
 TOKENS = (256, 1024)
@@ -60,9 +59,7 @@ def _status(field: str) -> int:
 
 
 def in_own_process(way: str, tokens: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--case", way, str(tokens)]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    return dict(json.loads(result.stdout))
+    return dict(json.loads(call([sys.executable, "-m", "benchmarks.chunked_loss", way, str(tokens)], environment())))
 
 
 def training_steps(rounds: int) -> dict[str, float]:
@@ -127,36 +124,28 @@ def _conversations() -> list[Any]:
     return samples
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the results as JSON")
-    parser.add_argument("--rounds", type=int, default=15, help="training steps of each kind")
-    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.case:
-        print(json.dumps(one_case(arguments.case[0], int(arguments.case[1]))))
-        return
-    results: dict[str, Any] = {"vocabulary": VOCABULARY, "width": WIDTH, "cases": {}}
-    for tokens in TOKENS:
-        case = {way: in_own_process(way, tokens) for way in WAYS}
-        case["ratio"] = {key: case["chunked"][key] / case["plain"][key] for key in ("mib", "seconds")}
-        results["cases"][tokens] = case
-        print(
-            f"vocabulary {VOCABULARY}, {tokens:5d} tokens: peak {case['plain']['mib']:6.0f} MiB plain, "
-            f"{case['chunked']['mib']:5.0f} MiB chunked ({case['ratio']['mib']:.2f}x); "
-            f"time {case['ratio']['seconds']:.2f}x plain's"
-        )
-    first, last = results["cases"][TOKENS[0]], results["cases"][TOKENS[-1]]
-    results["growth"] = {way: last[way]["mib"] / first[way]["mib"] for way in WAYS}
-    print(f"{TOKENS[-1] // TOKENS[0]}x the tokens: peak x{results['growth']['plain']:.2f} plain, ", end="")
-    print(f"x{results['growth']['chunked']:.2f} chunked")
-    results["training_step"] = steps = training_steps(arguments.rounds)
-    print(f"training step, {steps['parameters'] / 1e6:.1f}M parameters, vocabulary 8192: ", end="")
-    print(f"{steps['speed_ratio']:.2f}x the speed of plain logits and cross entropy")
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    """Figures, and what they were made of."""
+    cases = {tokens: {way: in_own_process(way, tokens) for way in WAYS} for tokens in TOKENS}
+    few, many = (cases[tokens] for tokens in TOKENS)
+    growth = {way: many[way]["mib"] / few[way]["mib"] for way in WAYS}
+    steps = training_steps(5 if quick else 15)
+    times = TOKENS[1] // TOKENS[0]
+    figures = [
+        Figure(f"{times} times the tokens: chunked peak grows to", growth["chunked"], at_most=1.2),
+        Figure(f"{times} times the tokens: plain peak grows to", growth["plain"]),
+        *(
+            Figure(f"{tokens} tokens: chunked peak over plain", case["chunked"]["mib"] / case["plain"]["mib"])
+            for tokens, case in cases.items()
+        ),
+        *(
+            Figure(f"{tokens} tokens: chunked time over plain", case["chunked"]["seconds"] / case["plain"]["seconds"])
+            for tokens, case in cases.items()
+        ),
+        Figure("steps/s of a 5M-parameter model, vocabulary 8k, over plain", steps["speed_ratio"]),
+    ]
+    return figures, {"vocabulary": VOCABULARY, "width": WIDTH, "cases": cases, "training_step": steps}
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(one_case(sys.argv[1], int(sys.argv[2]))))

@@ -1,0 +1,41 @@
+"""`python -m benchmarks [PART ...] [--quick] [--out FOLDER]`: measure, show ratios and their targets, write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+from benchmarks.facts import show, write
+from benchmarks.inputs import ROOT
+
+PARTS = {
+    "throughput": "speed and peak memory of training against a bare torch loop",
+    "chunked_loss": "memory of the loss at a vocabulary of 152k",
+    "start_up": "time to the first step, phase by phase",
+    "ms_swift": "speed and start-up against ms-swift, in an environment of its own",
+}
+"""Modules of this package, in the order in which they run."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Ratios of things measured in one run, on this machine.",
+        epilog="parts (all, if none is named): " + "; ".join(f"{name}: {text}" for name, text in PARTS.items()),
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", choices=[*PARTS, []], help="what to measure")
+    parser.add_argument("--quick", action="store_true", help="a few steps and rounds: shows that it runs, not how fast")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
+    arguments = parser.parse_args()
+    for part in arguments.parts or PARTS:
+        module = importlib.import_module(f"benchmarks.{part}")
+        figures, details = module.measure(arguments.quick)
+        show(f"{part}: {PARTS[part]}", figures)
+        command = f"python -m benchmarks {part}" + (" --quick" if arguments.quick else "")
+        path = write(arguments.out, part, command, figures, details)
+        print(f"  written to {path}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The loop that swift is compared with: what one writes by hand with torch and transformers, and nothing else.
+
+    python -m benchmarks.bare_loop ORDER.json        trains on these batches, prints its peak memory
+
+Padded batches, the fused AdamW, cross entropy on the model's logits, gradients clipped to norm 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.facts import peak_memory_mib
+
+NO_TARGET = -100
+
+Sample = tuple[list[int], list[int]]
+"""Token ids and labels."""
+
+
+class BareLoop:
+    """A model, its optimizer, and chats as token ids."""
+
+    def __init__(self, model: str | Path, chats: str | Path, learning_rate: float) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
+        lines = Path(chats).read_text(encoding="utf-8").splitlines()
+        self.samples = [self._encode(json.loads(line)["messages"]) for line in lines]
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self.model.train()
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        )
+
+    def step(self, batch: Sequence[int]) -> float:
+        """Train on the samples of these numbers; answers the loss."""
+        input_ids, attention_mask, labels = self._pad([self.samples[index] for index in batch])
+        logits = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=NO_TARGET)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+    def tokens(self, batch: Sequence[int]) -> int:
+        """Tokens of these samples without padding."""
+        return sum(len(self.samples[index][0]) for index in batch)
+
+    def _encode(self, messages: list[dict[str, str]]) -> Sample:
+        """The answer and the token that ends it are learned; not the question, nor the line break after the end."""
+        prompt = self._ids(messages[:-1], add_generation_prompt=True)
+        ids = self._ids(messages)
+        return ids, [NO_TARGET] * len(prompt) + ids[len(prompt) : -1] + [NO_TARGET]
+
+    def _ids(self, messages: list[dict[str, str]], **options: bool) -> list[int]:
+        return list(self.tokenizer.apply_chat_template(messages, return_dict=True, **options)["input_ids"])
+
+    def _pad(self, samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        shape = len(samples), max(len(ids) for ids, _ in samples)
+        input_ids = torch.full(shape, self.tokenizer.pad_token_id)
+        labels = torch.full(shape, NO_TARGET)
+        attention_mask = torch.zeros(shape, dtype=torch.int64)
+        for row, (ids, targets) in enumerate(samples):
+            input_ids[row, : len(ids)] = torch.tensor(ids)
+            labels[row, : len(ids)] = torch.tensor(targets)
+            attention_mask[row, : len(ids)] = 1
+        return input_ids, attention_mask, labels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("order", type=Path, help="JSON: model, chats, learning_rate and batches of sample numbers")
+    order = json.loads(parser.parse_args().order.read_text())
+    loop = BareLoop(order["model"], order["chats"], order["learning_rate"])
+    first, *others = order["batches"]
+    loop.step(first)
+    first_step_at = time.time()
+    for batch in others:
+        loop.step(batch)
+    print(json.dumps({"peak_mib": peak_memory_mib(), "first_step_at": first_step_at}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Starting commands as a user would, each in a process of its own, and watching how far they come."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarks.inputs import CHATS, MODEL, ROOT, WORK
+
+SWIFT = str(Path(sys.executable).with_name("swift"))
+RUNS = WORK / "runs"
+TRAINING = (
+    "--model", str(MODEL), "--train_type", "full", "--learning_rate", "1e-4", "--lr_scheduler_type", "constant",
+    "--warmup_ratio", "0", "--weight_decay", "0",
+)  # fmt: skip
+"""A learning rate that stays, and no weight decay: what is easiest to write by hand."""
+ROWS = 8
+"""Samples of a padded batch."""
+PACK_TOKENS = 426
+"""As many tokens as 8 of the chats have on average: packed or padded, a step learns from as much."""
+PADDED = ("--per_device_train_batch_size", str(ROWS))
+PACKED = ("--per_device_train_batch_size", "1", "--packing", "true", "--max_length", str(PACK_TOKENS))
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, except that compiled modules are kept, as they are on a user's machine, and no hub is asked."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "HF_HUB_OFFLINE": "1", **more}
+
+
+def swift_run(name: str, *arguments: str, observers: Sequence[str] = ()) -> Path:
+    """Train with `swift sft` and its usual observers beside `observers`; answers the run's folder."""
+    shutil.rmtree(RUNS / MODEL.name / name, ignore_errors=True)
+    reports = ["console", "jsonl", "tensorboard", "report", *observers]
+    place = ["--output_dir", str(RUNS), "--logging.run_name", name, "--report_to", *reports]
+    python_path = os.pathsep.join([str(plugin_folder()), str(ROOT)])
+    call([SWIFT, "sft", *TRAINING, "--dataset", str(CHATS), *arguments, *place], environment(PYTHONPATH=python_path))
+    return RUNS / MODEL.name / name
+
+
+def plugin_folder() -> Path:
+    """A folder with the metadata that an installation of `benchmarks.observers` as a plugin would leave."""
+    folder = WORK / "plugin"
+    metadata = folder / "swift_benchmarks-1.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: swift-benchmarks\nVersion: 1\n")
+    names = {"bare-loop-in-turn": "BareLoopInTurn", "stopwatch": "Stopwatch"}
+    points = (f"{name} = benchmarks.observers:{target}\n" for name, target in names.items())
+    (metadata / "entry_points.txt").write_text("[swift.observers]\n" + "".join(points))
+    return folder
+
+
+def call(command: Sequence[str], variables: dict[str, str]) -> str:
+    """Run a command to its end and answer what it printed; a failure ends the benchmark with its last words."""
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    if done.returncode:
+        _give_up(command, done.returncode, done.stdout + done.stderr)
+    return done.stdout
+
+
+def seconds_of(command: Sequence[str], variables: dict[str, str]) -> float:
+    """How long a command takes."""
+    begin = time.perf_counter()
+    call(command, variables)
+    return time.perf_counter() - begin
+
+
+@dataclass(frozen=True)
+class Course:
+    """A training command seen from outside: seconds from its start to the line of each step in `logging.jsonl`."""
+
+    steps: list[float]
+
+    @property
+    def first_step(self) -> float:
+        return self.steps[0]
+
+    def rate(self, amount: float) -> float:
+        """Per second, of an `amount` that all steps share alike; the start-up and the first step don't count."""
+        count = len(self.steps)
+        return amount * (count - 1) / count / (self.steps[-1] - self.steps[0])
+
+
+def watch(command: Sequence[str], variables: dict[str, str], output: Path) -> Course:
+    """Run a training command that logs every step, and note when each appears under `output`."""
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    seen: list[float] = []
+    with (output / "terminal.txt").open("w") as terminal:
+        begin = time.perf_counter()
+        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=terminal, stderr=subprocess.STDOUT)
+        with _ended(process):
+            while process.poll() is None:
+                now = time.perf_counter() - begin
+                seen += [now] * (_steps_logged(output) - len(seen))
+                time.sleep(0.01)
+    if process.returncode or not seen:
+        _give_up(command, process.returncode, (output / "terminal.txt").read_text())
+    return Course(seen)
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def _steps_logged(output: Path) -> int:
+    files = list(output.rglob("logging.jsonl"))
+    if not files:
+        return 0
+    complete = files[0].read_text(encoding="utf-8").split("\n")[:-1]
+    return sum("loss" in line and "global_step/max_steps" in line for line in map(json.loads, complete))
+
+
+def _give_up(command: Sequence[str], code: int, printed: str) -> NoReturn:
+    last_words = "\n".join(printed.splitlines()[-15:])
+    sys.exit(f"{' '.join(command)}\nended with {code}:\n{last_words}")

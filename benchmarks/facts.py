@@ -1,0 +1,82 @@
+"""What every result carries beside its numbers, and how it is written down and shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("swift-core", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number, and its target where it has one."""
+
+    what: str
+    value: float
+    unit: str = "x"
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """'target >= 0.95x: met', or nothing."""
+        if self.at_least is not None:
+            return f"target >= {self._text(self.at_least)}: {'met' if self.value >= self.at_least else 'MISSED'}"
+        if self.at_most is not None:
+            return f"target <= {self._text(self.at_most)}: {'met' if self.value <= self.at_most else 'MISSED'}"
+        return ""
+
+    def __str__(self) -> str:
+        return self._text(self.value)
+
+    def _text(self, value: float) -> str:
+        digits = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        return f"{digits}x" if self.unit == "x" else f"{digits} {self.unit}".rstrip()
+
+
+def peak_memory_mib() -> float:
+    """The most memory that this process has had since it was started (the kernel's VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def machine() -> dict[str, Any]:
+    """What numbers depend on; nothing that names the machine."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": _processor(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{package: metadata.version(package) for package in PACKAGES},
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def write(out: Path, part: str, command: str, figures: Sequence[Figure], details: dict[str, Any]) -> Path:
+    """One JSON file per part: the command, the machine, the figures, and what they were made of."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{part}.json"
+    shown = [{"what": each.what, "figure": str(each), "verdict": each.verdict} for each in figures]
+    content = {"command": command, "machine": machine(), "figures": shown, "details": details}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def show(title: str, figures: Sequence[Figure]) -> None:
+    """A table of the figures."""
+    names, values = max(len(each.what) for each in figures), max(len(str(each)) for each in figures)
+    print(f"\n{title}")
+    for each in figures:
+        print(f"  {each.what:<{names}}  {each!s:>{values}}  {each.verdict}".rstrip())

@@ -1,0 +1,89 @@
+"""What every part trains: a 5.2M-parameter Qwen3 with random weights, and short chats, made once from a seed."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "benchmarks"
+"""Model, data, runs and the environment of ms-swift; git ignores it."""
+MODEL = WORK / "model"
+CHATS = WORK / "chats.jsonl"
+
+SAMPLES = 4_000
+VOCABULARY = 8_192
+WORDS = 6_000
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+Chat = list[dict[str, str]]
+
+
+def ensure() -> None:
+    """Make model and data if they aren't there, in a process of their own: this one stays without torch."""
+    if CHATS.is_file():
+        return
+    WORK.mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.inputs"], check=True)
+
+
+def chats() -> list[Chat]:
+    """A question of a few words and an answer, with the lengths of short chats: many short, few long."""
+    source = random.Random(0)
+    words = ["".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(2, 9))) for _ in range(WORDS)]
+    frequency = [1 / (rank + 20) for rank in range(WORDS)]
+
+    def text(median: float, most: int) -> str:
+        count = min(most, max(1, round(source.lognormvariate(0, 0.9) * median)))
+        return " ".join(source.choices(words, frequency, k=count))
+
+    return [
+        [{"role": "user", "content": text(9, 80)}, {"role": "assistant", "content": text(14, 240)}]
+        for _ in range(SAMPLES)
+    ]
+
+
+def make() -> None:
+    """Write the folder of the model, with its tokenizer, and the file of chats."""
+    import torch
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    conversations = chats()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (text for chat in conversations for message in chat for text in message.values())
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
+    )
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=4096, tie_word_embeddings=True,
+        eos_token_id=fast.eos_token_id, pad_token_id=fast.pad_token_id, dtype="float32",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(MODEL)
+    fast.save_pretrained(MODEL)
+    lines = (json.dumps({"messages": chat}) + "\n" for chat in conversations)
+    CHATS.write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    make()

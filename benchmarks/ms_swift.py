@@ -1,0 +1,128 @@
+"""Against ms-swift, installed from the package index into an environment of its own: what a user of each would see.
+
+The same folder of a model, the same chats, full fine-tuning in fp32, batch 8, from the command line; both log every
+step, and its line in `logging.jsonl` says when it was made. Three defaults of ms-swift that would cost it time are
+set aside: gradient checkpointing, two micro-batches per step, and asking the ModelScope hub about a local model. A
+short run of each comes first, so that neither pays for compiling modules.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.commands import PACKED, PADDED, RUNS, SWIFT, TRAINING, Course, call, environment, seconds_of, watch
+from benchmarks.facts import Figure
+from benchmarks.inputs import CHATS, MODEL, ROOT, WORK, ensure
+
+VERSION = "4.6.0"
+ALONGSIDE = ("torch", "transformers")
+"""Packages that both environments have in the same version."""
+HOME = WORK / f"ms-swift-{VERSION}"
+MS_SWIFT = HOME / "bin" / "swift"
+DATA = WORK / "chats-of-a-run.jsonl"
+
+MS_SWIFT_TRAINING = (
+    "sft", "--model", str(MODEL), "--model_type", "qwen3", "--template", "chatml", "--dataset", str(DATA),
+    "--tuner_type", "full", "--torch_dtype", "float32", "--learning_rate", "1e-4", "--lr_scheduler_type", "constant",
+    "--warmup_ratio", "0", "--weight_decay", "0", "--gradient_checkpointing", "false",
+    "--gradient_accumulation_steps", "1",
+    "--use_hf", "true", "--num_train_epochs", "1", "--logging_steps", "1", "--split_dataset_ratio", "0",
+)  # fmt: skip
+OURS = ("sft", *TRAINING, "--dataset", str(DATA), "--num_train_epochs", "1", "--logging_steps", "1")
+
+
+def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    """Figures, and what they were made of."""
+    ensure()
+    install()
+    rounds = 1 if quick else 3
+    _write_data(64)
+    _ms_swift()
+    _swift("packed", PACKED)
+    tokens = _write_data(96 if quick else 320)
+    runs = [
+        {"ms-swift": _ms_swift(), "padded": _swift("padded", PADDED), "packed": _swift("packed", PACKED)}
+        for _ in range(rounds)
+    ]
+    help_seconds = [_help_seconds() for _ in range(5)]
+
+    def speed(ours: str) -> float:
+        return median(run[ours].rate(tokens) / run["ms-swift"].rate(tokens) for run in runs)
+
+    first = median(run["packed"].first_step / run["ms-swift"].first_step for run in runs)
+    figures = [
+        Figure("real tokens/s over ms-swift's, packed", speed("packed"), at_least=3.0),
+        Figure("real tokens/s over ms-swift's, padded alike", speed("padded")),
+        Figure("time to the first step over ms-swift's", first, at_most=1 / 3),
+        Figure("swift --help", median(each["swift --help"] for each in help_seconds), unit="s", at_most=0.5),
+        Figure("ms-swift: swift sft --help", median(each["ms-swift"] for each in help_seconds), unit="s"),
+    ]
+    names = ("ms-swift", "padded", "packed")
+    details = {
+        "ms-swift": VERSION,
+        "tokens": tokens,
+        "tokens_per_second": {name: median(run[name].rate(tokens) for run in runs) for name in names},
+        "seconds_to_first_step": {name: median(run[name].first_step for run in runs) for name in names},
+        "seconds_of_help": help_seconds,
+    }
+    return figures, details
+
+
+def install() -> None:
+    """Put ms-swift into its environment, unless it is there: with uv, from wherever pip's settings point."""
+    if MS_SWIFT.is_file():
+        return
+    print(f"Installing ms-swift {VERSION} into {HOME.relative_to(ROOT)}", flush=True)
+    sys.path.append(str(ROOT / "tools"))
+    import pip_settings
+
+    shutil.rmtree(HOME, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(HOME)], check=True)
+    pins = [f"{package}=={metadata.version(package)}" for package in ALONGSIDE]
+    command = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--no-config"]
+    command += ["--python", str(HOME / "bin" / "python"), f"ms-swift=={VERSION}", *pins]
+    try:
+        subprocess.run(command, env={**pip_settings.for_uv(), **os.environ}, check=True)
+    except subprocess.CalledProcessError:
+        shutil.rmtree(HOME)
+        raise
+
+
+def _write_data(samples: int) -> int:
+    """The first so many chats as the data of the next runs; answers how many tokens they are."""
+    lines = CHATS.read_text(encoding="utf-8").splitlines(keepends=True)[:samples]
+    DATA.write_text("".join(lines), encoding="utf-8")
+    count = (
+        "import json, sys; from transformers import AutoTokenizer; t = AutoTokenizer.from_pretrained(sys.argv[1]); "
+        "print(sum(len(t.apply_chat_template(json.loads(line)['messages'], return_dict=True)['input_ids']) "
+        "for line in open(sys.argv[2])))"
+    )
+    return int(call([sys.executable, "-c", count, str(MODEL), str(DATA)], environment()))
+
+
+def _ms_swift() -> Course:
+    output = RUNS / "ms-swift"
+    command = [str(MS_SWIFT), *MS_SWIFT_TRAINING, *PADDED, "--output_dir", str(output)]
+    return watch(command, environment(), output)
+
+
+def _swift(name: str, arguments: tuple[str, ...]) -> Course:
+    """With a cache of tokenised data of its own: every run tokenises, as ms-swift does."""
+    output = RUNS / name
+    command = [SWIFT, *OURS, *arguments, "--output_dir", str(output), "--data.cache", str(output / "cache")]
+    return watch(command, environment(), output)
+
+
+def _help_seconds() -> dict[str, float]:
+    return {
+        "swift --help": seconds_of([SWIFT, "--help"], environment()),
+        "swift sft --help": seconds_of([SWIFT, "sft", "--help"], environment()),
+        "ms-swift": seconds_of([str(MS_SWIFT), "sft", "--help"], environment()),
+    }
