@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 STARTED_BY_SWIFT = "SWIFT_WORKER"
@@ -60,8 +60,9 @@ def prompt_stop() -> Iterator[None]:
     raised: list[int] = []
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        raised.append(number)
-        raise Stopped(number)
+        if not raised:
+            raised.append(number)
+            raise Stopped(number)
 
     with _watching(react, on_signal):
         try:
@@ -105,11 +106,13 @@ def forwarded_signals() -> Iterator[list[int]]:
         elif count == 1:
             _announce(number)
             for worker in workers:
-                os.kill(worker, signal.SIGTERM)
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGTERM)
         elif count == 2:
             for worker in workers:
                 # With whatever it started: each leads a process group.
-                os.killpg(worker, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(worker, signal.SIGKILL)
 
     with _watching(react):
         yield wishes.received
