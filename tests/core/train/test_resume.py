@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from processes import on_processes, succeeded
+from safetensors.torch import load_file, save_file
 from tiny_runs import Trained, conversations, pairs, run_training, verdicts, write_jsonl, write_model
 
 from swift.errors import CheckpointError, ConfigError
@@ -200,3 +201,18 @@ def test_a_run_at_its_end_is_not_resumed_but_can_be_lengthened(tied: Path, tmp_p
         run_training(tied, tmp_path, ROWS, end)
     run_training(tied, tmp_path, ROWS, {**end, "train.max_steps": 12})
     assert list(whole.lines) == list(range(1, 13))
+
+
+def test_the_scale_of_float16_gradients_is_carried_over(tmp_path: Path) -> None:
+    steep = write_model(tmp_path / "steep")
+    weights = load_file(steep / "model.safetensors")
+    weights["lm_head.weight"] *= 20
+    save_file(weights, steep / "model.safetensors", metadata={"format": "pt"})
+    settings = {**SHUFFLED, "model.dtype": "float16", "checkpoint.model_weights": False}
+    whole = run_training(steep, tmp_path, ROWS, settings)
+    skipped = [step for step, line in whole.lines.items() if line.get("skipped")]
+    assert min(skipped, default=9) <= 5, "the scale never had to come down"
+    rest = run_training(steep, tmp_path, ROWS, resumed(whole, settings))
+    assert [step for step, line in rest.lines.items() if line.get("skipped")] == [step for step in skipped if step > 5]
+    later = {step: loss for step, loss in zip(whole.lines, whole.losses, strict=True) if step > 5}
+    assert rest.losses == pytest.approx(list(later.values()), rel=SAME)
