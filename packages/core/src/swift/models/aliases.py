@@ -70,7 +70,7 @@ def resolve_name(name: str) -> tuple[str, str | None]:
     if key in RELEASED:
         return RELEASED[key], f"model {name!r} is {RELEASED[key]}"
     if key in NEAREST:
-        return NEAREST[key], f"model {name!r} cannot be had for this version of transformers; taking {NEAREST[key]}"
+        return NEAREST[key], f"no released {name!r} loads in this version of transformers; taking the nearest, {NEAREST[key]}"
     return name, None
 
 
