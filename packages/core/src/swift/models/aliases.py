@@ -70,7 +70,7 @@ def resolve_name(name: str) -> tuple[str, str | None]:
     if key in RELEASED:
         return RELEASED[key], f"model {name!r} is {RELEASED[key]}"
     if key in NEAREST:
-        return NEAREST[key], f"no released {name!r} loads in this version of transformers; taking the nearest, {NEAREST[key]}"
+        return NEAREST[key], f"this version of transformers loads no {name!r}; taking {NEAREST[key]}, the nearest one"
     return name, None
 
 
