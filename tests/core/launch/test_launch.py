@@ -88,7 +88,7 @@ def test_a_killed_process_is_named_and_takes_the_others_along(place: Path) -> No
 
 
 def test_workers_do_not_outlive_their_launcher(place: Path) -> None:
-    with started(sft("--nproc", "2", "--max_steps", "5000"), place) as run:
+    with started(sft("--nproc", "2", "--max_steps", "5000", "--save_steps", "5000"), place) as run:
         run.until("step 2/5000")
         assert run.workers().keys() == {"0", "1"}
         run.process.kill()

@@ -119,7 +119,10 @@ def forwarded_signals() -> Iterator[list[int]]:
 
 
 def follow_launcher() -> None:
-    """In a worker: take the death of the launcher for SIGTERM, so that no worker is ever left behind."""
+    """In a worker: take the death of the launcher for SIGTERM, so that no worker is ever left behind.
+
+    It may still save; where that takes a new group of processes it fails, since the launcher held their store.
+    """
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
