@@ -45,13 +45,13 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorder_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a distribution with the observer `recorder` is installed."""
     site = tmp_path_factory.mktemp("recorder")
-    (site / "acme_recorder.py").write_text(RECORDER)
-    info = site / "acme_recorder-1.0.dist-info"
+    (site / "noting_recorder.py").write_text(RECORDER)
+    info = site / "noting_recorder-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: acme-recorder\nVersion: 1.0\nRequires-Dist: swift-core>=0.1\n"
+        "Metadata-Version: 2.1\nName: noting-recorder\nVersion: 1.0\nRequires-Dist: swift-core>=0.1\n"
     )
-    (info / "entry_points.txt").write_text("[swift.observers]\nrecorder = acme_recorder:Recorder\n")
+    (info / "entry_points.txt").write_text("[swift.observers]\nrecorder = noting_recorder:Recorder\n")
     return site
 
 

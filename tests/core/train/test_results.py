@@ -92,4 +92,4 @@ def test_a_third_partys_wrapper_sees_every_step_and_the_run_sees_its_result(
         4: [4, 5, 6, 7],
     }
     args = json.loads((trained.folder / "args.json").read_text())
-    assert "acme-recorder 1.0" in json.dumps(args["plugins"])
+    assert "noting-recorder 1.0" in json.dumps(args["plugins"])
