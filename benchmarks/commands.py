@@ -30,10 +30,12 @@ PACK_TOKENS = 426
 PADDED = ("--per_device_train_batch_size", str(ROWS))
 PACKED = ("--per_device_train_batch_size", "1", "--packing", "true", "--max_length", str(PACK_TOKENS))
 
+_UNUSUAL = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
+
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, except that compiled modules are kept, as they are on a user's machine, and no hub is asked."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    """This process's, made a plain user's: compiled modules are kept, no path is added, and no hub is asked."""
+    kept = {name: value for name, value in os.environ.items() if name not in _UNUSUAL}
     return {**kept, "HF_HUB_OFFLINE": "1", **more}
 
 

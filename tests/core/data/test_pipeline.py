@@ -299,3 +299,14 @@ def test_reference_scores_travel_with_their_samples(tmp_path: Path) -> None:
     assert len(scored) == 2
     with pytest.raises(ValueError, match="3 reference scores for 20 samples"):
         samples.with_reference(np.zeros((3, 1)))
+
+
+def test_data_from_the_cache_is_reported_under_the_name_that_it_has_now(tmp_path: Path) -> None:
+    section = DataSection(train=(str(tmp_path / "new.jsonl"),), cache=tmp_path / "cache", workers=1)
+    rows = [{"query": "a", "response": "b"}, {"query": "", "response": "b"}]
+    for name in ("old.jsonl", "new.jsonl"):
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        named = section.model_copy(update={"train": (str(tmp_path / name),)})
+        report = prepare_data(named, byte_tokenizer(), encoding="chat", seed=0, say=lambda _: None).report
+        assert [source.name for source in report.sources] == [str(tmp_path / name)]
+        assert [rejected.place for rejected in report.rejected.values()] == [f"{tmp_path / name}:2"]

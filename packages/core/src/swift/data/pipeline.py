@@ -80,7 +80,7 @@ class _Maker:
             self.barrier()
             # A cache that is not shared between machines has nothing here yet.
             store = self._store(corpus, folder)
-        report = DataReport.from_dict(store.notes)
+        report = DataReport.from_dict(store.notes).under_names([part.name for part in corpus.parts])
         report.check(strict=section.strict)
         return Prepared(store, report, corpus, np.arange(len(corpus)), store)
 

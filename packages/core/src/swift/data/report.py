@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -124,6 +124,16 @@ class DataReport:
             unused_columns=list(values["unused_columns"]),
             ends_turns=values["ends_turns"],
         )
+
+    def under_names(self, names: Sequence[str]) -> DataReport:
+        """The same for data sets of the same content that are called otherwise now: the cache knows content alone."""
+        renamed = dict(zip([source.name for source in self.sources], names, strict=True))
+        for source in self.sources:
+            source.name = renamed[source.name]
+        for rejected in self.rejected.values():
+            before = next((name for name in renamed if rejected.place.startswith(name)), "")
+            rejected.place = renamed.get(before, "") + rejected.place.removeprefix(before)
+        return self
 
 
 def merge_columns(known: Iterable[str], more: Iterable[str]) -> list[str]:
