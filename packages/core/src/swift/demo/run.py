@@ -93,8 +93,8 @@ def _command(model: Path, train_file: Path) -> list[str]:
     """What a person would type."""
     return (
         f"sft --model {model} --dataset {train_file} --train_type full --packing true --max_length 512 "
-        f"--per_device_train_batch_size 4 --max_steps {STEPS} --learning_rate 4e-3 --backend.cpu_threads 1 --logging_steps 30 "
-        f"--save_steps {PAUSE} --output_dir {model.parent / 'runs'}"
+        f"--per_device_train_batch_size 4 --max_steps {STEPS} --learning_rate 4e-3 --logging_steps 30 "
+        f"--backend.cpu_threads 1 --save_steps {PAUSE} --output_dir {model.parent / 'runs'}"
     ).split()
 
 
