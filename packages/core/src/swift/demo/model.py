@@ -9,12 +9,12 @@ from swift.demo.tokenizer import byte_tokenizer
 
 def write_model(folder: Path, *, hidden: int = 96, layers: int = 2, seed: int = 0) -> Path:
     """A model folder like any other: configuration, weights, tokenizer and chat template."""
+    from swift.models.quiet import quiet_libraries
+
+    quiet_libraries()  # first: the libraries speak up while they are imported
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from swift.models.quiet import quiet_libraries
-
-    quiet_libraries()
     tokenizer = byte_tokenizer()
     config = Qwen3Config(
         vocab_size=264,

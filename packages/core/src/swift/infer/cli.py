@@ -12,6 +12,7 @@ import typer
 
 from swift.cli.app import run_app
 from swift.errors import UsageError
+from swift.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from swift.infer.generate import Sampling
@@ -71,6 +72,7 @@ def infer(
         raise UsageError(
             f"There is no folder {result.parent} for --result_path.", hint=f"Type: mkdir -p {result.parent}"
         )
+    quiet_libraries()
     from swift.infer.batch import answer_prompts, answer_questions
     from swift.infer.questions import read_questions
 
@@ -97,6 +99,7 @@ def chat(
 ) -> int:
     """Talk to a model; it remembers what was said. /clear forgets, /exit or Ctrl-D leaves."""
     name = _named("chat", model, model_flag)
+    quiet_libraries()
     from swift.infer.chat import converse
 
     speaker, sampling = _prepared(name, adapters, system, max_new_tokens, temperature, top_p, seed, dtype, device)
@@ -129,6 +132,7 @@ def evaluate(
     if metric not in ("accuracy", "loss"):
         raise UsageError(f"--metric is accuracy or loss, not {metric!r}.")
     renames = _columns(columns)
+    quiet_libraries()
     from swift.infer.batch import score_accuracy, score_loss
     from swift.infer.questions import read_questions
 
