@@ -51,6 +51,9 @@ def _launch(parsed: Parsed, argv: list[str]) -> int:
     if group.size > 1:
         join(group, os.environ)
     check_port(os.environ)
+    from swift.models.quiet import quiet_libraries
+
+    quiet_libraries()  # first: the libraries speak up while they are imported
     from swift.train.loop import train
 
     return exit_code(train(parsed))
