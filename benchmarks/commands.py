@@ -30,6 +30,8 @@ PACK_TOKENS = 426
 PADDED = ("--per_device_train_batch_size", str(ROWS))
 PACKED = ("--per_device_train_batch_size", "1", "--packing", "true", "--max_length", str(PACK_TOKENS))
 
+_GLANCE = 0.02
+"""Seconds between two looks at a run: looking takes time from what is looked at."""
 _UNUSUAL = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
 
 
@@ -101,10 +103,15 @@ def watch(command: Sequence[str], variables: dict[str, str], output: Path) -> Co
         begin = time.perf_counter()
         process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=terminal, stderr=subprocess.STDOUT)
         with _ended(process):
+            log: Path | None = None
+            size = 0
             while process.poll() is None:
                 now = time.perf_counter() - begin
-                seen += [now] * (_steps_logged(output) - len(seen))
-                time.sleep(0.01)
+                log = log or next(output.rglob("logging.jsonl"), None)
+                if log and log.stat().st_size != size:
+                    size = log.stat().st_size
+                    seen += [now] * (_steps_logged(log) - len(seen))
+                time.sleep(_GLANCE)
     if process.returncode or not seen:
         _give_up(command, process.returncode, (output / "terminal.txt").read_text())
     return Course(seen)
@@ -120,11 +127,8 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
             process.wait()
 
 
-def _steps_logged(output: Path) -> int:
-    files = list(output.rglob("logging.jsonl"))
-    if not files:
-        return 0
-    complete = files[0].read_text(encoding="utf-8").split("\n")[:-1]
+def _steps_logged(log: Path) -> int:
+    complete = log.read_text(encoding="utf-8").split("\n")[:-1]
     return sum("loss" in line and "global_step/max_steps" in line for line in map(json.loads, complete))
 
 
