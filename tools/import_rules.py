@@ -34,6 +34,8 @@ PUBLIC = (
     "swift.objectives",
     "swift.optim",
     "swift.plugins",
+    "swift.testing",
+    "swift.toolkit",
 )
 """What other packages may import from; to add a module here is to promise to keep it."""
 

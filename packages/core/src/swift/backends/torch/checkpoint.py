@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def save(state: TorchState, writer: CheckpointWriter) -> None:
     """Hand over views of the live tensors; the writer stages or writes them."""
     writer.tensors(_tensors(state))
-    writer.facts({"scaler": state.scaler.state_dict()})
+    writer.facts({"scaler": state.arithmetic.scaler.state_dict()})
 
 
 def load(state: TorchState, reader: CheckpointReader) -> None:
@@ -35,8 +35,8 @@ def load(state: TorchState, reader: CheckpointReader) -> None:
                 state.optimizer.state[parameter][slot] = _empty_slot(slot, parameter, pieces[0], reader)
     reader.tensors(_tensors(state))
     scaler = reader.manifest.get("facts", {}).get("scaler")
-    if scaler and state.scaler.is_enabled():
-        state.scaler.load_state_dict(scaler)
+    if scaler and state.arithmetic.scaler.is_enabled():
+        state.arithmetic.scaler.load_state_dict(scaler)
 
 
 def _tensors(state: TorchState) -> dict[str, torch.Tensor]:

@@ -50,9 +50,9 @@ class TorchBackend:
 
     @hookimpl
     def swift_wrap_model(self, run: Run, source: ModelSource) -> ViewModule:
-        from swift.backends.torch.model import build
+        from swift.models.build import build_view
 
-        return build(run, source)
+        return build_view(run, source)
 
     @hookimpl
     def swift_shard(self, run: Run, model: ViewModule) -> TorchState:
@@ -93,8 +93,8 @@ class TorchBackend:
         return stream(state)
 
     @hookimpl
-    def swift_teardown(self, run: Run) -> bool:
-        from swift.backends.torch.topology import teardown
+    def swift_teardown(self) -> bool:
+        from swift.launch.place import leave_group
 
-        teardown(run)
+        leave_group()
         return True

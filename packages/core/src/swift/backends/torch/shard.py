@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.gradients import add_up
-from swift.models.precision import resolve_dtype
 from swift.optim.build import build_optimizer, parameter_groups
+from swift.train.steps import Arithmetic
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from swift.backends.torch.config import TorchConfig
     from swift.contracts import Run
     from swift.models.view import ViewModule
@@ -30,10 +28,7 @@ class TorchState:
     replica: torch.nn.Module
     """The same behind DDP when there are several processes; what training calls."""
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    """Switched off unless the precision is float16."""
-    device: torch.device
-    compute: torch.dtype
+    arithmetic: Arithmetic
     step: int = 0
 
     @property
@@ -45,24 +40,16 @@ class TorchState:
         """Parameters that the optimizer updates."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Arithmetic in the precision asked for, on fp32 masters."""
-        return torch.autocast(self.device.type, self.compute, enabled=self.compute is not torch.float32)
-
 
 def shard(run: Run, view: ViewModule) -> TorchState:
     """Nothing is cut here: every process keeps a whole replica, and gradients are added up."""
-    assert run.topology is not None
-    config, device = run.config, torch.device(run.topology.device)
-    dtype_name, _ = resolve_dtype(config.model.dtype, run.topology.device)
+    config, arithmetic = run.config, Arithmetic.of(run)
     groups = parameter_groups(view.model.named_parameters(), config.optim, config.tuner)
     return TorchState(
         view=view,
-        replica=_data_parallel(run, view, device) if run.world.size > 1 else view,
-        optimizer=build_optimizer(groups, config.optim, config.learning_rate, device),
-        scaler=torch.amp.GradScaler(device.type, enabled=dtype_name == "float16"),
-        device=device,
-        compute=getattr(torch, dtype_name),
+        replica=_data_parallel(run, view, arithmetic.device) if run.world.size > 1 else view,
+        optimizer=build_optimizer(groups, config.optim, config.learning_rate, arithmetic.device),
+        arithmetic=arithmetic,
     )
 
 

@@ -1,4 +1,4 @@
-"""Builds the transformers model with its tuner, ready to answer views of micro-batches."""
+"""Builds the transformers model with its tuner, ready to answer views of micro-batches. For use by backends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.models.attention import choose_attention
+from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import quantized_build
 from swift.models.tuners import adapter_config, apply_tuner, trainable_summary
@@ -16,14 +16,21 @@ if TYPE_CHECKING:
     from swift.contracts import ModelSource, Run
 
 
-def build(run: Run, source: ModelSource) -> ViewModule:
-    """Model → tuner → gradient checkpointing → compile → view, in this order."""
+def build_view(
+    run: Run, source: ModelSource, *, weights: bool = True, attention: AttentionChoice | None = None
+) -> ViewModule:
+    """Model → tuner → gradient checkpointing → compile → view, in this order.
+
+    With `weights=False` everything but a quantised model is on the meta device, for the backend to lay out and fill.
+    `attention` is a kernel of the backend's own; by default the `model` section chooses.
+    """
     assert run.topology is not None
     config, device = run.config, run.topology.device
     dtype_name, dtype_reason = resolve_dtype(config.model.dtype, device)
     compute = getattr(torch, dtype_name)
-    flat = config.data.packing or config.data.padding_free
-    attention = choose_attention(config.model.attention, source.config, flat=flat, device=device, dtype=compute)
+    if attention is None:
+        flat = config.data.packing or config.data.padding_free
+        attention = choose_attention(config.model.attention, source.config, flat=flat, device=device, dtype=compute)
     run.facts["precision"] = f"{dtype_name} ({dtype_reason})"
     run.facts["attention"] = f"{attention.name} ({attention.reason})"
 
@@ -31,7 +38,7 @@ def build(run: Run, source: ModelSource) -> ViewModule:
     if config.tuner.quantize == "none":
         # Trained weights are fp32 masters; frozen ones need no more than the precision of the arithmetic.
         stored = torch.float32 if config.tuner.kind == "full" else compute
-        model = source.build(dtype=stored, device=device)
+        model = source.build(dtype=stored, device=device, weights=weights)
     else:
         model = quantized_build(source, config.tuner, compute, device)
     model.config.use_cache = False
@@ -46,17 +53,31 @@ def build(run: Run, source: ModelSource) -> ViewModule:
             model.enable_input_require_grads()
     view = ViewModule(model, attention=attention, say=run.say)
     if config.train.compile:
-        _compile_blocks(view)
+        compile_blocks(view)
     run.facts["trainable"] = trainable_summary(model)
     run.facts["parameters"] = str(sum(parameter.numel() for parameter in model.parameters()))
     return view
 
 
-def _compile_blocks(view: ViewModule) -> None:
+def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The blocks that a decoder is a stack of: the members of its longest list of alike modules."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
+    return max(([*each] for each in lists if _alike(each)), key=_weight_of, default=[])
+
+
+def compile_blocks(model: torch.nn.Module) -> None:
     """Compile each decoder block in place: the graph is small, is reused by all blocks, and names stay as they are."""
-    for module in view.modules():
-        if type(module).__name__.endswith("DecoderLayer"):
-            module.compile(dynamic=True)
+    for block in decoder_blocks(model):
+        block.compile(dynamic=True)
+
+
+def _alike(modules: torch.nn.ModuleList) -> bool:
+    return len({type(module) for module in modules}) == 1
+
+
+def _weight_of(modules: list[torch.nn.Module]) -> int:
+    """Parameters inside, so that the experts of one block are not taken for the blocks."""
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def _apply_liger(model: torch.nn.Module) -> None:

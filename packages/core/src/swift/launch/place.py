@@ -1,0 +1,55 @@
+"""Where a process computes, and how it joins the others: device, threads and process group. For use by backends."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from swift.contracts import World
+from swift.errors import UnsupportedPlan
+
+
+def choose_device(wanted: str, world: World, *, cpu_threads: int | None = None) -> torch.device:
+    """'auto', 'cpu' or 'cuda', made this process's device; on the CPU it takes its share of the cores."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedPlan(
+            "backend.device is cuda, but no NVIDIA GPU can be used here.", hint="Leave it out to train on the CPU."
+        )
+    if wanted == "cpu" or not torch.cuda.is_available():
+        torch.set_num_threads(cpu_threads or share_of_cores())
+        return torch.device("cpu")
+    if world.local_rank >= torch.cuda.device_count():
+        raise UnsupportedPlan(
+            f"process {world.local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}.",
+            hint=f"Start with --nproc {torch.cuda.device_count()}.",
+        )
+    device = torch.device("cuda", world.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def join_group(device: torch.device, world: World, *, timeout: timedelta) -> None:
+    """Join the group that the launcher's environment describes, if there is more than one process."""
+    if world.size > 1 and not dist.is_initialized():
+        dist.init_process_group(
+            backend="nccl" if device.type == "cuda" else "gloo",
+            timeout=timeout,
+            device_id=device if device.type == "cuda" else None,
+        )
+
+
+def leave_group() -> None:
+    """Leave it again; nothing happens when there is none."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def share_of_cores() -> int:
+    """The cores of this machine divided by the processes of the run on it."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return max(1, int(os.environ["OMP_NUM_THREADS"]))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, len(os.sched_getaffinity(0)) // here)

@@ -1,0 +1,78 @@
+"""What backends are built from. The names listed here are kept; where they live may change.
+
+A backend that trains a transformers model on torch's own autograd needs few lines of its own: `build_view` makes the
+model, `accumulate` and `update` make a step of it, `canonical_parameters` says what its weights are called. One with
+an engine of its own takes the parts that fit. This module imports torch: import it inside of hooks, not at the top of
+a plugin's module.
+"""
+
+from __future__ import annotations
+
+from swift.checkpoint.boxes import Boxes, flat_boxes, part_boxes
+from swift.checkpoint.names import model_name, optim_name
+from swift.launch.place import choose_device, join_group, leave_group, share_of_cores
+from swift.models.attention import (
+    FLASH,
+    VARLEN,
+    AttentionChoice,
+    Packing,
+    choose_attention,
+    packing_of,
+    use_attention,
+)
+from swift.models.build import build_view, compile_blocks, decoder_blocks
+from swift.models.names import Piece, adapter_names, base_model, canonical_buffers, canonical_parameters, name_map
+from swift.models.precision import DTYPES, resolve_dtype
+from swift.models.quantize import quantized_build
+from swift.models.tuners import adapter_config, adapters_off, apply_tuner, initial_adapter, trainable_summary
+from swift.models.view import ViewModule, causal_lm_of
+from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
+from swift.train.steps import Arithmetic, accumulate, score, update
+from swift.train.sums import GlobalSums, NonFiniteStep
+
+__all__ = [
+    "DTYPES",
+    "FLASH",
+    "VARLEN",
+    "Arithmetic",
+    "AttentionChoice",
+    "Boxes",
+    "GlobalSums",
+    "NonFiniteStep",
+    "Packing",
+    "Piece",
+    "ViewModule",
+    "accumulate",
+    "adapter_config",
+    "adapter_names",
+    "adapters_off",
+    "apply_tuner",
+    "base_model",
+    "build_optimizer",
+    "build_view",
+    "canonical_buffers",
+    "canonical_parameters",
+    "causal_lm_of",
+    "choose_attention",
+    "choose_device",
+    "compile_blocks",
+    "decoder_blocks",
+    "flat_boxes",
+    "initial_adapter",
+    "join_group",
+    "leave_group",
+    "model_name",
+    "name_map",
+    "optim_name",
+    "packing_of",
+    "parameter_groups",
+    "part_boxes",
+    "quantized_build",
+    "resolve_dtype",
+    "score",
+    "set_learning_rate",
+    "share_of_cores",
+    "trainable_summary",
+    "update",
+    "use_attention",
+]

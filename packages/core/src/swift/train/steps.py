@@ -1,0 +1,136 @@
+"""The parts of an optimizer step that backends on torch's own autograd share.
+
+    sums = accumulate(view, batch, objective, arithmetic)     gradients of this process's slice, as sums
+    ... add gradients up across processes, clip: the backend's own business ...
+    result = update(run, state, batch, sums, ...)             or, without gradient: score(...)
+
+Losses are divided by the weight of the global batch before the backward pass: what remains is adding up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swift.models.precision import resolve_dtype
+from swift.models.tuners import adapters_off
+from swift.optim.build import set_learning_rate
+from swift.train.sums import GlobalSums, NonFiniteStep
+
+if TYPE_CHECKING:
+    from swift.contracts import ForwardResult, Objective, Run, StepResult, TrainState
+    from swift.data.batch import Batch
+
+AllReduce = Callable[[torch.Tensor], object]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Where and in which precision is computed, on fp32 masters."""
+
+    device: torch.device
+    compute: torch.dtype
+    scaler: torch.amp.GradScaler
+    """Switched off unless the precision is float16."""
+
+    @classmethod
+    def of(cls, run: Run) -> Arithmetic:
+        """As the run's `model.dtype` and its device say."""
+        assert run.topology is not None
+        device = torch.device(run.topology.device)
+        name, _ = resolve_dtype(run.config.model.dtype, device)
+        return cls(device, getattr(torch, name), torch.amp.GradScaler(device.type, enabled=name == "float16"))
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Arithmetic in the precision asked for."""
+        return torch.autocast(self.device.type, self.compute, enabled=self.compute is not torch.float32)
+
+
+def _alone(_last: bool) -> AbstractContextManager[Any]:
+    return contextlib.nullcontext()
+
+
+def accumulate(
+    view: torch.nn.Module,
+    batch: Batch,
+    objective: Objective,
+    arithmetic: Arithmetic,
+    *,
+    around: Callable[[bool], AbstractContextManager[Any]] = _alone,
+) -> GlobalSums:
+    """Forward and backward over all micro-batches. `view` is a `ViewModule`, or one that is wrapped.
+
+    `around(last)` surrounds each micro-batch: gradients need to be added up across processes only with the last one.
+    """
+    sums = GlobalSums(arithmetic.device)
+    last = len(batch) - 1
+    for index, micro_batch in enumerate(batch.micro_batches()):
+        torch.manual_seed(micro_batch.seed)
+        micro_batch = micro_batch.to(arithmetic.device)
+        with around(index == last):
+            with arithmetic.autocast():
+                losses = objective.loss(view(micro_batch, objective.needs), micro_batch)
+            torch.autograd.backward(arithmetic.scaler.scale(losses.loss / batch.weight))
+        sums.add(losses, micro_batch)
+    return sums
+
+
+def update(
+    run: Run,
+    state: TrainState,
+    batch: Batch,
+    sums: GlobalSums,
+    *,
+    optimizer: torch.optim.Optimizer,
+    arithmetic: Arithmetic,
+    grad_norm: float,
+    all_reduce: AllReduce | None,
+) -> StepResult:
+    """Let the optimizer update, unless loss or gradient is not finite, and say what the step was.
+
+    Gradients are unscaled, added up and clipped by now; `grad_norm` is from before clipping. `all_reduce` adds up over
+    the processes that hold other slices of the batch.
+    """
+    assert run.schedule is not None
+    scaler = arithmetic.scaler
+    learning_rate = run.schedule(state.step)
+    reduced = sums.reduce(all_reduce)
+    finite = math.isfinite(grad_norm) and math.isfinite(reduced[0])
+    # Under fp16 an overflow is expected now and then: the scaler leaves the update out and lowers its scale.
+    if run.config.train.detect_nan and not finite and not (scaler.is_enabled() and math.isfinite(reduced[0])):
+        optimizer.zero_grad(set_to_none=True)
+        raise NonFiniteStep(reduced[0] / batch.weight, grad_norm, sums.culprits())
+    set_learning_rate(optimizer, learning_rate)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    state.step += 1
+    return sums.step_result(batch, reduced, grad_norm=grad_norm, learning_rate=learning_rate, skipped=not finite)
+
+
+@torch.no_grad()
+def score(
+    view: torch.nn.Module,
+    model: torch.nn.Module,
+    batch: Batch,
+    objective: Objective,
+    arithmetic: Arithmetic,
+    *,
+    all_reduce: AllReduce | None,
+) -> ForwardResult:
+    """Views and sums only; dropout is off, and so are the adapters of `model` where the objective says so."""
+    view.eval()
+    sums = GlobalSums(arithmetic.device)
+    with adapters_off(model) if objective.adapters_off else contextlib.nullcontext():
+        for micro_batch in batch.micro_batches():
+            micro_batch = micro_batch.to(arithmetic.device)
+            with arithmetic.autocast():
+                losses = objective.loss(view(micro_batch, objective.needs), micro_batch)
+            sums.add(losses, micro_batch)
+    return sums.forward_result(batch, sums.reduce(all_reduce))
