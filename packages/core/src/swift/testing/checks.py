@@ -1,0 +1,255 @@
+"""What makes a backend right. Each check raises `AssertionError` with what differs, where, and by how much."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swift.config.parse import config_from_mapping
+from swift.contracts import Run, World
+from swift.errors import SwiftError, UnsupportedPlan
+from swift.plugins.facade import open_engine
+from swift.plugins.load import load_backend
+from swift.plugins.plan import SWITCHES
+from swift.testing.cases import BY_NAME, STEPS, Case
+from swift.testing.crew import succeeded
+from swift.testing.layouts import Layout
+from swift.testing.subjects import shared_model
+from swift.testing.trials import KILLED_AT, Trials, batches_of
+
+MOVED = 0.01
+"""How far a final weight may be from the reference's, as a part of how far weights moved at most."""
+SAME_LAYOUT = 1e-5
+"""Relative difference between a resumed run and an uninterrupted one under the same layout."""
+AFTER_RESUME = 3
+"""Steps that are compared after a resume under another layout."""
+POISONED_STEP, POISONED_ROW = 3, 1
+PARALLEL = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "ulysses")
+
+
+class Checks:
+    """The checks of one backend under its layouts."""
+
+    def __init__(self, trials: Trials, layouts: Sequence[Layout]) -> None:
+        self.trials = trials
+        self.layouts = layouts
+
+    def trajectory(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+        """Loss, gradient norm and learning rate of every step, on every process, are the reference's."""
+        expected = self.trials.expected(case)
+        of_loss, of_norm = case.tolerance
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+            where = f"{case.name} under {layout}, process {rank}"
+            assert list(outcome.results) == list(range(1, STEPS + 1)), f"{where}: steps {list(outcome.results)}"
+            for step, result in outcome.results.items():
+                at = f"{where}, step {step}"
+                near(f"{at}: loss", result.loss, expected.losses[step - 1], of_loss)
+                if not result.skipped:
+                    near(f"{at}: gradient norm", result.grad_norm, expected.grad_norms[step - 1], of_norm)
+                near(f"{at}: learning rate", result.learning_rate, expected.rates[step - 1], 1e-6)
+
+    def processes_agree(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+        """The result of a step is the same on every process, to the last bits."""
+        first, *others = succeeded(self.trials.whole(case, layout, together=together))
+        for rank, outcome in enumerate(others, start=1):
+            for step, result in outcome.results.items():
+                at = f"{case.name} under {layout}, step {step}: process {rank} against process 0"
+                near(f"{at}: loss", result.loss, first.results[step].loss, 1e-6)
+                near(f"{at}: gradient norm", result.grad_norm, first.results[step].grad_norm, 1e-6)
+                assert result.metrics.keys() == first.results[step].metrics.keys(), f"{at}: other metrics"
+
+    def evaluation(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+        """Evaluating on held-out samples gives the reference's loss, on every process."""
+        expected = self.trials.expected(case)
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+            where = f"{case.name} under {layout}, process {rank}"
+            assert list(outcome.evaluations) == list(expected.evaluations), f"{where}: {list(outcome.evaluations)}"
+            for step, loss in outcome.evaluations.items():
+                at = f"{where}: evaluation after step {step}"
+                near(at, loss, expected.evaluations[step], case.tolerance[0])
+
+    def weights(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+        """`swift_iter_weights` streams the reference's weights, under the names that they have on disk, in fp32."""
+        expected = self.trials.expected(case)
+        outcomes = succeeded(self.trials.whole(case, layout, together=together))
+        where = f"{case.name} under {layout}"
+        for rank, outcome in enumerate(outcomes):
+            streamed = outcome.streamed
+            assert not streamed.twice, f"{where}, process {rank}: streamed twice: {_some(streamed.twice)}"
+            missing, extra = (
+                sorted(expected.weights.keys() - streamed.dtypes), sorted(streamed.dtypes.keys() - expected.weights)
+            )  # fmt: skip
+            assert not missing, f"{where}, process {rank}: not streamed: {_some(missing)}"
+            assert not extra, f"{where}, process {rank}: names that are not on disk: {_some(extra)}"
+            other = {name: dtype for name, dtype in streamed.dtypes.items() if dtype != "float32"}
+            assert not other, f"{where}, process {rank}: not in float32: {_some(other.items())}"
+        if case.tolerance[0] > 1e-3:
+            return  # in lower precisions single weights may go another way
+        weights = outcomes[0].streamed.weights
+        moved = max(float((expected.weights[name] - expected.start[name]).abs().max()) for name in expected.weights)
+        for name, tensor in expected.weights.items():
+            assert weights[name].shape == tuple(tensor.shape), f"{where}: {name} has shape {weights[name].shape}"
+            off = float(abs(weights[name] - tensor.numpy()).max())
+            assert off <= MOVED * moved, f"{where}: {name} is off by {off:.2g} where weights moved by up to {moved:.2g}"
+
+    def one_tensor_at_a_time(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+        """While weights are streamed, no process holds more than two of the largest tensors beside its own state."""
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+            streamed = outcome.streamed
+            allowed = 2 * streamed.largest
+            assert allowed < streamed.total, "the model is too small to tell"
+            assert streamed.held <= allowed, (
+                f"{case.name} under {layout}, process {rank}: {streamed.held:,} bytes were held while weights were "
+                f"streamed; the largest tensor has {streamed.largest:,}, all have {streamed.total:,}"
+            )
+
+    def nothing_left_behind(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+        """After teardown there is no group, process, thread, listener or variable that was not there before."""
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+            left = ", ".join(outcome.left_behind)
+            assert not left, f"{case.name} under {layout}, process {rank} left behind: {left}"
+
+    def resume(self, case: Case, layout: Layout) -> None:
+        """Saved, killed, and gone on with under the same layout: the very steps of a run that was not interrupted."""
+        outcomes = self.trials.resumed(case, layout, [layout], STEPS - KILLED_AT)[layout]
+        whole = succeeded(self.trials.whole(case, layout))
+        for rank, outcome in enumerate(succeeded(outcomes)):
+            where = f"{case.name} under {layout}, process {rank}"
+            assert list(outcome.results) == list(range(KILLED_AT + 1, STEPS + 1)), f"{where}: {list(outcome.results)}"
+            for step, result in outcome.results.items():
+                at = f"{where}, step {step}, resumed after step {KILLED_AT}"
+                near(f"{at}: loss", result.loss, whole[rank].results[step].loss, SAME_LAYOUT)
+                near(f"{at}: gradient norm", result.grad_norm, whole[rank].results[step].grad_norm, SAME_LAYOUT)
+        self._follows_reference(case, outcomes, f"{case.name} under {layout}")
+
+    def resume_elsewhere(self, case: Case, wrote: Layout, reads: Layout) -> None:
+        """What one layout saved goes on under another as the reference does."""
+        outcomes = self.trials.resumed(case, wrote, [reads], AFTER_RESUME)[reads]
+        self._follows_reference(case, outcomes, f"{case.name}, saved under {wrote}, resumed under {reads}")
+
+    def _follows_reference(self, case: Case, outcomes: list[Any], where: str) -> None:
+        expected = self.trials.expected(case)
+        for rank, outcome in enumerate(succeeded(outcomes)):
+            assert outcome.results, f"{where}, process {rank}: no step was made"
+            for step, result in outcome.results.items():
+                at = f"{where}, process {rank}, step {step}"
+                near(f"{at}: loss", result.loss, expected.losses[step - 1], case.tolerance[0])
+                near(f"{at}: gradient norm", result.grad_norm, expected.grad_norms[step - 1], case.tolerance[1])
+
+    def all_end_alike(self, layout: Layout) -> None:
+        """A loss that is not a number on one process stops all of them, before any weight has moved."""
+        case = BY_NAME["clipped"]
+        trial = self.trials.trial(case, layout, "poisoned")
+        sample = _sample_of_step(case, POISONED_STEP)
+        key = (layout, "poisoned")
+        answers = self.trials.answers(layout, {key: lambda: trial.poisoned(POISONED_STEP, sample)})[key]
+        for rank, (error, moved) in enumerate(succeeded(answers)):
+            where = f"one sample's loss is not a number, under {layout}: process {rank}"
+            assert error.startswith("TrainingError"), f"{where} ended with {error}"
+            assert moved == 0.0, f"{where} has weights that moved by {moved}"
+
+    def refuses_other_world(self, layout: Layout) -> None:
+        """One process more than the plan divides is refused, on all of them, before weights are read."""
+        fixed = {key: value for key, value in layout.parallel.items() if key in PARALLEL}
+        sizes = {"dp_replicate": 1, "dp_shard": 1, **fixed}
+        one_more = Layout(layout.world + 1, sizes, layout.config, label=f"{layout}-and-one-more")
+        self.refuses(one_more)
+
+    def refuses(self, layout: Layout) -> None:
+        """A plan that this backend cannot honour: refused with a reason, on all processes, before weights are read."""
+        trial = self.trials.trial(BY_NAME["clipped"], layout, "refused")
+        key = (layout, "refused")
+        for rank, answer in enumerate(self.trials.answers(layout, {key: trial.refused})[key]):
+            where = f"{layout}, process {rank}"
+            assert isinstance(answer, BaseException), f"{where}: {answer}"
+            assert isinstance(answer, SwiftError), f"{where}: {type(answer).__name__}: {answer}"
+            assert answer.message, f"{where}: refused without a reason"
+            assert answer.hint, f"{where}: refused without a hint at what to type: {answer.message}"
+            read = answer.__dict__.get("read_before", [])
+            assert not read, f"{where}: refused only after reading {_some(read)}"
+
+    def refuses_what_it_does_not_claim(self) -> None:
+        """Dimensions, precisions, tuners and switches beyond its capabilities are refused."""
+        for changes in unclaimed(self.trials.capabilities):
+            said = ", ".join(f"{key} {value}" for key, value in changes.items())
+            refusal = _refusal(self.trials, changes)
+            assert refusal is not None, f"{said} is not among the capabilities, and was not refused"
+            assert refusal.message, f"{said}: refused without a reason"
+
+    def claims_are_tried(self) -> None:
+        """Every dimension that the backend claims is part of a layout."""
+        tried = {key for layout in self.layouts for key in layout.parallel}
+        sharing = {"dp_replicate", "dp_shard"}
+        claimed = self.trials.capabilities.parallel
+        if claimed & sharing and any(layout.world > 1 and not layout.parallel for layout in self.layouts):
+            tried |= {min(claimed & sharing)} if len(claimed & sharing) == 1 else set()
+        untried = sorted(claimed - tried)
+        assert not untried, f"claimed, but in no layout of the test: {', '.join(untried)}"
+
+    def light_import(self) -> None:
+        """Importing the plugin does not import torch or transformers: `swift --help` and `swift plugins` stay quick."""
+        code = (
+            "import sys; from swift.plugins.load import load_backend; load_backend(sys.argv[1]); "
+            "print(*{'torch', 'transformers', 'deepspeed', 'megatron', 'vllm'} & set(sys.modules))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, self.trials.backend], capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        heavy = done.stdout.split()
+        assert not heavy, f"importing the plugin imports {', '.join(sorted(heavy))}"
+
+    def contract(self) -> None:
+        """Hooks, signatures, hook API, capabilities and configuration model are as they must be."""
+        loaded = load_backend(self.trials.backend)
+        assert loaded.config_model is not None
+        loaded.config_model()  # every option has a default
+
+
+def near(what: str, found: float, expected: float, tolerance: float) -> None:
+    """Within a relative tolerance; a number that is not one is near nothing."""
+    off = abs(found - expected) / max(abs(expected), 1e-8)
+    assert off <= tolerance, f"{what} is {found:.8g}, not {expected:.8g}: off by {off:.1e}, allowed is {tolerance:.0e}"
+
+
+def unclaimed(capabilities: Any) -> list[dict[str, Any]]:
+    """Configurations that each ask for one thing that is not among the capabilities."""
+    wishes: list[dict[str, Any]] = []
+    wishes += [{f"parallel.{name}": 2} for name in PARALLEL if name not in capabilities.parallel]
+    if "sequence_parallel" not in capabilities.parallel:
+        wishes.append({"parallel.sequence_parallel": True})
+    wishes += [
+        {"model.dtype": name} for name in ("float32", "bfloat16", "float16") if name not in capabilities.precisions
+    ]
+    if "lora" not in capabilities.tuners:
+        wishes.append({"tuner.kind": "lora"})
+    elif "dora" not in capabilities.tuners:
+        wishes.append({"tuner.kind": "lora", "tuner.dora": True})
+    if not capabilities.async_checkpoint:
+        wishes.append({"checkpoint.asynchronous": True})
+    wishes += [{switch: True} for switch in SWITCHES if switch not in capabilities.features]
+    return wishes
+
+
+def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedPlan | None:
+    try:
+        parsed = config_from_mapping({"backend.name": trials.backend, "tuner.kind": "full", **changes})
+        run = Run(parsed.config, parsed.backend_options, Path(), World(0, 0, 2), say=lambda _: None)
+        open_engine(load_backend(trials.backend)).check_plan(run)
+    except UnsupportedPlan as refusal:
+        return refusal
+    return None
+
+
+def _sample_of_step(case: Case, step: int) -> int:
+    return batches_of(case, shared_model(tied=case.tied))[step - 1][POISONED_ROW]
+
+
+def _some(things: Iterable[Any]) -> str:
+    listed = [str(thing) for thing in things]
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

@@ -1,0 +1,139 @@
+"""The conformance kit as a class of tests: subclass it, name the backend and its layouts, run pytest.
+
+from swift.testing import BackendConformance, Layout
+
+class TestMine(BackendConformance):
+    backend = "mine"
+    layouts = (Layout(2), Layout(4, {"tp": 2}))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from swift.plugins.load import load_backend
+from swift.testing.cases import BY_NAME, CASES, RESUMED, Case
+from swift.testing.checks import Checks
+from swift.testing.layouts import Layout
+from swift.testing.trials import Trials
+
+
+class BackendConformance:
+    """Everything that a backend promises, tried on real processes against a plain reference."""
+
+    backend: ClassVar[str]
+    """The name that users type, of a plugin that is installed."""
+    layouts: ClassVar[Sequence[Layout]] = (Layout(2),)
+    """Every dimension of `capabilities.parallel` must be in one of them."""
+    refused: ClassVar[Sequence[Layout]] = ()
+    """Plans within the claimed dimensions that this backend refuses all the same."""
+    environment: ClassVar[Mapping[str, str]] = {}
+    """Variables for the processes."""
+    fresh_processes: ClassVar[bool] = False
+    """Give every run processes of its own, for engines with state that outlives a run."""
+    deviations: ClassVar[Mapping[str, str]] = {}
+    """Test → why this backend replaces or leaves it out. The reason is shown; without one nothing can be replaced."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        standard = {name for name in vars(BackendConformance) if name.startswith("test_")}
+        for name in sorted(standard & set(vars(cls))):
+            if not cls.deviations.get(name, "").strip():
+                raise TypeError(
+                    f"{cls.__name__} replaces the standard test {name} without a reason. "
+                    f'Say why: deviations = {{"{name}": "..."}}'
+                )
+        if unknown := set(cls.deviations) - standard:
+            raise TypeError(f"{cls.__name__}: there is no standard test {', '.join(sorted(unknown))}")
+
+    def test_contract(self, checks: Checks) -> None:
+        checks.contract()
+
+    def test_light_import(self, checks: Checks) -> None:
+        checks.light_import()
+
+    def test_every_claim_is_tried(self, checks: Checks) -> None:
+        checks.claims_are_tried()
+
+    def test_refuses_what_it_does_not_claim(self, checks: Checks) -> None:
+        checks.refuses_what_it_does_not_claim()
+
+    def test_refuses_plans_that_it_cannot_honour(self, checks: Checks) -> None:
+        for layout in self.refused:
+            checks.refuses(layout)
+
+    def test_refuses_another_number_of_processes(self, checks: Checks, layout: Layout) -> None:
+        checks.refuses_other_world(layout)
+
+    def test_trajectory(self, checks: Checks, layout: Layout, case: Case) -> None:
+        checks.trajectory(case, layout, together=self._together(checks, layout))
+
+    def test_processes_agree(self, checks: Checks, layout: Layout, case: Case) -> None:
+        checks.processes_agree(case, layout, together=self._together(checks, layout))
+
+    def test_evaluation(self, checks: Checks, layout: Layout, case: Case) -> None:
+        checks.evaluation(case, layout, together=self._together(checks, layout))
+
+    def test_weights(self, checks: Checks, layout: Layout, case: Case) -> None:
+        checks.weights(case, layout, together=self._together(checks, layout))
+
+    def test_one_tensor_at_a_time(self, checks: Checks, layout: Layout) -> None:
+        checks.one_tensor_at_a_time(BY_NAME["clipped"], layout, together=self._together(checks, layout))
+
+    def test_nothing_is_left_behind(self, checks: Checks, layout: Layout) -> None:
+        checks.nothing_left_behind(BY_NAME["clipped"], layout, together=self._together(checks, layout))
+
+    def test_all_processes_end_alike(self, checks: Checks, layout: Layout) -> None:
+        checks.all_end_alike(layout)
+
+    def test_resume(self, checks: Checks, layout: Layout, resumed: Case) -> None:
+        checks.resume(resumed, layout)
+
+    def test_resume_elsewhere(self, checks: Checks, layout: Layout, reads: Layout) -> None:
+        checks.resume_elsewhere(BY_NAME["clipped"], layout, reads)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Which layouts and cases each test is made for."""
+        wanted = {name for name in ("layout", "case", "resumed", "reads") if name in metafunc.fixturenames}
+        if wanted == {"layout"}:
+            metafunc.parametrize("layout", [pytest.param(layout, id=str(layout)) for layout in self.layouts])
+        elif wanted == {"layout", "case"}:
+            metafunc.parametrize(("layout", "case"), self._claimed(CASES))
+        elif wanted == {"layout", "resumed"}:
+            metafunc.parametrize(("layout", "resumed"), self._claimed(BY_NAME[name] for name in RESUMED))
+        elif wanted == {"layout", "reads"}:
+            others = [(one, other) for one in self.layouts for other in self.layouts if one is not other]
+            pairs = [pytest.param(one, other, id=f"{one}-to-{other}") for one, other in others]
+            metafunc.parametrize(("layout", "reads"), pairs)
+
+    def _claimed(self, cases: Iterable[Case]) -> list[Any]:
+        capabilities = load_backend(self.backend).capabilities
+        assert capabilities is not None
+        claimed = [case for case in cases if case.applies_to(capabilities)]
+        return [
+            pytest.param(layout, case, id=f"{layout}-{case.name}")
+            for layout in self.layouts
+            for case in claimed
+            if case.name not in layout.without
+        ]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def checks(cls, tmp_path_factory: pytest.TempPathFactory) -> Checks:
+        """The trials of this class, made when a test asks for them."""
+        folder = tmp_path_factory.mktemp(cls.__name__)
+        trials = Trials(cls.backend, folder, environment=dict(cls.environment), fresh=cls.fresh_processes)
+        return Checks(trials, cls.layouts)
+
+    @pytest.fixture(autouse=True)
+    def _stated_deviation(self, request: pytest.FixtureRequest) -> None:
+        name = request.node.originalname
+        replaced = name in vars(type(self)) and vars(type(self))[name] is not None
+        if name in self.deviations and not replaced:
+            pytest.skip(f"left out by {type(self).__name__}: {self.deviations[name]}")
+
+    def _together(self, checks: Checks, layout: Layout) -> list[Case]:
+        return checks.trials.cases(layout)

@@ -1,0 +1,155 @@
+"""Real processes for a list of jobs, forked from this one, so that everything is imported once.
+
+Each process does one job after the other and answers as it goes. A process that dies, or that others wait for in
+vain, costs its job, not the rest of the list: the crew is replaced and goes on behind it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Threads do not survive a fork.
+torch.set_num_threads(1)
+
+PATIENCE = 240.0
+"""Seconds that a job may take."""
+GRACE = 30.0
+"""Seconds that the others have to come to their end when one process has failed."""
+
+Job = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """The answer of a process that then dies on the spot, as if killed: nothing is closed or taken down."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Lost:
+    """In place of an answer: the process died, or did not come to an end."""
+
+    reason: str
+
+
+def run_jobs(
+    size: int, jobs: Sequence[Job], *, environment: dict[str, str] | None = None, fresh: bool = False
+) -> list[list[Any]]:
+    """Each job's answers by rank: what it returned, the exception that it raised, or `Lost`.
+
+    Every process finds the environment that `torchrun` would give it. With `fresh` each job has processes of its own.
+    """
+    answers: list[list[Any]] = []
+    while len(answers) < len(jobs):
+        left = jobs[len(answers) :]
+        answers += _one_crew(size, left[:1] if fresh else left, environment or {})
+    return answers
+
+
+def succeeded(answers: list[Any]) -> list[Any]:
+    """The answers, where every process has one."""
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, Lost):
+            raise AssertionError(f"process {rank} of {len(answers)} {answer.reason}")
+        if isinstance(answer, BaseException):
+            raise AssertionError(f"process {rank} of {len(answers)} failed: {answer.__notes__[-1]}")
+    return answers
+
+
+def _one_crew(size: int, jobs: Sequence[Job], environment: dict[str, str]) -> list[list[Any]]:
+    """Answers to the first jobs: all of them, or those up to one that went wrong."""
+    context = multiprocessing.get_context("fork")
+    ports = [free_port() for _ in jobs]
+    pipes, workers = [], []
+    for rank in range(size):
+        receiver, sender = context.Pipe(duplex=False)
+        worker = context.Process(target=_work, args=(rank, size, ports, jobs, environment, sender))
+        worker.start()
+        sender.close()
+        pipes.append(receiver)
+        workers.append(worker)
+    done: list[list[Any]] = []
+    try:
+        for _ in jobs:
+            answers = _answers(pipes)
+            done.append([each.value if isinstance(each, LastWords) else each for each in answers])
+            if any(isinstance(each, Lost | LastWords | BaseException) for each in answers):
+                break
+    finally:
+        for worker in workers:
+            worker.join(0 if len(done) < len(jobs) else 5)
+            if worker.is_alive():
+                _end(worker)
+    return done
+
+
+def _answers(pipes: Sequence[Any]) -> list[Any]:
+    """One answer from each process; once one has failed, the others are waited for only a little longer."""
+    answers: list[Any] = [None] * len(pipes)
+    waiting = set(range(len(pipes)))
+    deadline = time.monotonic() + PATIENCE
+    while waiting and time.monotonic() < deadline:
+        ready = multiprocessing.connection.wait([pipes[rank] for rank in waiting], timeout=0.5)
+        for rank in [rank for rank in waiting if pipes[rank] in ready]:
+            waiting.remove(rank)
+            try:
+                answers[rank] = pipes[rank].recv()
+            except (EOFError, OSError):
+                answers[rank] = Lost("died without a word")
+            if isinstance(answers[rank], Lost | BaseException):
+                deadline = min(deadline, time.monotonic() + GRACE)
+    for rank in waiting:
+        answers[rank] = Lost("did not come to an end")
+    return answers
+
+
+def _work(
+    rank: int, size: int, ports: Sequence[int], jobs: Sequence[Job], environment: dict[str, str], pipe: Any
+) -> None:
+    os.setpgrp()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", **environment)
+    for port, job in zip(ports, jobs, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        try:
+            answer = job()
+        except BaseException as error:
+            error.add_note(traceback.format_exc())
+            answer = error.with_traceback(None)
+        try:
+            pipe.send(answer)
+        except Exception as unsendable:
+            pipe.send(RuntimeError(f"{answer!r} could not be sent: {unsendable}"))
+        if isinstance(answer, LastWords):
+            os._exit(1)
+    # What the parent registered (pytest's own hooks among it) is not the child's to run.
+    os._exit(0)
+
+
+def _end(worker: Any) -> None:
+    """With the processes that it started."""
+    try:
+        os.killpg(worker.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        worker.kill()
+    worker.join(5)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,168 @@
+"""Training written down plainly: what backends are compared with.
+
+One process, one sample at a time, no padding, no packing; plain torch, transformers and PEFT. It shares with swift
+the samples of each step, the matrices that adapters start from, and nothing of how a step is made.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
+
+Tokens = tuple[list[int], list[int]]
+"""The prompt, and what is learned."""
+Sample = tuple[Tokens, ...]
+"""One conversation; or a chosen and a rejected one."""
+
+
+@dataclass
+class Recipe:
+    """How a run is to be made, in plain values."""
+
+    model: Path
+    samples: Sequence[Sample]
+    batches: Sequence[Sequence[int]]
+    """Indices of the samples that each step takes."""
+    held_out: Sequence[int] = ()
+    evaluated_every: int = 0
+    objective: str = "sft"
+    beta: float = 0.1
+    lr: float = 1e-3
+    schedule: str = "cosine"
+    warmup: int = 0
+    steps: int = 0
+    """Length of the schedule."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    """0 does not clip."""
+    adapter: dict[str, Any] | None = None
+    """Arguments of PEFT's LoraConfig."""
+    adapter_start: Callable[[str, tuple[int, ...]], torch.Tensor] | None = None
+    """Where the adapter matrix of a PEFT name starts."""
+
+
+@dataclass
+class Expected:
+    """What the reference did."""
+
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    """Before clipping."""
+    rates: list[float] = field(default_factory=list)
+    evaluations: dict[int, float] = field(default_factory=dict)
+    """Step → mean loss on the held-out samples."""
+    start: dict[str, torch.Tensor] = field(default_factory=dict)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    """At the end, as transformers or PEFT itself writes them to disk."""
+
+
+def tokens_of(tokenizer: Any, question: str, answer: str) -> Tokens:
+    """A conversation as ids, laid out by hand: the answer and the token that ends it are learned."""
+    prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    return tokenizer(prompt).input_ids, tokenizer(f"{answer}<|im_end|>").input_ids
+
+
+def samples_of(model: Path, rows: Sequence[dict[str, Any]]) -> list[Sample]:
+    """Rows of messages, or of a query with a chosen and a rejected answer."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    samples: list[Sample] = []
+    for row in rows:
+        if "messages" in row:
+            question, answer = (message["content"] for message in row["messages"])
+            samples.append((tokens_of(tokenizer, question, answer),))
+        else:
+            answers = (row["response"], row["rejected_response"])
+            samples.append(tuple(tokens_of(tokenizer, row["query"], answer) for answer in answers))
+    return samples
+
+
+def answer_logp(model: torch.nn.Module, tokens: Tokens) -> torch.Tensor:
+    """log p of the answer given the prompt, summed over its tokens."""
+    prompt, answer = tokens
+    logits = model(input_ids=torch.tensor([prompt + answer])).logits[0].float()
+    predictions = logits[len(prompt) - 1 : -1]
+    return -F.cross_entropy(predictions, torch.tensor(answer), reduction="sum")
+
+
+def run_reference(recipe: Recipe) -> Expected:
+    """Train from the first step to the last."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=torch.float32, attn_implementation="eager")
+    past = copy.deepcopy(base) if recipe.objective == "dpo" else None
+    model: Any = base if recipe.adapter is None else _with_adapter(base, recipe)
+    model.eval()  # nothing that is compared has dropout
+    expected = Expected(start=_written(model))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [each for each in trained if each.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
+    schedule = get_scheduler(recipe.schedule, optimizer, recipe.warmup, recipe.steps)
+
+    for step, batch in enumerate(recipe.batches, start=1):
+        loss = _loss(recipe, model, past, batch)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        norm = math.sqrt(sum(float(each.grad.double().square().sum()) for each in trained if each.grad is not None))
+        expected.losses.append(loss.item())
+        expected.grad_norms.append(norm)
+        expected.rates.append(schedule.get_last_lr()[0])
+        if recipe.clip and norm > recipe.clip:
+            for each in trained:
+                if each.grad is not None:
+                    each.grad.mul_(recipe.clip / norm)
+        optimizer.step()
+        schedule.step()
+        if recipe.evaluated_every and step % recipe.evaluated_every == 0:
+            with torch.no_grad():
+                expected.evaluations[step] = _loss(recipe, model, past, recipe.held_out).item()
+    expected.weights = _written(model)
+    return expected
+
+
+def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.Tensor:
+    samples = [recipe.samples[index] for index in batch]
+    if recipe.objective == "dpo":
+        return torch.stack([_dpo(recipe, model, past, *sample) for sample in samples]).mean()
+    weight = sum(len(answer) for ((_, answer),) in samples)
+    return -torch.stack([answer_logp(model, tokens) for (tokens,) in samples]).sum() / weight
+
+
+def _dpo(recipe: Recipe, model: Any, past: Any, chosen: Tokens, rejected: Tokens) -> torch.Tensor:
+    """-log σ(β (log ratio of the chosen - log ratio of the rejected))."""
+    with torch.no_grad():
+        reference = answer_logp(past, chosen) - answer_logp(past, rejected)
+    ratio = answer_logp(model, chosen) - answer_logp(model, rejected) - reference
+    return -F.logsigmoid(recipe.beta * ratio)
+
+
+def _with_adapter(base: Any, recipe: Recipe) -> Any:
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", **recipe.adapter or {}))
+    assert recipe.adapter_start is not None
+    start = {}
+    for name, value in get_peft_model_state_dict(model, save_embedding_layers=False).items():
+        drawn = ".lora_A" in name or ".lora_B" in name
+        start[name] = recipe.adapter_start(name, tuple(value.shape)) if drawn else value
+    assert not set_peft_model_state_dict(model, start).unexpected_keys
+    return model
+
+
+def _written(model: Any) -> dict[str, torch.Tensor]:
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return {name: tensor for file in Path(folder).glob("*.safetensors") for name, tensor in load_file(file).items()}

@@ -1,0 +1,95 @@
+"""What the kit trains: tiny models, and samples of very different lengths. Everything is made from seeds."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import random
+import shutil
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+
+from swift.demo.tokenizer import byte_tokenizer
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 264,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.05,
+    "tie_word_embeddings": False,
+}
+"""Of a Qwen3; the keys that other architectures share mean the same there."""
+
+Row = dict[str, Any]
+
+
+def write_model(folder: Path, *, seed: int = 0, architecture: str = "Qwen3", **changes: Any) -> Path:
+    """A model of `architecture` as transformers names it, and its tokenizer; norms and biases matter."""
+    import transformers
+
+    config = getattr(transformers, f"{architecture}Config")(**{**SHAPE, **changes})
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim < 2:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@cache
+def shared_model(*, tied: bool) -> Path:
+    """The tiny model of this session, made once: the reference's numbers for it are kept as well."""
+    folder = Path(mkdtemp(prefix="swift-testing-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return write_model(folder / ("tied" if tied else "untied"), tie_word_embeddings=tied)
+
+
+def conversations(count: int, seed: int = 0) -> list[Row]:
+    """Questions and answers of very different lengths."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        number = draw.randint(100, 999)
+        answer = "".join(draw.choices("abcdefgh", k=draw.randint(1, 40))) + str(number)
+        rows.append({"messages": [_said("user", f"Write {number}"), _said("assistant", answer)]})
+    return rows
+
+
+def pairs(count: int, seed: int = 0) -> list[Row]:
+    """A chosen and a rejected answer to each question."""
+    rows = []
+    for row in conversations(count, seed):
+        question, answer = (message["content"] for message in row["messages"])
+        rows.append({"query": question, "response": answer[::-1], "rejected_response": answer.upper() + "!"})
+    return rows
+
+
+def verdicts(count: int, seed: int = 0) -> list[Row]:
+    """Answers marked good and bad in turn."""
+    return [
+        {"query": row["query"], "response": row["response"], "label": index % 3 != 0}
+        for index, row in enumerate(pairs(count, seed))
+    ]
+
+
+def write_jsonl(path: Path, rows: Sequence[Any]) -> Path:
+    """One JSON object per line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

@@ -1,0 +1,278 @@
+"""What one process does in a trial, and what it notes: the real loop of a run, watched from close by."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+
+from swift.config.parse import config_from_mapping
+from swift.contracts import LossSums
+from swift.testing.cases import HELD_OUT, Case
+from swift.testing.crew import LastWords
+from swift.testing.layouts import Layout
+from swift.train.loop import Loop
+from swift.train.prepare import opened
+
+if TYPE_CHECKING:
+    from swift.contracts import ModelView, StepRecord, StepResult
+    from swift.data.batch import MicroBatch
+    from swift.train.job import Job
+
+
+@dataclass
+class Streamed:
+    """What `swift_iter_weights` gave on one process."""
+
+    weights: dict[str, np.ndarray]
+    """On the main process."""
+    dtypes: dict[str, str]
+    twice: list[str]
+    """Names that came more than once."""
+    largest: int
+    """Bytes of the largest tensor."""
+    total: int
+    held: int
+    """Most bytes of tensors that were alive between two steps of the stream beyond those from before it."""
+
+
+@dataclass
+class Outcome:
+    """What one process saw of a trial."""
+
+    results: dict[int, StepResult] = field(default_factory=dict)
+    """By step, counted from 1."""
+    evaluations: dict[int, float] = field(default_factory=dict)
+    streamed: Streamed | None = None
+    checkpoint: Path | None = None
+    left_behind: list[str] = field(default_factory=list)
+    """What teardown forgot."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case under a layout, on a model, in a folder of its own."""
+
+    backend: str
+    case: Case
+    layout: Layout
+    model: Path
+    output: Path
+    cache: Path
+    """Of tokenised data."""
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """The configuration of the run, by dotted keys."""
+        place = {"model.path": str(self.model), "logging.output": str(self.output), "logging.run_name": "run"}
+        place["data.cache"] = str(self.cache)
+        return {"backend.name": self.backend, **self.case.settings(self.layout), **place, **more}
+
+    def whole(self) -> Outcome:
+        """From the first step to the last, then the weights."""
+        with _cleanliness() as left_behind:
+            outcome = self._whole()  # a function of its own, so that nothing of the run is held here when it is over
+        outcome.left_behind = left_behind
+        return outcome
+
+    def _whole(self) -> Outcome:
+        with self._opened() as job:
+            outcome = _watched(job)
+            outcome.streamed = _stream(job, weighed=self.case.weighed)
+        return outcome
+
+    def killed(self, at: int) -> LastWords:
+        """Up to a checkpoint at step `at`; then this process dies on the spot."""
+        with self._opened() as job:
+            outcome = _watched(job, pause_at=at)
+            job.comms.barrier()
+            return LastWords(outcome)
+
+    def resumed(self, checkpoint: Path, steps: int) -> Outcome:
+        """On from a checkpoint, as many steps as are asked for."""
+        with self._opened(**{"checkpoint.resume": str(checkpoint)}) as job:
+            return _watched(job, stop_after=job.state.step + steps)
+
+    def poisoned(self, step: int, sample: int) -> tuple[str, float]:
+        """A run in which the loss of one sample is not a number in one step: the error, and how far weights moved."""
+        with self._opened() as job:
+            loop = _Watched(job, stop_after=step - 1)
+            loop.run()
+            before = {name: tensor.clone() for name, tensor in job.engine.iter_weights(job.run, job.state)}
+            job.objective = _Poisoned(job.objective, sample)
+            try:
+                loop._step(step - 1)
+            except Exception as error:
+                after = job.engine.iter_weights(job.run, job.state)
+                moved = max(float((tensor - before[name]).abs().max()) for name, tensor in after)
+                return f"{type(error).__name__}: {error}", moved
+            return "no error", 0.0
+
+    def refused(self) -> list[str]:
+        """What was read of the model before the plan was refused; the refusal itself is raised on."""
+        read: list[str] = []
+        with _noted_reading(read):
+            try:
+                with self._opened():
+                    return ["everything: the plan was not refused"]
+            except BaseException as error:
+                error.__dict__["read_before"] = read
+                raise
+
+    @contextmanager
+    def _opened(self, **more: Any) -> Iterator[Job]:
+        parsed = config_from_mapping(self.settings(**more))
+        with opened(parsed, rows=self.case.rows, validation_rows=self.case.rows[:HELD_OUT]) as job:
+            yield job
+
+
+class _Watched(Loop):
+    """The loop of every run; keeps each step's result, which observers see on one process only."""
+
+    def __init__(self, job: Job, *, pause_at: int | None = None, stop_after: int | None = None) -> None:
+        super().__init__(job, [], pause_at)
+        self.results: dict[int, StepResult] = {}
+        self.evaluations: dict[int, float] = {}
+        self._stop_after = stop_after
+
+    def _steps(self) -> bool:
+        if self._stop_after is not None:
+            self.job.run.total_steps = min(self.job.run.total_steps, self._stop_after)
+        return super()._steps()
+
+    def _step(self, step: int) -> StepRecord:
+        record = super()._step(step)
+        self.results[record.step] = record.result
+        return record
+
+    def _evaluated(self, record: StepRecord) -> StepRecord:
+        record = super()._evaluated(record)
+        if record.evaluation is not None:
+            self.evaluations[record.step] = record.evaluation["loss"]
+        return record
+
+
+def _watched(job: Job, *, pause_at: int | None = None, stop_after: int | None = None) -> Outcome:
+    loop = _Watched(job, pause_at=pause_at, stop_after=stop_after)
+    loop.run()
+    return Outcome(loop.results, loop.evaluations, checkpoint=loop.keeper.last)
+
+
+class _Poisoned:
+    """An objective that finds no number for one sample."""
+
+    def __init__(self, objective: Any, sample: int) -> None:
+        self._objective = objective
+        self._sample = sample
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objective, name)
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        sums: LossSums = self._objective.loss(view, batch)
+        if self._sample in batch.sample_ids:
+            sums.loss = sums.loss * float("nan")
+        return sums
+
+
+def _stream(job: Job, *, weighed: bool) -> Streamed:
+    """Read the stream to its end, keeping what is needed on the main process only."""
+    streamed = Streamed({}, {}, [], 0, 0, 0)
+    with _new_tensors() if weighed else nullcontext() as scale:
+        kept: set[int] = set()
+        for name, tensor in job.engine.iter_weights(job.run, job.state):
+            size = tensor.numel() * tensor.element_size()
+            if name in streamed.dtypes:
+                streamed.twice.append(name)
+            streamed.dtypes[name] = str(tensor.dtype).removeprefix("torch.")
+            streamed.largest = max(streamed.largest, size)
+            streamed.total += size
+            if job.is_main:
+                copy = tensor.detach().cpu().float().clone()
+                streamed.weights[name] = copy.numpy()  # tensors do not outlive the process that sends them
+                kept.add(copy.untyped_storage().data_ptr())
+            if scale is not None:
+                streamed.held = max(streamed.held, sum(size for place, size in scale().items() if place not in kept))
+    return streamed
+
+
+@contextmanager
+def _new_tensors() -> Iterator[Callable[[], dict[int, int]]]:
+    """Inside, a function that tells the memory of all tensors made since: address → bytes, shared memory once."""
+    gc.collect()
+    known = set(_memory_of_tensors())
+    gc.freeze()  # what there is now is not looked at again
+    try:
+        yield lambda: {place: size for place, size in _memory_of_tensors().items() if place not in known}
+    finally:
+        gc.unfreeze()
+
+
+def _memory_of_tensors() -> dict[int, int]:
+    storages = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor):
+            tensor = getattr(thing, "_local_tensor", thing)
+            try:
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+            except (RuntimeError, NotImplementedError):
+                continue  # without memory: on the meta device, or a wrapper
+    storages.pop(0, None)
+    return storages
+
+
+@contextmanager
+def _cleanliness() -> Iterator[list[str]]:
+    """Compares this process before and after; what is left over is told when the block has ended."""
+    found: list[str] = []
+    process = psutil.Process()
+    environment = dict(os.environ)
+    threads = set(threading.enumerate())
+    listening = set(_listening(process))
+    yield found
+    gc.collect()
+    if dist.is_initialized():
+        found.append("a process group")
+    changed = {name for name in {*environment, *os.environ} if environment.get(name) != os.environ.get(name)}
+    found += [f"the environment variable {name}" for name in sorted(changed)]
+    found += [f"the process {child.pid}" for child in process.children(recursive=True)]
+    started = [each for each in threading.enumerate() if each not in threads and not each.daemon]
+    found += [f"the thread {each.name}" for each in started]
+    found += [f"a listener on port {port}" for port in sorted(set(_listening(process)) - listening)]
+
+
+def _listening(process: psutil.Process) -> list[int]:
+    return [each.laddr.port for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+
+
+@contextmanager
+def _noted_reading(read: list[str]) -> Iterator[None]:
+    """Notes the weights that are read, or the model that is built."""
+    from swift.models.source import HfSource
+
+    real_read, real_build = HfSource.read, HfSource.build
+
+    def noted_read(source: Any, name: str) -> torch.Tensor:
+        read.append(name)
+        return real_read(source, name)
+
+    def noted_build(source: Any, **arguments: Any) -> torch.nn.Module:
+        if arguments.get("weights", True):
+            read.append("the whole model")
+        return real_build(source, **arguments)
+
+    HfSource.read, HfSource.build = noted_read, noted_build  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        HfSource.read, HfSource.build = real_read, real_build  # type: ignore[method-assign]

@@ -1,0 +1,158 @@
+"""All trials of one backend: made when a check asks for them, several at a time, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from swift.config.parse import Parsed, config_from_mapping
+from swift.contracts import Capabilities
+from swift.data.pipeline import prepare_data
+from swift.data.sampler import BatchPlan
+from swift.models.source import open_source
+from swift.models.tuners import initial_adapter
+from swift.plugins.load import load_backend, load_objective
+from swift.testing.cases import BY_NAME, CASES, EVALUATED_EVERY, HELD_OUT, STEPS, Case
+from swift.testing.crew import Job, run_jobs
+from swift.testing.layouts import Layout
+from swift.testing.reference import Expected, Recipe, run_reference, samples_of
+from swift.testing.subjects import shared_model
+from swift.testing.trial import Trial
+
+KILLED_AT = 5
+
+
+class Trials:
+    """Runs of `backend`, by case and layout. Folders lie in `folder`."""
+
+    def __init__(
+        self, backend: str, folder: Path, *, environment: dict[str, str] | None = None, fresh: bool = False
+    ) -> None:
+        self.backend = backend
+        self.folder = folder
+        self._environment = {"CUDA_VISIBLE_DEVICES": "", **(environment or {})}
+        self._fresh = fresh
+        self._answers: dict[tuple[Any, ...], list[Any]] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the backend claims."""
+        loaded = load_backend(self.backend).capabilities
+        assert loaded is not None
+        return loaded
+
+    def cases(self, layout: Layout) -> list[Case]:
+        """Those that the backend claims, under a layout."""
+        return [case for case in CASES if case.applies_to(self.capabilities) and case.name not in layout.without]
+
+    def trial(self, case: Case, layout: Layout, name: str = "whole") -> Trial:
+        """One that has not been run."""
+        output = self.folder / str(layout) / f"{case.name}-{name}"
+        return Trial(self.backend, case, layout, shared_model(tied=case.tied), output, self.folder / "cache")
+
+    def whole(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> list[Any]:
+        """Each process's outcome of a whole run; other cases that will be asked for are run in the same launch."""
+        jobs = {(layout, each.name, "whole"): self.trial(each, layout).whole for each in (case, *together)}
+        return self.answers(layout, jobs)[layout, case.name, "whole"]
+
+    def killed(self, case: Case, layout: Layout) -> list[Any]:
+        """Each process's outcome up to the checkpoint after which it died."""
+        trial = self.trial(case, layout, "killed")
+        key = (layout, case.name, "killed")
+        return self.answers(layout, {key: lambda: trial.killed(KILLED_AT)})[key]
+
+    def resumed(self, case: Case, wrote: Layout, layouts: Sequence[Layout], steps: int) -> dict[Layout, list[Any]]:
+        """Each process's outcome of going on, under each of `layouts`, from what `wrote` saved before it was killed."""
+        checkpoint = self.killed(case, wrote)[0].checkpoint
+        found = {}
+        for layout in layouts:
+            trial = self.trial(case, layout, f"resumed from {wrote}")
+            key = (layout, case.name, "resumed", wrote, steps)
+
+            def go_on(trial: Trial = trial) -> Any:
+                return trial.resumed(checkpoint, steps)
+
+            found[layout] = self.answers(layout, {key: go_on})[key]
+        return found
+
+    def answers(self, layout: Layout, jobs: dict[tuple[Any, ...], Job]) -> dict[tuple[Any, ...], list[Any]]:
+        """Answers to jobs under a layout, by rank; those that are known are not run again."""
+        new = [key for key in jobs if key not in self._answers]
+        if new:
+            run = run_jobs(layout.world, [jobs[key] for key in new], environment=self._environment, fresh=self._fresh)
+            self._answers.update(zip(new, run, strict=True))
+        return {key: self._answers[key] for key in jobs}
+
+    def expected(self, case: Case) -> Expected:
+        """What the reference does in this case."""
+        return _expected(case.name, shared_model(tied=case.tied))
+
+
+@cache
+def _expected(name: str, model: Path) -> Expected:
+    case = BY_NAME[name]
+    parsed = _settings(name, model)
+    config = parsed.config
+    samples = samples_of(model, case.rows)
+    adapter: dict[str, Any] | None = None
+    if config.tuner.kind == "lora":
+        tuner = config.tuner
+        adapter = {"r": tuner.rank, "lora_alpha": tuner.alpha, "lora_dropout": tuner.dropout, "use_dora": tuner.dora}
+    optim = config.optim
+    recipe = Recipe(
+        model=model,
+        samples=samples,
+        batches=batches_of(case, model),
+        held_out=range(HELD_OUT),
+        evaluated_every=EVALUATED_EVERY,
+        objective=config.objective.name,
+        beta=getattr(parsed.objective_options, "beta", 0.1),
+        lr=config.learning_rate,
+        schedule=optim.schedule,
+        warmup=optim.warmup_steps or 0,
+        steps=STEPS,
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        clip=optim.max_grad_norm,
+        adapter=adapter,
+        adapter_start=lambda name, shape: initial_adapter(name, shape, config.tuner, seed=config.train.seed),
+    )
+    return run_reference(recipe)
+
+
+@cache
+def _settings(case: str, model: Path) -> Parsed:
+    return config_from_mapping({**BY_NAME[case].settings(), "model.path": str(model)})
+
+
+def batches_of(case: Case, model: Path) -> list[list[int]]:
+    """Which samples each step takes: the order belongs to the run, so that core knows it without any backend."""
+    parsed = _settings(case.name, model)
+    config = parsed.config
+    source = open_source(config.model, say=_quiet)
+    objective = load_objective(config.objective.name).object(parsed.objective_options)
+    data = prepare_data(
+        config.data, source.tokenizer, encoding=objective.encoding, seed=config.train.seed, say=_quiet, rows=case.rows
+    )
+    assert data.train is not None
+    plan = BatchPlan(
+        data.train.samples,
+        objective,
+        global_rows=case.global_batch,
+        micro_rows=case.global_batch,
+        seed=config.train.seed,
+        epochs=1.0,
+        max_steps=STEPS,
+        shuffle=config.data.shuffle,
+        packing=config.data.packing,
+        flat=config.data.packing,
+        max_length=config.data.max_length,
+    )
+    return [[sample.sample_id for row in plan.batch(step, 0, 1).rows for sample in row] for step in range(STEPS)]
+
+
+def _quiet(_: str) -> None:
+    pass
