@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from benchmarks.facts import show, write
+from benchmarks.facts import show, write, write_page
 from benchmarks.inputs import ROOT
 
 PARTS = {
@@ -34,6 +34,7 @@ def main() -> None:
         show(f"{part}: {PARTS[part]}", figures)
         command = f"python -m benchmarks {part}" + (" --quick" if arguments.quick else "")
         path = write(arguments.out, part, command, figures, details)
+        write_page(arguments.out)
         print(f"  written to {path}", flush=True)
 
 

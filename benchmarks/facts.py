@@ -80,3 +80,17 @@ def show(title: str, figures: Sequence[Figure]) -> None:
     print(f"\n{title}")
     for each in figures:
         print(f"  {each.what:<{names}}  {each!s:>{values}}  {each.verdict}".rstrip())
+
+
+def write_page(folder: Path) -> None:
+    """`README.md`: the figures of all parts that have results, with the command that makes them anew."""
+    lines = ["# Results", "", "Ratios of things measured in one run; written by `python -m benchmarks`.", ""]
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        on = ", ".join(
+            f"{key} {value}" if key != "processor" else str(value) for key, value in content["machine"].items()
+        )
+        lines += [f"## {path.stem}", "", f"`{content['command']}` on {on}", "", "| what | figure | |", "|---|---:|---|"]
+        lines += [f"| {each['what']} | {each['figure']} | {each['verdict']} |" for each in content["figures"]]
+        lines.append("")
+    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
