@@ -31,7 +31,8 @@ COMMON: dict[str, Any] = {
     "optim.warmup_steps": 2,
     # Adam divides by the root of a gradient's square: where that is next to nothing, so is what the quotient says.
     "optim.eps": 1e-6,
-    "optim.weight_decay": 0.5,
+    # So much that leaving it out, or putting it where it does not belong, shows within a few steps.
+    "optim.weight_decay": 2.0,
     "train.max_steps": STEPS,
     "train.eval_steps": EVALUATED_EVERY,
     "model.dtype": "float32",

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from swift.config.parse import config_from_mapping
 from swift.contracts import Run, World
-from swift.errors import SwiftError, UnsupportedPlan
+from swift.errors import UnsupportedPlan
 from swift.plugins.facade import open_engine
 from swift.plugins.load import load_backend
 from swift.plugins.plan import SWITCHES
@@ -161,12 +162,14 @@ class Checks:
 
     def refuses(self, layout: Layout) -> None:
         """A plan that this backend cannot honour: refused with a reason, on all processes, before weights are read."""
-        trial = self.trials.trial(BY_NAME["clipped"], layout, "refused")
+        # Rows that can be dealt to any number of processes, so that nothing but the plan is refused.
+        case = replace(BY_NAME["clipped"], global_batch=2 * layout.world)
+        trial = self.trials.trial(case, layout, "refused")
         key = (layout, "refused")
         for rank, answer in enumerate(self.trials.answers(layout, {key: trial.refused})[key]):
             where = f"{layout}, process {rank}"
             assert isinstance(answer, BaseException), f"{where}: {answer}"
-            assert isinstance(answer, SwiftError), f"{where}: {type(answer).__name__}: {answer}"
+            assert isinstance(answer, UnsupportedPlan), f"{where}: {type(answer).__name__}: {answer}"
             assert answer.message, f"{where}: refused without a reason"
             assert answer.hint, f"{where}: refused without a hint at what to type: {answer.message}"
             read = answer.__dict__.get("read_before", [])
@@ -208,7 +211,8 @@ class Checks:
         """Hooks, signatures, hook API, capabilities and configuration model are as they must be."""
         loaded = load_backend(self.trials.backend)
         assert loaded.config_model is not None
-        loaded.config_model()  # every option has a default
+        required = [name for name, field in loaded.config_model.model_fields.items() if field.is_required()]
+        assert not required, f"options without a default: {', '.join(required)}: --backend alone would fail"
 
 
 def near(what: str, found: float, expected: float, tolerance: float) -> None:

@@ -1,0 +1,418 @@
+"""Backends with one mistake each, as people make them. The conformance kit must catch every one.
+
+Each is the built-in backend but for one thing; `CAUGHT_BY` says which check must fail, in which case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from swift.backends.torch.plugin import TorchBackend
+from swift.contracts import Capabilities
+from swift.hookspecs import hookimpl
+
+CAUGHT_BY: dict[str, tuple[str, str | None]] = {}
+"""Backend → the check that catches it, and the case in which it does."""
+BROKEN: dict[str, type] = {}
+
+
+def caught_by(check: str, case: str | None = "clipped") -> Any:
+    def note(backend: type) -> type:
+        name = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in backend.__name__)[1:]
+        CAUGHT_BY[name], BROKEN[name] = (check, case), backend
+        return backend
+
+    return note
+
+
+def scale_gradients(state: Any, factor: float) -> None:
+    for parameter in state.trained():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+@contextlib.contextmanager
+def before_clipping(state: Any, act: Any) -> Iterator[None]:
+    """Calls `act` between the backward pass and clipping."""
+    real = torch.nn.utils.clip_grad_norm_
+
+    def clip(parameters: Any, limit: float) -> torch.Tensor:
+        act(state)
+        return real(parameters, limit)
+
+    torch.nn.utils.clip_grad_norm_ = clip
+    try:
+        yield
+    finally:
+        torch.nn.utils.clip_grad_norm_ = real
+
+
+def step(run: Any, state: Any, batch: Any, objective: Any) -> Any:
+    from swift.backends.torch.step import train_step
+
+    return train_step(run, state, batch, objective)
+
+
+@caught_by("trajectory")
+class AveragesGradients(TorchBackend):
+    """As DDP does when nobody tells it otherwise."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        with before_clipping(state, lambda state: scale_gradients(state, 1 / run.world.size)):
+            return step(run, state, batch, objective)
+
+
+@caught_by("trajectory")
+class UsesOneSliceTwice(TorchBackend):
+    """Every process trains on the first slice."""
+
+    @hookimpl
+    def swift_setup(self, run: Any) -> Any:
+        from swift.backends.torch.topology import setup
+
+        return dataclasses.replace(setup(run), data_rank=0)
+
+
+@caught_by("trajectory")
+class ClipsBeforeReducing(TorchBackend):
+    """Each process clips its own gradients; the sum is what is left."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        replica, state.replica = state.replica, state.view
+        real = torch.nn.utils.clip_grad_norm_
+
+        def clip(parameters: Any, limit: float) -> torch.Tensor:
+            norm = real(parameters, limit)
+            for parameter in parameters:
+                if parameter.grad is not None and dist.is_initialized():
+                    dist.all_reduce(parameter.grad)
+            if dist.is_initialized():
+                square = norm.square()
+                dist.all_reduce(square)
+                norm = square.sqrt()
+            return norm
+
+        torch.nn.utils.clip_grad_norm_ = clip
+        try:
+            return step(run, state, batch, objective)
+        finally:
+            torch.nn.utils.clip_grad_norm_ = real
+            state.replica = replica
+
+
+@caught_by("resume")
+class ForgetsMoments(TorchBackend):
+    """Resumes with the optimizer as it was made."""
+
+    @hookimpl
+    def swift_load_checkpoint(self, state: Any, reader: Any) -> bool:
+        from swift.backends.torch.checkpoint import load
+
+        load(state, reader)
+        for moments in state.optimizer.state.values():
+            moments["exp_avg"].zero_()
+            moments["exp_avg_sq"].zero_()
+        return True
+
+
+@caught_by("resume")
+class ForgetsTheStepOfAdam(TorchBackend):
+    """Bias correction begins anew."""
+
+    @hookimpl
+    def swift_load_checkpoint(self, state: Any, reader: Any) -> bool:
+        from swift.backends.torch.checkpoint import load
+
+        load(state, reader)
+        for moments in state.optimizer.state.values():
+            moments["step"].zero_()
+        return True
+
+
+@caught_by("resume")
+class SavesRoundedWeights(TorchBackend):
+    """What is saved is bfloat16, whatever it is called."""
+
+    @hookimpl
+    def swift_save_checkpoint(self, state: Any, writer: Any) -> bool:
+        from swift.backends.torch.checkpoint import _tensors
+
+        rounded = {name: tensor.bfloat16().float() for name, tensor in _tensors(state).items()}
+        writer.tensors(rounded)
+        return True
+
+
+@caught_by("resume_elsewhere")
+class SavesItsShareOnly(TorchBackend):
+    """Resumes under its own layout, because each process reads what it wrote; elsewhere it cannot."""
+
+    @hookimpl
+    def swift_load_checkpoint(self, run: Any, state: Any, reader: Any) -> bool:
+        from swift.backends.torch.checkpoint import load
+
+        load(state, reader)
+        if reader.manifest["plan"]["world"] != run.world.size:
+            for moments in state.optimizer.state.values():
+                moments["exp_avg"].mul_(0.5)
+        return True
+
+
+@caught_by("weights")
+class SwapsNames(TorchBackend):
+    """Keys go out as values of the same shape."""
+
+    @hookimpl
+    def swift_iter_weights(self, state: Any) -> Any:
+        from swift.backends.torch.weights import stream
+
+        names = {"k_proj": "v_proj", "v_proj": "k_proj"}
+        for name, tensor in stream(state):
+            found = next((part for part in names if f"layers.0.self_attn.{part}" in name), None)
+            yield (name.replace(found, names[found]) if found else name), tensor
+
+
+@caught_by("weights")
+class StreamsHalfPrecision(TorchBackend):
+    @hookimpl
+    def swift_iter_weights(self, state: Any) -> Any:
+        from swift.backends.torch.weights import stream
+
+        return ((name, tensor.bfloat16()) for name, tensor in stream(state))
+
+
+@caught_by("weights", "clipped hard, tied")
+class StreamsTiedWeightsTwice(TorchBackend):
+    @hookimpl
+    def swift_iter_weights(self, state: Any) -> Any:
+        from swift.backends.torch.weights import stream
+
+        for name, tensor in stream(state):
+            yield name, tensor
+            if "embed_tokens" in name:
+                yield "lm_head.weight", tensor
+
+
+@caught_by("one_tensor_at_a_time")
+class GathersEverythingFirst(TorchBackend):
+    @hookimpl
+    def swift_iter_weights(self, state: Any) -> Any:
+        from swift.backends.torch.weights import stream
+
+        yield from [(name, tensor.clone()) for name, tensor in stream(state)]
+
+
+@caught_by("trajectory")
+class DoublesGradients(TorchBackend):
+    """Twice the gradient: clipping hides it from the loss, the gradient norm tells."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        with before_clipping(state, lambda state: scale_gradients(state, 2.0)):
+            return step(run, state, batch, objective)
+
+
+@caught_by("trajectory")
+class ReportsTheClippedNorm(TorchBackend):
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        result = step(run, state, batch, objective)
+        return dataclasses.replace(result, grad_norm=min(result.grad_norm, run.config.optim.max_grad_norm))
+
+
+@caught_by("trajectory", "accumulated")
+class AveragesMicroBatches(TorchBackend):
+    """A mean of means: short micro-batches count for too much."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        weight, parts = batch.weight, len(batch) * run.world.size
+
+        class Mean:
+            needs = objective.needs
+
+            def loss(self, view: Any, micro_batch: Any) -> Any:
+                sums = objective.loss(view, micro_batch)
+                sums.loss = sums.loss / micro_batch.weights.sum().clamp(min=1) * weight / parts
+                return sums
+
+        return step(run, state, batch, Mean())
+
+
+@caught_by("trajectory", "accumulated")
+class KeepsTheLastMicroBatchOnly(TorchBackend):
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        calls = iter(range(len(batch)))
+
+        class Last:
+            needs = objective.needs
+
+            def loss(self, view: Any, micro_batch: Any) -> Any:
+                if next(calls) == len(batch) - 1:
+                    state.optimizer.zero_grad(set_to_none=True)
+                return objective.loss(view, micro_batch)
+
+        return step(run, state, batch, Last())
+
+
+@caught_by("trajectory")
+class DecaysEverything(TorchBackend):
+    """Weight decay on norms too."""
+
+    @hookimpl
+    def swift_shard(self, run: Any, model: Any) -> Any:
+        from swift.backends.torch.shard import shard
+
+        state = shard(run, model)
+        for group in state.optimizer.param_groups:
+            group["weight_decay"] = run.config.optim.weight_decay
+        return state
+
+
+@caught_by("trajectory")
+class DecaysNothing(TorchBackend):
+    @hookimpl
+    def swift_shard(self, run: Any, model: Any) -> Any:
+        from swift.backends.torch.shard import shard
+
+        state = shard(run, model)
+        for group in state.optimizer.param_groups:
+            group["weight_decay"] = 0.0
+        return state
+
+
+@caught_by("trajectory")
+class SchedulesOneStepLate(TorchBackend):
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        real = run.schedule
+        run.schedule = lambda at: real(max(0, at - 1))
+        try:
+            return step(run, state, batch, objective)
+        finally:
+            run.schedule = real
+
+
+@caught_by("trajectory", "packed")
+class AttendsAcrossSamples(TorchBackend):
+    """Packed samples see those that lie before them."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        from swift.models import view as module
+
+        real = module.packing_of
+        module.packing_of = lambda boundaries, tokens: real([0, tokens], tokens)
+        try:
+            return step(run, state, batch, objective)
+        finally:
+            module.packing_of = real
+
+
+@caught_by("processes_agree")
+class ReportsItsOwnLoss(TorchBackend):
+    """The loss of this process's slice."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        seen: list[float] = []
+
+        class Watched:
+            needs = objective.needs
+
+            def loss(self, view: Any, micro_batch: Any) -> Any:
+                sums = objective.loss(view, micro_batch)
+                seen.append(float(sums.loss.detach()))
+                return sums
+
+        result = step(run, state, batch, Watched())
+        return dataclasses.replace(result, loss=sum(seen) / batch.weight * run.world.size)
+
+
+@caught_by("evaluation")
+class EvaluatesItsSliceOnly(TorchBackend):
+    @hookimpl
+    def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        from swift.train.steps import score
+
+        return score(state.view, state.model, batch, objective, state.arithmetic, all_reduce=None)
+
+
+@caught_by("trajectory", "dpo, lora")
+class KeepsAdaptersOnInTheReference(TorchBackend):
+    @hookimpl
+    def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        from swift.backends.torch.step import forward
+
+        class On:
+            adapters_off = False
+            needs = objective.needs
+            loss = staticmethod(objective.loss)
+
+        return forward(run, state, batch, On())
+
+
+@caught_by("all_end_alike")
+class UpdatesWhateverComes(TorchBackend):
+    """No look at loss or gradient before the update."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        from swift.errors import TrainingError
+
+        quiet = run.config.train.model_copy(update={"detect_nan": False})
+        real, run.config = run.config, run.config.model_copy(update={"train": quiet})
+        try:
+            result = step(run, state, batch, objective)
+        finally:
+            run.config = real
+        if not math.isfinite(result.loss):
+            raise TrainingError("not finite")
+        return result
+
+
+@caught_by("nothing_left_behind")
+class StaysInTheGroup(TorchBackend):
+    @hookimpl
+    def swift_teardown(self) -> bool:
+        os.environ["BROKEN_BACKEND"] = "1"
+        return True
+
+
+@caught_by("claims_are_tried", None)
+class ClaimsMoreThanIsTried(TorchBackend):
+    capabilities = dataclasses.replace(TorchBackend.capabilities, parallel=frozenset({"dp_replicate", "tp"}))
+
+
+@caught_by("refuses_other_world", None)
+class TakesAnyNumberOfProcesses(TorchBackend):
+    @hookimpl
+    def swift_setup(self, run: Any) -> Any:
+        from swift.backends.torch.topology import setup
+
+        parallel = run.config.parallel.model_copy(update={"dp_replicate": None})
+        run.config = run.config.model_copy(update={"parallel": parallel})
+        return setup(run)
+
+
+@caught_by("contract", None)
+class NeedsAnOption(TorchBackend):
+    """An option without a default: `--backend` alone would fail."""
+
+    from swift.config.sections import Section as _Section
+
+    class Options(_Section):
+        stage: int
+
+    config_model = Options  # type: ignore[assignment]
+    capabilities = Capabilities(parallel=frozenset({"dp_replicate"}))

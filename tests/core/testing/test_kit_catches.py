@@ -1,0 +1,66 @@
+"""The kit proves itself: each of these deliberately broken backends is caught by the check that is there for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from broken_backends import BROKEN, CAUGHT_BY
+
+from swift.testing import BackendConformance, Layout
+from swift.testing.cases import BY_NAME
+from swift.testing.checks import Checks
+from swift.testing.trials import Trials
+
+TWO = Layout(2)
+PLAN = Layout(2, {"dp_replicate": 2})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A distribution with all of them as its entry points."""
+    site = tmp_path_factory.mktemp("broken")
+    info = site / "broken_backends-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: broken-backends\nVersion: 1.0\nRequires-Dist: swift-core>=0.1\n"
+    )
+    points = (f"{name} = broken_backends:{backend.__name__}\n" for name, backend in BROKEN.items())
+    (info / "entry_points.txt").write_text("[swift.backends]\n" + "".join(points))
+    sys.path.insert(0, str(site))
+    yield
+    sys.path.remove(str(site))
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_backend_is_caught(name: str, tmp_path: Path) -> None:
+    checks = Checks(Trials(name, tmp_path), [TWO])
+    check, case = CAUGHT_BY[name]
+    arguments: tuple[Any, ...] = () if case is None else (BY_NAME[case], TWO)
+    if check == "refuses_other_world":
+        arguments = (PLAN,)
+    elif check == "all_end_alike":
+        arguments = (TWO,)
+    elif check == "resume_elsewhere":
+        arguments = (BY_NAME["clipped"], Layout(1), TWO)
+    with pytest.raises(AssertionError) as caught:
+        getattr(checks, check)(*arguments)
+    print(caught.value)
+
+
+def test_a_standard_test_cannot_be_replaced_without_a_reason() -> None:
+    with pytest.raises(TypeError, match="replaces the standard test test_weights without a reason"):
+
+        class Sly(BackendConformance):
+            backend = "torch"
+
+            def test_weights(self) -> None:  # type: ignore[override]
+                pass
+
+    with pytest.raises(TypeError, match="no standard test test_wieghts"):
+
+        class Sloppy(BackendConformance):
+            backend = "torch"
+            deviations: ClassVar = {"test_wieghts": "not today"}
