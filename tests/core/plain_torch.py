@@ -10,11 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_schedule_with_warmup
 
-Tokens = tuple[list[int], list[int]]
-"""The prompt, and what is learned."""
+from swift.testing import reference
+from swift.testing.reference import Tokens, answer_logp
+
+__all__ = [
+    "PlainTrainer",
+    "Tokens",
+    "answer_logp",
+    "batches_of",
+    "conversation_tokens",
+    "likelihood_trajectory",
+    "load_model",
+    "tokens_of",
+]
 
 
 def load_model(folder: Path) -> torch.nn.Module:
@@ -27,22 +37,12 @@ def load_model(folder: Path) -> torch.nn.Module:
 
 def tokens_of(folder: Path, question: str, answer: str) -> Tokens:
     """The conversation as ids, laid out by hand: the answer and the token that ends it are learned."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    return tokenizer(prompt).input_ids, tokenizer(f"{answer}<|im_end|>").input_ids
+    return reference.tokens_of(AutoTokenizer.from_pretrained(folder), question, answer)
 
 
 def conversation_tokens(folder: Path, rows: Iterable[dict[str, Any]]) -> list[Tokens]:
     """`tokens_of` for rows with one question and one answer."""
     return [tokens_of(folder, *(message["content"] for message in row["messages"])) for row in rows]
-
-
-def answer_logp(model: torch.nn.Module, tokens: Tokens) -> torch.Tensor:
-    """log p of the answer given the prompt, summed over its tokens."""
-    prompt, answer = tokens
-    logits = model(input_ids=torch.tensor([prompt + answer])).logits[0].float()
-    predictions = logits[len(prompt) - 1 : -1]
-    return -F.cross_entropy(predictions, torch.tensor(answer), reduction="sum")
 
 
 def batches_of(items: Sequence[Any], size: int, steps: int) -> Iterator[Sequence[Any]]:

@@ -12,7 +12,7 @@ import typer
 from swift.cli.app import run_app
 from swift.errors import PluginError
 from swift.plugins.discover import PluginEntry, duplicates, list_plugins
-from swift.plugins.load import load
+from swift.plugins.load import find, load
 
 OK, FOUND = "ok", "found"
 
@@ -38,14 +38,41 @@ def run(_verb: str, args: list[str]) -> int:
 def show(
     check: Annotated[bool, typer.Option("--check", help="Import each one and make the checks of selection")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs")] = False,
+    tried: Annotated[
+        str | None, typer.Option("--try", metavar="BACKEND", help="Train a tiny model with it, and compare the numbers")
+    ] = None,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Processes for --try")] = 2,
 ) -> int:
-    """List backends, exporters, objectives and observers that are installed. Exit 3 if --check finds a broken one."""
+    """List backends, exporters, objectives and observers that are installed. Exit 3 if --check finds a broken one.
+
+    --try runs a short form of the conformance kit; the whole of it is swift.testing.BackendConformance.
+    """
+    if tried is not None:
+        return _try(tried, nproc)
     rows = plugin_rows(check=check)
     if as_json:
         sys.stdout.write(json.dumps([_facts(row) for row in rows], indent=2) + "\n")
     else:
         _print_table(rows)
     return PluginError.exit_code if check and any(row.broken for row in rows) else 0
+
+
+def _try(backend: str, processes: int) -> int:
+    load(find("swift.backends", backend))  # a mistake in the name is said before anything heavy is imported
+    from swift.models.quiet import quiet_libraries
+
+    quiet_libraries()
+    from swift.testing.short import short_form
+
+    sys.stdout.write(f"{backend} on {processes} processes, against plain torch on one:\n")
+    problems = 0
+    for finding in short_form(backend, processes):
+        problems += bool(finding.problem)
+        sys.stdout.write(f"  {'FAILED' if finding.problem else 'ok':<7} {finding.about}\n")
+        if finding.problem:
+            sys.stdout.write(f"          {finding.problem}\n")
+        sys.stdout.flush()
+    return PluginError.exit_code if problems else 0
 
 
 def plugin_rows(*, check: bool) -> list[Row]:

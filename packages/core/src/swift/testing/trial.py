@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,8 +131,15 @@ class Trial:
     @contextmanager
     def _opened(self, **more: Any) -> Iterator[Job]:
         parsed = config_from_mapping(self.settings(**more))
-        with opened(parsed, rows=self.case.rows, validation_rows=self.case.rows[:HELD_OUT]) as job:
+        with _silence(), opened(parsed, rows=self.case.rows, validation_rows=self.case.rows[:HELD_OUT]) as job:
             yield job
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """What runs tell their users is not what tests are about."""
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 class _Watched(Loop):
