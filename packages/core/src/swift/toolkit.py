@@ -19,9 +19,19 @@ from swift.models.attention import (
     choose_attention,
     packing_of,
     use_attention,
+    varlen_attention,
 )
 from swift.models.build import build_view, compile_blocks, decoder_blocks
-from swift.models.names import Piece, adapter_names, base_model, canonical_buffers, canonical_parameters, name_map
+from swift.models.hollow import hollow_model
+from swift.models.names import (
+    ADAPTER,
+    Piece,
+    adapter_names,
+    base_model,
+    canonical_buffers,
+    canonical_parameters,
+    name_map,
+)
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import quantized_build
 from swift.models.tuners import adapter_config, adapters_off, apply_tuner, initial_adapter, trainable_summary
@@ -31,6 +41,7 @@ from swift.train.steps import Arithmetic, accumulate, score, update
 from swift.train.sums import GlobalSums, NonFiniteStep
 
 __all__ = [
+    "ADAPTER",
     "DTYPES",
     "FLASH",
     "VARLEN",
@@ -58,6 +69,7 @@ __all__ = [
     "compile_blocks",
     "decoder_blocks",
     "flat_boxes",
+    "hollow_model",
     "initial_adapter",
     "join_group",
     "leave_group",
@@ -75,4 +87,5 @@ __all__ = [
     "trainable_summary",
     "update",
     "use_attention",
+    "varlen_attention",
 ]

@@ -99,16 +99,24 @@ class Batch:
     def micro_batches(self) -> Iterator[MicroBatch]:
         """At least one; a process without rows gets the spare row with all weights zero."""
         if not self.rows:
-            if self.spare_row is None:
-                raise ValueError("a batch without rows needs a spare row")
-            muted = tuple(_muted(sample) for sample in self.spare_row)
-            yield self._collate([muted], self.first_row)
+            yield self.stand_in()
             return
         for start in range(0, len(self.rows), self.micro_rows):
             yield self._collate(self.rows[start : start + self.micro_rows], self.first_row + start)
 
+    def stand_in(self) -> MicroBatch:
+        """A row with all weights zero, for engines whose processes must go through the model equally often."""
+        row = self.rows[0] if self.rows else self.spare_row
+        if row is None:
+            raise ValueError("a batch without rows needs a spare row")
+        return self._collate([tuple(_muted(sample) for sample in row)], self.first_row)
+
     def __len__(self) -> int:
         return max(1, math.ceil(len(self.rows) / self.micro_rows))
+
+    def most_micro_batches(self, data_size: int) -> int:
+        """How many micro-batches the process with the most rows has, when so many share the global batch."""
+        return max(1, math.ceil(math.ceil(self.global_rows / data_size) / self.micro_rows))
 
     def _collate(self, rows: Sequence[Row], row: int) -> MicroBatch:
         samples = [sample for each in rows for sample in each]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.models.attention import AttentionChoice, choose_attention
+from swift.models.hollow import hollow_model
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import quantized_build
 from swift.models.tuners import adapter_config, apply_tuner, trainable_summary
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
 
 
 def build_view(
-    run: Run, source: ModelSource, *, weights: bool = True, attention: AttentionChoice | None = None
+    run: Run,
+    source: ModelSource,
+    *,
+    weights: bool = True,
+    attention: AttentionChoice | None = None,
+    view_class: type[ViewModule] = ViewModule,
 ) -> ViewModule:
     """Model → tuner → gradient checkpointing → compile → view, in this order.
 
-    With `weights=False` everything but a quantised model is on the meta device, for the backend to lay out and fill.
-    `attention` is a kernel of the backend's own; by default the `model` section chooses.
+    With `weights=False` the parameters of all but a quantised model are on the meta device, for the backend to lay out
+    and fill. `attention` is a kernel of the backend's own; by default the `model` section chooses.
     """
     assert run.topology is not None
     config, device = run.config, run.topology.device
@@ -38,7 +44,7 @@ def build_view(
     if config.tuner.quantize == "none":
         # Trained weights are fp32 masters; frozen ones need no more than the precision of the arithmetic.
         stored = torch.float32 if config.tuner.kind == "full" else compute
-        model = source.build(dtype=stored, device=device, weights=weights)
+        model = source.build(dtype=stored, device=device) if weights else hollow_model(source, stored)
     else:
         model = quantized_build(source, config.tuner, compute, device)
     model.config.use_cache = False
@@ -51,7 +57,7 @@ def build_view(
         if config.tuner.kind != "full":
             # Frozen embeddings would otherwise leave the first block without an input that needs a gradient.
             model.enable_input_require_grads()
-    view = ViewModule(model, attention=attention, say=run.say)
+    view = view_class(model, attention=attention, say=run.say)
     if config.train.compile:
         compile_blocks(view)
     run.facts["trainable"] = trainable_summary(model)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.errors import ModelError
+from swift.models.hollow import hollow_model
 from swift.models.names import name_map
 
 if TYPE_CHECKING:
@@ -30,14 +31,9 @@ def quantized_build(
 
     The output head stays as it is, and so do experts that are stacked into one parameter.
     """
-    from accelerate import init_empty_weights  # type: ignore[import-untyped]  # has no stubs; peft requires it
-
     quantise = {"bnb-nf4": _bnb_nf4, "bnb-int8": _bnb_int8, "torchao-nf4": _torchao_nf4}[section.quantize]
     _import(section.quantize.partition("-")[0])
-    skeleton: Any = source.build(dtype=dtype, weights=False)
-    with init_empty_weights(include_buffers=False):
-        # Parameters without memory, but real buffers: rotary tables are computed, not read.
-        model: Any = type(skeleton)(skeleton.config)
+    model: Any = hollow_model(source, dtype)
     names, head = name_map(model), model.get_output_embeddings()
     linear = {
         f"{path}.weight": path
@@ -61,7 +57,6 @@ def quantized_build(
     model.requires_grad_(False)
     model.is_loaded_in_4bit = section.quantize == "bnb-nf4"
     model.is_loaded_in_8bit = section.quantize == "bnb-int8"
-    model.name_or_path = skeleton.name_or_path
     model.eval()
     built: torch.nn.Module = model
     return built

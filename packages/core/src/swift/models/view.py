@@ -55,10 +55,10 @@ class ViewModule(nn.Module):
         targets = batch.targets.flatten().index_select(0, places)
         hidden = None
         if self.own_logits:
-            logits = causal_lm(**self._inputs(batch)).logits.flatten(0, 1).index_select(0, places)
+            logits = causal_lm(**self.inputs(batch)).logits.flatten(0, 1).index_select(0, places)
             views = token_logps_of_module(lambda piece: piece, logits, targets, vocabulary=logits.shape[-1], want=needs)
         else:
-            hidden = causal_lm.get_decoder()(**self._inputs(batch)).last_hidden_state
+            hidden = causal_lm.get_decoder()(**self.inputs(batch)).last_hidden_state
             views = self._through_head(hidden.flatten(0, 1).index_select(0, places), targets, needs)
 
         def spread(values: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,8 @@ class ViewModule(nn.Module):
             for module, training in modes:
                 module.training = training
 
-    def _inputs(self, batch: MicroBatch) -> dict[str, Any]:
+    def inputs(self, batch: MicroBatch) -> dict[str, Any]:
+        """What the decoder is called with; backends that cut sequences say it otherwise."""
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
         if batch.boundaries is None:
             if self.masks_padding:

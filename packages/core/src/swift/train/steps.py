@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from swift.train.sums import GlobalSums, NonFiniteStep
 
 if TYPE_CHECKING:
     from swift.contracts import ForwardResult, Objective, Run, StepResult, TrainState
-    from swift.data.batch import Batch
+    from swift.data.batch import Batch, MicroBatch
 
 AllReduce = Callable[[torch.Tensor], object]
 
@@ -63,22 +63,33 @@ def accumulate(
     arithmetic: Arithmetic,
     *,
     around: Callable[[bool], AbstractContextManager[Any]] = _alone,
+    passes: int = 0,
 ) -> GlobalSums:
     """Forward and backward over all micro-batches. `view` is a `ViewModule`, or one that is wrapped.
 
     `around(last)` surrounds each micro-batch: gradients need to be added up across processes only with the last one.
+    Where every pass through the model is collective, `passes` is how many each process makes, with stand-ins that
+    count for nothing where it has fewer micro-batches.
     """
     sums = GlobalSums(arithmetic.device)
-    last = len(batch) - 1
-    for index, micro_batch in enumerate(batch.micro_batches()):
+    last = max(len(batch), passes) - 1
+    for index, (micro_batch, counts) in enumerate(_passes(batch, passes)):
         torch.manual_seed(micro_batch.seed)
         micro_batch = micro_batch.to(arithmetic.device)
         with around(index == last):
             with arithmetic.autocast():
                 losses = objective.loss(view(micro_batch, objective.needs), micro_batch)
-            torch.autograd.backward(arithmetic.scaler.scale(losses.loss / batch.weight))
-        sums.add(losses, micro_batch)
+            share = losses.loss / batch.weight if counts else losses.loss * 0.0
+            torch.autograd.backward(arithmetic.scaler.scale(share))
+        if counts:
+            sums.add(losses, micro_batch)
     return sums
+
+
+def _passes(batch: Batch, least: int) -> Iterator[tuple[MicroBatch, bool]]:
+    """Micro-batches, and whether they count."""
+    yield from ((micro_batch, True) for micro_batch in batch.micro_batches())
+    yield from ((batch.stand_in(), False) for _ in range(least - len(batch)))
 
 
 def update(
@@ -123,14 +134,16 @@ def score(
     arithmetic: Arithmetic,
     *,
     all_reduce: AllReduce | None,
+    passes: int = 0,
 ) -> ForwardResult:
     """Views and sums only; dropout is off, and so are the adapters of `model` where the objective says so."""
     view.eval()
     sums = GlobalSums(arithmetic.device)
     with adapters_off(model) if objective.adapters_off else contextlib.nullcontext():
-        for micro_batch in batch.micro_batches():
+        for micro_batch, counts in _passes(batch, passes):
             micro_batch = micro_batch.to(arithmetic.device)
             with arithmetic.autocast():
                 losses = objective.loss(view(micro_batch, objective.needs), micro_batch)
-            sums.add(losses, micro_batch)
+            if counts:
+                sums.add(losses, micro_batch)
     return sums.forward_result(batch, sums.reduce(all_reduce))
