@@ -1,3 +1,1 @@
-"""The PyTorch FSDP2 backend of swift. This release reserves the name and registers no backend."""
-
-__version__ = "0.1.0"
+"""The FSDP2 backend of swift: `pip install "swift-core[fsdp]"`, then `--backend fsdp`."""

@@ -62,8 +62,9 @@ class ViewModule(nn.Module):
             views = self._through_head(hidden.flatten(0, 1).index_select(0, places), targets, needs)
 
         def spread(values: torch.Tensor) -> torch.Tensor:
-            blank = values.new_zeros(batch.targets.numel())
-            return blank.index_copy(0, places, values).view(batch.targets.shape)
+            blank = values.new_zeros(batch.targets.shape)
+            # Not a view of something flat: FSDP hooks onto what comes out.
+            return blank.index_put((places // blank.shape[1], places % blank.shape[1]), values)
 
         return ModelView(
             token_logps=spread(views.logps) if Need.TOKEN_LOGPS in needs else None,

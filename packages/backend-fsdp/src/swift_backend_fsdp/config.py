@@ -1,0 +1,31 @@
+"""The `backend` section when the backend is `fsdp`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from swift.config.sections import Section
+
+
+class FsdpConfig(Section):
+    """Options of the FSDP backend."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
+    timeout_minutes: PositiveFloat = Field(10.0, description="How long a process waits for the others before it fails")
+    cpu_threads: PositiveInt | None = Field(
+        None, description="Threads per process on the CPU; default: the cores divided by the processes here"
+    )
+    offload: bool = Field(False, description="Keep weights, gradients and optimizer in the CPU's memory")
+    reshard_after_forward: bool = Field(
+        True, description="Let go of a block's gathered weights after the forward pass; false takes memory for speed"
+    )
+    prefetch: NonNegativeInt = Field(1, description="Blocks whose weights are gathered ahead of their turn")
+    reduce_dtype: Literal["float32", "compute"] = Field(
+        "float32", description="Precision in which gradients are added up; compute is that of model.dtype"
+    )
+    checkpoint_every: PositiveInt = Field(
+        1,
+        description="Of so many blocks one is recomputed under train.gradient_checkpointing",
+    )

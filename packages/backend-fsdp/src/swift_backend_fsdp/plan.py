@@ -1,0 +1,90 @@
+"""How the processes share the work: sizes of the parallel dimensions, and which plans cannot be honoured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swift.errors import UnsupportedPlan
+
+if TYPE_CHECKING:
+    from swift.config.sections import ParallelSection
+    from swift.contracts import Run
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """world = replicate × data × sequence × tp; parameters are sharded over data × sequence."""
+
+    replicate: int
+    data: int
+    """Shards of one replica that train on samples of their own."""
+    sequence: int
+    """Processes that share each sample, a part of its tokens each (Ulysses or context parallel)."""
+    tp: int
+
+    @classmethod
+    def of(cls, parallel: ParallelSection, world: int) -> Sizes:
+        """The sizes for so many processes; what was left open is taken up by `dp_shard`."""
+        sequence = parallel.cp * parallel.ulysses
+        replicate = parallel.dp_replicate or 1
+        fixed = replicate * sequence * parallel.tp
+        data = parallel.dp_shard or max(1, world // fixed)
+        if fixed * data != world:
+            product = " × ".join(
+                f"{name} {size}"
+                for name, size in (
+                    ("dp_replicate", replicate), ("dp_shard", data), ("tp", parallel.tp),
+                    ("cp", parallel.cp), ("ulysses", parallel.ulysses),
+                )
+                if size > 1 or name == "dp_shard"
+            )  # fmt: skip
+            raise UnsupportedPlan(
+                f"The plan {product} takes {fixed * data} processes, but {world} were started.",
+                hint=f"Start with --nproc {fixed * data}, or leave --parallel.dp_shard out.",
+            )
+        return cls(replicate, data, sequence, parallel.tp)
+
+
+def check_plan(run: Run) -> None:
+    """Refuse what the sizes or the tuner rule out, before anything is set up."""
+    config = run.config
+    parallel, tuner = config.parallel, config.tuner
+    Sizes.of(parallel, run.world.size)
+    if parallel.cp > 1 and parallel.ulysses > 1:
+        raise UnsupportedPlan(
+            "parallel.cp and parallel.ulysses both cut sequences, and cannot do so at once.",
+            hint=f"Type --parallel.cp {parallel.cp * parallel.ulysses} --parallel.ulysses 1, or the other way round.",
+        )
+    if parallel.tp > 1 and tuner.quantize != "none":
+        raise UnsupportedPlan(
+            f"tensor parallel cannot cut weights that are stored as {tuner.quantize}.",
+            hint="Type --parallel.tp 1 (FSDP shards them all the same), or --tuner.quantize none.",
+        )
+    if parallel.tp > 1 and tuner.kind == "lora" and (tuner.dora or tuner.modules_to_save):
+        what = "DoRA needs norms of whole matrices" if tuner.dora else "tuner.modules_to_save makes copies of modules"
+        raise UnsupportedPlan(f"{what}, which tensor parallel has cut.", hint="Type --parallel.tp 1")
+    if config.optim.name == "adafactor":
+        raise UnsupportedPlan(
+            "Adafactor factors whole matrices, and FSDP keeps a part of each on every process.",
+            hint="Type --optim.name adamw (or adamw_8bit on a GPU), or --backend torch.",
+        )
+
+
+def check_heads(run: Run, model_config: Any) -> None:
+    """Refuse a number of processes that attention heads cannot be dealt to."""
+    text = model_config.get_text_config()
+    heads = text.num_attention_heads
+    groups = getattr(text, "num_key_value_heads", None) or heads
+    parallel = run.config.parallel
+    if heads % parallel.ulysses:
+        raise UnsupportedPlan(
+            f"{heads} attention heads cannot be dealt to parallel.ulysses {parallel.ulysses} processes evenly.",
+            hint=f"Choose a divisor of {heads}, or cut sequences by --parallel.cp {parallel.ulysses} instead.",
+        )
+    if heads % parallel.tp or groups % parallel.tp:
+        raise UnsupportedPlan(
+            f"{heads} attention heads with {groups} key-value heads cannot be dealt to parallel.tp {parallel.tp} "
+            "processes evenly.",
+            hint=f"Choose a divisor of {groups}.",
+        )

@@ -1,0 +1,106 @@
+"""FSDP2: parameters, gradients and optimizer state in shards, gathered block by block.
+
+Every hook is one line that leads to the file where the work is done; nothing heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift.contracts import HOOK_API, Capabilities, Need
+from swift.hookspecs import hookimpl
+from swift_backend_fsdp.config import FsdpConfig
+
+if TYPE_CHECKING:
+    from swift.contracts import (
+        CheckpointReader,
+        CheckpointWriter,
+        ForwardResult,
+        ModelSource,
+        Objective,
+        Run,
+        StepResult,
+        Topology,
+        WeightStream,
+    )
+    from swift.data.batch import Batch
+    from swift_backend_fsdp.model import Hollow
+    from swift_backend_fsdp.shard import FsdpState
+
+
+class FsdpBackend:
+    """PyTorch's FSDP2, alone or with tensor parallel, Ulysses or context parallel."""
+
+    HOOK_API = HOOK_API
+    config_model = FsdpConfig
+    capabilities = Capabilities(
+        parallel=frozenset({"dp_replicate", "dp_shard", "tp", "cp", "ulysses"}),
+        precisions=frozenset({"float32", "bfloat16", "float16"}),
+        tuners=frozenset({"full", "lora", "dora", "bnb-nf4", "torchao-nf4"}),
+        provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.REFERENCE_LOGPS}),
+        async_checkpoint=True,
+        features=frozenset({"train.compile", "train.gradient_checkpointing"}),
+    )
+
+    @hookimpl
+    def swift_check_plan(self, run: Run) -> None:
+        from swift_backend_fsdp.plan import check_plan
+
+        check_plan(run)
+
+    @hookimpl
+    def swift_setup(self, run: Run) -> Topology:
+        from swift_backend_fsdp.topology import setup
+
+        return setup(run)
+
+    @hookimpl
+    def swift_wrap_model(self, run: Run, source: ModelSource) -> Hollow:
+        from swift_backend_fsdp.model import build
+
+        return build(run, source)
+
+    @hookimpl
+    def swift_shard(self, run: Run, model: Hollow) -> FsdpState:
+        from swift_backend_fsdp.shard import shard
+
+        return shard(run, model)
+
+    @hookimpl
+    def swift_train_step(self, run: Run, state: FsdpState, batch: Batch, objective: Objective) -> StepResult:
+        from swift_backend_fsdp.step import train_step
+
+        return train_step(run, state, batch, objective)
+
+    @hookimpl
+    def swift_forward(self, run: Run, state: FsdpState, batch: Batch, objective: Objective) -> ForwardResult:
+        from swift_backend_fsdp.step import forward
+
+        return forward(run, state, batch, objective)
+
+    @hookimpl
+    def swift_save_checkpoint(self, state: FsdpState, writer: CheckpointWriter) -> bool:
+        from swift_backend_fsdp.checkpoint import save
+
+        save(state, writer)
+        return True
+
+    @hookimpl
+    def swift_load_checkpoint(self, state: FsdpState, reader: CheckpointReader) -> bool:
+        from swift_backend_fsdp.checkpoint import load
+
+        load(state, reader)
+        return True
+
+    @hookimpl
+    def swift_iter_weights(self, state: FsdpState) -> WeightStream:
+        from swift_backend_fsdp.weights import stream
+
+        return stream(state)
+
+    @hookimpl
+    def swift_teardown(self) -> bool:
+        from swift_backend_fsdp.topology import teardown
+
+        teardown()
+        return True

@@ -1,0 +1,290 @@
+"""Samples cut along their tokens: Ulysses (all-to-all over heads) and context parallel (keys and values gathered).
+
+Every process of a sequence group runs the decoder on its own part of the tokens. In attention, either each gets all
+tokens of some heads (Ulysses), or each gets the keys and values of all tokens (context parallel). What the model says
+of each token is gathered afterwards, so that objectives see whole samples on every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.masking_utils import sdpa_mask
+
+from swift.errors import UnsupportedPlan
+from swift.toolkit import VARLEN, AttentionChoice, Packing, ViewModule, choose_attention, packing_of, varlen_attention
+from swift_backend_fsdp.topology import meshes
+
+if TYPE_CHECKING:
+    from swift.contracts import ModelView, Need, Run
+    from swift.data.batch import MicroBatch
+
+ULYSSES, GATHERED = "swift_ulysses", "swift_gathered"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A micro-batch of which this process has a part: told to attention."""
+
+    packing: Packing
+    """Lengths of the samples that share each row, in whole rows."""
+    start: int
+    """First token of this process's part."""
+    group: dist.ProcessGroup
+
+
+def sequence_attention(run: Run, model_config: Any) -> AttentionChoice:
+    """The kernel for samples that are cut; refuses models whose attention is more than causal attention."""
+    assert run.topology is not None
+    choice = choose_attention("sdpa", model_config, flat=True, device=run.topology.device)
+    if choice.implementation != VARLEN:
+        raise UnsupportedPlan(
+            f"{model_config.model_type} cannot be trained with sequences cut: {choice.reason}.",
+            hint="Type --parallel.ulysses 1 --parallel.cp 1",
+        )
+    ulysses = run.config.parallel.ulysses > 1
+    flat = run.config.data.packing or run.config.data.padding_free
+    how = "all tokens of some heads on each process" if ulysses else "keys and values of all tokens on each process"
+    return AttentionChoice("sdpa", ULYSSES if ulysses else GATHERED, flat, how)
+
+
+class SequenceView(ViewModule):
+    """A view that runs the decoder on a part of the tokens."""
+
+    _cut: Cut | None = None
+
+    def in_parts(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
+        """The views of a whole micro-batch, each process having computed its own part."""
+        group = meshes().sequence
+        width = batch.input_ids.shape[1]
+        part, self._cut = _part_of(batch, group)
+        try:
+            view = self(part, needs)
+        finally:
+            self._cut = None
+
+        def whole(values: torch.Tensor | None) -> torch.Tensor | None:
+            return None if values is None else _GatherTokens.apply(values, group)[:, :width]
+
+        return replace(
+            view,
+            token_logps=whole(view.token_logps),
+            token_correct=whole(view.token_correct),
+            mean_logps=whole(view.mean_logps),
+            hidden=whole(view.hidden),
+        )
+
+    def inputs(self, batch: MicroBatch) -> dict[str, Any]:
+        """Positions are always given: a part does not begin at zero."""
+        # A mask of four dimensions counts as ready-made: transformers builds none of its own, and it isn't read.
+        unread = batch.weights.new_zeros((1, 1, 1, 1))
+        given = {"input_ids": batch.input_ids, "use_cache": False, "position_ids": batch.position_ids}
+        if self._cut is not None:
+            return {**given, "attention_mask": unread, "cut": self._cut}
+        width = batch.input_ids.shape[1]
+        packing = Packing((width,)) if batch.boundaries is None else packing_of(batch.boundaries.tolist(), width)
+        return {**given, "attention_mask": unread, "packing": packing}
+
+
+def ulysses_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cut: Cut | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Swap tokens for heads, attend to whole samples, swap back. Tensors are [rows, heads, tokens, width]."""
+    if cut is None:
+        return varlen_attention(module, query, key, value, attention_mask, **kwargs)
+    size = dist.get_world_size(cut.group)
+    key, value = (_enough_heads(each, query.shape[1], size) for each in (key, value))
+    query, key, value = (_tokens_for_heads(each, cut.group) for each in (query, key, value))
+    output, _ = varlen_attention(module, query, key, value, None, packing=cut.packing, **kwargs)
+    return _heads_for_tokens(output, cut.group), None
+
+
+def gathered_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cut: Cut | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """This process's queries against the keys and values of all tokens, sample by sample."""
+    own = {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
+    if cut is None:
+        return varlen_attention(module, query, key, value, attention_mask, **own, **kwargs)
+    key, value = (_gather(each, cut.group) for each in (key, value))
+    groups = query.shape[1] // key.shape[1]
+    end = cut.start + query.shape[2]
+    outputs = []
+    begin = 0
+    for length in cut.packing.lengths:
+        first, last = max(begin, cut.start), min(begin + length, end)
+        if first < last:
+            # From the sample's first token, or the first that a window reaches, up to this part's last.
+            oldest = begin if sliding_window is None else max(begin, first - sliding_window + 1)
+            seen = slice(oldest, last)
+            mask = _causal_mask(first, last, oldest, sliding_window, query.device)
+            outputs.append(
+                scaled_dot_product_attention(
+                    query[:, :, first - cut.start : last - cut.start],
+                    repeat_kv(key[:, :, seen], groups),
+                    repeat_kv(value[:, :, seen], groups),
+                    attn_mask=mask,
+                    dropout_p=dropout,
+                    is_causal=mask is None,
+                    scale=scaling,
+                )
+            )
+        begin += length
+    return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+for _name, _attention in ((ULYSSES, ulysses_attention), (GATHERED, gathered_attention)):
+    AttentionInterface.register(_name, _attention)
+    AttentionMaskInterface.register(_name, sdpa_mask)
+
+
+def _part_of(batch: MicroBatch, group: dist.ProcessGroup) -> tuple[MicroBatch, Cut]:
+    """This process's tokens of every row, after rows were made long enough to be cut evenly."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    width = batch.input_ids.shape[1]
+    each = -(-width // size)
+    mine = slice(rank * each, (rank + 1) * each)
+
+    def part(values: torch.Tensor, filling: float = 0) -> torch.Tensor:
+        return pad(values, (0, each * size - width), value=filling)[:, mine].contiguous()
+
+    whole = each * size
+    packing = Packing((whole,)) if batch.boundaries is None else packing_of(batch.boundaries.tolist(), whole)
+    cut = replace(
+        batch,
+        input_ids=part(batch.input_ids),
+        position_ids=part(batch.position_ids),
+        targets=part(batch.targets),
+        weights=part(batch.weights),
+        segment_ids=part(batch.segment_ids, -1),
+    )
+    return cut, Cut(packing, mine.start, group)
+
+
+def _causal_mask(first: int, last: int, oldest: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """Which tokens from `oldest` on the tokens from `first` up to `last` see; None where torch's own causality does."""
+    if first == oldest and (window is None or last - first <= window):
+        return None
+    queries = torch.arange(first, last, device=device)[:, None]
+    keys = torch.arange(oldest, last, device=device)[None, :]
+    seen = queries >= keys
+    return seen if window is None else seen & (queries - keys < window)
+
+
+def _enough_heads(tensor: torch.Tensor, query_heads: int, size: int) -> torch.Tensor:
+    """Key-value heads repeated as often as it takes to deal them out, no more."""
+    heads = tensor.shape[1]
+    if heads % size == 0:
+        return tensor
+    repeated = size // heads if size % heads == 0 else query_heads // heads
+    return repeat_kv(tensor, repeated)
+
+
+class _AllToAll(torch.autograd.Function):
+    """[processes, ...] → the same with parts exchanged. Its own inverse, so that its gradient is itself."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _exchange(parts, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _exchange(gradient, ctx.group), None
+
+
+def _exchange(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    parts = parts.contiguous()  # before the output is made: one like a permuted tensor would be permuted too
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return received
+
+
+def _tokens_for_heads(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """[rows, heads, part of the tokens, width] → [rows, part of the heads, tokens, width]."""
+    size = dist.get_world_size(group)
+    rows, heads, tokens, width = tensor.shape
+    parts = tensor.view(rows, size, heads // size, tokens, width).transpose(0, 1)
+    received: torch.Tensor = _AllToAll.apply(parts, group)
+    return received.permute(1, 2, 0, 3, 4).reshape(rows, heads // size, size * tokens, width)
+
+
+def _heads_for_tokens(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """[rows, tokens, part of the heads, width] → [rows, part of the tokens, heads, width]."""
+    size = dist.get_world_size(group)
+    rows, tokens, heads, width = tensor.shape
+    parts = tensor.view(rows, size, tokens // size, heads, width).transpose(0, 1)
+    received: torch.Tensor = _AllToAll.apply(parts, group)
+    return received.permute(1, 2, 0, 3, 4).reshape(rows, tokens // size, size * heads, width)
+
+
+class _GatherKeys(torch.autograd.Function):
+    """Everybody's part, stacked; gradients of a part come from everybody and are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        size = dist.get_world_size(group)
+        part = part.contiguous()
+        whole = part.new_empty(size * part.shape[0], *part.shape[1:])
+        dist.all_gather_into_tensor(whole, part, group=group)
+        return whole.view(size, *part.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient = gradient.contiguous()
+        own = gradient.new_empty(gradient.shape[1:])
+        dist.reduce_scatter_tensor(own, gradient.flatten(0, 1), group=ctx.group)
+        return own, None
+
+
+def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """[rows, heads, part of the tokens, width] → [rows, heads, tokens, width]."""
+    rows, heads, _, width = tensor.shape
+    parts: torch.Tensor = _GatherKeys.apply(tensor, group)
+    return parts.permute(1, 2, 0, 3, 4).reshape(rows, heads, -1, width)
+
+
+class _GatherTokens(torch.autograd.Function):
+    """[rows, part of the tokens, ...] → [rows, tokens, ...].
+
+    Every process computes the same loss from the whole, so that each takes back the gradient of its own part alone.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group, ctx.tokens = group, part.shape[1]
+        size = dist.get_world_size(group)
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(size)]
+        dist.all_gather(parts, part, group=group)
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        rank = dist.get_rank(ctx.group)
+        return gradient[:, rank * ctx.tokens : (rank + 1) * ctx.tokens], None

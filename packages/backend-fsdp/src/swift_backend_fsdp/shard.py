@@ -1,0 +1,160 @@
+"""Cutting the model into shards, filling them, and the optimizer over what this process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.utils import _pytree
+
+from swift.contracts import ModelView, Need
+from swift.toolkit import Arithmetic, ViewModule, build_optimizer, parameter_groups
+from swift_backend_fsdp.local import local_slice
+from swift_backend_fsdp.model import Hollow, fill
+from swift_backend_fsdp.sequence import SequenceView
+from swift_backend_fsdp.tensor_parallel import cut_tensors
+from swift_backend_fsdp.topology import Meshes, meshes
+
+if TYPE_CHECKING:
+    from swift.contracts import Run
+    from swift.data.batch import MicroBatch
+    from swift_backend_fsdp.config import FsdpConfig
+
+# FSDP looks for tensors in what a module answers, and knows dataclasses only when it is told.
+if ModelView not in _pytree.SUPPORTED_NODES:
+    _pytree.register_dataclass(ModelView)
+
+
+class Root(nn.Module):
+    """What FSDP gathers the weights around: embedding, head and last norm for the whole pass, blocks one by one."""
+
+    def __init__(self, view: ViewModule) -> None:
+        super().__init__()
+        self.view = view
+
+    def forward(self, batch: MicroBatch | None, needs: Collection[Need] = ()) -> ModelView | None:
+        """The views of a micro-batch. Without one the view checks itself, which takes gathered weights too."""
+        if batch is None:
+            self.view.self_check()
+            return None
+        if isinstance(self.view, SequenceView):
+            return self.view.in_parts(batch, needs)
+        view: ModelView = self.view(batch, needs)
+        return view
+
+    def let_go(self) -> None:
+        """Back to shards, which a pass without a backward pass leaves undone: parameters are DTensors again."""
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+@dataclass
+class Part:
+    """A trained parameter, and the part of it that this process updates."""
+
+    name: str
+    parameter: nn.Parameter
+    """As FSDP knows it: a DTensor."""
+    local: nn.Parameter
+    """The same memory as a plain tensor, which is all that an optimizer needs to see."""
+
+
+@dataclass
+class FsdpState:
+    """The training state of one process."""
+
+    root: Root
+    parts: list[Part]
+    partial: set[str]
+    """Parameters whose gradients are to be added up over the tensor parallel processes."""
+    optimizer: torch.optim.Optimizer
+    arithmetic: Arithmetic
+    meshes: Meshes
+    step: int = 0
+
+    @property
+    def view(self) -> ViewModule:
+        return self.root.view
+
+    @property
+    def model(self) -> nn.Module:
+        """The transformers (or PEFT) model itself."""
+        return self.view.model
+
+
+def shard(run: Run, hollow: Hollow) -> FsdpState:
+    """Tensor parallel → FSDP, block by block → memory → weights → optimizer."""
+    options: FsdpConfig = run.backend_options  # type: ignore[assignment]  # validated by config_model
+    arithmetic = Arithmetic.of(run)
+    partial = cut_tensors(hollow.view.model, meshes().tp) if meshes().sizes.tp > 1 else set()
+    root = Root(hollow.view)
+    _fully_shard(root, hollow.blocks, options, arithmetic)
+    if not hollow.filled:
+        _give_memory(root, "cpu" if options.offload else arithmetic.device)
+        fill(run, hollow.view.model, hollow.source)
+    with torch.no_grad():
+        root(None)
+    root.let_go()
+    groups = parameter_groups(hollow.view.model.named_parameters(), run.config.optim, run.config.tuner)
+    parts: list[Part] = []
+    for group in groups:
+        own = [_part(name, each) for name, each in zip(group["names"], group["params"], strict=True)]
+        parts += own
+        group["params"] = [each.local for each in own]
+    return FsdpState(
+        root=root,
+        parts=parts,
+        partial=partial,
+        optimizer=build_optimizer(
+            groups, run.config.optim, run.config.learning_rate, "cpu" if options.offload else arithmetic.device
+        ),
+        arithmetic=arithmetic,
+        meshes=meshes(),
+    )
+
+
+def _fully_shard(root: Root, blocks: list[nn.Module], options: FsdpConfig, arithmetic: Arithmetic) -> None:
+    compute = None if arithmetic.compute is torch.float32 else arithmetic.compute
+    offload: OffloadPolicy = OffloadPolicy()
+    if options.offload:
+        offload = CPUOffloadPolicy(pin_memory=arithmetic.device.type == "cuda")
+    reduce = torch.float32 if options.reduce_dtype == "float32" else arithmetic.compute
+    settings: dict[str, Any] = {
+        "mesh": meshes().fsdp,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False),
+        "offload_policy": offload,
+    }
+    for block in blocks:
+        fully_shard(block, reshard_after_forward=options.reshard_after_forward, **settings)
+    fully_shard(root, reshard_after_forward=False, **settings)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            # Losses are divided by the weight of the global batch: gradients are added up, never averaged.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    sharded: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
+    for index, each in enumerate(sharded if options.prefetch > 1 else ()):
+        each.set_modules_to_forward_prefetch(sharded[index + 1 : index + 1 + options.prefetch])
+        each.set_modules_to_backward_prefetch(sharded[max(0, index - options.prefetch) : index][::-1])
+
+
+def _give_memory(root: Root, device: torch.device | str) -> None:
+    """Parameters get memory; buffers were computed and stay."""
+    buffers = {
+        (module, name): buffer
+        for module in root.modules()
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+    }
+    root.to_empty(device=device)
+    for (module, name), buffer in buffers.items():
+        module._buffers[name] = buffer.to(meshes().fsdp.device_type)
+
+
+def _part(name: str, parameter: nn.Parameter) -> Part:
+    local, _ = local_slice(parameter)
+    return Part(name, parameter, nn.Parameter(local.detach()))

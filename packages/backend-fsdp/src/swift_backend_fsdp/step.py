@@ -1,0 +1,81 @@
+"""One optimizer step over one global batch, and the same without gradient."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from swift.toolkit import accumulate, score, update
+from swift_backend_fsdp import gradients
+
+if TYPE_CHECKING:
+    from swift.contracts import ForwardResult, Objective, Run, StepResult
+    from swift.data.batch import Batch
+    from swift_backend_fsdp.shard import FsdpState
+
+
+def train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> StepResult:
+    """Accumulate micro-batches, add gradients up across processes after the last one, clip, update."""
+    assert run.topology is not None
+    root, scaler = state.root, state.arithmetic.scaler
+
+    @contextlib.contextmanager
+    def around(last: bool) -> Iterator[None]:
+        root.set_requires_gradient_sync(last)  # type: ignore[operator]  # fully_shard made it an FSDPModule
+        yield
+
+    root.train()
+    passes = batch.most_micro_batches(run.topology.data_size)
+    sums = accumulate(root, batch, objective, state.arithmetic, around=around, passes=passes)
+    gradients.hand_over(state)
+    if scaler.is_enabled():
+        scaler.unscale_(state.optimizer)
+        _share_overflow(state)
+    grad_norm = gradients.norm(state)
+    if run.config.optim.max_grad_norm:
+        gradients.clip(state, grad_norm, run.config.optim.max_grad_norm)
+    try:
+        return update(
+            run,
+            state,
+            batch,
+            sums,
+            optimizer=state.optimizer,
+            arithmetic=state.arithmetic,
+            grad_norm=grad_norm,
+            all_reduce=lambda table: _add_up(state, table),
+        )
+    finally:
+        gradients.let_go(state)
+
+
+def forward(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> ForwardResult:
+    """Views and sums only."""
+    assert run.topology is not None
+    try:
+        return score(
+            state.root,
+            state.model,
+            batch,
+            objective,
+            state.arithmetic,
+            all_reduce=lambda table: _add_up(state, table),
+            passes=batch.most_micro_batches(run.topology.data_size),
+        )
+    finally:
+        state.root.let_go()
+
+
+def _add_up(state: FsdpState, table: torch.Tensor) -> None:
+    dist.all_reduce(table, group=state.meshes.slices)
+
+
+def _share_overflow(state: FsdpState) -> None:
+    """What overflowed in one process's part is an overflow for all of them."""
+    found = state.arithmetic.scaler._per_optimizer_states[id(state.optimizer)]["found_inf_per_device"]
+    for flag in found.values():
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)

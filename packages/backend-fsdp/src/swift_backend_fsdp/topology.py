@@ -1,0 +1,101 @@
+"""Process group and meshes, and which slice of each batch a process trains on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from swift.contracts import Topology
+from swift.toolkit import choose_device, join_group, leave_group
+from swift_backend_fsdp.plan import Sizes
+
+if TYPE_CHECKING:
+    from swift.contracts import Run
+    from swift_backend_fsdp.config import FsdpConfig
+
+
+@dataclass(frozen=True)
+class Meshes:
+    """The groups of one process."""
+
+    sizes: Sizes
+    fsdp: DeviceMesh
+    """What `fully_shard` is given: one dimension, or two where replicas are kept."""
+    tp: DeviceMesh
+    sequence: dist.ProcessGroup
+    """Processes that share each sample."""
+    slices: dist.ProcessGroup
+    """Processes that train on other samples and are otherwise like this one."""
+    shards: dist.ProcessGroup
+    """Processes that hold the shards of one replica."""
+
+
+_meshes: Meshes | None = None
+
+
+def meshes() -> Meshes:
+    """The meshes of the run in progress."""
+    assert _meshes is not None
+    return _meshes
+
+
+def setup(run: Run) -> Topology:
+    """Join the group, and cut it into meshes. Neighbours share tensors first, then sequences, then data."""
+    global _meshes
+    options: FsdpConfig = run.backend_options  # type: ignore[assignment]  # validated by config_model
+    device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
+    sizes = Sizes.of(run.config.parallel, run.world.size)
+    _join(device, run, timedelta(minutes=options.timeout_minutes))
+    names = ("replicate", "data", "sequence", "tp")
+    root = init_device_mesh(device.type, (sizes.replicate, sizes.data, sizes.sequence, sizes.tp), mesh_dim_names=names)
+    shard = root["data", "sequence"]._flatten("shard")
+    slices = root["replicate", "data"]._flatten("slices")
+    _meshes = Meshes(
+        sizes=sizes,
+        fsdp=root["replicate", "shard"] if sizes.replicate > 1 else shard,
+        tp=root["tp"],
+        sequence=root["sequence"].get_group(),
+        slices=slices.get_group(),
+        shards=shard.get_group(),
+    )
+    return Topology(
+        world=run.world,
+        data_rank=slices.get_local_rank(),
+        data_size=sizes.replicate * sizes.data,
+        device=str(device),
+        layout=_layout(run, sizes),
+    )
+
+
+def teardown() -> None:
+    """Leave all groups."""
+    global _meshes
+    _meshes = None
+    leave_group()
+
+
+def _join(device: torch.device, run: Run, timeout: timedelta) -> None:
+    if run.world.size == 1 and not dist.is_initialized():
+        # FSDP wants a group even of one.
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
+        )
+        return
+    join_group(device, run.world, timeout=timeout)
+
+
+def _layout(run: Run, sizes: Sizes) -> dict[str, int]:
+    parallel = run.config.parallel
+    all_sizes = {
+        "dp_replicate": sizes.replicate,
+        "dp_shard": sizes.data,
+        "cp": parallel.cp,
+        "ulysses": parallel.ulysses,
+        "tp": sizes.tp,
+    }
+    return {name: size for name, size in all_sizes.items() if size > 1 or name == "dp_shard"}
