@@ -7,6 +7,7 @@ from swift.testing import BackendConformance, Layout
 
 class TestFsdp(BackendConformance):
     backend = "fsdp"
+    preload = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "swift_backend_fsdp.shard")
     layouts = (
         Layout(2, {"dp_shard": 2}),
         Layout(4, {"dp_shard": 4}),

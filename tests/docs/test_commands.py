@@ -16,7 +16,7 @@ from swift.errors import SwiftError
 from swift.infer import cli as asking
 
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.rglob("*.md"))]
-OF_PLUGINS = {"write-an-observer.md", "write-an-objective.md"}
+OF_PLUGINS = {"write-an-observer.md", "write-an-objective.md", "write-a-backend.md"}
 """Pages whose commands need the plugin that they build; `test_plugin_pages.py` runs them."""
 FUNCTIONS = {
     "export": export.export,

@@ -4,67 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
-import venv
 import zipfile
-from importlib import metadata
 from pathlib import Path
 
 import import_rules
 import pytest
-import wheels
-from packaging.requirements import Requirement
 
 PACKAGES = import_rules.ROOT / "packages"
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheels")
-    wheels.main(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def alone(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with swift-core's wheel and what it declares; the latter linked, because copies take minutes."""
-    environment = tmp_path_factory.mktemp("alone")
-    venv.create(environment, with_pip=False)
-    (packages,) = environment.glob("lib/python*/site-packages")
-    for distribution in declared("swift-core") - {"swift-core"}:
-        link(metadata.distribution(distribution), packages)
-    (wheel,) = built.glob("swift_core-*.whl")
-    python = environment / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*install, str(wheel)], check=True)
-    return environment
-
-
-def declared(name: str) -> set[str]:
-    """A distribution and all that it needs, as far as it applies here."""
-    found: set[str] = set()
-    waiting = [(name, "")]
-    seen = set(waiting)
-    while waiting:
-        name, extra = waiting.pop()
-        try:
-            requirements = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:
-            continue  # the CUDA libraries that torch's CPU build does without
-        found.add(re.sub(r"[-_.]+", "-", name).lower())
-        for requirement in map(Requirement, requirements):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                new = {(requirement.name, extra) for extra in ("", *requirement.extras)} - seen
-                seen |= new
-                waiting += new
-    return found
-
-
-def link(distribution: metadata.Distribution, packages: Path) -> None:
-    for name in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
-        target = packages / name
-        if not target.exists():
-            target.symlink_to(Path(str(distribution.locate_file(name))))
 
 
 def swift(environment: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ def local_slice(tensor: torch.Tensor) -> tuple[torch.Tensor, Region]:
     """This process's part of a tensor, and its place: shards are rectangles. A plain tensor is all there."""
     if not isinstance(tensor, DTensor):
         return tensor, tuple(slice(0, size) for size in tensor.shape)
-    local = tensor.detach().to_local()
+    local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]  # it stays a DTensor
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     # A process without a part has an offset at the end, or beyond it.
     starts = [min(start, size) for start, size in zip(offset, tensor.shape, strict=True)]

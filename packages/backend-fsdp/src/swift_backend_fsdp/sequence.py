@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from swift.contracts import ModelView, Need, Run
     from swift.data.batch import MicroBatch
 
+# Their names since torch 2.13, and before.
+_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 ULYSSES, GATHERED = "swift_ulysses", "swift_gathered"
 
 
@@ -66,12 +70,12 @@ class SequenceView(ViewModule):
         width = batch.input_ids.shape[1]
         part, self._cut = _part_of(batch, group)
         try:
-            view = self(part, needs)
+            view: ModelView = self(part, needs)
         finally:
             self._cut = None
 
         def whole(values: torch.Tensor | None) -> torch.Tensor | None:
-            return None if values is None else _GatherTokens.apply(values, group)[:, :width]
+            return None if values is None else _gather_tokens(values, group)[:, :width]
 
         return replace(
             view,
@@ -127,9 +131,9 @@ def gathered_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """This process's queries against the keys and values of all tokens, sample by sample."""
-    own = {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
     if cut is None:
-        return varlen_attention(module, query, key, value, attention_mask, **own, **kwargs)
+        kwargs |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
+        return varlen_attention(module, query, key, value, attention_mask, **kwargs)
     key, value = (_gather(each, cut.group) for each in (key, value))
     groups = query.shape[1] // key.shape[1]
     end = cut.start + query.shape[2]
@@ -191,8 +195,10 @@ def _causal_mask(first: int, last: int, oldest: int, window: int | None, device:
         return None
     queries = torch.arange(first, last, device=device)[:, None]
     keys = torch.arange(oldest, last, device=device)[None, :]
-    seen = queries >= keys
-    return seen if window is None else seen & (queries - keys < window)
+    seen: torch.Tensor = queries >= keys
+    if window is not None:
+        seen &= queries - keys < window
+    return seen
 
 
 def _enough_heads(tensor: torch.Tensor, query_heads: int, size: int) -> torch.Tensor:
@@ -200,8 +206,9 @@ def _enough_heads(tensor: torch.Tensor, query_heads: int, size: int) -> torch.Te
     heads = tensor.shape[1]
     if heads % size == 0:
         return tensor
-    repeated = size // heads if size % heads == 0 else query_heads // heads
-    return repeat_kv(tensor, repeated)
+    times = size // heads if size % heads == 0 else query_heads // heads
+    repeated: torch.Tensor = repeat_kv(tensor, times)
+    return repeated
 
 
 class _AllToAll(torch.autograd.Function):
@@ -229,7 +236,7 @@ def _tokens_for_heads(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.T
     size = dist.get_world_size(group)
     rows, heads, tokens, width = tensor.shape
     parts = tensor.view(rows, size, heads // size, tokens, width).transpose(0, 1)
-    received: torch.Tensor = _AllToAll.apply(parts, group)
+    received: torch.Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
     return received.permute(1, 2, 0, 3, 4).reshape(rows, heads // size, size * tokens, width)
 
 
@@ -238,7 +245,7 @@ def _heads_for_tokens(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.T
     size = dist.get_world_size(group)
     rows, tokens, heads, width = tensor.shape
     parts = tensor.view(rows, size, tokens // size, heads, width).transpose(0, 1)
-    received: torch.Tensor = _AllToAll.apply(parts, group)
+    received: torch.Tensor = _AllToAll.apply(parts, group)  # type: ignore[no-untyped-call]
     return received.permute(1, 2, 0, 3, 4).reshape(rows, tokens // size, size * heads, width)
 
 
@@ -251,21 +258,21 @@ class _GatherKeys(torch.autograd.Function):
         size = dist.get_world_size(group)
         part = part.contiguous()
         whole = part.new_empty(size * part.shape[0], *part.shape[1:])
-        dist.all_gather_into_tensor(whole, part, group=group)
+        _gather_single(whole, part, group=group)
         return whole.view(size, *part.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         gradient = gradient.contiguous()
         own = gradient.new_empty(gradient.shape[1:])
-        dist.reduce_scatter_tensor(own, gradient.flatten(0, 1), group=ctx.group)
+        _scatter_single(own, gradient.flatten(0, 1), group=ctx.group)
         return own, None
 
 
 def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """[rows, heads, part of the tokens, width] → [rows, heads, tokens, width]."""
     rows, heads, _, width = tensor.shape
-    parts: torch.Tensor = _GatherKeys.apply(tensor, group)
+    parts: torch.Tensor = _GatherKeys.apply(tensor, group)  # type: ignore[no-untyped-call]
     return parts.permute(1, 2, 0, 3, 4).reshape(rows, heads, -1, width)
 
 
@@ -288,3 +295,8 @@ class _GatherTokens(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         rank = dist.get_rank(ctx.group)
         return gradient[:, rank * ctx.tokens : (rank + 1) * ctx.tokens], None
+
+
+def _gather_tokens(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    whole: torch.Tensor = _GatherTokens.apply(part, group)  # type: ignore[no-untyped-call]
+    return whole

@@ -15,6 +15,8 @@ from swift.toolkit import ADAPTER, base_model
 
 _PARTIAL = "replicated_with_grad_allreduce"
 """Modules that every process has whole and uses on its own heads: their gradients are parts of a sum."""
+_KEPT_WHOLE = ("embedding_rowwise", "colwise_gather_output")
+"""Of embedding and head, which objectives look at token by token; FSDP shards them all the same."""
 _STYLES: Mapping[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
@@ -30,7 +32,7 @@ def cut_tensors(model: nn.Module, mesh: DeviceMesh) -> set[str]:
             partial |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters()}
         elif how is not None and how in _STYLES and _is_linear(module):
             styles |= _styles_of(name, module, how)
-        elif how is not None and next(module.parameters(), None) is not None:
+        elif how is not None and how not in _KEPT_WHOLE and next(module.parameters(), None) is not None:
             raise UnsupportedPlan(
                 f"{type(base).__name__} wants {name} cut as {how!r}, which this backend cannot do.",
                 hint="Type --parallel.tp 1",

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -50,7 +49,8 @@ def setup(run: Run) -> Topology:
     options: FsdpConfig = run.backend_options  # type: ignore[assignment]  # validated by config_model
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
     sizes = Sizes.of(run.config.parallel, run.world.size)
-    _join(device, run, timedelta(minutes=options.timeout_minutes))
+    # FSDP wants a group even of one.
+    join_group(device, run.world, timeout=timedelta(minutes=options.timeout_minutes), alone=True)
     names = ("replicate", "data", "sequence", "tp")
     root = init_device_mesh(device.type, (sizes.replicate, sizes.data, sizes.sequence, sizes.tp), mesh_dim_names=names)
     shard = root["data", "sequence"]._flatten("shard")
@@ -77,16 +77,6 @@ def teardown() -> None:
     global _meshes
     _meshes = None
     leave_group()
-
-
-def _join(device: torch.device, run: Run, timeout: timedelta) -> None:
-    if run.world.size == 1 and not dist.is_initialized():
-        # FSDP wants a group even of one.
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
-        )
-        return
-    join_group(device, run.world, timeout=timeout)
 
 
 def _layout(run: Run, sizes: Sizes) -> dict[str, int]:

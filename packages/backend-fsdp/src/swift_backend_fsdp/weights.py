@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
+import torch
 from torch.distributed.tensor import DTensor
 
-from swift.toolkit import canonical_buffers, canonical_parameters
+from swift.toolkit import canonical_weights
 
 if TYPE_CHECKING:
     from swift.contracts import WeightStream
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 
 def stream(state: FsdpState) -> WeightStream:
-    """Every weight in fp32 and every persistent buffer, or the adapters alone where adapters are trained."""
-    for pieces, tensor in chain(canonical_parameters(state.model), canonical_buffers(state.model)):
-        whole = tensor.detach()
-        if isinstance(whole, DTensor):
-            whole = whole.to(state.arithmetic.device).full_tensor()  # type: ignore[attr-defined]  # it stays a DTensor
-        for piece in pieces:
-            part = piece.view_of(whole)
-            yield piece.name, part.float() if part.is_floating_point() else part
+    """Collective: every process reads it to its end."""
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, DTensor):
+            return tensor.detach()
+        # Offloaded shards are gathered where the process group can reach them.
+        gathered: torch.Tensor = tensor.detach().to(state.arithmetic.device).full_tensor()  # type: ignore[attr-defined]
+        return gathered
+
+    return canonical_weights(state.model, whole)

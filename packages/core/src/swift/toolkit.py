@@ -30,6 +30,7 @@ from swift.models.names import (
     base_model,
     canonical_buffers,
     canonical_parameters,
+    canonical_weights,
     name_map,
 )
 from swift.models.precision import DTYPES, resolve_dtype
@@ -63,6 +64,7 @@ __all__ = [
     "build_view",
     "canonical_buffers",
     "canonical_parameters",
+    "canonical_weights",
     "causal_lm_of",
     "choose_attention",
     "choose_device",

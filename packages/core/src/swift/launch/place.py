@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from swift.contracts import World
 from swift.errors import UnsupportedPlan
@@ -31,14 +33,20 @@ def choose_device(wanted: str, world: World, *, cpu_threads: int | None = None) 
     return device
 
 
-def join_group(device: torch.device, world: World, *, timeout: timedelta) -> None:
-    """Join the group that the launcher's environment describes, if there is more than one process."""
-    if world.size > 1 and not dist.is_initialized():
-        dist.init_process_group(
-            backend="nccl" if device.type == "cuda" else "gloo",
-            timeout=timeout,
-            device_id=device if device.type == "cuda" else None,
-        )
+def join_group(device: torch.device, world: World, *, timeout: timedelta, alone: bool = False) -> None:
+    """Join the group that the launcher's environment describes, if there is more than one process.
+
+    With `alone` there is a group even of one process, for engines that cannot do without.
+    """
+    if dist.is_initialized() or (world.size == 1 and not alone):
+        return
+    own: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if world.size == 1 else {}
+    dist.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+        **own,
+    )
 
 
 def leave_group() -> None:

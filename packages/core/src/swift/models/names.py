@@ -12,8 +12,9 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -103,6 +104,20 @@ def canonical_buffers(model: torch.nn.Module) -> Iterator[tuple[list[Piece], tor
     """The same of persistent buffers, which no optimizer updates but which belong to an export."""
     for _, pieces, tensor in _canonical(model, dict(model.named_buffers(remove_duplicate=False))):
         yield pieces, tensor
+
+
+def canonical_weights(
+    model: torch.nn.Module, whole: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What `swift_iter_weights` streams: every weight in fp32 and every persistent buffer, or the adapters alone.
+
+    `whole` makes a whole tensor of what a process holds of one.
+    """
+    for pieces, tensor in chain(canonical_parameters(model), canonical_buffers(model)):
+        gathered = whole(tensor)
+        for piece in pieces:
+            part = piece.view_of(gathered)
+            yield piece.name, part.float() if part.is_floating_point() else part
 
 
 def adapter_names(model: torch.nn.Module) -> dict[str, str]:

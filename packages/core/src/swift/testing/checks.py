@@ -116,7 +116,7 @@ class Checks:
 
     def resume(self, case: Case, layout: Layout) -> None:
         """Saved, killed, and gone on with under the same layout: the very steps of a run that was not interrupted."""
-        outcomes = self.trials.resumed(case, layout, [layout], STEPS - KILLED_AT)[layout]
+        outcomes = self.trials.resumed(case, layout, layout, STEPS - KILLED_AT)
         whole = succeeded(self.trials.whole(case, layout))
         for rank, outcome in enumerate(succeeded(outcomes)):
             where = f"{case.name} under {layout}, process {rank}"
@@ -129,7 +129,8 @@ class Checks:
 
     def resume_elsewhere(self, case: Case, wrote: Layout, reads: Layout) -> None:
         """What one layout saved goes on under another as the reference does."""
-        outcomes = self.trials.resumed(case, wrote, [reads], AFTER_RESUME)[reads]
+        others = [each for each in self.layouts if each is not reads]
+        outcomes = self.trials.resumed(case, wrote, reads, AFTER_RESUME, together=others)
         self._follows_reference(case, outcomes, f"{case.name}, saved under {wrote}, resumed under {reads}")
 
     def _follows_reference(self, case: Case, outcomes: list[Any], where: str) -> None:

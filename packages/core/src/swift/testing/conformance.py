@@ -32,6 +32,8 @@ class BackendConformance:
     """Plans within the claimed dimensions that this backend refuses all the same."""
     environment: ClassVar[Mapping[str, str]] = {}
     """Variables for the processes."""
+    preload: ClassVar[Sequence[str]] = ()
+    """Modules to import once, before processes are forked."""
     fresh_processes: ClassVar[bool] = False
     """Give every run processes of its own, for engines with state that outlives a run."""
     deviations: ClassVar[Mapping[str, str]] = {}
@@ -125,7 +127,8 @@ class BackendConformance:
     def checks(cls, tmp_path_factory: pytest.TempPathFactory) -> Checks:
         """The trials of this class, made when a test asks for them."""
         folder = tmp_path_factory.mktemp(cls.__name__)
-        trials = Trials(cls.backend, folder, environment=dict(cls.environment), fresh=cls.fresh_processes)
+        environment = dict(cls.environment)
+        trials = Trials(cls.backend, folder, environment=environment, preload=cls.preload, fresh=cls.fresh_processes)
         return Checks(trials, cls.layouts)
 
     @pytest.fixture(autouse=True)

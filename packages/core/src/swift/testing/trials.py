@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from swift.models.source import open_source
 from swift.models.tuners import initial_adapter
 from swift.plugins.load import load_backend, load_objective
 from swift.testing.cases import BY_NAME, CASES, EVALUATED_EVERY, HELD_OUT, STEPS, Case
-from swift.testing.crew import Job, run_jobs
+from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
 from swift.testing.reference import Expected, Recipe, run_reference, samples_of
 from swift.testing.subjects import shared_model
-from swift.testing.trial import Trial
+from swift.testing.trial import Outcome, Trial
 
 KILLED_AT = 5
 
@@ -28,11 +29,18 @@ class Trials:
     """Runs of `backend`, by case and layout. Folders lie in `folder`."""
 
     def __init__(
-        self, backend: str, folder: Path, *, environment: dict[str, str] | None = None, fresh: bool = False
+        self,
+        backend: str,
+        folder: Path,
+        *,
+        environment: dict[str, str] | None = None,
+        preload: Sequence[str] = (),
+        fresh: bool = False,
     ) -> None:
         self.backend = backend
         self.folder = folder
         self._environment = {"CUDA_VISIBLE_DEVICES": "", **(environment or {})}
+        self._preload = ("torch._dynamo", *preload)  # what takes seconds when it is first used
         self._fresh = fresh
         self._answers: dict[tuple[Any, ...], list[Any]] = {}
 
@@ -54,6 +62,8 @@ class Trials:
 
     def whole(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> list[Any]:
         """Each process's outcome of a whole run; other cases that will be asked for are run in the same launch."""
+        for each in (case, *together):
+            self.expected(each)  # imports, in the process that is forked, what the trials will need
         jobs = {(layout, each.name, "whole"): self.trial(each, layout).whole for each in (case, *together)}
         return self.answers(layout, jobs)[layout, case.name, "whole"]
 
@@ -63,23 +73,28 @@ class Trials:
         key = (layout, case.name, "killed")
         return self.answers(layout, {key: lambda: trial.killed(KILLED_AT)})[key]
 
-    def resumed(self, case: Case, wrote: Layout, layouts: Sequence[Layout], steps: int) -> dict[Layout, list[Any]]:
-        """Each process's outcome of going on, under each of `layouts`, from what `wrote` saved before it was killed."""
-        checkpoint = self.killed(case, wrote)[0].checkpoint
-        found = {}
-        for layout in layouts:
-            trial = self.trial(case, layout, f"resumed from {wrote}")
-            key = (layout, case.name, "resumed", wrote, steps)
+    def resumed(
+        self, case: Case, wrote: Layout, reads: Layout, steps: int, *, together: Sequence[Layout] = ()
+    ) -> list[Any]:
+        """Each process's outcome of going on under a layout from what another saved before it was killed.
 
-            def go_on(trial: Trial = trial) -> Any:
-                return trial.resumed(checkpoint, steps)
-
-            found[layout] = self.answers(layout, {key: go_on})[key]
-        return found
+        What others saved, and will be asked for as well, is gone on with in the same launch.
+        """
+        jobs: dict[tuple[Any, ...], Job] = {}
+        for writer in (wrote, *together):
+            answers = self.killed(case, writer)
+            if isinstance(answers[0], Outcome) and answers[0].checkpoint is not None:
+                trial = self.trial(case, reads, f"resumed from {writer}")
+                jobs[reads, case.name, "resumed", writer, steps] = partial(trial.resumed, answers[0].checkpoint, steps)
+            elif writer is wrote:
+                succeeded(answers)
+        return self.answers(reads, jobs)[reads, case.name, "resumed", wrote, steps]
 
     def answers(self, layout: Layout, jobs: dict[tuple[Any, ...], Job]) -> dict[tuple[Any, ...], list[Any]]:
         """Answers to jobs under a layout, by rank; those that are known are not run again."""
         new = [key for key in jobs if key not in self._answers]
+        for module in self._preload if new else ():
+            importlib.import_module(module)
         if new:
             run = run_jobs(layout.world, [jobs[key] for key in new], environment=self._environment, fresh=self._fresh)
             self._answers.update(zip(new, run, strict=True))

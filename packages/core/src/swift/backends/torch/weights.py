@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
-from swift.models.names import canonical_buffers, canonical_parameters
+from swift.models.names import canonical_weights
 
 if TYPE_CHECKING:
     from swift.backends.torch.shard import TorchState
@@ -13,8 +12,5 @@ if TYPE_CHECKING:
 
 
 def stream(state: TorchState) -> WeightStream:
-    """Every weight in fp32 and every persistent buffer, or the adapters alone where adapters are trained."""
-    for pieces, tensor in chain(canonical_parameters(state.model), canonical_buffers(state.model)):
-        for piece in pieces:
-            part = piece.view_of(tensor.detach())
-            yield piece.name, part.float() if part.is_floating_point() else part
+    """Views of the live tensors: every process has all of them."""
+    return canonical_weights(state.model)

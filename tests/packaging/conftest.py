@@ -1,0 +1,5 @@
+"""Fixtures of `environments`."""
+
+from environments import alone, built
+
+__all__ = ["alone", "built"]

@@ -1,0 +1,80 @@
+"""The example of a third party's backend: built, installed beside core's wheel alone, found, used, and certified."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import import_rules
+import pytest
+import wheels
+from environments import core_environment, declared, install, link
+
+from swift.testing.subjects import conversations, write_jsonl, write_model
+
+EXAMPLE = import_rules.ROOT / "examples" / "third-party-backend"
+PAGE = import_rules.ROOT / "docs" / "plugins" / "write-a-backend.md"
+
+
+@pytest.fixture(scope="module")
+def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """swift-core from its wheel, pytest, and the example from its own."""
+    environment = core_environment(built, tmp_path_factory.mktemp("third-party"))
+    (packages,) = environment.glob("lib/python*/site-packages")
+    for distribution in declared("pytest"):
+        link(metadata.distribution(distribution), packages)
+    wheels.build(EXAMPLE, environment)
+    (wheel,) = environment.glob("swift_zero_redundancy-*.whl")
+    install(environment, wheel)
+    return environment
+
+
+def run(environment: Path, program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [str(environment / "bin" / program), *arguments]
+    variables = {**os.environ, **variables, "PYTHONPATH": ""}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=environment, env=variables)
+
+
+def test_it_is_found_and_checked(environment: Path) -> None:
+    listed = run(environment, "swift", "plugins", "--check")
+    assert listed.returncode == 0, listed.stderr
+    (line,) = [line for line in listed.stdout.splitlines() if line.startswith("zero-redundancy")]
+    assert line.split() == ["zero-redundancy", "backend", "swift-zero-redundancy", "1.0", "ok"]
+
+
+def test_it_trains_by_its_name_and_what_it_saved_goes_on_with_the_built_in_one(environment: Path) -> None:
+    model = write_model(environment / "model", num_hidden_layers=1)
+    data = write_jsonl(environment / "data.jsonl", conversations(16))
+    common = ["--model", str(model), "--dataset", str(data), "--train_type", "full", "--output_dir", "out"]
+    steps = ["--max_steps", "4", "--save_steps", "2", "--logging_steps", "1"]
+    place = ["--logging.run_name", "zero", "--nproc", "2"]
+    done = run(environment, "swift", "sft", "--backend", "zero-redundancy", *common, *steps, *place)
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = environment / "out" / "model" / "zero" / "logging.jsonl"
+    first = [json.loads(line) for line in log.read_text().splitlines()]
+    checkpoint = str(log.parent / "checkpoint-2")
+    resumed = ["--resume_from_checkpoint", checkpoint, "--logging.run_name", "on-torch"]
+    done = run(environment, "swift", "sft", "--backend", "torch", *common, *steps, *resumed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = log.parent.parent / "on-torch" / "logging.jsonl"
+    second = {line["step"]: line for line in map(json.loads, log.read_text().splitlines()) if "step" in line}
+    for line in first[2:4]:
+        assert second[line["step"]]["loss"] == pytest.approx(line["loss"], rel=1e-5)
+
+
+def test_the_conformance_kit_certifies_it(environment: Path) -> None:
+    kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE / "tests"), "-k", "not 4-dp"]
+    done = run(environment, "python", *kit, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_the_tutorial_shows_the_code_of_the_example() -> None:
+    files = [EXAMPLE / "pyproject.toml", *EXAMPLE.rglob("*.py")]
+    code = "\n".join(file.read_text() for file in files)
+    blocks = PAGE.read_text().split("```")[1::2]
+    shown = [block.partition("\n")[2] for block in blocks if block.startswith(("python", "toml"))]
+    assert len(shown) > 6
+    assert [block for block in shown if block not in code] == []
