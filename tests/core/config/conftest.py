@@ -65,5 +65,6 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (info / "entry_points.txt").write_text(f"[swift.backends]\n{points}")
     (tmp_path / "stand_in_backends.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("SWIFT_PLUGINS", "swift-core,stand-ins")  # the real ones may be installed
     yield tmp_path
     sys.modules.pop("stand_in_backends", None)

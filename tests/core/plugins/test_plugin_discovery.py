@@ -56,7 +56,7 @@ def test_a_distribution_that_takes_a_built_in_name_is_refused_until_one_is_chose
 
 
 def test_a_backend_of_this_project_that_is_not_installed_says_what_installs_it() -> None:
-    for name in ("fsdp", "deepspeed", "megatron"):
+    for name in ("deepspeed", "megatron"):
         with pytest.raises(PluginError, match="not installed") as caught:
             load_backend(name)
         assert f'pip install "swift-core[{name}]"' in str(caught.value)
@@ -69,7 +69,7 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
     with pytest.raises(PluginError, match="Did you mean 'megatron'") as caught:
         load_backend("megatorn")
     assert caught.value.exit_code == 3
-    assert "Installed: torch" in str(caught.value)
+    assert "torch" in str(caught.value).partition("Installed: ")[2]
 
 
 def test_the_table_lists_broken_plugins_and_only_check_minds_them(
