@@ -17,6 +17,7 @@ class FsdpConfig(Section):
     cpu_threads: PositiveInt | None = Field(
         None, description="Threads per process on the CPU; default: the cores divided by the processes here"
     )
+    hybrid: bool = Field(False, description="Shard within each machine, and keep a replica on every one (HSDP)")
     offload: bool = Field(False, description="Keep weights, gradients and optimizer in the CPU's memory")
     reshard_after_forward: bool = Field(
         True, description="Let go of a block's gathered weights after the forward pass; false takes memory for speed"

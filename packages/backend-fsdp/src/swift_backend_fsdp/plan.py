@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,14 @@ class Sizes:
     tp: int
 
     @classmethod
-    def of(cls, parallel: ParallelSection, world: int) -> Sizes:
-        """The sizes for so many processes; what was left open is taken up by `dp_shard`."""
+    def of(cls, parallel: ParallelSection, world: int, *, per_machine: int | None = None) -> Sizes:
+        """The sizes for so many processes; what was left open is taken up by `dp_shard`, within a machine if told."""
         sequence = parallel.cp * parallel.ulysses
         replicate = parallel.dp_replicate or 1
         fixed = replicate * sequence * parallel.tp
+        if per_machine is not None and parallel.dp_shard is None and parallel.dp_replicate is None:
+            replicate = max(1, world // per_machine)
+            fixed *= replicate
         data = parallel.dp_shard or max(1, world // fixed)
         if fixed * data != world:
             product = " × ".join(
@@ -46,11 +50,18 @@ class Sizes:
         return cls(replicate, data, sequence, parallel.tp)
 
 
+def sizes_of(run: Run) -> Sizes:
+    """The sizes of a run; with `backend.hybrid` there is a replica on every machine."""
+    hybrid = run.backend_options.hybrid  # type: ignore[attr-defined]  # validated by config_model
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size))
+    return Sizes.of(run.config.parallel, run.world.size, per_machine=here if hybrid else None)
+
+
 def check_plan(run: Run) -> None:
     """Refuse what the sizes or the tuner rule out, before anything is set up."""
     config = run.config
     parallel, tuner = config.parallel, config.tuner
-    Sizes.of(parallel, run.world.size)
+    sizes_of(run)
     if parallel.cp > 1 and parallel.ulysses > 1:
         raise UnsupportedPlan(
             "parallel.cp and parallel.ulysses both cut sequences, and cannot do so at once.",

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from swift.contracts import Topology
 from swift.toolkit import choose_device, join_group, leave_group
-from swift_backend_fsdp.plan import Sizes
+from swift_backend_fsdp.plan import Sizes, sizes_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run
@@ -48,7 +48,7 @@ def setup(run: Run) -> Topology:
     global _meshes
     options: FsdpConfig = run.backend_options  # type: ignore[assignment]  # validated by config_model
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
-    sizes = Sizes.of(run.config.parallel, run.world.size)
+    sizes = sizes_of(run)
     # FSDP wants a group even of one.
     join_group(device, run.world, timeout=timedelta(minutes=options.timeout_minutes), alone=True)
     names = ("replicate", "data", "sequence", "tp")

@@ -176,16 +176,25 @@ _DTYPES: dict[str, Settings] = {
 _ATTENTION: dict[str, Settings] = {
     name: {"model.attention": name} for name in ("auto", "flash_attention_2", "sdpa", "eager")
 } | {name: {"model.attention": "flash_attention_2"} for name in ("flash_attn", "flash_attn_2", "flash")}
+_FSDP_PRESETS: dict[str, Settings] = {
+    "fsdp": {"backend.name": "fsdp"},
+    "fsdp_offload": {"backend.name": "fsdp", "backend.offload": True},
+    "hsdp": {"backend.name": "fsdp", "backend.hybrid": True},
+}
 _METHODS: dict[str, Settings] = {
-    name: {"backend.name": name} for name in ("megatron", "fsdp", "deepspeed", "torch")
-} | {
+    **{name: {"backend.name": name} for name in ("megatron", "deepspeed", "torch")},
+    **_FSDP_PRESETS,
     "ddp": {"backend.name": "torch"},
     "fsdp2": {"backend.name": "fsdp"},
     "zero": {"backend.name": "deepspeed"},
 }
 _FSDP: dict[str, Settings] = {
-    name: {"backend.name": "fsdp"} for name in ("true", "fsdp2", "fsdp", "full_shard", "full_shard auto_wrap")
-} | {"false": {}}
+    **{name: {"backend.name": "fsdp"} for name in ("true", "fsdp2", "full_shard", "full_shard auto_wrap")},
+    **_FSDP_PRESETS,
+    "full_shard offload": _FSDP_PRESETS["fsdp_offload"],
+    "hybrid_shard": _FSDP_PRESETS["hsdp"],
+    "false": {},
+}
 _SCHEDULES: dict[str, Settings] = {
     name: {"optim.schedule": name} for name in ("cosine", "linear", "constant", "wsd")
 } | {
