@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import sdpa_mask
 
-from swift.errors import UnsupportedPlan
+from swift.errors import ModelError, UnsupportedPlan
 from swift.toolkit import VARLEN, AttentionChoice, Packing, ViewModule, choose_attention, packing_of, varlen_attention
 from swift_backend_fsdp.topology import meshes
 
@@ -47,10 +47,14 @@ class Cut:
 def sequence_attention(run: Run, model_config: Any) -> AttentionChoice:
     """The kernel for samples that are cut; refuses models whose attention is more than causal attention."""
     assert run.topology is not None
-    choice = choose_attention("sdpa", model_config, flat=True, device=run.topology.device)
-    if choice.implementation != VARLEN:
+    try:
+        choice = choose_attention("sdpa", model_config, flat=True, device=run.topology.device)
+        obstacle = "" if choice.implementation == VARLEN else choice.reason
+    except ModelError as error:
+        obstacle = error.message
+    if obstacle:
         raise UnsupportedPlan(
-            f"{model_config.model_type} cannot be trained with sequences cut: {choice.reason}.",
+            f"{model_config.model_type} cannot be trained with sequences cut: {obstacle}",
             hint="Type --parallel.ulysses 1 --parallel.cp 1",
         )
     ulysses = run.config.parallel.ulysses > 1

@@ -164,11 +164,18 @@ class Checks:
     def refuses(self, layout: Layout) -> None:
         """A plan that this backend cannot honour: refused with a reason, on all processes, before weights are read."""
         # Rows that can be dealt to any number of processes, so that nothing but the plan is refused.
-        case = replace(BY_NAME["clipped"], global_batch=2 * layout.world)
+        self._refused(replace(BY_NAME["clipped"], global_batch=2 * layout.world), layout)
+
+    def refuses_cases_left_out(self, layout: Layout) -> None:
+        """What a layout is said to do without is refused, not done wrong."""
+        for name in sorted(layout.without):
+            self._refused(BY_NAME[name], layout)
+
+    def _refused(self, case: Case, layout: Layout) -> None:
         trial = self.trials.trial(case, layout, "refused")
-        key = (layout, "refused")
+        key = (layout, case.name, "refused")
         for rank, answer in enumerate(self.trials.answers(layout, {key: trial.refused})[key]):
-            where = f"{layout}, process {rank}"
+            where = f"{case.name} under {layout}, process {rank}"
             assert isinstance(answer, BaseException), f"{where}: {answer}"
             assert isinstance(answer, UnsupportedPlan), f"{where}: {type(answer).__name__}: {answer}"
             assert answer.message, f"{where}: refused without a reason"

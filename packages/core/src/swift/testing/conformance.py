@@ -70,6 +70,9 @@ class BackendConformance:
     def test_refuses_another_number_of_processes(self, checks: Checks, layout: Layout) -> None:
         checks.refuses_other_world(layout)
 
+    def test_refuses_cases_left_out(self, checks: Checks, layout: Layout) -> None:
+        checks.refuses_cases_left_out(layout)
+
     def test_trajectory(self, checks: Checks, layout: Layout, case: Case) -> None:
         checks.trajectory(case, layout, together=self._together(checks, layout))
 

@@ -39,7 +39,7 @@ def write_model(folder: Path, *, seed: int = 0, architecture: str = "Qwen3", **c
 
     config = getattr(transformers, f"{architecture}Config")(**{**SHAPE, **changes})
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{architecture}ForCausalLM")(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim < 2:

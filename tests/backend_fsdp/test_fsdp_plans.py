@@ -1,0 +1,105 @@
+"""What FSDP refuses, and that a shard is all that a process holds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "core"))
+
+from processes import on_processes, succeeded
+from tiny_runs import conversations, run_training
+
+from swift.config.parse import config_from_mapping
+from swift.errors import ModelError, UnsupportedPlan
+from swift.testing.subjects import write_model
+
+ROWS = conversations(9)
+LORA = {"tuner.kind": "lora", "tuner.dropout": 0.0}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "more shards than processes": ({"parallel.dp_shard": 4}, "takes 4 processes, but 2 were started"),
+    "cp and ulysses": ({"parallel.cp": 2, "parallel.ulysses": 2, "parallel.dp_shard": 1}, "takes 4 processes"),
+    "quantised and tp": ({**LORA, "tuner.quantize": "bnb-nf4", "parallel.tp": 2}, "stored as bnb-nf4"),
+    "dora and tp": ({**LORA, "tuner.dora": True, "parallel.tp": 2}, "DoRA needs norms of whole matrices"),
+    "adafactor": ({"optim.name": "adafactor"}, "Adafactor factors whole matrices"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=2)
+
+
+def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_path: Path) -> None:
+    odd = write_model(tmp_path / "odd", num_hidden_layers=1, num_attention_heads=3, num_key_value_heads=1)
+    moe = write_model(tmp_path / "moe", architecture="Qwen3Moe", num_hidden_layers=1, **MOE)
+    gpt = tmp_path / "gpt2"
+    write_model(gpt, architecture="GPT2", n_embd=64, n_head=4, n_layer=1)
+    capped = write_model(tmp_path / "capped", architecture="Gemma2", num_hidden_layers=1)
+    jobs = [(model, changes) for changes, _ in REFUSED.values()]
+    said = [reason for _, reason in REFUSED.values()]
+    jobs += [
+        (odd, {"parallel.ulysses": 2}),
+        (odd, {"parallel.tp": 2}),
+        (moe, {"parallel.tp": 2}),
+        (gpt, {"parallel.tp": 2}),
+        (capped, {"parallel.cp": 2}),
+    ]
+    said += [
+        "3 attention heads cannot be dealt to parallel.ulysses 2",
+        "3 attention heads with 1 key-value heads cannot be dealt to parallel.tp 2",
+        "which this backend cannot do",
+        "has no plan for tensor parallel",
+        "cannot be trained with sequences cut",
+    ]
+
+    def job(folder: Path, changes: dict[str, Any]) -> Any:
+        return lambda: run_training(folder, tmp_path / "out", ROWS, {"backend.name": "fsdp", **changes})
+
+    for answers, reason in zip(on_processes(2, *(job(*each) for each in jobs)), said, strict=True):
+        for answer in answers:
+            assert isinstance(answer, UnsupportedPlan | ModelError), answer
+            assert reason in answer.message
+            assert answer.hint
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_process_holds_a_part_of_every_tensor_and_reads_one_at_a_time(model: Path) -> None:
+    def shares() -> tuple[int, int]:
+        from swift.train.prepare import opened
+
+        parsed = config_from_mapping({"model.path": str(model), "backend.name": "fsdp", "tuner.kind": "full"})
+        with opened(parsed, rows=ROWS) as job:
+            parts: Any = job.state.parts
+            held = sum(part.local.numel() for part in parts)
+            whole = sum(part.parameter.numel() for part in parts)
+            on_meta = [part.name for part in parts if part.local.is_meta]
+            assert not on_meta
+            return held, whole
+
+    (answers,) = on_processes(2, shares)
+    for held, whole in succeeded(answers):
+        assert held <= 0.51 * whole
+    assert sum(held for held, _ in answers) == answers[0][1]
+
+
+def test_presets_say_what_they_stand_for() -> None:
+    for flag, key in (("fsdp_offload", "offload"), ("hsdp", "hybrid")):
+        for alias in ("fsdp", "parallel_method"):
+            parsed = config_from_mapping({alias: flag})
+            assert parsed.config.backend.name == "fsdp"
+            assert getattr(parsed.backend_options, key) is True
+
+
+def test_replicas_are_kept_one_per_machine_when_asked() -> None:
+    from swift.config.sections import ParallelSection
+    from swift_backend_fsdp.plan import Sizes
+
+    assert Sizes.of(ParallelSection(), 16, per_machine=8) == Sizes(2, 8, 1, 1)
+    assert Sizes.of(ParallelSection(tp=2), 16, per_machine=8) == Sizes(2, 4, 1, 2)
+    assert Sizes.of(ParallelSection(), 8, per_machine=8) == Sizes(1, 8, 1, 1)
