@@ -31,7 +31,6 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any]]] = {
     "gemma": ("Gemma", {"tie_word_embeddings": True}, ROWS, {}),
     "qwen2, with biases": ("Qwen2", {}, ROWS, {}),
     "gpt-2": ("GPT2", GPT2, ROWS, {}),
-    "gpt-2, context parallel": ("GPT2", GPT2, ROWS, {"parallel.cp": 2}),
     "qwen3-moe": ("Qwen3Moe", MOE, ROWS, {}),
     "qwen3-moe, lora": ("Qwen3Moe", MOE, ROWS, LORA),
     "llama, tensor parallel": ("Llama", {}, ROWS, {"parallel.tp": 2}),
@@ -83,9 +82,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Trained, A
     folder = tmp_path_factory.mktemp("models")
     models: dict[str, Path] = {}
     for name, (architecture, changes, _, _) in CASES.items():
-        models[name] = write_model(
-            folder / slug(name), architecture=architecture, **{"num_hidden_layers": 2, **changes}
-        )
+        shape = {"num_hidden_layers": 2, **changes}
+        models[name] = write_model(folder / slug(name), architecture=architecture, **shape)
     alone = {name: job(name, models[name], folder / "out", "torch")() for name in CASES}
     two = on_processes(2, *(job(name, models[name], folder / "out", "fsdp") for name in CASES))
     return {name: (alone[name], answers) for name, answers in zip(CASES, two, strict=True)}

@@ -18,12 +18,22 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import sdpa_mask
 
+from swift.contracts import Need
 from swift.errors import ModelError, UnsupportedPlan
-from swift.toolkit import VARLEN, AttentionChoice, Packing, ViewModule, choose_attention, packing_of, varlen_attention
+from swift.toolkit import (
+    VARLEN,
+    AttentionChoice,
+    Packing,
+    ViewModule,
+    causal_lm_of,
+    choose_attention,
+    packing_of,
+    varlen_attention,
+)
 from swift_backend_fsdp.topology import meshes
 
 if TYPE_CHECKING:
-    from swift.contracts import ModelView, Need, Run
+    from swift.contracts import ModelView, Run
     from swift.data.batch import MicroBatch
 
 # Their names since torch 2.13, and before.
@@ -88,6 +98,24 @@ class SequenceView(ViewModule):
             mean_logps=whole(view.mean_logps),
             hidden=whole(view.hidden),
         )
+
+    @torch.no_grad()
+    def self_check(self) -> None:
+        """Beside what every view checks: samples that are cut have the values of whole ones."""
+        super().self_check()
+        was_training = self.training
+        self.eval()
+        batch = self.probe(lengths=(7, 4))
+        whole = self(batch, {Need.TOKEN_LOGPS}).token_logps
+        parts = self.in_parts(batch, {Need.TOKEN_LOGPS}).token_logps
+        self.train(was_training)
+        exact = whole.dtype == torch.float32 and not torch.is_autocast_enabled(whole.device.type)
+        tolerance = 1e-4 if exact else 0.15
+        if not bool(((parts - whole).abs() <= tolerance * (1 + whole.abs())).all()):
+            raise UnsupportedPlan(
+                f"{type(causal_lm_of(self.model)).__name__} gives other numbers when sequences are cut.",
+                hint="Type --parallel.ulysses 1 --parallel.cp 1",
+            )
 
     def inputs(self, batch: MicroBatch) -> dict[str, Any]:
         """Positions are always given: a part does not begin at zero."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,12 @@ class ViewModule(nn.Module):
             for module, training in modes:
                 module.training = training
 
+    def probe(self, lengths: Sequence[int]) -> MicroBatch:
+        """Samples of these lengths to check the model with, in the layout of the run."""
+        ids = [_probe_ids(causal_lm_of(self.model), length) for length in lengths]
+        samples = [Encoded(n, (_all_learned(row[0].numpy()),)) for n, row in enumerate(ids)]
+        return collate(samples, flat=self.attention.flat, pad_to_multiple=8).to(self._device())
+
     def inputs(self, batch: MicroBatch) -> dict[str, Any]:
         """What the decoder is called with; backends that cut sequences say it otherwise."""
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
@@ -132,10 +138,9 @@ class ViewModule(nn.Module):
 
     def _check_layout(self) -> None:
         causal_lm = causal_lm_of(self.model)
-        ids = [_probe_ids(causal_lm, length) for length in (7, 4)]
-        samples = [Encoded(n, (_all_learned(row[0].numpy()),)) for n, row in enumerate(ids)]
-        batch = collate(samples, flat=self.attention.flat, pad_to_multiple=8).to(self._device())
-        expected = [_own_logps(causal_lm, row.to(self._device())) for row in ids]
+        lengths = (7, 4)
+        batch = self.probe(lengths)
+        expected = [_own_logps(causal_lm, _probe_ids(causal_lm, length).to(self._device())) for length in lengths]
         if self._layout_agrees(batch, expected):
             return
         name = type(causal_lm).__name__
