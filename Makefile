@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint typecheck imports docs docs-check bench wheels lock clean
+.PHONY: help setup demo test conformance lint typecheck imports docs docs-check bench wheels lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ demo: setup ## Train, resume, export and question a tiny model, on the CPU
 
 test: lint typecheck imports docs-check ## Everything that CI checks
 	@$(BIN)/python -m pytest
+
+conformance: setup ## The conformance kit on every backend, with every case in every layout
+	@SWIFT_WHOLE_KIT=1 $(BIN)/python -m pytest tests -k "conformance or catches"
 
 lint: setup ## ruff: rules and format
 	@$(BIN)/ruff check

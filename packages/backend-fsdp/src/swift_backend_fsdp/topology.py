@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import _redistribute, debug
 
 from swift.contracts import Topology
 from swift.toolkit import choose_device, join_group, leave_group
@@ -76,6 +77,7 @@ def teardown() -> None:
     """Leave all groups."""
     global _meshes
     _meshes = None
+    _forget_meshes()
     leave_group()
 
 
@@ -89,3 +91,16 @@ def _layout(run: Run, sizes: Sizes) -> dict[str, int]:
         "tp": sizes.tp,
     }
     return {name: size for name, size in all_sizes.items() if size > 1 or name == "dp_shard"}
+
+
+def _forget_meshes() -> None:
+    """DTensor keeps meshes with what it has learned of operators, and meshes keep their groups and ports alive."""
+    for module, name in (
+        (debug, "_clear_sharding_prop_cache"),
+        (_redistribute, "clear_redistribute_planner_cache"),
+        (_redistribute, "_gen_transform_infos"),
+    ):
+        remembered = getattr(module, name, None)  # not in every version of torch
+        forget = getattr(remembered, "cache_clear", remembered)
+        if forget is not None:
+            forget()

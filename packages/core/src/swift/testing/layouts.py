@@ -20,6 +20,8 @@ class Layout:
     config: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys, such as {'backend.offload': True}."""
     label: str = ""
+    cases: frozenset[str] | None = None
+    """Names of the only cases to be tried, where this layout combines what others try alone; None tries all."""
     without: frozenset[str] = frozenset()
     """Names of cases that a backend does not claim under this layout; it must refuse them."""
 
@@ -37,6 +39,10 @@ class Layout:
     def data_size(self) -> int:
         """Into how many slices the global batch is cut."""
         return self.world // prod(int(self.parallel.get(name, 1)) for name in _SHARING)
+
+    def tries(self, case: str) -> bool:
+        """Whether a case is part of this layout's tests."""
+        return case not in self.without and (self.cases is None or case in self.cases)
 
     def settings(self) -> dict[str, Any]:
         """Dotted keys of the configuration."""

@@ -53,7 +53,7 @@ class Trials:
 
     def cases(self, layout: Layout) -> list[Case]:
         """Those that the backend claims, under a layout."""
-        return [case for case in CASES if case.applies_to(self.capabilities) and case.name not in layout.without]
+        return [case for case in CASES if case.applies_to(self.capabilities) and layout.tries(case.name)]
 
     def trial(self, case: Case, layout: Layout, name: str = "whole") -> Trial:
         """One that has not been run."""
