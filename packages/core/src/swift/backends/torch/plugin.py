@@ -50,9 +50,9 @@ class TorchBackend:
 
     @hookimpl
     def swift_wrap_model(self, run: Run, source: ModelSource) -> ViewModule:
-        from swift.models.build import build_view
+        from swift.backends.torch.model import build
 
-        return build_view(run, source)
+        return build(run, source)
 
     @hookimpl
     def swift_shard(self, run: Run, model: ViewModule) -> TorchState:

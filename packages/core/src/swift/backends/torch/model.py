@@ -1,0 +1,16 @@
+"""The model of one process: whole, with its weights, and ready to answer views of micro-batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift.models.build import build_view
+
+if TYPE_CHECKING:
+    from swift.contracts import ModelSource, Run
+    from swift.models.view import ViewModule
+
+
+def build(run: Run, source: ModelSource) -> ViewModule:
+    """As every backend builds it that takes transformers' modules as they are."""
+    return build_view(run, source)
