@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import _redistribute, debug
+from torch.distributed.tensor import _collective_utils, _redistribute, debug
 
 from swift.contracts import Topology
 from swift.toolkit import choose_device, join_group, leave_group
@@ -95,12 +95,13 @@ def _layout(run: Run, sizes: Sizes) -> dict[str, int]:
 
 def _forget_meshes() -> None:
     """DTensor keeps meshes with what it has learned of operators, and meshes keep their groups and ports alive."""
-    for module, name in (
+    for owner, name in (
         (debug, "_clear_sharding_prop_cache"),
         (_redistribute, "clear_redistribute_planner_cache"),
         (_redistribute, "_gen_transform_infos"),
+        (_collective_utils.MeshTopoInfo, "build_from_mesh"),
     ):
-        remembered = getattr(module, name, None)  # not in every version of torch
+        remembered = getattr(owner, name, None)  # not in every version of torch
         forget = getattr(remembered, "cache_clear", remembered)
         if forget is not None:
             forget()
