@@ -28,7 +28,7 @@ def said(command: str) -> Parsed:
 
 @pytest.mark.parametrize(
     ("command", "backend"),
-    [(ZERO3, "deepspeed"), (MEGATRON, "megatron"), (NO_DATA, "deepspeed"), (FSDP, "fsdp"), (MIXED, "deepspeed")],
+    [(ZERO3, "deepspeed"), (MEGATRON, "megatron"), (NO_DATA, "deepspeed"), (MIXED, "deepspeed")],
 )
 def test_without_its_backend_each_says_what_installs_it(command: str, backend: str) -> None:
     with pytest.raises(PluginError, match=f"{backend!r} is not installed") as caught:

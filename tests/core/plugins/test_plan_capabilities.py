@@ -68,7 +68,7 @@ def test_an_objectives_need_that_the_backend_cannot_supply_is_named() -> None:
 
 def test_an_installed_backend_that_has_it_is_recommended(installed: Path) -> None:
     message = refusal(ABLE, {"parallel": {"tp": 2}})
-    assert "Installed backends that have it: acme." in message
+    assert "acme" in message.partition("Installed backends that have it: ")[2].partition(".")[0]
     assert "--backend acme" in message
 
 

@@ -8,7 +8,7 @@ of each token is gathered afterwards, so that objectives see whole samples on ev
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +52,8 @@ class Cut:
     start: int
     """First token of this process's part."""
     group: dist.ProcessGroup
+    asked: list[str] = field(default_factory=list)
+    """What attention notes here that it has been told of the cut."""
 
 
 def sequence_attention(run: Run, model_config: Any) -> AttentionChoice:
@@ -82,11 +84,17 @@ class SequenceView(ViewModule):
         """The views of a whole micro-batch, each process having computed its own part."""
         group = meshes().sequence
         width = batch.input_ids.shape[1]
-        part, self._cut = _part_of(batch, group)
+        part, cut = _part_of(batch, group)
+        self._cut = cut
         try:
             view: ModelView = self(part, needs)
         finally:
             self._cut = None
+        if not cut.asked:
+            raise UnsupportedPlan(
+                f"{type(causal_lm_of(self.model)).__name__} does not tell its attention that sequences are cut.",
+                hint="Type --parallel.ulysses 1 --parallel.cp 1",
+            )
 
         def whole(values: torch.Tensor | None) -> torch.Tensor | None:
             return None if values is None else _gather_tokens(values, group)[:, :width]
@@ -142,6 +150,7 @@ def ulysses_attention(
     """Swap tokens for heads, attend to whole samples, swap back. Tensors are [rows, heads, tokens, width]."""
     if cut is None:
         return varlen_attention(module, query, key, value, attention_mask, **kwargs)
+    cut.asked.append(ULYSSES)
     size = dist.get_world_size(cut.group)
     key, value = (_enough_heads(each, query.shape[1], size) for each in (key, value))
     query, key, value = (_tokens_for_heads(each, cut.group) for each in (query, key, value))
@@ -166,6 +175,7 @@ def gathered_attention(
     if cut is None:
         kwargs |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
         return varlen_attention(module, query, key, value, attention_mask, **kwargs)
+    cut.asked.append(GATHERED)
     key, value = (_gather(each, cut.group) for each in (key, value))
     groups = query.shape[1] // key.shape[1]
     end = cut.start + query.shape[2]

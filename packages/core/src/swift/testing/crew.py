@@ -9,11 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import random
 import signal
 import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,9 @@ PATIENCE = 240.0
 """Seconds that a job may take."""
 GRACE = 30.0
 """Seconds that the others have to come to their end when one process has failed."""
+
+PORTS = (20_000, 29_999)
+"""Below those that the system gives out, so that a port is still free when its job begins."""
 
 Job = Callable[[], Any]
 
@@ -148,8 +153,9 @@ def _end(worker: Any) -> None:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of the loopback interface that nobody listens on, and that the system gives to nobody who asks for any."""
+    while True:
+        port = random.SystemRandom().randint(*PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
