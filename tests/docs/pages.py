@@ -62,7 +62,7 @@ def commands(block: Block) -> Iterator[Command]:
 
 def missing(shown: list[str], printed: str) -> list[str]:
     """Lines that a page shows and a command did not print, in their order. `...` stands for anything; so does any
-    number for any other."""
+    number for any other, and any run of spaces: columns are as wide as what is installed."""
     rest = iter(_without_numbers(printed).splitlines())
     wanted = [line for line in shown if line.strip() and line.strip() != ANYTHING]
     return [line for line in wanted if not any(_pattern(line).fullmatch(found) for found in rest)]
@@ -74,4 +74,4 @@ def _pattern(line: str) -> re.Pattern[str]:
 
 
 def _without_numbers(text: str) -> str:
-    return _NUMBER.sub("0", text)
+    return _NUMBER.sub("0", re.sub(r"[ \t]+", " ", text))
