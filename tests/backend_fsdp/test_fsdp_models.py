@@ -23,6 +23,8 @@ LORA = {"tuner.kind": "lora", "tuner.dropout": 0.0, "optim.lr": 5e-3}
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "initializer_range": 0.02}
 """torchao cuts a matrix into blocks of 16384 weights."""
 GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "tie_word_embeddings": True}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+"""Masks are drawn for what a process holds, so that they are other ones where samples are cut."""
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 
 CASES: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any]]] = {
@@ -31,6 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any]]] = {
     "gemma": ("Gemma", {"tie_word_embeddings": True}, ROWS, {}),
     "qwen2, with biases": ("Qwen2", {}, ROWS, {}),
     "gpt-2": ("GPT2", GPT2, ROWS, {}),
+    "gpt-2, context parallel": ("GPT2", {**GPT2, **NO_DROPOUT}, ROWS, {"parallel.cp": 2}),
     "qwen3-moe": ("Qwen3Moe", MOE, ROWS, {}),
     "qwen3-moe, lora": ("Qwen3Moe", MOE, ROWS, LORA),
     "llama, tensor parallel": ("Llama", {}, ROWS, {"parallel.tp": 2}),

@@ -49,7 +49,6 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
         (moe, {"parallel.tp": 2}),
         (gpt, {"parallel.tp": 2}),
         (capped, {"parallel.cp": 2}),
-        (gpt, {"parallel.cp": 2}),
     ]
     said += [
         "3 attention heads cannot be dealt to parallel.ulysses 2",
@@ -57,7 +56,6 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
         "which this backend cannot do",
         "has no plan for tensor parallel",
         "cannot be trained with sequences cut",
-        "GPT2LMHeadModel does not tell its attention that sequences are cut",
     ]
 
     def job(folder: Path, changes: dict[str, Any]) -> Any:
