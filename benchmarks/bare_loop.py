@@ -33,26 +33,33 @@ class BareLoop:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
         lines = Path(chats).read_text(encoding="utf-8").splitlines()
         self.samples = [self._encode(json.loads(line)["messages"]) for line in lines]
-        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self.model: Any = self.load(model)
         self.model.train()
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
 
-    def step(self, batch: Sequence[int]) -> float:
-        """Train on the samples of these numbers; answers the loss."""
-        input_ids, attention_mask, labels = self._pad([self.samples[index] for index in batch])
-        logits = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
-        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=NO_TARGET)
+    def load(self, model: str | Path) -> Any:
+        """The model with its weights."""
+        return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    def step(self, batch: Sequence[int]) -> tuple[float, int]:
+        """Train on the samples of these numbers; answers the loss, and how many tokens there were without padding."""
+        loss_sum, counts = self.losses(batch)
+        loss = loss_sum / counts[0]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.item()
+        return loss.item(), int(counts[1])
 
-    def tokens(self, batch: Sequence[int]) -> int:
-        """Tokens of these samples without padding."""
-        return sum(len(self.samples[index][0]) for index in batch)
+    def losses(self, batch: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of the losses of learned tokens; their number and that of all tokens."""
+        input_ids, attention_mask, labels = self.pad([self.samples[index] for index in batch])
+        logits = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+        targets = labels[:, 1:].flatten()
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets, ignore_index=NO_TARGET, reduction="sum")
+        return loss, torch.stack([(targets != NO_TARGET).sum(), attention_mask.sum()])
 
     def _encode(self, messages: list[dict[str, str]]) -> Sample:
         """The answer and the token that ends it are learned; not the question, nor the line break after the end."""
@@ -63,7 +70,8 @@ class BareLoop:
     def _ids(self, messages: list[dict[str, str]], **options: bool) -> list[int]:
         return list(self.tokenizer.apply_chat_template(messages, return_dict=True, **options)["input_ids"])
 
-    def _pad(self, samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def pad(self, samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Token ids, attention mask, labels."""
         shape = len(samples), max(len(ids) for ids, _ in samples)
         input_ids = torch.full(shape, self.tokenizer.pad_token_id)
         labels = torch.full(shape, NO_TARGET)

@@ -19,7 +19,7 @@ from benchmarks.inputs import CHATS, MODEL, ROOT, WORK
 SWIFT = str(Path(sys.executable).with_name("swift"))
 RUNS = WORK / "runs"
 TRAINING = (
-    "--model", str(MODEL), "--train_type", "full", "--learning_rate", "1e-4", "--lr_scheduler_type", "constant",
+    "--train_type", "full", "--learning_rate", "1e-4", "--lr_scheduler_type", "constant",
     "--warmup_ratio", "0", "--weight_decay", "0",
 )  # fmt: skip
 """A learning rate that stays, and no weight decay: what is easiest to write by hand."""
@@ -41,14 +41,17 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", **more}
 
 
-def swift_run(name: str, *arguments: str, observers: Sequence[str] = ()) -> Path:
+def swift_run(
+    name: str, *arguments: str, observers: Sequence[str] = (), model: Path = MODEL, data: Path = CHATS
+) -> Path:
     """Train with `swift sft` and its usual observers beside `observers`; answers the run's folder."""
-    shutil.rmtree(RUNS / MODEL.name / name, ignore_errors=True)
+    shutil.rmtree(RUNS / model.name / name, ignore_errors=True)
     reports = ["console", "jsonl", "tensorboard", "report", *observers]
     place = ["--output_dir", str(RUNS), "--logging.run_name", name, "--report_to", *reports]
     python_path = os.pathsep.join([str(plugin_folder()), str(ROOT)])
-    call([SWIFT, "sft", *TRAINING, "--dataset", str(CHATS), *arguments, *place], environment(PYTHONPATH=python_path))
-    return RUNS / MODEL.name / name
+    command = [SWIFT, "sft", "--model", str(model), "--dataset", str(data), *TRAINING, *arguments, *place]
+    call(command, environment(PYTHONPATH=python_path))
+    return RUNS / model.name / name
 
 
 def plugin_folder() -> Path:
@@ -57,7 +60,12 @@ def plugin_folder() -> Path:
     metadata = folder / "swift_benchmarks-1.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: swift-benchmarks\nVersion: 1\n")
-    names = {"bare-loop-in-turn": "BareLoopInTurn", "stopwatch": "Stopwatch"}
+    names = {
+        "loop-in-turn": "LoopInTurn",
+        "sharded-loop-in-turn": "ShardedLoopInTurn",
+        "memory-of-each": "MemoryOfEach",
+        "stopwatch": "Stopwatch",
+    }
     points = (f"{name} = benchmarks.observers:{target}\n" for name, target in names.items())
     (metadata / "entry_points.txt").write_text("[swift.observers]\n" + "".join(points))
     return folder

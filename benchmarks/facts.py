@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import os
 import platform
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -45,6 +48,46 @@ def peak_memory_mib() -> float:
     """The most memory that this process has had since it was started (the kernel's VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+class MemoryWatch:
+    """How much memory a process takes beyond what it had when the watch began: looked at many times a second.
+
+    Only memory of its own counts, not pages of files that the kernel keeps for everybody.
+    """
+
+    EVERY = 0.004
+    """Seconds between looks; what is larger than a gibibyte takes much longer than that to fill."""
+
+    def __init__(self) -> None:
+        self._begin = self._now()
+        self._peak = 0.0
+        self._marks: dict[str, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def mark(self, phase: str) -> None:
+        """A phase is over: note its peak in MiB, and begin anew."""
+        self._marks[phase], self._peak = max(self._peak, self._now() - self._begin), 0.0
+
+    def end(self) -> dict[str, float]:
+        """Peak by phase, and under "rest" what is still held when the allocator has given back what is free."""
+        self._over.set()
+        self._thread.join()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        return {**self._marks, "rest": self._now() - self._begin}
+
+    def _look(self) -> None:
+        while not self._over.wait(self.EVERY):
+            self._peak = max(self._peak, self._now() - self._begin)
+
+    @staticmethod
+    def _now() -> float:
+        fields = ("RssAnon:", "RssShmem:")
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(fields)) / 1024
 
 
 def machine() -> dict[str, Any]:

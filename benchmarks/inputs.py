@@ -1,4 +1,7 @@
-"""What every part trains: a 5.2M-parameter Qwen3 with random weights, and short chats, made once from a seed."""
+"""What the parts train, made once from a seed: a 5.2M-parameter Qwen3 with random weights on short chats.
+
+Where memory is measured, also a Qwen3 of 84M parameters, and one chat of as many tokens as models are made for.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,22 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "benchmarks"
 """Model, data, runs and the environment of ms-swift; git ignores it."""
 MODEL = WORK / "model"
+LARGE = WORK / "model-84m"
 CHATS = WORK / "chats.jsonl"
+SOME_CHATS = WORK / "chats-of-a-run.jsonl"
+LONG = WORK / "long.jsonl"
 
 SAMPLES = 4_000
 VOCABULARY = 8_192
 WORDS = 6_000
+LONGEST = 4_096
+"""Tokens that the models have positions for."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -30,10 +39,16 @@ Chat = list[dict[str, str]]
 
 def ensure() -> None:
     """Make model and data if they aren't there, in a process of their own: this one stays without torch."""
-    if CHATS.is_file():
+    if CHATS.is_file() and LARGE.is_dir() and LONG.is_file():
         return
     WORK.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-m", "benchmarks.inputs"], check=True)
+
+
+def take_chats(count: int) -> None:
+    """Make the first so many chats the data of the next runs."""
+    lines = CHATS.read_text(encoding="utf-8").splitlines(keepends=True)[:count]
+    SOME_CHATS.write_text("".join(lines), encoding="utf-8")
 
 
 def chats() -> list[Chat]:
@@ -54,9 +69,8 @@ def chats() -> list[Chat]:
 
 def make() -> None:
     """Write the folder of the model, with its tokenizer, and the file of chats."""
-    import torch
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
     conversations = chats()
     tokenizer = Tokenizer(models.BPE())
@@ -73,16 +87,35 @@ def make() -> None:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
     )
-    config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, max_position_embeddings=4096, tie_word_embeddings=True,
-        eos_token_id=fast.eos_token_id, pad_token_id=fast.pad_token_id, dtype="float32",
-    )  # fmt: skip
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).save_pretrained(MODEL)
-    fast.save_pretrained(MODEL)
+    for folder, shape in (
+        (MODEL, {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}),
+        (LARGE, {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}),
+    ):
+        _write_model(folder, fast, shape)
     lines = (json.dumps({"messages": chat}) + "\n" for chat in conversations)
     CHATS.write_text("".join(lines), encoding="utf-8")
+    words = " ".join(text for chat in conversations[:400] for text in (message["content"] for message in chat))
+    room = LONGEST - len(fast.apply_chat_template(_chat(""), return_dict=True)["input_ids"])
+    answer = fast.decode(fast(words, add_special_tokens=False)["input_ids"][: room - 8])
+    LONG.write_text(json.dumps({"messages": _chat(answer)}) + "\n", encoding="utf-8")
+
+
+def _chat(answer: str) -> Chat:
+    return [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+
+
+def _write_model(folder: Path, tokenizer: Any, shape: dict[str, int]) -> None:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, num_key_value_heads=shape["num_attention_heads"] // 2, head_dim=64,
+        max_position_embeddings=LONGEST, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, dtype="float32", **shape,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -20,24 +20,26 @@ from typing import Any
 
 from benchmarks.commands import PACKED, PADDED, RUNS, SWIFT, TRAINING, Course, call, environment, seconds_of, watch
 from benchmarks.facts import Figure
-from benchmarks.inputs import CHATS, MODEL, ROOT, WORK, ensure
+from benchmarks.inputs import MODEL, ROOT, SOME_CHATS, WORK, ensure, take_chats
 
 VERSION = "4.6.0"
 ALONGSIDE = ("torch", "transformers")
 """Packages that both environments have in the same version."""
 HOME = WORK / f"ms-swift-{VERSION}"
 MS_SWIFT = HOME / "bin" / "swift"
-DATA = WORK / "chats-of-a-run.jsonl"
 
 MS_SWIFT_TRAINING = (
-    "sft", "--model", str(MODEL), "--model_type", "qwen3", "--template", "chatml", "--dataset", str(DATA),
+    "sft", "--model", str(MODEL), "--model_type", "qwen3", "--template", "chatml", "--dataset", str(SOME_CHATS),
     "--tuner_type", "full", "--torch_dtype", "float32", "--learning_rate", "1e-4", "--lr_scheduler_type", "constant",
     "--warmup_ratio", "0", "--weight_decay", "0",
     "--gradient_accumulation_steps", "1",
     "--use_hf", "true", "--num_train_epochs", "1", "--logging_steps", "1", "--split_dataset_ratio", "0",
 )  # fmt: skip
 WITHOUT_RECOMPUTING = ("--gradient_checkpointing", "false")
-OURS = ("sft", *TRAINING, "--dataset", str(DATA), "--num_train_epochs", "1", "--logging_steps", "1")
+OURS = (
+    "sft", "--model", str(MODEL), *TRAINING, "--dataset", str(SOME_CHATS), "--num_train_epochs", "1",
+    "--logging_steps", "1",
+)  # fmt: skip
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
@@ -45,10 +47,11 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     ensure()
     install()
     rounds = 1 if quick else 2
-    _write_data(64)
+    take_chats(64)
     _ms_swift()
     _swift("packed", PACKED)
-    tokens = _write_data(96 if quick else 480)
+    take_chats(96 if quick else 480)
+    tokens = _tokens()
     runs = [
         {
             "ms-swift": _ms_swift(),
@@ -104,16 +107,14 @@ def install() -> None:
         raise
 
 
-def _write_data(samples: int) -> int:
-    """The first so many chats as the data of the next runs; answers how many tokens they are."""
-    lines = CHATS.read_text(encoding="utf-8").splitlines(keepends=True)[:samples]
-    DATA.write_text("".join(lines), encoding="utf-8")
+def _tokens() -> int:
+    """Of the chats of a run."""
     count = (
         "import json, sys; from transformers import AutoTokenizer; t = AutoTokenizer.from_pretrained(sys.argv[1]); "
         "print(sum(len(t.apply_chat_template(json.loads(line)['messages'], return_dict=True)['input_ids']) "
         "for line in open(sys.argv[2])))"
     )
-    return int(call([sys.executable, "-c", count, str(MODEL), str(DATA)], environment()))
+    return int(call([sys.executable, "-c", count, str(MODEL), str(SOME_CHATS)], environment()))
 
 
 def _ms_swift(*more: str) -> Course:

@@ -11,59 +11,106 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.commands import ROWS
-from benchmarks.facts import peak_memory_mib
+from benchmarks.facts import MemoryWatch, peak_memory_mib
 from swift.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from benchmarks.bare_loop import BareLoop
-    from swift.contracts import Run, RunSummary, StepRecord, StepResult
+    from swift.contracts import Run, RunSummary, StepResult
     from swift.data.batch import Batch
 
 
-class BareLoopInTurn:
-    """After every step of swift the bare loop makes one, in the same process; both are timed.
+class LoopInTurn:
+    """After every step of swift a loop written by hand makes one, in the same processes; both are timed.
 
-    Swift's time is all that passes between two turns of the bare loop: data, step, other observers. Padded, the
-    bare loop trains on the very batch that swift did; otherwise on batches of its own over the same chats.
+    Swift's time is all that passes between two turns of the other: data, step, observers. Padded, the other trains on
+    the very batch that swift did; otherwise on batches of its own over the same chats.
     """
 
     FILE = "turns.jsonl"
 
-    @hookimpl(trylast=True)
-    def swift_run_start(self, run: Run) -> None:
+    def make(self, run: Run) -> BareLoop:
+        """The loop that takes turns with swift."""
         from benchmarks.bare_loop import BareLoop
 
         config = run.config
-        self._bare = BareLoop(config.model.path or "", config.data.train[0], config.learning_rate)
-        self._own = _shuffled(self._bare) if config.data.packing else None
-        self._since = time.perf_counter()
+        return BareLoop(config.model.path or "", config.data.train[0], config.learning_rate)
 
     @hookimpl(wrapper=True)
-    def swift_train_step(self, batch: Batch) -> Generator[None, StepResult, StepResult]:
-        self._seen = [sample.sample_id for row in batch.rows for sample in row]
+    def swift_shard(self, run: Run) -> Generator[None, Any, Any]:
+        state = yield
+        self._other = self.make(run)
+        self._own = _shuffled(self._other) if run.config.data.packing else None
+        self._since = time.perf_counter()
+        return state
+
+    @hookimpl(wrapper=True)
+    def swift_train_step(self, run: Run, batch: Batch) -> Generator[None, StepResult, StepResult]:
+        result = yield
+        begin = time.perf_counter()
+        samples = [sample.sample_id for row in batch.rows for sample in row]
+        chosen = samples if self._own is None else next(self._own)
+        loss, tokens = self._other.step(chosen)
+        end = time.perf_counter()
+        if run.world.rank == 0:
+            turn = {
+                "swift": {"tokens": batch.tokens, "seconds": begin - self._since, "loss": result.loss},
+                "other": {"tokens": tokens, "seconds": end - begin, "loss": loss},
+                "samples": samples,
+            }
+            _append(run, self.FILE, turn)
+        self._since = time.perf_counter()
+        return result
+
+
+class ShardedLoopInTurn(LoopInTurn):
+    """The same with FSDP2 applied by hand, on all processes of the run."""
+
+    def make(self, run: Run) -> BareLoop:
+        from benchmarks.sharded_loop import ShardedLoop
+
+        config = run.config
+        return ShardedLoop(config.model.path or "", config.data.train[0], config.learning_rate)
+
+
+class MemoryOfEach:
+    """What each process takes beyond what it had before the model: while weights are read, in training, between steps.
+
+    Modules that building a model imports are imported before the first look.
+    """
+
+    @hookimpl(wrapper=True)
+    def swift_wrap_model(self, run: Run) -> Generator[None, Any, Any]:
+        import peft  # noqa: F401
+        from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
+
+        self._watch = MemoryWatch()
+        self._samples: list[list[int]] = []
         return (yield)
 
-    @hookimpl(trylast=True)
-    def swift_step_end(self, run: Run, record: StepRecord) -> None:
-        seconds = time.perf_counter() - self._since
-        batch = self._seen if self._own is None else next(self._own)
-        begin = time.perf_counter()
-        loss = self._bare.step(batch)
-        turn = {
-            "swift": {"tokens": record.tokens, "seconds": seconds, "loss": record.result.loss},
-            "bare": {"tokens": self._bare.tokens(batch), "seconds": time.perf_counter() - begin, "loss": loss},
-            "samples": self._seen,
-        }
-        _append(run, self.FILE, turn)
-        self._since = time.perf_counter()
+    @hookimpl(wrapper=True)
+    def swift_shard(self) -> Generator[None, Any, Any]:
+        state = yield
+        self._watch.mark("loading")
+        return state
+
+    @hookimpl(wrapper=True)
+    def swift_train_step(self, run: Run, batch: Batch) -> Generator[None, StepResult, StepResult]:
+        result = yield
+        self._samples.append([sample.sample_id for row in batch.rows for sample in row])
+        if batch.step + 1 == run.total_steps:
+            self._watch.mark("training")
+            content = {"samples": self._samples, "mib": self._watch.end()}
+            (run.folder / f"memory-{run.world.rank}.json").write_text(json.dumps(content))
+        return result
 
 
-def _shuffled(bare: BareLoop) -> Iterator[list[int]]:
+def _shuffled(loop: BareLoop) -> Iterator[list[int]]:
     import torch
 
     source = torch.Generator().manual_seed(0)
     while True:
-        order = torch.randperm(len(bare.samples), generator=source).tolist()
+        order = torch.randperm(len(loop.samples), generator=source).tolist()
         yield from (order[start : start + ROWS] for start in range(0, len(order) - ROWS + 1, ROWS))
 
 

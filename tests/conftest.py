@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,6 +19,9 @@ os.environ.update(
     HF_HOME=str(CACHE / "huggingface"),
     XDG_CACHE_HOME=str(CACHE),
 )
+# Hundreds of processes import the same modules: they are compiled once, whatever the machine's own setting.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_unconfigure() -> None:

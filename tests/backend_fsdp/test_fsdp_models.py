@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any]]] = {
     "kto": ("Qwen3", {}, verdicts(13), {"objective.name": "kto", **LORA}),
     "orpo, ulysses": ("Qwen3", {}, pairs(9), {"objective.name": "orpo", "parallel.ulysses": 2}),
     "gathered weights are kept": ("Qwen3", {}, ROWS, {"backend.reshard_after_forward": False, "backend.prefetch": 2}),
+    "compiled": ("Qwen3", {"num_hidden_layers": 1}, ROWS, {"train.compile": True}),
     "every second block recomputed": (
         "Qwen3",
         {"num_hidden_layers": 4},
@@ -60,6 +61,17 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Any], dict[str, Any]]] = {
         {"train.gradient_checkpointing": True, "backend.checkpoint_every": 2},
     ),
 }
+
+OF_FOUR: dict[str, dict[str, Any]] = {
+    "ulysses of four, two key-value heads": {"parallel.ulysses": 4},
+    "ulysses of four, packed": {
+        "parallel.ulysses": 4, "data.packing": True, "data.max_length": 160, "train.global_batch": 4,
+    },
+    "ulysses x fsdp": {"parallel.ulysses": 2, "parallel.dp_shard": 2},
+    "ulysses x hsdp": {"parallel.ulysses": 2, "parallel.dp_replicate": 2},
+}  # fmt: skip
+"""Of a Qwen3 with four heads, and two of keys and values."""
+CASES |= {name: ("Qwen3", {}, ROWS, changes) for name, changes in OF_FOUR.items()}
 
 
 def slug(name: str) -> str:
@@ -81,21 +93,23 @@ def job(name: str, model: Path, output: Path, backend: str) -> Callable[[], Trai
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Trained, Any]]:
-    """Each case on torch, and the answers of two processes on FSDP."""
+    """Each case on torch, and the answers of two or four processes on FSDP."""
     folder = tmp_path_factory.mktemp("models")
     models: dict[str, Path] = {}
     for name, (architecture, changes, _, _) in CASES.items():
         shape = {"num_hidden_layers": 2, **changes}
         models[name] = write_model(folder / slug(name), architecture=architecture, **shape)
-    alone = {name: job(name, models[name], folder / "out", "torch")() for name in CASES}
-    two = on_processes(2, *(job(name, models[name], folder / "out", "fsdp") for name in CASES))
-    return {name: (alone[name], answers) for name, answers in zip(CASES, two, strict=True)}
+    out = folder / "out"
+    alone = {name: job(name, models[name], out, "torch")() for name in CASES}
+    answers: dict[str, Any] = {}
+    for size, names in ((2, [name for name in CASES if name not in OF_FOUR]), (4, list(OF_FOUR))):
+        jobs = (job(name, models[name], out, "fsdp") for name in names)
+        answers |= zip(names, on_processes(size, *jobs), strict=True)
+    return {name: (alone[name], answers[name]) for name in CASES}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_of_fsdp_give_the_numbers_of_one_of_torch(
-    both: dict[str, tuple[Trained, Any]], name: str
-) -> None:
+def test_processes_of_fsdp_give_the_numbers_of_one_of_torch(both: dict[str, tuple[Trained, Any]], name: str) -> None:
     torch_run, answers = both[name]
     fsdp_run = succeeded(answers)[0]
     assert torch_run.losses[-1] < torch_run.losses[0]

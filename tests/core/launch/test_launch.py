@@ -9,7 +9,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from launched_runs import Run, noise, sft, started
+from launched_runs import Run, noise, sabotage, sft, started
 
 ROOT = Path(__file__).parents[3]
 MEETING = r"Backend +torch, (\d+) process"
@@ -25,24 +25,6 @@ def steps(folder: Path) -> list[dict[str, float]]:
     (log,) = folder.glob("output/tiny/*/logging.jsonl")
     lines = map(json.loads, log.read_text().splitlines())
     return [line for line in lines if "step" in line]
-
-
-def sabotage(folder: Path, rank: int, deed: str) -> dict[str, str]:
-    """The environment in which the process of that rank does something in its second step."""
-    script = f"""
-import os
-if os.environ.get("RANK") == "{rank}":
-    from swift.train.loop import Loop
-    whole = Loop._step
-    def step(self, number):
-        if number == 1:
-            {deed}
-        return whole(self, number)
-    Loop._step = step
-"""
-    (folder / "sabotage").mkdir()
-    (folder / "sabotage" / "sitecustomize.py").write_text(script)
-    return {"PYTHONPATH": str(folder / "sabotage")}
 
 
 def test_two_processes_train_and_one_of_them_speaks(place: Path) -> None:

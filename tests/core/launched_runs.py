@@ -110,6 +110,24 @@ def sft(*flags: str) -> list[str]:
     return [*SWIFT, "sft", "--model", "tiny", "--dataset", "data.jsonl", "--logging_steps", "1", *flags]
 
 
+def sabotage(folder: Path, rank: int, deed: str) -> dict[str, str]:
+    """The environment in which the process of that rank does something in its second step."""
+    script = f"""
+import os
+if os.environ.get("RANK") == "{rank}":
+    from swift.train.loop import Loop
+    whole = Loop._step
+    def step(self, number):
+        if number == 1:
+            {deed}
+        return whole(self, number)
+    Loop._step = step
+"""
+    (folder / "sabotage").mkdir()
+    (folder / "sabotage" / "sitecustomize.py").write_text(script)
+    return {"PYTHONPATH": str(folder / "sabotage")}
+
+
 def resume_command(output: str) -> list[str]:
     """The command that a stopped run prints, run by this interpreter."""
     (line,) = re.findall(r"^Go on: (swift .*)$", output, re.MULTILINE)

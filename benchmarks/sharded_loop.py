@@ -1,0 +1,81 @@
+"""What one writes by hand with FSDP2, and nothing else.
+
+    torchrun --nproc_per_node N -m benchmarks.sharded_loop ORDER.json    trains, prints the memory of each process
+
+Built without weights, cut block by block, each process reading its shards; otherwise the bare loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.bare_loop import BareLoop
+from benchmarks.facts import MemoryWatch
+
+
+class ShardedLoop(BareLoop):
+    """A bare loop on every process, each with samples of its own."""
+
+    def load(self, model: str | Path) -> Any:
+        """Sharded on the meta device, then given memory and the weights in a file."""
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        config = AutoConfig.from_pretrained(model, dtype=torch.float32)
+        with torch.device("meta"):
+            module: Any = AutoModelForCausalLM.from_config(config)
+        for block in module.model.layers:
+            fully_shard(block, mesh=mesh)
+        fully_shard(module, mesh=mesh, reshard_after_forward=False)
+        module.to_empty(device="cpu")
+        module.tie_weights()
+        module.model.rotary_emb = type(module.model.rotary_emb)(config)
+        with safe_open(Path(model) / "model.safetensors", "pt") as file, torch.no_grad():
+            for name, parameter in module.named_parameters():
+                whole = file.get_tensor(name)
+                parameter.copy_(distribute_tensor(whole, mesh, parameter.placements, src_data_rank=None))
+        return module
+
+    def step(self, batch: Sequence[int]) -> tuple[float, int]:
+        loss_sum, counts = self.losses(batch)
+        dist.all_reduce(counts)
+        loss = loss_sum / counts[0]
+        (loss * dist.get_world_size()).backward()  # FSDP takes the mean of gradients
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        total = loss.detach()
+        dist.all_reduce(total)
+        return total.item(), int(counts[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("order", type=Path, help="JSON: model, chats, learning_rate, batches of each process, folder")
+    order = json.loads(parser.parse_args().order.read_text())
+    dist.init_process_group("gloo")
+    from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
+
+    rank = dist.get_rank()
+    watch = MemoryWatch()
+    loop = ShardedLoop(order["model"], order["chats"], order["learning_rate"])
+    watch.mark("loading")
+    for batch in order["batches"][rank]:
+        loop.step(batch)
+    watch.mark("training")
+    (Path(order["folder"]) / f"memory-{rank}.json").write_text(json.dumps({"mib": watch.end()}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Hugging Face's Trainer with FSDP2 over the same chats, padded.
+
+    torchrun --nproc_per_node N -m benchmarks.trainer_loop ORDER.json    trains, prints when each step ended
+
+accelerate knows FSDP on accelerators only; on the CPU it would take DDP without a word. Here it is told that this is
+an FSDP run, which is all that differs from what a user of the Trainer writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from benchmarks.bare_loop import BareLoop
+from benchmarks.commands import ROWS
+
+
+class Stamps(TrainerCallback):
+    """When each step ended."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.seconds.append(time.time())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("order", type=Path, help="JSON: model, chats, learning_rate, folder")
+    order = json.loads(parser.parse_args().order.read_text())
+    loop = BareLoop(order["model"], order["chats"], order["learning_rate"])
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        input_ids, attention_mask, labels = loop.pad([(row["input_ids"], row["labels"]) for row in rows])
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+    _let_fsdp_be_on_the_cpu()
+    arguments = TrainingArguments(
+        output_dir=order["folder"],
+        use_cpu=True,
+        fsdp=True,
+        fsdp_config={"version": 2, "transformer_layer_cls_to_wrap": [type(loop.model.model.layers[0]).__name__]},
+        per_device_train_batch_size=ROWS,
+        num_train_epochs=1,
+        learning_rate=order["learning_rate"],
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        adam_beta2=0.95,
+        optim="adamw_torch_fused",
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    stamps = Stamps()
+    trainer = Trainer(
+        model=loop.model,
+        args=arguments,
+        data_collator=collate,
+        train_dataset=[{"input_ids": ids, "labels": labels} for ids, labels in loop.samples],
+        callbacks=[stamps],
+    )
+    trainer.train()
+    if trainer.accelerator.distributed_type is not DistributedType.FSDP:
+        raise SystemExit("This was not an FSDP run.")
+    if arguments.process_index == 0:
+        content = {"steps": stamps.seconds, "losses": [each["loss"] for each in trainer.state.log_history[:-1]]}
+        (Path(order["folder"]) / "trainer.json").write_text(json.dumps(content))
+
+
+def _let_fsdp_be_on_the_cpu() -> None:
+    plain = AcceleratorState.__init__
+
+    def init(self: AcceleratorState, *args: Any, fsdp_plugin: Any = None, **more: Any) -> None:
+        plain(self, *args, fsdp_plugin=fsdp_plugin, **more)
+        if fsdp_plugin is not None:
+            self.fsdp_plugin = fsdp_plugin
+            self.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState.__init__ = init
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""FSDP from the command line, as the articles and `--help` have it, and a process that dies in mid-step."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "core"))
+
+from launched_runs import SWIFT, noise, sabotage, sft, started
+
+from swift.testing.subjects import conversations, write_jsonl, write_model
+
+FSDP = ("--backend", "fsdp", "--nproc", "2")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The folder in which a command is typed."""
+    write_model(tmp_path / "tiny", num_hidden_layers=2)
+    write_jsonl(tmp_path / "data.jsonl", conversations(64))
+    return tmp_path
+
+
+def test_the_form_of_the_articles_trains_a_model_in_a_folder(place: Path) -> None:
+    command = "train --model_type ./tiny --parallel_method fsdp --lora_rank 64 --use_fp16 --dataset data.jsonl"
+    with started([*SWIFT, *command.split(), "--nproc", "2", "--max_steps", "2"], place) as run:
+        assert run.code() == 0, run.output
+        assert run.leaves_nothing()
+    assert "fsdp, 2 processes" in run.output
+    assert "Completed after 2 steps" in run.output
+    assert noise(run.output) == []
+    (adapter,) = place.glob("output/tiny/*/checkpoint-2/adapter_config.json")
+    assert '"r": 64' in adapter.read_text()
+
+
+def test_a_process_that_dies_in_mid_step_ends_the_others_and_is_named(place: Path) -> None:
+    environment = sabotage(place, 1, "os.kill(os.getpid(), 9)")
+    command = sft(*FSDP, "--train_type", "full", "--max_steps", "500", "--save_steps", "1")
+    with started(command, place, environment) as run:
+        run.until("step 1/500")
+        begin = time.monotonic()
+        assert run.code() == 1, run.output
+        assert run.leaves_nothing()
+        assert time.monotonic() - begin < 60
+    assert run.output.count("Error:") == 1
+    assert "Process 1 was killed by SIGKILL" in run.output
+    assert "step 1/500" in run.output
+    assert "checkpoint-1" in run.output
+    assert noise(run.output) == []
