@@ -2,7 +2,8 @@
 
 uv's own lock file spells out download addresses, so it stays out of the repository; what is kept is its export,
 which has names, versions, markers and hashes only. torch and the CUDA packages that nothing else needs stand apart,
-because a machine without an NVIDIA driver can do without them.
+because a machine without an NVIDIA driver can do without them; and so do packages that are built where they are
+installed, because that takes torch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "requirements"
 HEADER = "# Written by `make lock` from the pyproject.toml files. Do not edit.\n"
 WITH_TORCH = re.compile(r"(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==")
+BUILT_HERE = re.compile(r"(deepspeed)==")
 
 
 def main() -> None:
@@ -26,7 +28,8 @@ def main() -> None:
     everything = entries(export("--all-packages", "--group", "dev"))
     write("uv.txt", entries(export("--only-group", "uv")))
     write("torch.txt", [entry for entry in everything if WITH_TORCH.match(entry)])
-    write("dev.txt", [entry for entry in everything if not WITH_TORCH.match(entry)])
+    write("built.txt", [entry for entry in everything if BUILT_HERE.match(entry)])
+    write("dev.txt", [entry for entry in everything if not (WITH_TORCH.match(entry) or BUILT_HERE.match(entry))])
 
 
 def export(*what: str) -> str:

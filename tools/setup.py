@@ -79,6 +79,10 @@ def install() -> None:
     install_torch(offered, index_only=pip_settings.for_uv(offers=False))
     say("all other pins")
     uv_install(offered, "--no-deps", "--require-hashes", "--requirement", str(PINS / "dev.txt"))
+    say("what is built here: deepspeed")
+    built_here = {**offered, "DS_BUILD_OPS": "0", **({} if has_nvidia_driver() else {"DS_ACCELERATOR": "cpu"})}
+    built = ("--no-deps", "--no-build-isolation", "--require-hashes", "--requirement", str(PINS / "built.txt"))
+    uv_install(built_here, *built)
     # A package that registers no plugin yet only reserves its name.
     projects = sorted(ROOT.glob("packages/*/pyproject.toml"))
     packages = [file.parent for file in projects if "entry-points" in file.read_text(encoding="utf-8")]

@@ -57,7 +57,7 @@ def test_help_of_a_training_verb_shows_fields_in_groups_with_defaults_and_aliase
 
 
 def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it() -> None:
-    assert 'pip install "swift-core[deepspeed]"' in swift("sft", "--deepspeed", "zero3", "--help").stdout
+    assert 'pip install "swift-core[megatron]"' in swift("sft", "--parallel_method", "megatron", "--help").stdout
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,11 @@ def said(command: str) -> Parsed:
     return parse(argv, verb)
 
 
-@pytest.mark.parametrize(
-    ("command", "backend"),
-    [(ZERO3, "deepspeed"), (MEGATRON, "megatron"), (NO_DATA, "deepspeed"), (MIXED, "deepspeed")],
-)
-def test_without_its_backend_each_says_what_installs_it(command: str, backend: str) -> None:
-    with pytest.raises(PluginError, match=f"{backend!r} is not installed") as caught:
-        said(command)
+def test_without_its_backend_a_command_says_what_installs_it() -> None:
+    with pytest.raises(PluginError, match="'megatron' is not installed") as caught:
+        said(MEGATRON)
     assert caught.value.exit_code == 3
-    assert f'Run: pip install "swift-core[{backend}]"' in str(caught.value)
+    assert 'Run: pip install "swift-core[megatron]"' in str(caught.value)
 
 
 def test_deepspeed_gets_its_file(stand_ins: Path) -> None:

@@ -18,3 +18,9 @@ def local_slice(tensor: torch.Tensor) -> tuple[torch.Tensor, Region]:
     # A process without a part has an offset at the end, or beyond it.
     starts = [min(start, size) for start, size in zip(offset, tensor.shape, strict=True)]
     return local, tuple(slice(start, start + size) for start, size in zip(starts, local.shape, strict=True))
+
+
+def keep(tensor: torch.Tensor, whole: torch.Tensor) -> None:
+    """Copy this process's part of `whole` into its tensor."""
+    local, region = local_slice(tensor)
+    local.copy_(whole[region])

@@ -88,11 +88,6 @@ def check_heads(run: Run, model_config: Any) -> None:
     heads = text.num_attention_heads
     groups = getattr(text, "num_key_value_heads", None) or heads
     parallel = run.config.parallel
-    if heads % parallel.ulysses:
-        raise UnsupportedPlan(
-            f"{heads} attention heads cannot be dealt to parallel.ulysses {parallel.ulysses} processes evenly.",
-            hint=f"Choose a divisor of {heads}, or cut sequences by --parallel.cp {parallel.ulysses} instead.",
-        )
     if heads % parallel.tp or groups % parallel.tp:
         raise UnsupportedPlan(
             f"{heads} attention heads with {groups} key-value heads cannot be dealt to parallel.tp {parallel.tp} "

@@ -12,10 +12,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.utils import _pytree
 
 from swift.contracts import ModelView, Need
-from swift.toolkit import Arithmetic, ViewModule, build_optimizer, parameter_groups
-from swift_backend_fsdp.local import local_slice
-from swift_backend_fsdp.model import Hollow, fill
-from swift_backend_fsdp.sequence import SequenceView
+from swift.toolkit import Arithmetic, SequenceView, ViewModule, build_optimizer, fill, parameter_groups
+from swift_backend_fsdp.local import keep, local_slice
+from swift_backend_fsdp.model import Hollow
 from swift_backend_fsdp.tensor_parallel import cut_tensors
 from swift_backend_fsdp.topology import Meshes, meshes
 
@@ -96,7 +95,7 @@ def shard(run: Run, hollow: Hollow) -> FsdpState:
     _fully_shard(root, hollow.blocks, options, arithmetic)
     if not hollow.filled:
         _give_memory(root, "cpu" if options.offload else arithmetic.device)
-        fill(run, hollow.view.model, hollow.source)
+        fill(run, hollow.view.model, hollow.source, keep)
     with torch.no_grad():
         root(None)
     root.let_go()

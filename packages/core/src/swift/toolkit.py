@@ -22,6 +22,7 @@ from swift.models.attention import (
     varlen_attention,
 )
 from swift.models.build import build_view, compile_blocks, decoder_blocks
+from swift.models.fill import fill
 from swift.models.hollow import hollow_model
 from swift.models.names import (
     ADAPTER,
@@ -32,9 +33,11 @@ from swift.models.names import (
     canonical_parameters,
     canonical_weights,
     name_map,
+    whole_shape,
 )
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import quantized_build
+from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.tuners import adapter_config, adapters_off, apply_tuner, initial_adapter, trainable_summary
 from swift.models.view import ViewModule, causal_lm_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
@@ -53,6 +56,7 @@ __all__ = [
     "NonFiniteStep",
     "Packing",
     "Piece",
+    "SequenceView",
     "ViewModule",
     "accumulate",
     "adapter_config",
@@ -70,6 +74,7 @@ __all__ = [
     "choose_device",
     "compile_blocks",
     "decoder_blocks",
+    "fill",
     "flat_boxes",
     "hollow_model",
     "initial_adapter",
@@ -84,10 +89,12 @@ __all__ = [
     "quantized_build",
     "resolve_dtype",
     "score",
+    "sequence_attention",
     "set_learning_rate",
     "share_of_cores",
     "trainable_summary",
     "update",
     "use_attention",
     "varlen_attention",
+    "whole_shape",
 ]

@@ -1,6 +1,8 @@
-"""`swift config show | validate | schema`."""
+"""`swift config show | validate | schema`, and files to begin from that backends bring."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from swift.cli.verbs import TRAINING
 from swift.cli.words import asks_for_help
@@ -11,6 +13,7 @@ swift config show     [pt|sft|rlhf|train] [config.yaml] [flags]   the resolved c
 swift config show     ... --sample N                              and N samples as the model will see them
 swift config validate [pt|sft|rlhf|train] [config.yaml] [flags]   only whether it is right
 swift config schema                                               JSON Schema, installed plugins included
+swift config BACKEND PRESET                                       a file of that backend's own to begin from
 """
 
 
@@ -28,7 +31,11 @@ def run(_verb: str, args: list[str]) -> int:
         sys.stdout.write(show.schema_json())
         return 0
     if action not in ("show", "validate"):
-        actions = ("show", "validate", "schema")
+        presets = _presets()
+        if action in presets:
+            sys.stdout.write(_preset(action, rest, presets[action]))
+            return 0
+        actions = ("show", "validate", "schema", *presets)
         raise UsageError(f"There is no `swift config {action}`.{did_you_mean(action, actions)}", hint=USAGE)
     verb = rest.pop(0) if rest and rest[0] in TRAINING else "train"
     samples = _take_samples(rest)
@@ -43,6 +50,34 @@ def run(_verb: str, args: list[str]) -> int:
     if samples:
         show.print_samples(parsed, samples)
     return 0
+
+
+def _presets() -> dict[str, Mapping[str, str]]:
+    """Installed backend → its presets, by name, of those that have any: `presets` of the plugin."""
+    from swift.errors import PluginError
+    from swift.plugins.discover import list_plugins
+    from swift.plugins.load import load
+
+    found = {}
+    for entry in list_plugins("swift.backends"):
+        try:
+            presets = getattr(load(entry).object, "presets", None)
+        except PluginError:
+            continue  # `swift plugins` says what is wrong with it
+        if presets:
+            found[entry.name] = presets
+    return found
+
+
+def _preset(backend: str, names: list[str], presets: Mapping[str, str]) -> str:
+    if len(names) == 1 and names[0] in presets:
+        return presets[names[0]]
+    said = " ".join(names)
+    raise UsageError(
+        f"swift config {backend} takes the name of a preset{f', not {said!r}' if said else ''}."
+        f"{did_you_mean(said, presets)}",
+        hint=f"Presets: {', '.join(presets)}",
+    )
 
 
 def _take_samples(args: list[str]) -> int:

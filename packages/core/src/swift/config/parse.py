@@ -99,7 +99,6 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
     merged = merge(layers)
     notes = settle(merged)
     _name_objective(merged, verb, notes)
-    nested = nest(merged)
 
     def place(key: str) -> str:
         """Where a key, or the nearest mapping around it, was set."""
@@ -107,14 +106,13 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
             key = key.rpartition(".")[0]
         return merged[key].said if key else "configuration"
 
-    try:
-        config = Config.model_validate(nested)
-    except ValidationError as problem:
-        raise config_error(problem, place, core_fields()) from None
+    config = _validated(merged, place)
     backend = load_backend(config.backend.name)
     objective = load_objective(config.objective.name)
     _check_names(config)
     backend_options = _own_options(backend, "backend", config.backend, place)
+    if _imply(merged, backend_options):
+        config = _validated(merged, place)
     objective_options = _own_options(objective, "objective", config.objective, place)
     config = config.model_copy(
         update={
@@ -125,6 +123,41 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
     assert backend.capabilities is not None
     check_capabilities(backend.capabilities, config, objective.object(objective_options))
     return Parsed(config, backend_options, objective_options, notes, nproc)
+
+
+def _validated(merged: dict[str, Assignment], place: Callable[[str], str]) -> Config:
+    try:
+        return Config.model_validate(nest(merged))
+    except ValidationError as problem:
+        raise config_error(problem, place, core_fields()) from None
+
+
+def _imply(merged: dict[str, Assignment], options: BaseModel) -> bool:
+    """Take over what a backend's own options say of core's keys; True if that changed any.
+
+    An options model says it with a method `core_settings()`, by key: (value, where it stands). A user who typed
+    something else is shown both.
+    """
+    settings: Mapping[str, tuple[Any, str]] = getattr(options, "core_settings", dict)()
+    changed = False
+    for key, (value, said) in settings.items():
+        typed = merged.get(key)
+        if typed is None:
+            merged[key] = Assignment(value, said)
+            changed = True
+        elif not _same(typed.value, value):
+            raise ConfigError(
+                f"{typed.said} and {said} contradict each other: {key} cannot be both {typed.value!r} and {value!r}.",
+                hint="Keep one of them.",
+            )
+    return changed
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return bool(one == other)
 
 
 def _check_names(config: Config) -> None:

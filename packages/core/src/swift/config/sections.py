@@ -129,7 +129,8 @@ class TrainSection(Section):
     micro_batch: PositiveInt = Field(1, description="Rows that one process takes at a time")
     accumulation: PositiveInt = Field(1, description="Micro-batches per process and optimizer step")
     global_batch: PositiveInt | None = Field(
-        None, description="Rows per optimizer step over all processes; accumulation follows from it"
+        None,
+        description="Rows per optimizer step over all processes; accumulation, or else micro_batch, follows from it",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
     compile: bool = Field(False, description="torch.compile the model")

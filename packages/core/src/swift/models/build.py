@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,12 +24,13 @@ def build_view(
     *,
     weights: bool = True,
     attention: AttentionChoice | None = None,
-    view_class: type[ViewModule] = ViewModule,
+    view_class: Callable[..., ViewModule] = ViewModule,
 ) -> ViewModule:
     """Model → tuner → gradient checkpointing → compile → view, in this order.
 
     With `weights=False` the parameters of all but a quantised model are on the meta device, for the backend to lay out
-    and fill. `attention` is a kernel of the backend's own; by default the `model` section chooses.
+    and fill. `attention` is a kernel of the backend's own; by default the `model` section chooses. `view_class` is
+    called with the model, `attention` and `say`.
     """
     assert run.topology is not None
     config, device = run.config, run.topology.device

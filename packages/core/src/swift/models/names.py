@@ -137,7 +137,7 @@ def _canonical(
     if hasattr(model, "peft_config"):
         for memory, disk in adapter_names(model).items():
             if memory in tensors:
-                yield memory, [Piece(disk, 0, _whole_shape(tensors[memory]))], tensors[memory]
+                yield memory, [Piece(disk, 0, whole_shape(tensors[memory]))], tensors[memory]
         return
     names = name_map(model)
     for name in names.parameters():
@@ -145,7 +145,8 @@ def _canonical(
             yield name, list(names.pieces(name)), tensors[name]
 
 
-def _whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+def whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of the whole tensor of which a backend may have left a part."""
     # ZeRO-3 leaves an empty parameter behind that remembers its shape; a DTensor answers with its global one.
     return tuple(getattr(tensor, "ds_shape", tensor.shape))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.errors import ConfigError
+from swift.models.names import whole_shape
 
 if TYPE_CHECKING:
     from swift.config.sections import OptimSection, TunerSection
@@ -26,8 +27,8 @@ def parameter_groups(
 
     Weight decay falls on matrices (embeddings included), not on biases and norms: what has fewer than two dimensions.
     Under LoRA+ the B matrices learn `tuner.lora_plus_ratio` times as fast. Every group has `lr_scale`, the factor on
-    the scheduled learning rate, and `names` in the order of `params`. Hand in whole shapes: a backend whose
-    parameters are flattened groups by the shapes that they had.
+    the scheduled learning rate, and `names` in the order of `params`. Shapes are those of whole parameters,
+    wherever a backend has put their parts.
     """
     members: dict[tuple[bool, float], tuple[list[str], list[torch.nn.Parameter]]] = {}
     for name, parameter in named_parameters:
@@ -35,7 +36,7 @@ def parameter_groups(
             continue
         faster = tuner.lora_plus_ratio is not None and any(marker in name for marker in LORA_B_MARKERS)
         scale = tuner.lora_plus_ratio if faster and tuner.lora_plus_ratio is not None else 1.0
-        names, parameters = members.setdefault((parameter.ndim >= 2, scale), ([], []))
+        names, parameters = members.setdefault((len(whole_shape(parameter)) >= 2, scale), ([], []))
         names.append(name)
         parameters.append(parameter)
     return [

@@ -160,7 +160,10 @@ def _with_global_batch(config: Config, checkpoint: Path | None, data_size: int) 
             hint=f"Type --train.global_batch {-(-rows // data_size) * data_size}, or change the number of processes.",
         )
     share = rows // data_size
-    settled = {"global_batch": rows, "micro_batch": min(train.micro_batch, share)}
+    micro = train.micro_batch
+    if {"global_batch", "accumulation"} <= train.model_fields_set and "micro_batch" not in train.model_fields_set:
+        micro = -(-share // train.accumulation)
+    settled = {"global_batch": rows, "micro_batch": min(micro, share)}
     settled["accumulation"] = -(-share // settled["micro_batch"])
     return config.model_copy(update={"train": train.model_copy(update=settled)})
 

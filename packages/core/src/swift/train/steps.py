@@ -64,6 +64,7 @@ def accumulate(
     *,
     around: Callable[[bool], AbstractContextManager[Any]] = _alone,
     passes: int = 0,
+    backward: Callable[[torch.Tensor], object] = torch.autograd.backward,
 ) -> GlobalSums:
     """Forward and backward over all micro-batches. `view` is a `ViewModule`, or one that is wrapped.
 
@@ -80,7 +81,7 @@ def accumulate(
             with arithmetic.autocast():
                 losses = objective.loss(view(micro_batch, objective.needs), micro_batch)
             share = losses.loss / batch.weight if counts else losses.loss * 0.0
-            torch.autograd.backward(arithmetic.scaler.scale(share))
+            backward(arithmetic.scaler.scale(share))
         if counts:
             sums.add(losses, micro_batch)
     return sums

@@ -2,12 +2,12 @@
 
 Every process of a sequence group runs the decoder on its own part of the tokens. In attention, either each gets all
 tokens of some heads (Ulysses), or each gets the keys and values of all tokens (context parallel). What the model says
-of each token is gathered afterwards, so that objectives see whole samples on every process.
+of each token is gathered afterwards, so that objectives see whole samples on every process. For use by backends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +20,8 @@ from transformers.masking_utils import sdpa_mask
 
 from swift.contracts import Need
 from swift.errors import ModelError, UnsupportedPlan
-from swift.toolkit import (
-    VARLEN,
-    AttentionChoice,
-    Packing,
-    ViewModule,
-    causal_lm_of,
-    choose_attention,
-    packing_of,
-    varlen_attention,
-)
-from swift_backend_fsdp.topology import meshes
+from swift.models.attention import VARLEN, AttentionChoice, Packing, choose_attention, packing_of, varlen_attention
+from swift.models.view import ViewModule, causal_lm_of
 
 if TYPE_CHECKING:
     from swift.contracts import ModelView, Run
@@ -56,9 +47,20 @@ class Cut:
     """What attention notes here that it has been told of the cut."""
 
 
-def sequence_attention(run: Run, model_config: Any) -> AttentionChoice:
-    """The kernel for samples that are cut; refuses models whose attention is more than causal attention."""
+def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> AttentionChoice:
+    """The kernel for samples that are cut; refuses models whose attention is more than causal attention.
+
+    `cp` says whether the backend has context parallel to offer in place of Ulysses.
+    """
     assert run.topology is not None
+    parallel = run.config.parallel
+    heads = model_config.get_text_config().num_attention_heads
+    if heads % parallel.ulysses:
+        raise UnsupportedPlan(
+            f"{heads} attention heads cannot be dealt to parallel.ulysses {parallel.ulysses} processes evenly.",
+            hint=f"Choose a divisor of {heads}"
+            + (f", or cut sequences by --parallel.cp {parallel.ulysses} instead." if cp else "."),
+        )
     try:
         choice = choose_attention("sdpa", model_config, flat=True, device=run.topology.device)
         obstacle = "" if choice.implementation == VARLEN else choice.reason
@@ -69,7 +71,7 @@ def sequence_attention(run: Run, model_config: Any) -> AttentionChoice:
             f"{model_config.model_type} cannot be trained with sequences cut: {obstacle}",
             hint="Type --parallel.ulysses 1 --parallel.cp 1",
         )
-    ulysses = run.config.parallel.ulysses > 1
+    ulysses = parallel.ulysses > 1
     flat = run.config.data.packing or run.config.data.padding_free
     how = "all tokens of some heads on each process" if ulysses else "keys and values of all tokens on each process"
     return AttentionChoice("sdpa", ULYSSES if ulysses else GATHERED, flat, how)
@@ -80,11 +82,22 @@ class SequenceView(ViewModule):
 
     _cut: Cut | None = None
 
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        attention: AttentionChoice,
+        group: dist.ProcessGroup,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.group = group
+        """Processes that share each sample."""
+        super().__init__(model, attention=attention, say=say)
+
     def in_parts(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         """The views of a whole micro-batch, each process having computed its own part."""
-        group = meshes().sequence
         width = batch.input_ids.shape[1]
-        part, cut = _part_of(batch, group)
+        part, cut = _part_of(batch, self.group)
         self._cut = cut
         try:
             view: ModelView = self(part, needs)
@@ -97,7 +110,7 @@ class SequenceView(ViewModule):
             )
 
         def whole(values: torch.Tensor | None) -> torch.Tensor | None:
-            return None if values is None else _gather_tokens(values, group)[:, :width]
+            return None if values is None else _gather_tokens(values, self.group)[:, :width]
 
         return replace(
             view,

@@ -1,0 +1,96 @@
+"""The canonical checkpoint: every process hands over the runs of elements that it updates, as live views."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swift.checkpoint import Boxes
+from swift.toolkit import Piece, canonical_parameters, model_name, optim_name, part_boxes
+from swift_backend_deepspeed.partitions import MOMENTS, Fragment, make_moments
+
+if TYPE_CHECKING:
+    from swift.contracts import CheckpointReader, CheckpointWriter
+    from swift_backend_deepspeed.shard import DeepSpeedState
+
+
+def save(state: DeepSpeedState, writer: CheckpointWriter) -> None:
+    """Weights and optimizer state under canonical names."""
+    tensors: dict[str, torch.Tensor] = {}
+    for pieces, parameter in canonical_parameters(state.model):
+        fragment = state.partitions.fragment(parameter)
+        if fragment is not None or parameter.requires_grad:
+            tensors.update(_tensors(state, pieces, fragment, counts=_step_of(state, fragment)))
+        else:
+            tensors.update(_frozen(state, pieces, parameter))
+    writer.tensors(tensors)
+    writer.facts({"scaler": _scaler(state.engine)})
+
+
+def load(state: DeepSpeedState, reader: CheckpointReader) -> None:
+    """Make the optimizer's state where there is none yet, fill fp32 weights and state, then working weights."""
+    stored = set(reader.names())
+    tensors: dict[str, torch.Tensor] = {}
+    counts: dict[int, tuple[Fragment, torch.Tensor]] = {}
+    for pieces, parameter in canonical_parameters(state.model):
+        fragment = state.partitions.fragment(parameter)
+        if fragment is None and not parameter.requires_grad:
+            continue  # frozen: as it was read from the model
+        has_state = optim_name(pieces[0].name, MOMENTS[0]) in stored
+        count = torch.zeros((), dtype=torch.float32) if has_state else None
+        if fragment is not None and count is not None:
+            make_moments(state.partitions, fragment)
+            counts[id(fragment.owner)] = fragment, count
+        tensors.update(_tensors(state, pieces, fragment, counts=count))
+    reader.tensors(tensors)
+    for fragment, count in counts.values():
+        slots = state.partitions.optimizer.state[fragment.owner]
+        slots["step"] = count if torch.is_tensor(slots["step"]) else int(count)
+    state.partitions.refresh()
+    scale = (reader.manifest.get("facts", {}).get("scaler") or {}).get("scale")
+    if scale and state.engine.fp16_enabled():
+        state.engine.optimizer.loss_scaler.cur_scale = scale
+
+
+def _tensors(
+    state: DeepSpeedState, pieces: list[Piece], fragment: Fragment | None, *, counts: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """Weights and moments of one parameter; of all its pieces, since every process must know of every tensor."""
+    tensors: dict[str, torch.Tensor] = {}
+    slots: dict[str, Any] = {} if fragment is None else state.partitions.optimizer.state.get(fragment.owner, {})
+    for piece in pieces:
+        tensors[model_name(piece.name)] = _boxes(piece, fragment, None if fragment is None else fragment.values)
+        if counts is None:
+            continue
+        for name in MOMENTS:
+            held = fragment.moment(slots, name) if fragment is not None and name in slots else None
+            tensors[optim_name(piece.name, name)] = _boxes(piece, fragment, held)
+        tensors[optim_name(piece.name, "step")] = counts
+    return tensors
+
+
+def _boxes(piece: Piece, fragment: Fragment | None, held: torch.Tensor | None) -> Boxes:
+    boxes = [] if fragment is None or held is None else part_boxes(piece.shape, piece.start, fragment.start, held)
+    return Boxes(piece.shape, boxes, dtype=torch.float32)
+
+
+def _step_of(state: DeepSpeedState, fragment: Fragment | None) -> torch.Tensor | None:
+    """Updates so far, where there were any: the same for all that is trained."""
+    if state.step == 0:
+        return None
+    slots: list[dict[str, Any]] = list(state.partitions.optimizer.state.values())
+    if fragment is not None:
+        slots.insert(0, state.partitions.optimizer.state[fragment.owner])
+    counted = next((each["step"] for each in slots if "step" in each), state.step)
+    return torch.as_tensor(float(counted), dtype=torch.float32)
+
+
+def _frozen(state: DeepSpeedState, pieces: list[Piece], parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A weight that nobody updates, whole: full training with `tuner.freeze`."""
+    whole = state.partitions.whole(parameter).float()
+    return {model_name(piece.name): piece.view_of(whole) for piece in pieces}
+
+
+def _scaler(engine: Any) -> dict[str, Any]:
+    return {"scale": float(engine.optimizer.loss_scale)} if engine.fp16_enabled() else {}

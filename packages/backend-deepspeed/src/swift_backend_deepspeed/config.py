@@ -1,0 +1,43 @@
+"""The `backend` section when the backend is `deepspeed`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+
+from swift.config.sections import Section
+from swift_backend_deepspeed.ds_json import implied_settings, read_config
+
+DEFAULT = "zero2"
+
+
+class DeepSpeedOptions(Section):
+    """Options of the DeepSpeed backend."""
+
+    config: dict[str, Any] | str = Field(
+        default_factory=lambda: read_config(DEFAULT),
+        description="DeepSpeed's JSON: a file, or zero0, zero1, zero2, zero3, zero2_offload, zero3_offload",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
+    timeout_minutes: PositiveFloat = Field(10.0, description="How long a process waits for the others before it fails")
+    cpu_threads: PositiveInt | None = Field(
+        None, description="Threads per process on the CPU; default: the cores divided by the processes here"
+    )
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def _read(cls, said: Any) -> dict[str, Any]:
+        """The content of the file, so that a run's own configuration says all that it was made of."""
+        return read_config(said)
+
+    def core_settings(self) -> Mapping[str, tuple[Any, str]]:
+        """What the JSON says of core's own keys."""
+        return implied_settings(self.content)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The JSON itself."""
+        assert isinstance(self.config, dict)
+        return self.config

@@ -1,0 +1,302 @@
+"""DeepSpeed's JSON: read, checked for keys that nobody knows, compared with core's settings, and filled in.
+
+The file is the truth. What it says of core's settings (learning rate, precision, batch sizes, clipping) becomes those
+settings; where the user typed something else, the two are shown and the run ends. `"auto"` stands for what core says.
+This module does not import deepspeed: it is part of reading a configuration.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift.errors import ConfigError, UnsupportedPlan, did_you_mean
+from swift_backend_deepspeed.known_keys import ELSEWHERE, FREE, KNOWN, OLD_NAMES
+
+if TYPE_CHECKING:
+    from swift.config.sections import Config, TrainSection
+
+PRESETS = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+STAGES = (0, 1, 2, 3)
+AUTO = "auto"
+
+Json = dict[str, Any]
+
+
+def read_config(said: Any) -> Json:
+    """A preset, a file or a mapping → a mapping whose keys DeepSpeed knows."""
+    name = "the DeepSpeed configuration"
+    if isinstance(said, Mapping):
+        content: Any = copy.deepcopy(dict(said))
+    elif str(said) in PRESETS:
+        content = json.loads(preset_text(str(said)))
+    else:
+        name = str(said)
+        content = _read_file(Path(name))
+    if not isinstance(content, dict):
+        raise ConfigError(f"{name} holds {type(content).__name__}, not a JSON object.")
+    numbers: Json = _numbers(content)
+    check(numbers, name)
+    return numbers
+
+
+def preset_text(name: str) -> str:
+    """The file of a preset."""
+    return (resources.files("swift_backend_deepspeed") / "presets" / f"{name}.json").read_text(encoding="utf-8")
+
+
+def check(content: Json, name: str) -> None:
+    """Refuse unknown keys, stages that are none, and two precisions at once."""
+    for place, key, known in _keys(content):
+        if key not in known:
+            path = f"{place}.{key}".lstrip(".")
+            meant = OLD_NAMES.get(key)
+            suggestion = f" Did you mean {meant!r}?" if meant else did_you_mean(key, known)
+            raise ConfigError(
+                f"{name}: DeepSpeed knows no key {path!r}.{suggestion}", hint="Correct it, or leave it out."
+            )
+    stage = stage_of(content)
+    if stage not in STAGES:
+        raise ConfigError(f"{name}: zero_optimization.stage is {stage!r}; there are the stages 0, 1, 2 and 3.")
+    if is_on(content, "fp16") is True and (is_on(content, "bf16") is True or is_on(content, "bfloat16") is True):
+        raise ConfigError(f"{name}: fp16 and bf16 are both enabled.", hint="Switch one of them off.")
+    for part in ("offload_optimizer", "offload_param"):
+        device = offload_device(content, part)
+        if device not in ("none", "cpu", "nvme"):
+            raise ConfigError(f"{name}: zero_optimization.{part}.device is {device!r}; it takes none, cpu or nvme.")
+    kind = str(content.get("optimizer", {}).get("type", "AdamW")).lower()
+    if kind not in ("adam", "adamw"):
+        raise UnsupportedPlan(
+            f"{name}: optimizer.type is {content['optimizer']['type']!r}, whose state other engines cannot go on with.",
+            hint="Use AdamW, or leave the section out.",
+        )
+    schedule = content.get("scheduler", {}).get("type", AUTO)
+    if schedule not in (AUTO, *_SCHEDULES):
+        raise UnsupportedPlan(
+            f"{name}: scheduler.type {schedule!r} has no counterpart here.",
+            hint=f"Use one of {', '.join(_SCHEDULES)}, or leave the section out and type --lr_scheduler_type.",
+        )
+
+
+def stage_of(content: Json) -> Any:
+    """The ZeRO stage; without the section, 0."""
+    return content.get("zero_optimization", {}).get("stage", 0)
+
+
+def offload_device(content: Json, part: str) -> str:
+    """Where `offload_optimizer` or `offload_param` puts things."""
+    section = content.get("zero_optimization", {}).get(part) or {}
+    return str(section.get("device", "none"))
+
+
+def is_on(content: Json, section: str) -> bool | str | None:
+    """Whether a section is enabled: a switch, 'auto', or None where there is none."""
+    part = content.get(section)
+    if not isinstance(part, dict):
+        return None
+    enabled: bool | str = part.get("enabled", False)
+    return enabled
+
+
+def implied_settings(content: Json) -> Mapping[str, tuple[Any, str]]:
+    """Core's key → (value, where the JSON says it)."""
+    found: dict[str, tuple[Any, str]] = {}
+
+    def take(key: str, place: str, value: Any) -> None:
+        if value not in (None, AUTO):
+            found[key] = (value, f"DeepSpeed's {place}")
+
+    micro, accumulation = content.get("train_micro_batch_size_per_gpu"), content.get("gradient_accumulation_steps")
+    take("train.micro_batch", "train_micro_batch_size_per_gpu", micro)
+    take("train.accumulation", "gradient_accumulation_steps", accumulation)
+    take("train.global_batch", "train_batch_size", content.get("train_batch_size"))
+    take("optim.max_grad_norm", "gradient_clipping", content.get("gradient_clipping"))
+    if is_on(content, "fp16") is True:
+        take("model.dtype", "fp16.enabled", "float16")
+    if is_on(content, "bf16") is True or is_on(content, "bfloat16") is True:
+        take("model.dtype", "bf16.enabled", "bfloat16")
+    optimizer = content.get("optimizer", {}).get("params", {})
+    for key, name in (("lr", "lr"), ("eps", "eps"), ("weight_decay", "weight_decay")):
+        take(f"optim.{key}", f"optimizer.params.{name}", optimizer.get(name))
+    betas = optimizer.get("betas", AUTO)
+    if betas != AUTO:
+        take("optim.beta1", "optimizer.params.betas", betas[0])
+        take("optim.beta2", "optimizer.params.betas", betas[1])
+    found.update(_implied_schedule(content))
+    tensor_parallel = content.get("tensor_parallel", {}).get("autotp_size")
+    if tensor_parallel not in (None, 0):
+        take("parallel.tp", "tensor_parallel.autotp_size", tensor_parallel)
+    take("parallel.ulysses", "sequence_parallel_size", content.get("sequence_parallel_size"))
+    return found
+
+
+def resolved(content: Json, config: Config, *, precision: str, world: int, data_size: int) -> Json:
+    """What DeepSpeed is given: `"auto"` filled in, and what swift does itself left out."""
+    filled = copy.deepcopy(content)
+    for section in ("optimizer", "scheduler", "activation_checkpointing", "tensor_parallel", "sequence_parallel_size"):
+        filled.pop(section, None)
+    # DeepSpeed counts processes that share a sample as data parallel: the product is checked, and not used.
+    accumulation = config.train.accumulation
+    filled["train_micro_batch_size_per_gpu"] = config.train.micro_batch
+    filled["gradient_accumulation_steps"] = accumulation
+    filled["train_batch_size"] = config.train.micro_batch * accumulation * world
+    filled["gradient_clipping"] = config.optim.max_grad_norm
+    filled.pop("bfloat16", None)
+    for section, dtype in (("fp16", "float16"), ("bf16", "bfloat16")):
+        own = {key: value for key, value in filled.pop(section, {}).items() if value != AUTO}
+        if precision == dtype:
+            filled[section] = {**_precision(section, world), **own, "enabled": True}
+    # AdamW is built here, by torch or by DeepSpeed; its name is on no list of DeepSpeed's.
+    filled["zero_allow_untested_optimizer"] = True
+    filled.setdefault("steps_per_print", 10**9)
+    zero = filled.setdefault("zero_optimization", {})
+    zero["stage"] = stage_in_force(content, precision)
+    _fill_buckets(zero)
+    if config.parallel.tp > 1:
+        filled["tensor_parallel"] = {**content.get("tensor_parallel", {}), "autotp_size": config.parallel.tp}
+    if left := [place for place, value in _leaves(filled) if value == AUTO]:
+        raise ConfigError(f'DeepSpeed\'s {left[0]} is "auto", which swift has no value for.', hint="Give it a value.")
+    return filled
+
+
+def stage_in_force(content: Json, precision: str) -> int:
+    """Stage 0 keeps fp32 weights only: with 16 bits it is stage 1, whose numbers are the same."""
+    stage = int(stage_of(content))
+    return 1 if stage == 0 and precision != "float32" else stage
+
+
+def remarks(content: Json, config: Config, *, data_size: int, precision: str) -> Iterator[str]:
+    """What DeepSpeed would ignore in silence, or do otherwise than the words suggest."""
+    if "activation_checkpointing" in content and not config.train.gradient_checkpointing:
+        yield (
+            "DeepSpeed's activation_checkpointing configures checkpointing that models of transformers never call; "
+            "to recompute activations, type --gradient_checkpointing true."
+        )
+    if stage_of(content) == 0 and precision != "float32":
+        yield f"ZeRO 0 in {precision} runs as ZeRO 1: the same numbers, with less memory."
+    zero = content.get("zero_optimization", {})
+    if stage_of(content) < 3:
+        for key in zero:
+            if key.startswith("stage3_") or key == "offload_param":
+                yield f"zero_optimization.{key} has no effect below stage 3."
+    for key in ELSEWHERE.keys() & content.keys():
+        yield f"DeepSpeed's {key} has no effect: {ELSEWHERE[key]}"
+    if content.get("scheduler", {}).get("params", {}).get("warmup_type", "log") == "log" and "WarmupLR" in str(
+        content.get("scheduler", {}).get("type")
+    ):
+        yield "WarmupLR warms up in a straight line here (warmup_type log is DeepSpeed's default)."
+
+
+def check_batch(content: Json, config: Config, data_size: int) -> None:
+    """`train_batch_size` is micro-batch × accumulation × data ranks, or the run ends here."""
+    whole, train = content.get("train_batch_size"), config.train
+    given = {"micro_batch", "accumulation"} <= train.model_fields_set
+    if not isinstance(whole, int) or not given or config.checkpoint.resume is not None:
+        return
+    product = train.micro_batch * train.accumulation * data_size
+    if whole != product:
+        raise ConfigError(
+            f"DeepSpeed's train_batch_size is {whole}, but micro-batch {train.micro_batch} × accumulation "
+            f"{train.accumulation} × {data_size} data ranks is {product}.",
+            hint=f'Leave one of the three out, write "auto", or start {_ranks(whole, train)} processes.',
+        )
+
+
+def _ranks(whole: int, train: TrainSection) -> str:
+    each = train.micro_batch * train.accumulation
+    return str(whole // each) if whole % each == 0 else "another number of"
+
+
+_SCHEDULES: Mapping[str, str] = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+def _precision(section: str, world: int) -> Json:
+    if section == "bf16":
+        return {"check_grad_overflow": True}
+    # As torch's own scaler behaves: from 2^16, halved at every overflow. Losses are multiplied by the processes, of
+    # whose gradients DeepSpeed takes the mean.
+    return {"initial_scale_power": 16 - math.ceil(math.log2(world)), "hysteresis": 1}
+
+
+def _implied_schedule(content: Json) -> Mapping[str, tuple[Any, str]]:
+    scheduler = content.get("scheduler", {})
+    kind, params = scheduler.get("type", AUTO), scheduler.get("params", {})
+    if kind == AUTO:
+        return {}
+    found = {"optim.schedule": (_SCHEDULES[kind], "DeepSpeed's scheduler.type")}
+    for key, name in (("optim.warmup_steps", "warmup_num_steps"), ("optim.lr", "warmup_max_lr")):
+        value = params.get(name, AUTO)
+        if value != AUTO:
+            found[key] = (value, f"DeepSpeed's scheduler.params.{name}")
+    return found
+
+
+def _fill_buckets(zero: Json) -> None:
+    """ "auto" buckets get DeepSpeed's own defaults by being left out; whole numbers are whole numbers."""
+    for key in [key for key, value in zero.items() if value == AUTO]:
+        del zero[key]
+
+
+def _read_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(
+            f"{path} is neither a file nor a preset of DeepSpeed.{did_you_mean(str(path), PRESETS)}",
+            hint=f"Presets: {', '.join(PRESETS)}. To begin from one: swift config deepspeed zero3 > ds.json",
+        )
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{path}:{error.lineno}:{error.colno} is not JSON: {error.msg}.",
+            hint="JSON has no comments and no commas before a closing bracket.",
+        ) from None
+    except _TwiceError as error:
+        raise ConfigError(f"{path}: the key {error.args[0]!r} stands there twice.", hint="Keep one of them.") from None
+
+
+class _TwiceError(Exception):
+    pass
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Json:
+    seen: Json = {}
+    for key, value in pairs:
+        if key in seen:
+            raise _TwiceError(key)
+        seen[key] = value
+    return seen
+
+
+def _numbers(value: Any) -> Any:
+    """5e8 is a whole number where people write it."""
+    if isinstance(value, dict):
+        return {key: _numbers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_numbers(each) for each in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) >= 1000:
+        return int(value)
+    return value
+
+
+def _keys(content: Json, place: str = "") -> Iterator[tuple[str, str, frozenset[str]]]:
+    known = KNOWN.get(place)
+    if known is None:
+        return
+    for key, value in content.items():
+        yield place, key, known
+        if isinstance(value, dict) and key not in FREE:
+            yield from _keys(value, f"{place}.{key}".lstrip("."))
+
+
+def _leaves(content: Json, place: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        path = f"{place}.{key}".lstrip(".")
+        if isinstance(value, dict):
+            yield from _leaves(value, path)
+        else:
+            yield path, value

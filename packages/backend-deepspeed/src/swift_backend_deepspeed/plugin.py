@@ -1,0 +1,110 @@
+"""DeepSpeed: ZeRO in all stages, offload, AutoTP and Ulysses, from its own JSON.
+
+Every hook is one line that leads to the file where the work is done; nothing heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from swift.contracts import HOOK_API, Capabilities, Need
+from swift.hookspecs import hookimpl
+from swift_backend_deepspeed.config import DeepSpeedOptions
+from swift_backend_deepspeed.ds_json import PRESETS, preset_text
+
+if TYPE_CHECKING:
+    from swift.contracts import (
+        CheckpointReader,
+        CheckpointWriter,
+        ForwardResult,
+        ModelSource,
+        Objective,
+        Run,
+        StepResult,
+        Topology,
+        WeightStream,
+    )
+    from swift.data.batch import Batch
+    from swift_backend_deepspeed.model import Built
+    from swift_backend_deepspeed.shard import DeepSpeedState
+
+
+class DeepSpeedBackend:
+    """ZeRO 0 to 3 with offload, alone or with Ulysses."""
+
+    HOOK_API = HOOK_API
+    config_model = DeepSpeedOptions
+    presets = MappingProxyType({name: preset_text(name) for name in PRESETS})
+    """What `swift config deepspeed NAME` prints."""
+    capabilities = Capabilities(
+        parallel=frozenset({"dp_replicate", "dp_shard", "ulysses"}),
+        precisions=frozenset({"float32", "bfloat16", "float16"}),
+        tuners=frozenset({"full", "lora", "dora", "bnb-nf4", "bnb-int8"}),
+        provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.REFERENCE_LOGPS}),
+        async_checkpoint=True,
+        features=frozenset({"train.compile", "train.gradient_checkpointing"}),
+    )
+
+    @hookimpl
+    def swift_check_plan(self, run: Run) -> None:
+        from swift_backend_deepspeed.plan import check_plan
+
+        check_plan(run)
+
+    @hookimpl
+    def swift_setup(self, run: Run) -> Topology:
+        from swift_backend_deepspeed.topology import setup
+
+        return setup(run)
+
+    @hookimpl
+    def swift_wrap_model(self, run: Run, source: ModelSource) -> Built:
+        from swift_backend_deepspeed.model import build
+
+        return build(run, source)
+
+    @hookimpl
+    def swift_shard(self, run: Run, model: Built) -> DeepSpeedState:
+        from swift_backend_deepspeed.shard import shard
+
+        return shard(run, model)
+
+    @hookimpl
+    def swift_train_step(self, run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> StepResult:
+        from swift_backend_deepspeed.step import train_step
+
+        return train_step(run, state, batch, objective)
+
+    @hookimpl
+    def swift_forward(self, run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> ForwardResult:
+        from swift_backend_deepspeed.step import forward
+
+        return forward(run, state, batch, objective)
+
+    @hookimpl
+    def swift_save_checkpoint(self, state: DeepSpeedState, writer: CheckpointWriter) -> bool:
+        from swift_backend_deepspeed.checkpoint import save
+
+        save(state, writer)
+        return True
+
+    @hookimpl
+    def swift_load_checkpoint(self, state: DeepSpeedState, reader: CheckpointReader) -> bool:
+        from swift_backend_deepspeed.checkpoint import load
+
+        load(state, reader)
+        return True
+
+    @hookimpl
+    def swift_iter_weights(self, state: DeepSpeedState) -> WeightStream:
+        from swift_backend_deepspeed.weights import stream
+
+        return stream(state)
+
+    @hookimpl
+    def swift_teardown(self) -> bool:
+        from swift_backend_deepspeed.topology import teardown
+
+        teardown()
+        return True

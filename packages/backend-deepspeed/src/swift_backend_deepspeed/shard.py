@@ -1,0 +1,163 @@
+"""Handing the model to DeepSpeed: pieces, optimizer and engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from swift.toolkit import (
+    Arithmetic,
+    ViewModule,
+    build_optimizer,
+    causal_lm_of,
+    fill,
+    parameter_groups,
+    resolve_dtype,
+)
+from swift_backend_deepspeed.ds_json import offload_device, resolved
+from swift_backend_deepspeed.model import Built, EngineView, Root
+from swift_backend_deepspeed.partitions import Partitions, partitions_of
+from swift_backend_deepspeed.plan import options_of
+from swift_backend_deepspeed.topology import quiet_deepspeed, remember
+
+if TYPE_CHECKING:
+    from swift.contracts import Run
+
+
+@dataclass
+class DeepSpeedState:
+    """The training state of one process."""
+
+    engine: Any
+    view: ViewModule
+    partitions: Partitions
+    arithmetic: Arithmetic
+    stage: int
+    step: int = 0
+
+    @property
+    def model(self) -> nn.Module:
+        """The transformers (or PEFT) model itself."""
+        return self.view.model
+
+    @property
+    def answers(self) -> EngineView:
+        """The engine as a view."""
+        return EngineView(self.engine)
+
+
+def shard(run: Run, built: Built) -> DeepSpeedState:
+    """Pieces → optimizer → engine → exact fp32 weights."""
+    deepspeed = quiet_deepspeed()
+    assert run.topology is not None
+    device = torch.device(run.topology.device)
+    precision, _ = resolve_dtype(run.config.model.dtype, str(device))
+    config = resolved(
+        options_of(run).content,
+        run.config,
+        precision=precision,
+        world=run.world.size,
+        data_size=run.topology.data_size,
+    )
+    run.facts["deepspeed"] = json.dumps(config)
+    compute: torch.dtype = getattr(torch, precision)
+    view, model = built.view, built.view.model
+    root = Root(view)
+    if built.hollow:
+        _cut_and_fill(run, built, root, config, compute)
+    else:
+        _to_precision(model, compute)
+    groups = parameter_groups(model.named_parameters(), run.config.optim, run.config.tuner)
+    on_cpu = offload_device(config, "offload_optimizer") != "none"
+    if on_cpu:
+        config["zero_force_ds_cpu_optimizer"] = False
+    optimizer = build_optimizer(groups, run.config.optim, run.config.learning_rate, "cpu" if on_cpu else device)
+    engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
+    remember(engine)
+    state = DeepSpeedState(
+        engine=engine,
+        view=view,
+        partitions=partitions_of(engine),
+        # DeepSpeed has its own precision and its own scaler.
+        arithmetic=Arithmetic(device, torch.float32, torch.amp.GradScaler(device.type, enabled=False)),
+        stage=int(engine.zero_optimization_stage()),
+    )
+    if built.hollow:
+        with torch.no_grad():
+            engine.eval()
+            engine(None)
+    if compute is not torch.float32:
+        _exact_masters(run, built, state)
+    return state
+
+
+def _to_precision(model: nn.Module, compute: torch.dtype) -> None:
+    """Weights are kept in one precision, adapters too; DeepSpeed keeps fp32 copies of what is trained."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(compute)
+
+
+def _cut_and_fill(run: Run, built: Built, root: Root, config: dict[str, Any], compute: torch.dtype) -> None:
+    """Each parameter gets memory, is cut at once, and then reads its part: no process ever holds two of them whole."""
+    from deepspeed import zero
+
+    cutter = zero.Init(config_dict_or_path=config, dtype=compute)
+    cut: dict[int, nn.Parameter] = {}
+    for module in root.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in cut:
+                memory = torch.empty(parameter.shape, dtype=compute, device=cutter.local_device)
+                fresh = nn.Parameter(memory, requires_grad=parameter.requires_grad)
+                cutter._convert_to_zero_parameters([fresh])
+                cut[id(parameter)] = fresh
+                cut[id(fresh)] = fresh
+            setattr(module, name, cut[id(parameter)])
+    device = torch.device(run.topology.device if run.topology else "cpu")
+    for module in root.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+    fill(run, built.view.model, built.source, keep_part)
+    register_head(root, built.view)
+
+
+def register_head(root: Root, view: ViewModule) -> None:
+    """Root uses the head's weight without calling the head: DeepSpeed is told to gather it for root."""
+    from deepspeed import zero
+
+    head = causal_lm_of(view.model).get_output_embeddings()
+    for parameter in head.parameters() if head is not None else ():
+        zero.register_external_parameter(root, parameter)
+
+
+def keep_part(tensor: torch.Tensor, whole: torch.Tensor) -> None:
+    """This process's piece of a parameter that ZeRO 3 has cut; all of anything else."""
+    piece = getattr(tensor, "ds_tensor", None)
+    if piece is None:
+        tensor.copy_(whole)
+        return
+    start = piece.ds_numel * dist.get_rank(tensor.ds_process_group)  # type: ignore[attr-defined]  # DeepSpeed's
+    values = whole.reshape(-1)[start : start + piece.ds_numel]
+    piece.data.zero_()
+    piece.data[: values.numel()].copy_(values)
+    if tensor.numel() == whole.numel():  # small ones are kept whole beside their piece
+        tensor.data.copy_(whole.view(tensor.shape))
+
+
+@torch.no_grad()
+def _exact_masters(run: Run, built: Built, state: DeepSpeedState) -> None:
+    """DeepSpeed makes fp32 weights of the working ones; these get the digits that the working ones lost."""
+
+    def keep(tensor: torch.Tensor, whole: torch.Tensor) -> None:
+        if not isinstance(tensor, nn.Parameter):
+            return
+        fragment = state.partitions.fragment(tensor)
+        if fragment is not None:
+            fragment.values.copy_(whole.reshape(-1)[fragment.start : fragment.start + fragment.values.numel()])
+
+    fill(run, state.model, built.source, keep)

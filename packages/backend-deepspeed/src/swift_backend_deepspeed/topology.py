@@ -1,0 +1,148 @@
+"""Process group and DeepSpeed's own state around it, and which slice of each batch a process trains on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from swift.contracts import Topology
+from swift.errors import UnsupportedPlan
+from swift.toolkit import choose_device, join_group, leave_group, resolve_dtype
+from swift_backend_deepspeed.ds_json import remarks, stage_in_force
+from swift_backend_deepspeed.plan import data_size, options_of
+
+if TYPE_CHECKING:
+    from swift.contracts import Run
+
+_before: dict[str, str | None] = {}
+"""Variables that were set for DeepSpeed, and their values before."""
+_sequence: dist.ProcessGroup | None = None
+_engines: list[Any] = []
+"""Those of the run in progress, to be taken apart at its end."""
+
+
+def setup(run: Run) -> Topology:
+    """Join the group, tell DeepSpeed of it, and cut it into groups that share samples (neighbours)."""
+    global _sequence
+    options, parallel, world = options_of(run), run.config.parallel, run.world
+    device = choose_device(options.device, world, cpu_threads=options.cpu_threads)
+    precision, _ = resolve_dtype(run.config.model.dtype, str(device))
+    # DeepSpeed looks for its accelerator and its place when it is imported or first used.
+    if device.type == "cpu":
+        _set("DS_ACCELERATOR", "cpu")
+    for name, value in (("RANK", world.rank), ("LOCAL_RANK", world.local_rank), ("WORLD_SIZE", world.size)):
+        _set(name, os.environ.get(name, str(value)))
+    join_group(device, world, timeout=timedelta(minutes=options.timeout_minutes), alone=True)
+    deepspeed = quiet_deepspeed()
+    from deepspeed.accelerator import get_accelerator
+
+    name = get_accelerator().device_name()
+    if name != device.type:
+        raise UnsupportedPlan(
+            f"DeepSpeed was imported for {name}, and this run is on {device.type}.",
+            hint=f"Set DS_ACCELERATOR={device.type} before Python starts.",
+        )
+    if precision == "float16" and device.type == "cpu":
+        # DeepSpeed asks for processors that have float16 in hardware; torch computes it on all of them.
+        get_accelerator().is_fp16_supported = lambda: True
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
+    slices = data_size(run)
+    sharing = world.size // slices
+    if parallel.ulysses > 1:
+        for first in range(0, world.size, parallel.ulysses):
+            group: Any = dist.new_group(list(range(first, first + parallel.ulysses)))
+            if first <= world.rank < first + parallel.ulysses:
+                _sequence = group
+    for remark in remarks(options.content, run.config, data_size=slices, precision=precision):
+        run.say(remark)
+    layout = {"zero": stage_in_force(options.content, precision), "dp": slices}
+    if parallel.ulysses > 1:
+        layout["ulysses"] = parallel.ulysses
+    if parallel.tp > 1:
+        layout["tp"] = parallel.tp
+    return Topology(world=world, data_rank=world.rank // sharing, data_size=slices, device=str(device), layout=layout)
+
+
+def sequence_group() -> dist.ProcessGroup:
+    """The processes that share each sample with this one."""
+    assert _sequence is not None
+    return _sequence
+
+
+def quiet_deepspeed() -> Any:
+    """DeepSpeed, imported; its log says what goes wrong, and nothing else."""
+    # It calls collectives by the names that they had before torch 2.13.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    return deepspeed
+
+
+def remember(engine: Any) -> None:
+    """An engine is to be taken apart at the end."""
+    _engines.append(engine)
+
+
+def teardown() -> None:
+    """Leave the groups, and DeepSpeed as it was found."""
+    global _sequence
+    _sequence = None
+    import deepspeed
+
+    while _engines:
+        _take_apart(_engines.pop())
+    _forget_groups()
+    leave_group()
+    deepspeed.comm.comm.cdb = None
+    for name, value in _before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _before.clear()
+
+
+def _take_apart(engine: Any) -> None:
+    """Autograd holds on to parameters whose hooks lead back to them; through these, ZeRO 3 holds all the rest."""
+    from deepspeed.runtime.zero import parameter_offload
+
+    module, optimizer = engine.module, engine.optimizer
+    engine.destroy()
+    parameter_offload.FWD_MODULE_STACK.clear()
+    if not hasattr(optimizer, "parameter_offload"):
+        return
+    for each in module.modules():
+        for hooks in (each._forward_hooks, each._forward_pre_hooks, each._backward_hooks):
+            hooks.clear()
+    for parameter in module.parameters():
+        vars(parameter).clear()
+        parameter.data = parameter.data.new_empty(0)
+    vars(optimizer.parameter_offload).clear()
+    vars(optimizer).clear()
+
+
+def _set(name: str, value: str) -> None:
+    _before.setdefault(name, os.environ.get(name))
+    os.environ[name] = value
+
+
+def _forget_groups() -> None:
+    """DeepSpeed keeps groups in variables of a module, for the life of the process."""
+    from deepspeed.utils import groups
+
+    for name, value in list(vars(groups).items()):
+        if not name.startswith("_") or name.startswith("__") or callable(value):
+            continue
+        if isinstance(value, dist.ProcessGroup):
+            setattr(groups, name, None)
+        elif isinstance(value, dict):
+            value.clear()
+    groups.mpu = None
+    groups.mesh_device = None

@@ -1,0 +1,16 @@
+"""The canonical stream of weights: each tensor is gathered for itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift.toolkit import canonical_weights
+
+if TYPE_CHECKING:
+    from swift.contracts import WeightStream
+    from swift_backend_deepspeed.shard import DeepSpeedState
+
+
+def stream(state: DeepSpeedState) -> WeightStream:
+    """Collective: every process reads it to its end."""
+    return canonical_weights(state.model, state.partitions.whole)

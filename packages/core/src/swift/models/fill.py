@@ -1,0 +1,82 @@
+"""Reading weights into a model that is laid out already: each process keeps its part. For use by backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swift.models.names import ADAPTER, adapter_names, base_model, name_map, whole_shape
+from swift.models.tuners import initial_adapter
+
+if TYPE_CHECKING:
+    from swift.contracts import ModelSource, Run
+
+Keep = Callable[[torch.Tensor, torch.Tensor], None]
+"""Copies this process's part of a whole tensor into a tensor of the model."""
+
+
+@torch.no_grad()
+def fill(run: Run, model: torch.nn.Module, source: ModelSource, keep: Keep) -> None:
+    """Read weights one after the other, and keep this process's part of each. No process ever holds all of them."""
+    names = name_map(model)
+    copies = _copies(model)
+    for name in names.parameters():
+        whole = torch.empty(whole_shape(copies[name][0]), dtype=copies[name][0].dtype)
+        for piece in names.pieces(name):
+            piece.view_of(whole).copy_(source.read(piece.name))
+        for parameter in copies[name]:
+            keep(parameter, whole)
+        _start_magnitude(model, name, whole, keep)
+    if hasattr(model, "peft_config"):
+        _fill_adapters(run, model, keep)
+
+
+def _copies(model: torch.nn.Module) -> dict[str, list[torch.Tensor]]:
+    """Name in the transformers model → the tensors that begin with its value: PEFT keeps copies of some modules."""
+    base = base_model(model)
+    found: dict[str, list[torch.Tensor]] = {}
+    both = (base.named_parameters(remove_duplicate=False), base.named_buffers(remove_duplicate=False))
+    for tensors in both:
+        for name, tensor in tensors:
+            for wrapper in (".base_layer", ".original_module", f".modules_to_save.{ADAPTER}"):
+                name = name.replace(wrapper, "")
+            found.setdefault(name, []).append(tensor)
+    return found
+
+
+def _fill_adapters(run: Run, model: torch.nn.Module, keep: Keep) -> None:
+    tuner = run.config.tuner
+    given = _given(tuner.adapter) if tuner.adapter is not None else {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for memory, disk in adapter_names(model).items():
+        if memory not in parameters:
+            continue
+        parameter = parameters[memory]
+        if disk in given:
+            keep(parameter, given[disk])
+        elif ".lora_A." in memory or ".lora_B." in memory or ".lora_embedding_" in memory:
+            keep(
+                parameter, initial_adapter(disk, torch.Size(whole_shape(parameter)), tuner, seed=run.config.train.seed)
+            )
+
+
+def _given(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    tensors: dict[str, torch.Tensor] = load_file(folder / "adapter_model.safetensors")
+    return tensors
+
+
+def _start_magnitude(model: torch.nn.Module, name: str, whole: torch.Tensor, keep: Keep) -> None:
+    """DoRA's magnitudes begin as the norms of the rows of the weight that they scale; B is zero then."""
+    module_name = name.removesuffix(".weight")
+    try:
+        module: Any = base_model(model).get_submodule(module_name)
+    except AttributeError:
+        return
+    vectors = getattr(module, "lora_magnitude_vector", None)
+    if vectors is not None and ADAPTER in vectors:
+        keep(vectors[ADAPTER].weight, torch.linalg.norm(whole.float(), dim=1))
