@@ -14,6 +14,7 @@ PARTS = {
     "chunked_loss": "memory of the loss at a vocabulary of 152k",
     "start_up": "time to the first step, phase by phase",
     "fsdp": "speed and memory of FSDP against FSDP2 by hand and the Trainer's, and long sequences",
+    "deepspeed": "speed and memory of DeepSpeed against deepspeed.initialize by hand and the Trainer's",
     "ms_swift": "speed and start-up against ms-swift, in an environment of its own",
 }
 """Modules of this package, in the order in which they run."""

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def swift_run(
-    name: str, *arguments: str, observers: Sequence[str] = (), model: Path = MODEL, data: Path = CHATS
+    name: str,
+    *arguments: str,
+    observers: Sequence[str] = (),
+    model: Path = MODEL,
+    data: Path = CHATS,
+    variables: Mapping[str, str] | None = None,
 ) -> Path:
     """Train with `swift sft` and its usual observers beside `observers`; answers the run's folder."""
     shutil.rmtree(RUNS / model.name / name, ignore_errors=True)
@@ -50,7 +55,7 @@ def swift_run(
     place = ["--output_dir", str(RUNS), "--logging.run_name", name, "--report_to", *reports]
     python_path = os.pathsep.join([str(plugin_folder()), str(ROOT)])
     command = [SWIFT, "sft", "--model", str(model), "--dataset", str(data), *TRAINING, *arguments, *place]
-    call(command, environment(PYTHONPATH=python_path))
+    call(command, environment(PYTHONPATH=python_path, **(variables or {})))
     return RUNS / model.name / name
 
 
@@ -63,6 +68,7 @@ def plugin_folder() -> Path:
     names = {
         "loop-in-turn": "LoopInTurn",
         "sharded-loop-in-turn": "ShardedLoopInTurn",
+        "deepspeed-loop-in-turn": "DeepSpeedLoopInTurn",
         "memory-of-each": "MemoryOfEach",
         "stopwatch": "Stopwatch",
     }

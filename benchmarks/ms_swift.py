@@ -35,6 +35,7 @@ MS_SWIFT_TRAINING = (
     "--gradient_accumulation_steps", "1",
     "--use_hf", "true", "--num_train_epochs", "1", "--logging_steps", "1", "--split_dataset_ratio", "0",
 )  # fmt: skip
+COMPILED = ("--train.compile", "true")
 WITHOUT_RECOMPUTING = ("--gradient_checkpointing", "false")
 OURS = (
     "sft", "--model", str(MODEL), *TRAINING, "--dataset", str(SOME_CHATS), "--num_train_epochs", "1",
@@ -50,6 +51,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     take_chats(64)
     _ms_swift()
     _swift("packed", PACKED)
+    _swift("packed-compiled", (*PACKED, *COMPILED))
     take_chats(96 if quick else 480)
     tokens = _tokens()
     runs = [
@@ -58,6 +60,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
             "padded": _swift("padded", PADDED),
             "ms-swift, nothing recomputed": _ms_swift(*WITHOUT_RECOMPUTING),
             "packed": _swift("packed", PACKED),
+            "packed, compiled": _swift("packed-compiled", (*PACKED, *COMPILED)),
         }
         for _ in range(rounds)
     ]
@@ -69,6 +72,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     first = median(run["packed"].first_step / run["ms-swift"].first_step for run in runs)
     figures = [
         Figure("real tokens/s over ms-swift's, packed", speed("packed"), at_least=3.0),
+        Figure("real tokens/s over ms-swift's, packed and compiled", speed("packed, compiled"), at_least=3.0),
         Figure("real tokens/s over ms-swift's, padded alike", speed("padded")),
         Figure("the same, nothing recomputed by either, packed", speed("packed", "ms-swift, nothing recomputed")),
         Figure("the same, nothing recomputed by either, padded", speed("padded", "ms-swift, nothing recomputed")),

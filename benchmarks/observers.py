@@ -73,6 +73,17 @@ class ShardedLoopInTurn(LoopInTurn):
         return ShardedLoop(config.model.path or "", config.data.train[0], config.learning_rate)
 
 
+class DeepSpeedLoopInTurn(LoopInTurn):
+    """The same with an engine of DeepSpeed, made by hand from the JSON of the run."""
+
+    def make(self, run: Run) -> BareLoop:
+        from benchmarks.deepspeed_loop import DeepSpeedLoop
+
+        config = run.config
+        DeepSpeedLoop.config = getattr(run.backend_options, "config", {})
+        return DeepSpeedLoop(config.model.path or "", config.data.train[0], config.learning_rate)
+
+
 class MemoryOfEach:
     """What each process takes beyond what it had before the model: while weights are read, in training, between steps.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,18 @@ class ShardedLoop(BareLoop):
         return total.item(), int(counts[1])
 
 
-def main() -> None:
+def run(kind: type[BareLoop], prepare: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
+    """Train on the batches of an order, and note this process's memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("order", type=Path, help="JSON: model, chats, learning_rate, batches of each process, folder")
     order = json.loads(parser.parse_args().order.read_text())
     dist.init_process_group("gloo")
+    prepare(order)
     from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
 
     rank = dist.get_rank()
     watch = MemoryWatch()
-    loop = ShardedLoop(order["model"], order["chats"], order["learning_rate"])
+    loop = kind(order["model"], order["chats"], order["learning_rate"])
     watch.mark("loading")
     for batch in order["batches"][rank]:
         loop.step(batch)
@@ -78,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(ShardedLoop)

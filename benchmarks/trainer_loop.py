@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with FSDP2 over the same chats, padded.
+"""Hugging Face's Trainer with FSDP2 or DeepSpeed over the same chats, padded.
 
     torchrun --nproc_per_node N -m benchmarks.trainer_loop ORDER.json    trains, prints when each step ended
 
@@ -43,12 +43,19 @@ def main() -> None:
         input_ids, attention_mask, labels = loop.pad([(row["input_ids"], row["labels"]) for row in rows])
         return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
-    _let_fsdp_be_on_the_cpu()
+    config = order.get("deepspeed")
+    engine: dict[str, Any] = {"deepspeed": {**config, "zero_allow_untested_optimizer": True}} if config else {}
+    if not config:
+        _let_fsdp_be_on_the_cpu()
+        block = type(loop.model.model.layers[0]).__name__
+        engine = {
+            "use_cpu": True,
+            "fsdp": True,
+            "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": [block]},
+        }
     arguments = TrainingArguments(
         output_dir=order["folder"],
-        use_cpu=True,
-        fsdp=True,
-        fsdp_config={"version": 2, "transformer_layer_cls_to_wrap": [type(loop.model.model.layers[0]).__name__]},
+        **engine,
         per_device_train_batch_size=ROWS,
         num_train_epochs=1,
         learning_rate=order["learning_rate"],
@@ -70,8 +77,9 @@ def main() -> None:
         callbacks=[stamps],
     )
     trainer.train()
-    if trainer.accelerator.distributed_type is not DistributedType.FSDP:
-        raise SystemExit("This was not an FSDP run.")
+    wanted = DistributedType.DEEPSPEED if config else DistributedType.FSDP
+    if trainer.accelerator.distributed_type is not wanted:
+        raise SystemExit(f"This was not a run of {wanted}, but of {trainer.accelerator.distributed_type}.")
     if arguments.process_index == 0:
         content = {"steps": stamps.seconds, "losses": [each["loss"] for each in trainer.state.log_history[:-1]]}
         (Path(order["folder"]) / "trainer.json").write_text(json.dumps(content))

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from swift.errors import TrainingError
 from swift.toolkit import NonFiniteStep, accumulate, score, set_learning_rate
+from swift_backend_deepspeed.advice import to_save_memory
+from swift_backend_deepspeed.plan import options_of
 
 if TYPE_CHECKING:
     from swift.contracts import ForwardResult, Objective, Run, StepResult
@@ -19,6 +22,15 @@ if TYPE_CHECKING:
 
 
 def train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> StepResult:
+    """One step; where memory does not suffice, the error says what to lower."""
+    try:
+        return _train_step(run, state, batch, objective)
+    except torch.OutOfMemoryError as error:
+        advice = to_save_memory(run.config, options_of(run).content)
+        raise TrainingError(f"Step {state.step + 1} did not fit into memory: {error}", hint=advice) from None
+
+
+def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> StepResult:
     """Micro-batches through the engine; it adds up, clips and updates when it is told that the last one is through."""
     assert run.schedule is not None
     assert run.topology is not None

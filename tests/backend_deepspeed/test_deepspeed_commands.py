@@ -1,0 +1,147 @@
+"""DeepSpeed from the command line with a file of the articles, a process that dies, and plans that are refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "core"))
+
+from launched_runs import SWIFT, noise, sabotage, sft, started
+from processes import on_processes
+from tiny_runs import run_training
+
+from swift.errors import ConfigError, TrainingError, UnsupportedPlan
+from swift.testing.subjects import conversations, write_jsonl, write_model
+
+ARTICLE = {
+    "train_batch_size": 16,
+    "gradient_accumulation_steps": 4,
+    "optimizer": {"type": "AdamW", "params": {"lr": 2e-5, "weight_decay": 0.01}},
+    "fp16": {"enabled": True},
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu"},
+        "overlap_comm": True,
+        "reduce_bucket_size": 5e8,
+        "stage3_prefetch_bucket_size": 5e8,
+        "stage3_param_persistence_threshold": 1e6,
+    },
+    "activation_checkpointing": {"cpu_checkpointing": True},
+}
+"""With a smaller batch."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The folder in which a command is typed."""
+    write_model(tmp_path / "tiny", num_hidden_layers=2)
+    write_jsonl(tmp_path / "data.jsonl", conversations(64))
+    (tmp_path / "ds_config_zero3.json").write_text(json.dumps(ARTICLE))
+    return tmp_path
+
+
+def test_the_form_of_the_articles_trains_and_goes_on_with_another_backend(place: Path) -> None:
+    command = "sft --model_type ./tiny --dataset data.jsonl --deepspeed ds_config_zero3.json --nproc 2 --max_steps 2"
+    with started([*SWIFT, *command.split(), "--logging_steps", "1"], place) as run:
+        assert run.code() == 0, run.output
+        assert run.leaves_nothing()
+    for expected in ("deepspeed, 2 processes", "float16", "--gradient_checkpointing true", "Completed after 2 steps"):
+        assert expected in run.output, run.output
+    assert noise(run.output) == []
+    (folder,) = place.glob("output/tiny/v*")
+    args = json.loads((folder / "args.json").read_text())
+    settings = args.get("config", args)
+    assert settings["train"]["micro_batch"] == 2
+    assert settings["optim"]["lr"] == 2e-5
+    onward = "sft --model ./tiny --dataset data.jsonl --backend torch --torch_dtype float32 --max_steps 4"
+    onward += f" --optim.lr 2e-5 --optim.weight_decay 0.01 --resume_from_checkpoint {folder / 'checkpoint-2'}"
+    with started([*SWIFT, *onward.split()], place) as run:
+        assert run.code() == 0, run.output
+    assert "at step 2 of 4" in run.output
+
+
+def test_a_process_that_dies_in_mid_step_ends_the_others_and_is_named(place: Path) -> None:
+    environment = sabotage(place, 1, "os.kill(os.getpid(), 9)")
+    command = sft("--deepspeed", "zero2", "--nproc", "2", "--max_steps", "500", "--save_steps", "1")
+    with started(command, place, environment) as run:
+        run.until("step 1/500")
+        begin = time.monotonic()
+        assert run.code() == 1, run.output
+        assert run.leaves_nothing()
+        assert time.monotonic() - begin < 60
+    assert run.output.count("Error:") == 1
+    assert "Process 1 was killed by SIGKILL" in run.output
+    assert "checkpoint-1" in run.output
+    assert noise(run.output) == []
+
+
+LORA = {"tuner.kind": "lora"}
+BATCH = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}
+NVME = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "more shards than processes": ({"parallel.dp_shard": 4}, "takes 4 processes, but 2 were started"),
+    "ulysses beyond the processes": ({"parallel.ulysses": 4}, "takes 4 processes, but 2 were started"),
+    "quantised under zero 3": (
+        {**LORA, "tuner.quantize": "bnb-nf4", "backend.config": "zero3"},
+        "flat pieces, which bnb-nf4 cannot be cut into",
+    ),
+    "adafactor": ({"optim.name": "adafactor"}, "adafactor needs whole tensors"),
+    "nvme": ({"backend.config": NVME}, "to nvme is not offered yet"),
+    "offload without a stage": (
+        {"backend.config": {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}},
+        "needs a ZeRO stage from 1",
+    ),
+    "batch": ({"backend.config": BATCH}, "train_batch_size is 64, but micro-batch 4 × accumulation 4 × 2 data ranks"),
+}
+
+
+def test_plans_are_refused_with_the_reason_and_what_to_type(place: Path) -> None:
+    odd = write_model(place / "odd", num_hidden_layers=1, num_attention_heads=3, num_key_value_heads=1)
+    jobs = [(place / "tiny", changes) for changes, _ in REFUSED.values()]
+    said = [reason for _, reason in REFUSED.values()]
+    jobs.append((odd, {"parallel.ulysses": 2}))
+    said.append("3 attention heads cannot be dealt to parallel.ulysses 2")
+
+    def job(folder: Path, changes: dict[str, Any]) -> Any:
+        settings = {"backend.name": "deepspeed", **changes}
+        return lambda: run_training(folder, place / "out", conversations(9), settings)
+
+    for answers, reason in zip(on_processes(2, *(job(*each) for each in jobs), fresh=True), said, strict=True):
+        for answer in answers:
+            assert isinstance(answer, UnsupportedPlan | ConfigError), answer
+            assert reason in answer.message
+            assert answer.hint
+    assert not (place / "out").exists()
+
+
+def test_what_does_not_fit_into_memory_names_the_settings_in_force(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def too_much(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def job() -> Any:
+        import swift_backend_deepspeed.step as step
+
+        monkeypatch.setattr(step, "accumulate", too_much)
+        settings = {"backend.name": "deepspeed", "backend.config": "zero2", "train.micro_batch": 4}
+        return run_training(place / "tiny", place / "out", conversations(9), settings)
+
+    ((answer,),) = on_processes(1, job, fresh=True)
+    assert isinstance(answer, TrainingError), answer
+    for expected in (
+        "2.00 GiB",
+        "--train.micro_batch 4",
+        "reduce_bucket_size 500,000,000",
+        "zero3",
+        "offload_optimizer",
+    ):
+        assert expected in str(answer)

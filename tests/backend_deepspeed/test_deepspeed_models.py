@@ -1,0 +1,68 @@
+"""DeepSpeed on architectures and adapters beyond the kit's, against the torch backend on one process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "core"))
+
+from against_torch import GPT2, LORA, MOE, PACKED, WIDE, Pair, assert_equal, run_pairs
+from tiny_runs import pairs, verdicts
+
+TWO, THREE = {"backend.config": "zero2"}, {"backend.config": "zero3"}
+TIED = {"tie_word_embeddings": True}
+
+PAIRS = {
+    "llama, zero 3": Pair("Llama", {}, THREE),
+    "gemma, zero 3": Pair("Gemma", TIED, THREE),
+    "gemma, zero 2": Pair("Gemma", TIED, TWO),
+    "gpt-2, zero 3": Pair("GPT2", GPT2, THREE),
+    "qwen2, with biases, zero 1": Pair("Qwen2", {}, {"backend.config": "zero1"}),
+    "qwen3-moe, zero 3": Pair("Qwen3Moe", MOE, THREE),
+    "qwen3-moe, lora, zero 2": Pair("Qwen3Moe", MOE, {**LORA, **TWO}),
+    "mistral, ulysses, zero 2": Pair("Mistral", {"sliding_window": 16}, {"parallel.ulysses": 2, **TWO}),
+    "bnb-nf4, zero 2": Pair("Qwen3", WIDE, {**LORA, "tuner.quantize": "bnb-nf4", **TWO}),
+    "frozen by pattern, zero 3": Pair(settings={"tuner.freeze": ["*embed_tokens*", "*.layers.0.*"], **THREE}),
+    "modules to save, zero 3": Pair(settings={**LORA, "tuner.modules_to_save": ["lm_head"], **THREE}),
+    "lora+, zero 2": Pair(settings={**LORA, "tuner.lora_plus_ratio": 4.0, **TWO}),
+    "kto, zero 3": Pair(settings={"objective.name": "kto", **LORA, **THREE}, rows=verdicts(13)),
+    "orpo, zero 2": Pair(settings={"objective.name": "orpo", **TWO}, rows=pairs(9)),
+    "small buckets, zero 3": Pair(
+        settings={
+            "backend.config": {
+                "zero_optimization": {
+                    "stage": 3,
+                    "reduce_bucket_size": 3000,
+                    "stage3_prefetch_bucket_size": 2000,
+                    "stage3_param_persistence_threshold": 0,
+                    "overlap_comm": True,
+                    "contiguous_gradients": True,
+                }
+            }
+        }
+    ),
+    "compiled, zero 2": Pair("Qwen3", {"num_hidden_layers": 1}, {"train.compile": True, **TWO}),
+    "ulysses of four, packed, zero 3": Pair(settings={"parallel.ulysses": 4, **PACKED, **THREE}, processes=4),
+}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    before = os.environ.get("DS_ACCELERATOR")
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed  # noqa: F401  # once, for all processes
+
+    yield run_pairs(tmp_path_factory.mktemp("models"), PAIRS, "deepspeed", fresh=True)
+    if before is None:
+        del os.environ["DS_ACCELERATOR"]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_processes_of_deepspeed_give_the_numbers_of_one_of_torch(both: dict[str, Any], name: str) -> None:
+    assert_equal(both[name])

@@ -1,0 +1,75 @@
+"""Runs of a backend on several processes beside runs of the torch backend on one: what the kit's models don't have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import on_processes, succeeded
+from tiny_runs import Trained, conversations, run_training
+
+from swift.testing.subjects import write_model
+
+ROWS = conversations(13)
+COMMON = {"train.global_batch": 8, "train.micro_batch": 4, "train.max_steps": 4, "optim.eps": 1e-6}
+LORA = {"tuner.kind": "lora", "tuner.dropout": 0.0, "optim.lr": 5e-3}
+PACKED = {"data.packing": True, "data.max_length": 160, "train.global_batch": 4}
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "initializer_range": 0.02}
+"""Wide enough for matrices to be quantised in blocks."""
+GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "tie_word_embeddings": True}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One model and data set, trained on both."""
+
+    architecture: str = "Qwen3"
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rows: Sequence[Any] = tuple(ROWS)
+    processes: int = 2
+
+    def run(self, name: str, model: Path, output: Path, backend: str) -> Trained:
+        """Train; the torch backend gets no plan and no options of another."""
+        mine = {key: each for key, each in self.settings.items() if not key.startswith(("parallel.", "backend."))}
+        chosen = {**COMMON, **(mine if backend == "torch" else self.settings)}
+        chosen |= {"backend.name": backend, "logging.run_name": f"{slug(name)}-{backend}"}
+        return run_training(model, output, list(self.rows), chosen, validation=list(self.rows[:3]))
+
+
+def slug(name: str) -> str:
+    return re.sub(r"\W+", "-", name)
+
+
+def run_pairs(
+    folder: Path, pairs: Mapping[str, Pair], backend: str, *, fresh: bool = False
+) -> dict[str, tuple[Trained, list[Any]]]:
+    """Each pair on torch, and the answers of the backend's processes."""
+    models = {
+        name: write_model(folder / slug(name), architecture=pair.architecture, **{"num_hidden_layers": 2, **pair.shape})
+        for name, pair in pairs.items()
+    }
+    out = folder / "out"
+    alone = {name: pair.run(name, models[name], out, "torch") for name, pair in pairs.items()}
+    answers: dict[str, list[Any]] = {}
+    for size in sorted({pair.processes for pair in pairs.values()}):
+        names = [name for name, pair in pairs.items() if pair.processes == size]
+        jobs = [partial(pairs[name].run, name, models[name], out, backend) for name in names]
+        answers |= zip(names, on_processes(size, *jobs, fresh=fresh), strict=True)
+    return {name: (alone[name], answers[name]) for name in pairs}
+
+
+def assert_equal(both: tuple[Trained, list[Any]]) -> None:
+    """Losses, gradient norms and evaluation are the same."""
+    torch_run, answers = both
+    other = succeeded(answers)[0]
+    assert torch_run.losses[-1] < torch_run.losses[0]
+    assert other.losses == pytest.approx(torch_run.losses, rel=1e-5)
+    assert other.grad_norms == pytest.approx(torch_run.grad_norms, rel=1e-4)
+    assert other.lines[4]["eval_loss"] == pytest.approx(torch_run.lines[4]["eval_loss"], rel=1e-5)
