@@ -40,6 +40,7 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
     moe = write_model(tmp_path / "moe", architecture="Qwen3Moe", num_hidden_layers=1, **MOE)
     gpt = tmp_path / "gpt2"
     write_model(gpt, architecture="GPT2", n_embd=64, n_head=4, n_layer=1)
+    empty = write_model(tmp_path / "empty", num_hidden_layers=0)
     capped = write_model(tmp_path / "capped", architecture="Gemma2", num_hidden_layers=1)
     jobs = [(model, changes) for changes, _ in REFUSED.values()]
     said = [reason for _, reason in REFUSED.values()]
@@ -49,6 +50,7 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
         (moe, {"parallel.tp": 2}),
         (gpt, {"parallel.tp": 2}),
         (capped, {"parallel.cp": 2}),
+        (empty, {}),
     ]
     said += [
         "3 attention heads cannot be dealt to parallel.ulysses 2",
@@ -56,6 +58,7 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
         "which this backend cannot do",
         "has no plan for tensor parallel",
         "cannot be trained with sequences cut",
+        "has no list of decoder blocks",
     ]
 
     def job(folder: Path, changes: dict[str, Any]) -> Any:
