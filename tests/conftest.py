@@ -19,6 +19,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     HF_HOME=str(CACHE / "huggingface"),
     XDG_CACHE_HOME=str(CACHE),
+    TORCHINDUCTOR_CACHE_DIR=str(CACHE / "inductor"),
 )
 # Hundreds of processes import the same modules: they are compiled once, whatever the machine's own setting.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -55,10 +55,9 @@ def test_the_form_of_the_articles_trains_and_goes_on_with_another_backend(place:
         assert expected in run.output, run.output
     assert noise(run.output) == []
     (folder,) = place.glob("output/tiny/v*")
-    args = json.loads((folder / "args.json").read_text())
-    settings = args.get("config", args)
-    assert settings["train"]["micro_batch"] == 2
-    assert settings["optim"]["lr"] == 2e-5
+    settings = json.loads((folder / "args.json").read_text())
+    assert settings["train.micro_batch"] == 2
+    assert settings["optim.lr"] == 2e-5
     onward = "sft --model ./tiny --dataset data.jsonl --backend torch --torch_dtype float32 --max_steps 4"
     onward += f" --optim.lr 2e-5 --optim.weight_decay 0.01 --resume_from_checkpoint {folder / 'checkpoint-2'}"
     with started([*SWIFT, *onward.split()], place) as run:

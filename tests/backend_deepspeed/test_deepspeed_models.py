@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 
-from against_torch import GPT2, LORA, MOE, PACKED, WIDE, Pair, assert_equal, run_pairs
+from against_torch import COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Pair, assert_equal, run_pairs
 from tiny_runs import pairs, verdicts
 
 TWO, THREE = {"backend.config": "zero2"}, {"backend.config": "zero3"}
@@ -47,7 +48,7 @@ PAIRS = {
             }
         }
     ),
-    "compiled, zero 2": Pair("Qwen3", {"num_hidden_layers": 1}, {"train.compile": True, **TWO}),
+    "compiled, zero 2": replace(COMPILED, settings={**COMPILED.settings, **TWO}),
     "ulysses of four, packed, zero 3": Pair(settings={"parallel.ulysses": 4, **PACKED, **THREE}, processes=4),
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 
-from against_torch import GPT2, LORA, MOE, PACKED, WIDE, Pair, assert_equal, run_pairs
+from against_torch import COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Pair, assert_equal, run_pairs
 from tiny_runs import pairs, verdicts
 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -39,7 +39,7 @@ PAIRS = {
     "kto": Pair(settings={"objective.name": "kto", **LORA}, rows=verdicts(13)),
     "orpo, ulysses": Pair(settings={"objective.name": "orpo", "parallel.ulysses": 2}, rows=pairs(9)),
     "gathered weights are kept": Pair(settings={"backend.reshard_after_forward": False, "backend.prefetch": 2}),
-    "compiled": Pair("Qwen3", {"num_hidden_layers": 1}, {"train.compile": True}),
+    "compiled": COMPILED,
     "every second block recomputed": Pair(
         "Qwen3", {"num_hidden_layers": 4}, {"train.gradient_checkpointing": True, "backend.checkpoint_every": 2}
     ),

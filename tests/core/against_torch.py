@@ -22,6 +22,8 @@ PACKED = {"data.packing": True, "data.max_length": 160, "train.global_batch": 4}
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "initializer_range": 0.02}
 """Wide enough for matrices to be quantised in blocks."""
 GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "tie_word_embeddings": True}
+ALIKE = [{"query": f"Write {number}", "response": f"{number} {number}"} for number in range(100, 116)]
+"""Of one length, as each length is compiled for anew."""
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 
 
@@ -34,13 +36,18 @@ class Pair:
     settings: Mapping[str, Any] = field(default_factory=dict)
     rows: Sequence[Any] = tuple(ROWS)
     processes: int = 2
+    held_out: int = 3
+    """How many of the rows are evaluated on."""
 
     def run(self, name: str, model: Path, output: Path, backend: str) -> Trained:
         """Train; the torch backend gets no plan and no options of another."""
         mine = {key: each for key, each in self.settings.items() if not key.startswith(("parallel.", "backend."))}
         chosen = {**COMMON, **(mine if backend == "torch" else self.settings)}
         chosen |= {"backend.name": backend, "logging.run_name": f"{slug(name)}-{backend}"}
-        return run_training(model, output, list(self.rows), chosen, validation=list(self.rows[:3]))
+        return run_training(model, output, list(self.rows), chosen, validation=list(self.rows[: self.held_out]))
+
+
+COMPILED = Pair("Qwen3", {"num_hidden_layers": 1}, {"train.compile": True}, ALIKE, held_out=8)
 
 
 def slug(name: str) -> str:
@@ -56,7 +63,9 @@ def run_pairs(
         for name, pair in pairs.items()
     }
     out = folder / "out"
-    alone = {name: pair.run(name, models[name], out, "torch") for name, pair in pairs.items()}
+    # In processes of their own too: what torch starts in this one would be missing in those that are forked from it.
+    on_torch = [partial(pair.run, name, models[name], out, "torch") for name, pair in pairs.items()]
+    alone = dict(zip(pairs, (succeeded(each)[0] for each in on_processes(1, *on_torch)), strict=True))
     answers: dict[str, list[Any]] = {}
     for size in sorted({pair.processes for pair in pairs.values()}):
         names = [name for name, pair in pairs.items() if pair.processes == size]

@@ -10,6 +10,7 @@ from typer import Typer
 from typer.main import get_command
 
 from swift.cli import export, plugins
+from swift.cli.config import presets_of_backends
 from swift.cli.verbs import TRAINING, VERBS
 from swift.config.parse import parse
 from swift.errors import SwiftError
@@ -47,14 +48,35 @@ def _lines(text: str) -> list[Command]:
 @pytest.mark.parametrize(
     ("page", "command"), _commands(), ids=lambda each: each.line if isinstance(each, Command) else each.stem
 )
-def test_a_command_on_a_page_is_understood(page: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def test_a_command_on_a_page_is_understood(
+    page: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for each in ROOT.iterdir():
+        (tmp_path / each.name).symlink_to(each)
+    for written, words in _presets_saved(page):
+        (tmp_path / written).write_text(_preset_of(words))
+    monkeypatch.chdir(tmp_path)
     refused = _refusal(command.words()[1:])
     if any(line.startswith("Error:") for line in command.shown):
         assert refused, f"{command.line} is right, but {page.name} shows an error"
         assert missing(command.shown, refused) == [], refused
     else:
         assert not refused, f"{command.line}\n{refused}"
+
+
+def _presets_saved(page: Path) -> list[tuple[str, list[str]]]:
+    """Files that the page tells the reader to write with `swift config BACKEND PRESET > FILE`."""
+    saved = []
+    for of, command in _commands():
+        words = command.words()
+        if of == page and words[1:2] == ["config"] and words[4:5] == [">"]:
+            saved.append((words[5], words[2:4]))
+    return saved
+
+
+def _preset_of(words: list[str]) -> str:
+    backend, preset = words
+    return presets_of_backends()[backend][preset]
 
 
 def _refusal(words: list[str]) -> str:
@@ -74,6 +96,9 @@ def _read(words: list[str]) -> None:
     rest = [word for word in _without_redirection(rest) if not _own_file(word)]
     if verb == "config":
         action, *rest = rest
+        if action in presets_of_backends():
+            assert _preset_of([action, *rest])
+            return
         assert action in ("show", "validate", "schema")
         verb = rest.pop(0) if rest and rest[0] in TRAINING else "train"
         if "--sample" in rest:

@@ -50,6 +50,8 @@ def setup(run: Run) -> Topology:
     if precision == "float16" and device.type == "cpu":
         # DeepSpeed asks for processors that have float16 in hardware; torch computes it on all of them.
         get_accelerator().is_fp16_supported = lambda: True
+    # All-reduce in shared memory, which training does not use, would be built in C++ first: no operator is compatible.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
     slices = data_size(run)
     sharing = world.size // slices
@@ -118,12 +120,12 @@ def _take_apart(engine: Any) -> None:
     parameter_offload.FWD_MODULE_STACK.clear()
     if not hasattr(optimizer, "parameter_offload"):
         return
-    for each in module.modules():
-        for hooks in (each._forward_hooks, each._forward_pre_hooks, each._backward_hooks):
-            hooks.clear()
     for parameter in module.parameters():
         vars(parameter).clear()
         parameter.data = parameter.data.new_empty(0)
+    # Each module has classes of its own for its hooks, which lead to it, and which nothing takes away.
+    for each in list(module.modules()):
+        vars(each).clear()
     vars(optimizer.parameter_offload).clear()
     vars(optimizer).clear()
 

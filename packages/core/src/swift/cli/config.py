@@ -31,7 +31,7 @@ def run(_verb: str, args: list[str]) -> int:
         sys.stdout.write(show.schema_json())
         return 0
     if action not in ("show", "validate"):
-        presets = _presets()
+        presets = presets_of_backends()
         if action in presets:
             sys.stdout.write(_preset(action, rest, presets[action]))
             return 0
@@ -52,7 +52,7 @@ def run(_verb: str, args: list[str]) -> int:
     return 0
 
 
-def _presets() -> dict[str, Mapping[str, str]]:
+def presets_of_backends() -> dict[str, Mapping[str, str]]:
     """Installed backend → its presets, by name, of those that have any: `presets` of the plugin."""
     from swift.errors import PluginError
     from swift.plugins.discover import list_plugins

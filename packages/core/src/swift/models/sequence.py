@@ -120,16 +120,12 @@ class SequenceView(ViewModule):
             hidden=whole(view.hidden),
         )
 
-    @torch.no_grad()
-    def self_check(self) -> None:
+    def check(self) -> None:
         """Beside what every view checks: samples that are cut have the values of whole ones."""
-        super().self_check()
-        was_training = self.training
-        self.eval()
+        super().check()
         batch = self.probe(lengths=(7, 4))
         whole = self(batch, {Need.TOKEN_LOGPS}).token_logps
         parts = self.in_parts(batch, {Need.TOKEN_LOGPS}).token_logps
-        self.train(was_training)
         exact = whole.dtype == torch.float32 and not torch.is_autocast_enabled(whole.device.type)
         tolerance = 1e-4 if exact else 0.15
         if not bool(((parts - whole).abs() <= tolerance * (1 + whole.abs())).all()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -78,14 +79,21 @@ class ViewModule(nn.Module):
         """Compare head and layout with the model's own logits on a few tokens, in evaluation mode."""
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
+        flash = self.attention.implementation == FLASH  # has no fp32 arithmetic
+        compiled = any(module._compiled_call_impl is not None for module in self.modules())
+        # Nothing is compiled for shapes that do not come again.
+        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         try:
-            flash = self.attention.implementation == FLASH  # has no fp32 arithmetic
-            with torch.autocast(self._device().type, torch.bfloat16, enabled=flash):
-                self._check_head()
-                self._check_layout()
+            with eager, torch.autocast(self._device().type, torch.bfloat16, enabled=flash):
+                self.check()
         finally:
             for module, training in modes:
                 module.training = training
+
+    def check(self) -> None:
+        """What `self_check` does, in evaluation mode; a view that computes in another way checks that too."""
+        self._check_head()
+        self._check_layout()
 
     def probe(self, lengths: Sequence[int]) -> MicroBatch:
         """Samples of these lengths to check the model with, in the layout of the run."""
