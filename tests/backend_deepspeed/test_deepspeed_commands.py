@@ -82,7 +82,14 @@ def test_a_process_that_dies_in_mid_step_ends_the_others_and_is_named(place: Pat
 
 LORA = {"tuner.kind": "lora"}
 BATCH = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}
-NVME = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}}
+
+
+def nvme(stage: int = 3, **section: Any) -> dict[str, Any]:
+    """Offload of the optimizer to a disk."""
+    place = {"device": "nvme", "nvme_path": "/tmp", **section}
+    return {"backend.config": {"zero_optimization": {"stage": stage, "offload_optimizer": place}}}
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "more shards than processes": ({"parallel.dp_shard": 4}, "takes 4 processes, but 2 were started"),
     "ulysses beyond the processes": ({"parallel.ulysses": 4}, "takes 4 processes, but 2 were started"),
@@ -90,8 +97,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**LORA, "tuner.quantize": "bnb-nf4", "backend.config": "zero3"},
         "flat pieces, which bnb-nf4 cannot be cut into",
     ),
+    "tensor parallel under zero 3": (
+        {"parallel.tp": 2, "backend.config": "zero3"},
+        "cut into flat pieces as they are read, before AutoTP",
+    ),
+    "tensor parallel of quantised weights": (
+        {**LORA, "tuner.quantize": "bnb-nf4", "parallel.tp": 2},
+        "bnb-nf4 cannot be used with it",
+    ),
     "adafactor": ({"optim.name": "adafactor"}, "adafactor needs whole tensors"),
-    "nvme": ({"backend.config": NVME}, "to nvme is not offered yet"),
+    "nvme below zero 3": (nvme(stage=2), "only stage 3 swaps it to nvme"),
+    "nvme without a folder": (nvme(nvme_path=None), "needs a folder"),
+    "nvme that is not there": (nvme(nvme_path="/no/such/disk"), "/no/such/disk is not a folder"),
+    "nvme that cannot be written to": (nvme(nvme_path="/proc"), "/proc cannot be written to"),
+    "nvme with pieces in flight": (nvme(pipeline_write=True), "which a checkpoint would miss"),
+    "nvme and a save in the background": (
+        {**nvme(), "checkpoint.asynchronous": True},
+        "which training has to wait for",
+    ),
     "offload without a stage": (
         {"backend.config": {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}},
         "needs a ZeRO stage from 1",
@@ -106,6 +129,8 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(place: Path) -> None
     said = [reason for _, reason in REFUSED.values()]
     jobs.append((odd, {"parallel.ulysses": 2}))
     said.append("3 attention heads cannot be dealt to parallel.ulysses 2")
+    jobs.append((odd, {"parallel.tp": 2}))
+    said.append("3 attention heads with 1 key-value heads cannot be dealt to parallel.tp 2")
 
     def job(folder: Path, changes: dict[str, Any]) -> Any:
         settings = {"backend.name": "deepspeed", **changes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +12,20 @@ sys.path.append(str(Path(__file__).parent.parent / "core"))
 from kit_cases import covering
 
 from swift.testing import BackendConformance, Layout
+
+NOT_CUT = frozenset({"dora"})
+"""What AutoTP cannot cut."""
+
+
+NVME = {
+    "zero_optimization": {
+        "stage": 3,
+        "sub_group_size": 40_000,
+        "offload_optimizer": {"device": "nvme", "nvme_path": tempfile.gettempdir()},
+    },
+    "aio": {"block_size": 4096},
+}
+"""In several groups, so that most of them are on the disk at any time."""
 
 
 def zero(preset: str) -> dict[str, str]:
@@ -21,7 +36,7 @@ class TestDeepSpeed(BackendConformance):
     backend = "deepspeed"
     fresh_processes = True
     environment: ClassVar = {"DS_ACCELERATOR": "cpu"}
-    preload = ("deepspeed", "swift_backend_deepspeed.shard")
+    preload = ("deepspeed", "small_swaps", "swift_backend_deepspeed.shard")
     layouts = (
         Layout(2, {"dp_shard": 2}, zero("zero3")),
         Layout(2, {"dp_replicate": 2}, zero("zero0"), cases=covering("bfloat16")),
@@ -30,6 +45,11 @@ class TestDeepSpeed(BackendConformance):
         Layout(4, {"dp_shard": 4}, zero("zero3"), cases=covering()),
         Layout(2, {"dp_shard": 2}, zero("zero2_offload"), cases=covering("bfloat16")),
         Layout(2, {"dp_shard": 2}, zero("zero3_offload"), cases=covering("bfloat16")),
+        Layout(2, {"dp_shard": 2}, {"backend.config": NVME}, "nvme", cases=covering("bfloat16")),
         Layout(2, {"ulysses": 2}, zero("zero3"), cases=covering("checkpointed", "float16")),
         Layout(4, {"ulysses": 2, "dp_shard": 2}, zero("zero3"), cases=covering()),
+        Layout(
+            2, {"tp": 2}, zero("zero1"), cases=covering("clipped hard, tied", "float16"), without=frozenset({"dora"})
+        ),
+        Layout(4, {"tp": 2, "dp_shard": 2}, zero("zero2"), cases=covering(), without=frozenset({"dora"})),
     )

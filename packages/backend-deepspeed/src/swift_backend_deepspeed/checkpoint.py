@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from swift.checkpoint import Boxes
 from swift.toolkit import Piece, canonical_parameters, model_name, optim_name, part_boxes
-from swift_backend_deepspeed.partitions import MOMENTS, Fragment, make_moments
+from swift_backend_deepspeed.partitions import MOMENTS, Fragment, Swapped, make_moments
+from swift_backend_deepspeed.tensor_parallel import Region, region_of
 
 if TYPE_CHECKING:
     from swift.contracts import CheckpointReader, CheckpointWriter
@@ -17,15 +20,40 @@ if TYPE_CHECKING:
 
 def save(state: DeepSpeedState, writer: CheckpointWriter) -> None:
     """Weights and optimizer state under canonical names."""
+    writer.facts({"scaler": _scaler(state.engine)})
+    if isinstance(state.partitions, Swapped):
+        writer.stream(_streamed(state, state.partitions))
+        return
     tensors: dict[str, torch.Tensor] = {}
     for pieces, parameter in canonical_parameters(state.model):
         fragment = state.partitions.fragment(parameter)
         if fragment is not None or parameter.requires_grad:
-            tensors.update(_tensors(state, pieces, fragment, counts=_step_of(state, fragment)))
+            tensors.update(_tensors(state, pieces, parameter, fragment, counts=_step_of(state, fragment)))
         else:
             tensors.update(_frozen(state, pieces, parameter))
     writer.tensors(tensors)
-    writer.facts({"scaler": _scaler(state.engine)})
+
+
+def _streamed(state: DeepSpeedState, partitions: Swapped) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same where there are no live views: whole tensors one after the other. Collective."""
+    for pieces, parameter in canonical_parameters(state.model):
+        if not parameter.requires_grad:
+            yield from _frozen(state, pieces, parameter).items()
+            continue
+        fragment = partitions.fragment(parameter)
+        assert fragment is not None
+        count = _step_of(state, fragment)
+        slots = partitions.optimizer.state.get(fragment.owner, {})
+        held: dict[Callable[[str], str], torch.Tensor] = {model_name: fragment.values}
+        if count is not None:
+            held |= {partial(optim_name, slot=name): fragment.moment(slots, name) for name in MOMENTS}
+        for named, values in held.items():
+            whole = partitions.together(parameter, values)
+            for piece in pieces:
+                yield named(piece.name), piece.view_of(whole)
+        if count is not None:
+            yield from ((optim_name(piece.name, "step"), count) for piece in pieces)
+    partitions.release()
 
 
 def load(state: DeepSpeedState, reader: CheckpointReader) -> None:
@@ -42,36 +70,60 @@ def load(state: DeepSpeedState, reader: CheckpointReader) -> None:
         if fragment is not None and count is not None:
             make_moments(state.partitions, fragment)
             counts[id(fragment.owner)] = fragment, count
-        tensors.update(_tensors(state, pieces, fragment, counts=count))
+        tensors.update(_tensors(state, pieces, parameter, fragment, counts=count))
+        if isinstance(state.partitions, Swapped):
+            reader.tensors(tensors)  # while they are here
+            tensors = {}
     reader.tensors(tensors)
     for fragment, count in counts.values():
         slots = state.partitions.optimizer.state[fragment.owner]
         slots["step"] = count if torch.is_tensor(slots["step"]) else int(count)
     state.partitions.refresh()
+    state.partitions.release()
     scale = (reader.manifest.get("facts", {}).get("scaler") or {}).get("scale")
     if scale and state.engine.fp16_enabled():
         state.engine.optimizer.loss_scaler.cur_scale = scale
 
 
 def _tensors(
-    state: DeepSpeedState, pieces: list[Piece], fragment: Fragment | None, *, counts: torch.Tensor | None
+    state: DeepSpeedState,
+    pieces: list[Piece],
+    parameter: torch.Tensor,
+    fragment: Fragment | None,
+    *,
+    counts: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:
     """Weights and moments of one parameter; of all its pieces, since every process must know of every tensor."""
     tensors: dict[str, torch.Tensor] = {}
+    place = parameter.shape, region_of(parameter)
     slots: dict[str, Any] = {} if fragment is None else state.partitions.optimizer.state.get(fragment.owner, {})
     for piece in pieces:
-        tensors[model_name(piece.name)] = _boxes(piece, fragment, None if fragment is None else fragment.values)
+        tensors[model_name(piece.name)] = _boxes(piece, *place, fragment, None if fragment is None else fragment.values)
         if counts is None:
             continue
         for name in MOMENTS:
             held = fragment.moment(slots, name) if fragment is not None and name in slots else None
-            tensors[optim_name(piece.name, name)] = _boxes(piece, fragment, held)
+            tensors[optim_name(piece.name, name)] = _boxes(piece, *place, fragment, held)
         tensors[optim_name(piece.name, "step")] = counts
     return tensors
 
 
-def _boxes(piece: Piece, fragment: Fragment | None, held: torch.Tensor | None) -> Boxes:
-    boxes = [] if fragment is None or held is None else part_boxes(piece.shape, piece.start, fragment.start, held)
+def _boxes(
+    piece: Piece,
+    shape: Sequence[int],
+    region: Region | None,
+    fragment: Fragment | None,
+    held: torch.Tensor | None,
+) -> Boxes:
+    """What this process has of a tensor on disk; `shape` is that of the part that AutoTP has left of it."""
+    if fragment is None or held is None:
+        return Boxes(piece.shape, [], dtype=torch.float32)
+    if region is None:
+        return Boxes(piece.shape, part_boxes(piece.shape, piece.start, fragment.start, held), dtype=torch.float32)
+    boxes = [
+        (tuple(start + region.start * (dim == region.dim) for dim, start in enumerate(corner)), box)
+        for corner, box in part_boxes(shape, 0, fragment.start, held)
+    ]
     return Boxes(piece.shape, boxes, dtype=torch.float32)
 
 
@@ -88,7 +140,7 @@ def _step_of(state: DeepSpeedState, fragment: Fragment | None) -> torch.Tensor |
 
 def _frozen(state: DeepSpeedState, pieces: list[Piece], parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     """A weight that nobody updates, whole: full training with `tuner.freeze`."""
-    whole = state.partitions.whole(parameter).float()
+    whole = state.whole(parameter).float()
     return {model_name(piece.name): piece.view_of(whole) for piece in pieces}
 
 

@@ -49,12 +49,15 @@ class Partitions(Protocol):
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """A whole parameter in fp32 if it is trained, gathered from all processes."""
 
+    def release(self) -> None:
+        """Fragments are not looked at any more; those that were written to are what training goes on with."""
+
 
 def partitions_of(engine: Any) -> Partitions:
     """Which of them an engine has."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        return Cut(optimizer)
+        return Swapped(optimizer) if optimizer.swap_optimizer else Cut(optimizer)
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         return FlatCut(optimizer)
     return Replicated(optimizer)
@@ -78,6 +81,9 @@ class Replicated:
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """Itself."""
         return parameter.detach()
+
+    def release(self) -> None:
+        """Nothing to do."""
 
 
 class FlatCut:
@@ -113,6 +119,9 @@ class FlatCut:
         dist.all_reduce(whole, group=self._zero.dp_process_group)
         return whole
 
+    def release(self) -> None:
+        """Nothing to do."""
+
 
 class Cut:
     """ZeRO 3: working weights are cut as well."""
@@ -141,9 +150,14 @@ class Cut:
                 continue
             working.data.copy_(flat.data)
             zero._unflatten_partitioned_parameters(index)
-        if zero.persistent_parameters:
-            zero.persistent_parameters[0].partition(zero.persistent_parameters)
-            zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+        self._spread()
+
+    def _spread(self) -> None:
+        """Small parameters are kept whole on every process: made anew from its pieces."""
+        kept = self._zero.persistent_parameters
+        if kept:
+            kept[0].partition(kept)
+            kept[0].all_gather(kept)
 
     def whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """Gathered for itself: the fp32 values of a trained one, the working ones of another."""
@@ -157,14 +171,57 @@ class Cut:
         assert isinstance(parameter, nn.Parameter)
         fragment = self.fragment(parameter)
         assert fragment is not None
-        group = parameter.ds_process_group  # type: ignore[attr-defined]  # DeepSpeed's
+        return self.together(parameter, fragment.values)
+
+    def together(self, parameter: nn.Parameter, values: torch.Tensor) -> torch.Tensor:
+        """What all processes hold for their runs of a parameter, in its shape."""
+        known: Any = parameter
         length = self._zero.grad_position[self._zero.get_param_id(parameter)][2]
-        own = fragment.values.new_zeros(length, device=self._zero.device)
-        own[: fragment.values.numel()].copy_(fragment.values)
-        parts = own.new_empty(length * dist.get_world_size(group))
-        dist.all_gather_into_tensor(parts, own, group=group)
-        shape: tuple[int, ...] = tuple(parameter.ds_shape)  # type: ignore[attr-defined]  # DeepSpeed's
-        return parts[: parameter.ds_numel].view(shape)  # type: ignore[attr-defined]  # DeepSpeed's
+        own = values.new_zeros(length, device=self._zero.device)
+        own[: values.numel()].copy_(values)
+        parts = own.new_empty(length * dist.get_world_size(known.ds_process_group))
+        dist.all_gather_into_tensor(parts, own, group=known.ds_process_group)
+        return parts[: known.ds_numel].view(tuple(known.ds_shape))
+
+    def release(self) -> None:
+        """Nothing to do."""
+
+
+class Swapped(Cut):
+    """ZeRO 3 whose fp32 weights and optimizer state lie on a disk, group by group; one of them is here at a time."""
+
+    _here: int | None = None
+
+    def fragment(self, parameter: nn.Parameter) -> Fragment | None:
+        """Valid until a parameter of another group is asked for."""
+        if parameter.requires_grad:
+            self._bring(self._zero.grad_position[self._zero.get_param_id(parameter)][0])
+        return super().fragment(parameter)
+
+    def refresh(self) -> None:
+        """The same, a group at a time."""
+        zero = self._zero
+        for index, working in enumerate(zero.fp16_partitioned_groups_flat):
+            self._bring(index)
+            working.data.copy_(zero.fp32_partitioned_groups_flat[index].data)
+            zero._unflatten_partitioned_parameters(index)
+        self._spread()
+
+    def release(self) -> None:
+        """Back to the disk, as it was changed."""
+        self._bring(None)
+
+    def _bring(self, index: int | None) -> None:
+        if index == self._here:
+            return
+        zero = self._zero
+        if self._here is not None:
+            zero.optimizer_swapper.swap_out_optimizer_state(zero.fp32_partitioned_groups_flat[self._here])
+        if index is not None and zero._swappable_optimizer_subgroup(index):
+            zero.optimizer_swapper.swap_in_optimizer_state(zero.fp32_partitioned_groups_flat[index])
+            self._here = index
+        else:
+            self._here = None
 
 
 def make_moments(partitions: Partitions, fragment: Fragment) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from swift.errors import UnsupportedPlan
+from swift.errors import ConfigError, UnsupportedPlan
 from swift_backend_deepspeed.ds_json import check_batch, offload_device, stage_of
 
 if TYPE_CHECKING:
@@ -50,6 +53,8 @@ def check_plan(run: Run) -> None:
             f"ZeRO 3 cuts weights into flat pieces, which {tuner.quantize} cannot be cut into.",
             hint="Type --deepspeed zero2 (each process keeps the quantised weights), or --backend fsdp to shard them.",
         )
+    if parallel.tp > 1:
+        _check_tensor_parallel(run, stage)
     if config.optim.name != "adamw":
         raise UnsupportedPlan(
             f"ZeRO updates flat pieces of weights, and {config.optim.name} needs whole tensors or kernels of its own.",
@@ -57,6 +62,25 @@ def check_plan(run: Run) -> None:
         )
     _check_offload(run)
     check_batch(content, config, data_size(run))
+
+
+def _check_tensor_parallel(run: Run, stage: int) -> None:
+    tuner = run.config.tuner
+    if stage == 3:
+        raise UnsupportedPlan(
+            "Under ZeRO 3 weights are cut into flat pieces as they are read, before AutoTP could cut matrices.",
+            hint="Type --deepspeed zero2 or zero1 with --parallel.tp, zero3 without it, or --backend fsdp for both.",
+        )
+    if run.config.parallel.ulysses > 1:
+        raise UnsupportedPlan(
+            "DeepSpeed joins AutoTP with one more way of parallel training only: the data.",
+            hint="Type --parallel.tp 1 or --parallel.ulysses 1, or --backend fsdp for both.",
+        )
+    if tuner.quantize != "none" or tuner.dora:
+        what = tuner.quantize if tuner.quantize != "none" else "DoRA, whose magnitudes belong to whole rows,"
+        raise UnsupportedPlan(
+            f"AutoTP cuts plain matrices: {what} cannot be used with it.", hint="Type --parallel.tp 1"
+        )
 
 
 def _check_offload(run: Run) -> None:
@@ -67,9 +91,42 @@ def _check_offload(run: Run) -> None:
             "zero_optimization.offload_optimizer needs a ZeRO stage from 1: stage 0 shards nothing.",
             hint='Write "stage": 2, or type --deepspeed zero2_offload.',
         )
-    for part in ("offload_optimizer", "offload_param"):
-        if offload_device(content, part) == "nvme":
-            raise UnsupportedPlan(
-                f"zero_optimization.{part} to nvme is not offered yet: what is swapped out could not be checkpointed.",
-                hint='Write "device": "cpu".',
-            )
+    if offload_device(content, "offload_param") == "nvme":
+        raise UnsupportedPlan(
+            "zero_optimization.offload_param to nvme is not offered: weights on a disk could not be streamed.",
+            hint='Write "device": "cpu"; offload_optimizer, which is three times as big, can go to nvme.',
+        )
+    if offload_device(content, "offload_optimizer") == "nvme":
+        _check_nvme(run, content["zero_optimization"]["offload_optimizer"], stage)
+
+
+def _check_nvme(run: Run, section: Mapping[str, Any], stage: int) -> None:
+    if stage != 3:
+        raise UnsupportedPlan(
+            f"ZeRO {stage} keeps the optimizer's state in memory: only stage 3 swaps it to nvme.",
+            hint='Write "stage": 3, or "device": "cpu".',
+        )
+    if section.get("pipeline_read") or section.get("pipeline_write"):
+        raise UnsupportedPlan(
+            "offload_optimizer.pipeline_read and pipeline_write keep pieces in flight, which a checkpoint would miss.",
+            hint="Leave them out.",
+        )
+    if run.config.checkpoint.asynchronous:
+        raise UnsupportedPlan(
+            "What lies on a disk is read and written again for a checkpoint, which training has to wait for.",
+            hint="Type --checkpoint.asynchronous false",
+        )
+    place = section.get("nvme_path")
+    if not place:
+        raise ConfigError("offload_optimizer to nvme needs a folder.", hint='Write "nvme_path": "/path/on/the/disk".')
+    folder = Path(str(place))
+    if not folder.is_dir():
+        raise ConfigError(f"offload_optimizer.nvme_path {folder} is not a folder.", hint="Is the disk mounted?")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"offload_optimizer.nvme_path {folder} cannot be written to: {error.strerror}.",
+            hint="Choose another folder.",
+        ) from None

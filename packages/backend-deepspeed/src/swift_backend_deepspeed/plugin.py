@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class DeepSpeedBackend:
-    """ZeRO 0 to 3 with offload, alone or with Ulysses."""
+    """ZeRO 0 to 3 with offload, alone, with Ulysses or with AutoTP."""
 
     HOOK_API = HOOK_API
     config_model = DeepSpeedOptions
     presets = MappingProxyType({name: preset_text(name) for name in PRESETS})
     """What `swift config deepspeed NAME` prints."""
     capabilities = Capabilities(
-        parallel=frozenset({"dp_replicate", "dp_shard", "ulysses"}),
+        parallel=frozenset({"dp_replicate", "dp_shard", "tp", "ulysses"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         tuners=frozenset({"full", "lora", "dora", "bnb-nf4", "bnb-int8"}),
         provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.REFERENCE_LOGPS}),

@@ -19,10 +19,12 @@ from swift.toolkit import (
     parameter_groups,
     resolve_dtype,
 )
+from swift_backend_deepspeed import nvme
 from swift_backend_deepspeed.ds_json import offload_device, resolved
 from swift_backend_deepspeed.model import Built, EngineView, Root
 from swift_backend_deepspeed.partitions import Partitions, partitions_of
 from swift_backend_deepspeed.plan import options_of
+from swift_backend_deepspeed.tensor_parallel import check_same, mark_regions, partition_config, probe, region_of
 from swift_backend_deepspeed.topology import quiet_deepspeed, remember
 
 if TYPE_CHECKING:
@@ -50,6 +52,11 @@ class DeepSpeedState:
         """The engine as a view."""
         return EngineView(self.engine)
 
+    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A whole parameter, put together from what all processes have."""
+        part, region = self.partitions.whole(parameter), region_of(parameter)
+        return part if region is None else region.whole(part)
+
 
 def shard(run: Run, built: Built) -> DeepSpeedState:
     """Pieces → optimizer → engine → exact fp32 weights."""
@@ -73,10 +80,19 @@ def shard(run: Run, built: Built) -> DeepSpeedState:
     else:
         _to_precision(model, compute)
     groups = parameter_groups(model.named_parameters(), run.config.optim, run.config.tuner)
-    on_cpu = offload_device(config, "offload_optimizer") != "none"
-    if on_cpu:
+    offloaded_to = offload_device(config, "offload_optimizer")
+    if offloaded_to != "none":
         config["zero_force_ds_cpu_optimizer"] = False
-    optimizer = build_optimizer(groups, run.config.optim, run.config.learning_rate, "cpu" if on_cpu else device)
+    if offloaded_to == "nvme":
+        nvme.prepare(run, config)
+    optimizer = build_optimizer(
+        groups, run.config.optim, run.config.learning_rate, device if offloaded_to == "none" else "cpu"
+    )
+    cut = run.config.parallel.tp > 1
+    if cut:
+        tokens = view.probe(lengths=(7, 4))
+        before = probe(view, tokens)
+        config["tensor_parallel"] |= partition_config(model, config["tensor_parallel"])
     engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
     remember(engine)
     state = DeepSpeedState(
@@ -91,6 +107,11 @@ def shard(run: Run, built: Built) -> DeepSpeedState:
         with torch.no_grad():
             engine.eval()
             engine(None)
+    if cut:
+        engine.first_dataloader_check.remove()  # compares pickled arguments; the batch plan is the same everywhere
+        mark_regions(model)
+        after = probe(state.answers, tokens)
+        check_same(type(causal_lm_of(model)).__name__, before, after, exact=compute is torch.float32)
     if compute is not torch.float32:
         _exact_masters(run, built, state)
     return state
@@ -156,8 +177,11 @@ def _exact_masters(run: Run, built: Built, state: DeepSpeedState) -> None:
     def keep(tensor: torch.Tensor, whole: torch.Tensor) -> None:
         if not isinstance(tensor, nn.Parameter):
             return
-        fragment = state.partitions.fragment(tensor)
+        fragment, region = state.partitions.fragment(tensor), region_of(tensor)
+        if region is not None:
+            whole = region.part_of(whole)
         if fragment is not None:
             fragment.values.copy_(whole.reshape(-1)[fragment.start : fragment.start + fragment.values.numel()])
 
     fill(run, state.model, built.source, keep)
+    state.partitions.release()

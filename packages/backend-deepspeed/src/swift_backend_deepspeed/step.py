@@ -14,6 +14,7 @@ from swift.errors import TrainingError
 from swift.toolkit import NonFiniteStep, accumulate, score, set_learning_rate
 from swift_backend_deepspeed.advice import to_save_memory
 from swift_backend_deepspeed.plan import options_of
+from swift_backend_deepspeed.tensor_parallel import region_of
 
 if TYPE_CHECKING:
     from swift.contracts import ForwardResult, Objective, Run, StepResult
@@ -42,8 +43,8 @@ def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Object
         yield
 
     def backward(loss: torch.Tensor) -> None:
-        # DeepSpeed takes the mean over all processes, also over those that share a sample.
-        engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
+        # DeepSpeed takes the mean over all that it has as data parallel, processes that share tokens of a sample too.
+        engine.backward(loss * (dist.get_world_size() // run.config.parallel.tp), scale_wrt_gas=False)
 
     passes = batch.most_micro_batches(run.topology.data_size)
     view = state.answers
@@ -65,8 +66,7 @@ def _update(state: DeepSpeedState) -> tuple[float, bool]:
     """The gradient norm before clipping, and whether the update was left out because it is not finite."""
     engine = state.engine
     if state.stage == 0:
-        gradients = [each.grad for each in state.model.parameters() if each.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients))
+        norm = _norm_of(state.model)
         if not math.isfinite(norm):
             return norm, True
         engine.step()
@@ -74,6 +74,23 @@ def _update(state: DeepSpeedState) -> tuple[float, bool]:
     engine.step()
     skipped = bool(engine.optimizer.overflow)
     return math.inf if skipped else float(engine.get_global_grad_norm() or 0.0), skipped
+
+
+def _norm_of(model: torch.nn.Module) -> float:
+    """Of gradients that every process has, whole or the part that AutoTP has left of them."""
+    whole: list[torch.Tensor] = []
+    parts: list[torch.Tensor] = []
+    group = None
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            continue
+        region = region_of(parameter)
+        (whole if region is None else parts).append(parameter.grad)
+        group = group if region is None else region.group
+    squares = torch.nn.utils.get_total_norm(parts).double().square() if parts else torch.zeros((), dtype=torch.float64)
+    if group is not None:
+        dist.all_reduce(squares, group=group)
+    return float((squares + torch.nn.utils.get_total_norm(whole).double().square()).sqrt())
 
 
 def forward(run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> ForwardResult:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from swift.contracts import Topology
 from swift.errors import UnsupportedPlan
 from swift.toolkit import choose_device, join_group, leave_group, resolve_dtype
+from swift_backend_deepspeed import nvme
 from swift_backend_deepspeed.ds_json import remarks, stage_in_force
 from swift_backend_deepspeed.plan import data_size, options_of
 
@@ -101,6 +102,7 @@ def teardown() -> None:
     while _engines:
         _take_apart(_engines.pop())
     _forget_groups()
+    nvme.clear()
     leave_group()
     deepspeed.comm.comm.cdb = None
     for name, value in _before.items():

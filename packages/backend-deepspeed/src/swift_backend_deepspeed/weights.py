@@ -13,4 +13,5 @@ if TYPE_CHECKING:
 
 def stream(state: DeepSpeedState) -> WeightStream:
     """Collective: every process reads it to its end."""
-    return canonical_weights(state.model, state.partitions.whole)
+    yield from canonical_weights(state.model, state.whole)
+    state.partitions.release()

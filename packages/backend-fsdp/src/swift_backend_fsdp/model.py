@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from swift.errors import ModelError
-from swift.toolkit import SequenceView, ViewModule, base_model, build_view, decoder_blocks, sequence_attention
-from swift_backend_fsdp.plan import check_heads
+from swift.toolkit import (
+    SequenceView,
+    ViewModule,
+    base_model,
+    build_view,
+    check_heads,
+    decoder_blocks,
+    sequence_attention,
+)
 from swift_backend_fsdp.topology import meshes
 
 if TYPE_CHECKING:
@@ -30,7 +37,7 @@ class Hollow:
 
 def build(run: Run, source: ModelSource) -> Hollow:
     """Everything about the model but its weights."""
-    check_heads(run, source.config)
+    check_heads(source.config, run.config.parallel.tp)
     config = run.config
     attention = sequence_attention(run, source.config) if meshes().sizes.sequence > 1 else None
     quantised = config.tuner.quantize != "none"

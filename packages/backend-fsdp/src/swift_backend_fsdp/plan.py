@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swift.errors import UnsupportedPlan
 
@@ -79,18 +79,4 @@ def check_plan(run: Run) -> None:
         raise UnsupportedPlan(
             "Adafactor factors whole matrices, and FSDP keeps a part of each on every process.",
             hint="Type --optim.name adamw (or adamw_8bit on a GPU), or --backend torch.",
-        )
-
-
-def check_heads(run: Run, model_config: Any) -> None:
-    """Refuse a number of processes that attention heads cannot be dealt to."""
-    text = model_config.get_text_config()
-    heads = text.num_attention_heads
-    groups = getattr(text, "num_key_value_heads", None) or heads
-    parallel = run.config.parallel
-    if heads % parallel.tp or groups % parallel.tp:
-        raise UnsupportedPlan(
-            f"{heads} attention heads with {groups} key-value heads cannot be dealt to parallel.tp {parallel.tp} "
-            "processes evenly.",
-            hint=f"Choose a divisor of {groups}.",
         )

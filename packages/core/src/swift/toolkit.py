@@ -38,6 +38,7 @@ from swift.models.names import (
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import quantized_build
 from swift.models.sequence import SequenceView, sequence_attention
+from swift.models.tensor_plan import COLUMNS, ROWS, TensorPlan, check_heads, tensor_plan
 from swift.models.tuners import adapter_config, adapters_off, apply_tuner, initial_adapter, trainable_summary
 from swift.models.view import ViewModule, causal_lm_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
@@ -46,8 +47,10 @@ from swift.train.sums import GlobalSums, NonFiniteStep
 
 __all__ = [
     "ADAPTER",
+    "COLUMNS",
     "DTYPES",
     "FLASH",
+    "ROWS",
     "VARLEN",
     "Arithmetic",
     "AttentionChoice",
@@ -57,6 +60,7 @@ __all__ = [
     "Packing",
     "Piece",
     "SequenceView",
+    "TensorPlan",
     "ViewModule",
     "accumulate",
     "adapter_config",
@@ -70,6 +74,7 @@ __all__ = [
     "canonical_parameters",
     "canonical_weights",
     "causal_lm_of",
+    "check_heads",
     "choose_attention",
     "choose_device",
     "compile_blocks",
@@ -92,6 +97,7 @@ __all__ = [
     "sequence_attention",
     "set_learning_rate",
     "share_of_cores",
+    "tensor_plan",
     "trainable_summary",
     "update",
     "use_attention",

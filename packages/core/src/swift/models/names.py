@@ -147,8 +147,9 @@ def _canonical(
 
 def whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:
     """The shape of the whole tensor of which a backend may have left a part."""
-    # ZeRO-3 leaves an empty parameter behind that remembers its shape; a DTensor answers with its global one.
-    return tuple(getattr(tensor, "ds_shape", tensor.shape))
+    # ZeRO-3 leaves an empty parameter behind that remembers its shape; a DTensor answers with its global one. Backends
+    # that cut in other ways leave `whole_shape` behind.
+    return tuple(getattr(tensor, "whole_shape", getattr(tensor, "ds_shape", tensor.shape)))
 
 
 class _NoCopies(TorchFunctionMode):

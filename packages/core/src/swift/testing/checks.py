@@ -19,7 +19,6 @@ from swift.plugins.plan import SWITCHES
 from swift.testing.cases import BY_NAME, STEPS, Case
 from swift.testing.crew import succeeded
 from swift.testing.layouts import Layout
-from swift.testing.subjects import shared_model
 from swift.testing.trials import KILLED_AT, Trials, batches_of
 
 MOVED = 0.01
@@ -146,7 +145,7 @@ class Checks:
         """A loss that is not a number on one process stops all of them, before any weight has moved."""
         case = BY_NAME["clipped"]
         trial = self.trials.trial(case, layout, "poisoned")
-        sample = _sample_of_step(case, POISONED_STEP)
+        sample = _sample_of_step(case, self.trials.model(case), POISONED_STEP)
         key = (layout, "poisoned")
         answers = self.trials.answers(layout, {key: lambda: trial.poisoned(POISONED_STEP, sample)})[key]
         for rank, (error, moved) in enumerate(succeeded(answers)):
@@ -260,8 +259,8 @@ def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedPlan | No
     return None
 
 
-def _sample_of_step(case: Case, step: int) -> int:
-    return batches_of(case, shared_model(tied=case.tied))[step - 1][POISONED_ROW]
+def _sample_of_step(case: Case, model: Path, step: int) -> int:
+    return batches_of(case, model)[step - 1][POISONED_ROW]
 
 
 def _some(things: Iterable[Any]) -> str:

@@ -36,6 +36,8 @@ class BackendConformance:
     """Modules to import once, before processes are forked."""
     fresh_processes: ClassVar[bool] = False
     """Give every run processes of its own, for engines with state that outlives a run."""
+    blocks: ClassVar[int] = 2
+    """Of the model that is trained: as many as the longest pipeline has stages."""
     deviations: ClassVar[Mapping[str, str]] = {}
     """Test → why this backend replaces or leaves it out. The reason is shown; without one nothing can be replaced."""
 
@@ -138,7 +140,14 @@ class BackendConformance:
         """The trials of this class, made when a test asks for them."""
         folder = tmp_path_factory.mktemp(cls.__name__)
         environment = dict(cls.environment)
-        trials = Trials(cls.backend, folder, environment=environment, preload=cls.preload, fresh=cls.fresh_processes)
+        trials = Trials(
+            cls.backend,
+            folder,
+            environment=environment,
+            preload=cls.preload,
+            fresh=cls.fresh_processes,
+            blocks=cls.blocks,
+        )
         return Checks(trials, cls.layouts)
 
     @pytest.fixture(autouse=True)

@@ -50,11 +50,11 @@ def write_model(folder: Path, *, seed: int = 0, architecture: str = "Qwen3", **c
 
 
 @cache
-def shared_model(*, tied: bool) -> Path:
+def shared_model(*, tied: bool, blocks: int) -> Path:
     """The tiny model of this session, made once: the reference's numbers for it are kept as well."""
     folder = Path(mkdtemp(prefix="swift-testing-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return write_model(folder / ("tied" if tied else "untied"), tie_word_embeddings=tied)
+    return write_model(folder / ("tied" if tied else "untied"), tie_word_embeddings=tied, num_hidden_layers=blocks)
 
 
 def conversations(count: int, seed: int = 0) -> list[Row]:

@@ -36,8 +36,10 @@ class Trials:
         environment: dict[str, str] | None = None,
         preload: Sequence[str] = (),
         fresh: bool = False,
+        blocks: int = 2,
     ) -> None:
         self.backend = backend
+        self._blocks = blocks
         self.folder = folder
         self._environment = {"CUDA_VISIBLE_DEVICES": "", **(environment or {})}
         self._preload = ("torch._dynamo", *preload)  # what takes seconds when it is first used
@@ -58,7 +60,11 @@ class Trials:
     def trial(self, case: Case, layout: Layout, name: str = "whole") -> Trial:
         """One that has not been run."""
         output = self.folder / str(layout) / f"{case.name}-{name}"
-        return Trial(self.backend, case, layout, shared_model(tied=case.tied), output, self.folder / "cache")
+        return Trial(self.backend, case, layout, self.model(case), output, self.folder / "cache")
+
+    def model(self, case: Case) -> Path:
+        """The model that a case trains."""
+        return shared_model(tied=case.tied, blocks=self._blocks)
 
     def whole(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> list[Any]:
         """Each process's outcome of a whole run; other cases that will be asked for are run in the same launch."""
@@ -102,7 +108,7 @@ class Trials:
 
     def expected(self, case: Case) -> Expected:
         """What the reference does in this case."""
-        return _expected(case.name, shared_model(tied=case.tied))
+        return _expected(case.name, self.model(case))
 
 
 @cache

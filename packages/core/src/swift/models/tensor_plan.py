@@ -1,0 +1,80 @@
+"""Tensor parallel as a model's own plan wants it: which matrices are cut, and along what. For use by backends.
+
+Embedding and head stay whole: objectives look at tokens one by one, and backends may shard them in other ways.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from swift.errors import UnsupportedPlan
+from swift.models.names import ADAPTER, base_model
+
+COLUMNS, ROWS = "colwise", "rowwise"
+"""Outputs dealt out, and inputs."""
+_PARTIAL = "replicated_with_grad_allreduce"
+_KEPT_WHOLE = ("embedding_rowwise", "colwise_gather_output")
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """Names are those in the transformers model, adapters included."""
+
+    cut: Mapping[str, str]
+    """Linear module → `COLUMNS` or `ROWS`."""
+    partial: frozenset[str]
+    """Parameters that every process has whole and uses on its own heads: their gradients are parts of a sum."""
+
+
+def tensor_plan(model: nn.Module) -> TensorPlan:
+    """The plan of a transformers or PEFT model; where a linear module has an adapter, that is cut on the same side."""
+    base: Any = base_model(model)
+    plan = _plan_of(base)
+    cut: dict[str, str] = {}
+    partial: set[str] = set()
+    for name, module in base.named_modules():
+        how = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        if how == _PARTIAL:
+            partial |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters()}
+        elif how in (COLUMNS, ROWS) and isinstance(getattr(module, "base_layer", module), nn.Linear):
+            cut |= dict.fromkeys(_linear_modules(name, module, how), how)
+        elif how is not None and how not in _KEPT_WHOLE and next(module.parameters(), None) is not None:
+            raise UnsupportedPlan(
+                f"{type(base).__name__} wants {name} cut as {how!r}, which this backend cannot do.",
+                hint="Type --parallel.tp 1",
+            )
+    if not cut:
+        raise UnsupportedPlan(f"{type(base).__name__} has no plan for tensor parallel.", hint="Type --parallel.tp 1")
+    return TensorPlan(cut, frozenset(partial))
+
+
+def check_heads(model_config: Any, tp: int) -> None:
+    """Refuse a number of processes that attention heads cannot be dealt to."""
+    text = model_config.get_text_config()
+    heads = text.num_attention_heads
+    groups = getattr(text, "num_key_value_heads", None) or heads
+    if heads % tp or groups % tp:
+        raise UnsupportedPlan(
+            f"{heads} attention heads with {groups} key-value heads cannot be dealt to parallel.tp {tp} processes "
+            "evenly.",
+            hint=f"Choose a divisor of {groups}.",
+        )
+
+
+def _plan_of(base: Any) -> dict[str, str]:
+    """Pattern of module names → how it is cut."""
+    own = getattr(base.config.get_text_config(), "base_model_tp_plan", None) or {}
+    return {f"{base.base_model_prefix}.{pattern}": how for pattern, how in own.items()}
+
+
+def _linear_modules(name: str, module: nn.Module, how: str) -> Iterator[str]:
+    if not hasattr(module, "base_layer"):
+        yield name
+        return
+    yield f"{name}.base_layer"
+    yield f"{name}.{'lora_B' if how == COLUMNS else 'lora_A'}.{ADAPTER}"
