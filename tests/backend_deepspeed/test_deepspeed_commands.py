@@ -17,6 +17,7 @@ from processes import on_processes
 from tiny_runs import run_training
 
 from swift.errors import ConfigError, TrainingError, UnsupportedPlan
+from swift.testing.crew import free_port
 from swift.testing.subjects import conversations, write_jsonl, write_model
 
 ARTICLE = {
@@ -63,6 +64,19 @@ def test_the_form_of_the_articles_trains_and_goes_on_with_another_backend(place:
     with started([*SWIFT, *onward.split()], place) as run:
         assert run.code() == 0, run.output
     assert "at step 2 of 4" in run.output
+
+
+def test_the_deepspeed_launcher_starts_a_script_on_the_hosts_of_a_file(place: Path) -> None:
+    (place / "hostfile").write_text("localhost slots=2\n")
+    here = f"--hostfile hostfile --no_ssh --node_rank 0 --master_addr 127.0.0.1 --master_port {free_port()}"
+    training = "--model_id ./tiny --train_type sft --dataset data.jsonl --deepspeed zero3 --max_steps 2"
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", *here.split()]
+    script = str(Path(__file__).parents[2] / "examples" / "train.py")
+    with started([*launcher, script, *training.split()], place) as run:
+        assert run.code() == 0, run.output
+        assert run.leaves_nothing()
+    assert "deepspeed, 2 processes (zero 3, dp 2)" in run.output
+    assert run.output.count("Completed after 2 steps") == 1
 
 
 def test_a_process_that_dies_in_mid_step_ends_the_others_and_is_named(place: Path) -> None:

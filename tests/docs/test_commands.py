@@ -9,7 +9,7 @@ from pages import DOCS, ROOT, Command, blocks, commands, missing
 from typer import Typer
 from typer.main import get_command
 
-from swift.cli import export, plugins
+from swift.cli import convert, export, plugins
 from swift.cli.config import presets_of_backends
 from swift.cli.verbs import TRAINING, VERBS
 from swift.config.parse import parse
@@ -22,6 +22,7 @@ OF_PLUGINS = {"write-an-observer.md", "write-an-objective.md", "write-a-backend.
 FUNCTIONS = {
     "export": export.export,
     "merge-lora": export.merge_lora,
+    "convert": convert.convert,
     "infer": asking.infer,
     "chat": asking.chat,
     "eval": asking.evaluate,

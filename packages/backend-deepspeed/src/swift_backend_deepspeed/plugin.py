@@ -14,9 +14,12 @@ from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import PRESETS, preset_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from swift.contracts import (
         CheckpointReader,
         CheckpointWriter,
+        ForeignCheckpoint,
         ForwardResult,
         ModelSource,
         Objective,
@@ -45,6 +48,12 @@ class DeepSpeedBackend:
         async_checkpoint=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing"}),
     )
+
+    def foreign_checkpoint(self, folder: Path) -> ForeignCheckpoint | None:
+        """For `swift convert`: what DeepSpeed's own `save_checkpoint` and `ds_to_universal` write."""
+        from swift_backend_deepspeed.native import open_native
+
+        return open_native(folder)
 
     @hookimpl
     def swift_check_plan(self, run: Run) -> None:

@@ -20,6 +20,7 @@ from swift.toolkit import (
     resolve_dtype,
 )
 from swift_backend_deepspeed import nvme
+from swift_backend_deepspeed.diagnosis import Watch
 from swift_backend_deepspeed.ds_json import offload_device, resolved
 from swift_backend_deepspeed.model import Built, EngineView, Root
 from swift_backend_deepspeed.partitions import Partitions, partitions_of
@@ -40,6 +41,7 @@ class DeepSpeedState:
     partitions: Partitions
     arithmetic: Arithmetic
     stage: int
+    watch: Watch
     step: int = 0
 
     @property
@@ -102,6 +104,7 @@ def shard(run: Run, built: Built) -> DeepSpeedState:
         # DeepSpeed has its own precision and its own scaler.
         arithmetic=Arithmetic(device, torch.float32, torch.amp.GradScaler(device.type, enabled=False)),
         stage=int(engine.zero_optimization_stage()),
+        watch=Watch(offloaded_to, run.say),
     )
     if built.hollow:
         with torch.no_grad():

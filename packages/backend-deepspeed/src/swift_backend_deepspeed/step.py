@@ -46,6 +46,7 @@ def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Object
         # DeepSpeed takes the mean over all that it has as data parallel, processes that share tokens of a sample too.
         engine.backward(loss * (dist.get_world_size() // run.config.parallel.tp), scale_wrt_gas=False)
 
+    state.watch.step_begins()
     passes = batch.most_micro_batches(run.topology.data_size)
     view = state.answers
     view.train()
@@ -55,7 +56,9 @@ def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Object
     set_learning_rate(state.partitions.optimizer, learning_rate)
     if run.config.train.detect_nan and not math.isfinite(reduced[0]):
         raise NonFiniteStep(reduced[0] / batch.weight, math.nan, sums.culprits())
+    state.watch.update_begins()
     grad_norm, skipped = _update(state)
+    state.watch.step_ends(batch)
     if skipped and run.config.train.detect_nan and not engine.fp16_enabled():
         raise NonFiniteStep(reduced[0] / batch.weight, grad_norm, sums.culprits())
     state.step += 1

@@ -5,7 +5,7 @@ This module is importable without torch: tensors appear in annotations only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -230,6 +230,25 @@ class CheckpointWriter(Protocol):
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """JSON values of this backend for the manifest; main process's are kept."""
+
+
+class ForeignCheckpoint(Protocol):
+    """A checkpoint in an engine's own format. A backend's plugin that can read some answers one from its method
+    `foreign_checkpoint(folder)`, or None where the folder holds nothing that it knows.
+    """
+
+    description: str
+    """What it is: 'DeepSpeed ZeRO 2 of 8 processes'."""
+    step: int
+    """Updates that were made."""
+    rows_per_step: int
+    """Samples per update; 0 where that is not known."""
+
+    def names(self) -> Collection[str]:
+        """Names of the parameters in memory, tied ones once: those of the transformers or PEFT model."""
+
+    def read(self, name: str) -> Mapping[str, torch.Tensor]:
+        """One parameter: `weight` in fp32, and `exp_avg`, `exp_avg_sq` and `step` if it was trained by then."""
 
 
 class CheckpointReader(Protocol):

@@ -110,13 +110,14 @@ def check_resume(
     `config` is the configuration now, with its global batch settled.
     """
     changed = []
+    imported = manifest["facts"].get("imported")  # from another program: of its data nothing is known
     if manifest["model_fingerprint"] != model_fingerprint:
         saved = manifest["config"].get("model", {}).get("path")
         changed.append(f"the model{f' (it was {saved})' if saved else ''}")
-    if manifest["data_fingerprint"] != data_fingerprint:
+    if not imported and manifest["data_fingerprint"] != data_fingerprint:
         saved = manifest["config"].get("data", {}).get("train")
         changed.append(f"the data or how it is encoded{f' (it was {_some(saved)})' if saved else ''}")
-    if manifest["seed"] != seed:
+    if not imported and manifest["seed"] != seed:
         changed.append(f"the seed (it was {manifest['seed']}, now {seed})")
     changed += _adapter_changes(manifest["adapter"], adapter)
     changed += _setting_changes(manifest["config"], config or {})

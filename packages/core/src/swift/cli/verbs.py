@@ -27,6 +27,7 @@ VERBS = {
         Verb("train", "Train", "Any objective, named by --train_type or --objective", "swift.cli.train:run"),
         Verb("export", "Use the result", "Write a checkpoint as a model folder, and check it", "swift.cli.export:run"),
         Verb("merge-lora", "Use the result", "Merge adapters into the model's weights", "swift.cli.export:run"),
+        Verb("convert", "Use the result", "Take a checkpoint of another program over", "swift.cli.convert:run"),
         Verb("infer", "Use the result", "Answer prompts from a file or the keyboard", "swift.cli.delegate:infer"),
         Verb("chat", "Use the result", "Talk to a model", "swift.cli.delegate:infer"),
         Verb("eval", "Use the result", "Score a model on a data set with answers", "swift.cli.delegate:infer"),
@@ -39,5 +40,5 @@ VERBS = {
     )
 }
 
-ELSEWHERE = ("convert", "serve", "deploy", "plan", "ui")
+ELSEWHERE = ("serve", "deploy", "plan", "ui")
 """Words that belong to swift's vocabulary but that this version does not have."""

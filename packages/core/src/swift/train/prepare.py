@@ -151,7 +151,7 @@ def _with_global_batch(config: Config, checkpoint: Path | None, data_size: int) 
     train = config.train
     rows = train.global_batch
     if rows is None and checkpoint is not None:
-        rows = read_manifest(checkpoint).rows_per_step
+        rows = read_manifest(checkpoint).rows_per_step or None  # an imported checkpoint may not know
     if rows is None:
         rows = train.micro_batch * train.accumulation * data_size
     if rows % data_size:

@@ -1,0 +1,249 @@
+"""DeepSpeed's own checkpoints, read for `swift convert`: ZeRO 1 to 3, and universal ones.
+
+DeepSpeed writes pickles. They are opened by torch's restricted reader, which makes tensors and plain containers and
+nothing else; the few classes of DeepSpeed that lie among them become empty objects. Tensors stay on the disk until a
+parameter is asked for. This module does not import deepspeed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swift.contracts import ForeignCheckpoint
+from swift.errors import CheckpointError
+from swift_backend_deepspeed.partitions import MOMENTS
+
+_MODEL = "*mp_rank_*_model_states.pt"
+_OPTIM = "*zero_pp_rank_*_optim_states.pt"
+_INERT = (
+    "deepspeed.utils.tensor_fragment.fragment_address",
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+)
+_STAGE = "deepspeed.runtime.zero.config.ZeroStageEnum"
+
+
+def open_native(folder: Path) -> ForeignCheckpoint | None:
+    """What lies in a folder that DeepSpeed saved into, or in one of its `global_step` folders."""
+    found = _inside(folder)
+    if found is None:
+        return None
+    if (found / "zero").is_dir():
+        return Universal(found)
+    files = sorted(found.glob(_OPTIM), key=_rank)
+    if not files:
+        raise CheckpointError(
+            f"{found} holds no optimizer state of ZeRO: it was saved with stage 0, or in part.",
+            hint="Its weights are those of the model: export them with transformers.",
+        )
+    return Sharded(found, files)
+
+
+def _inside(folder: Path) -> Path | None:
+    """The folder with the files themselves."""
+    for name in ("latest_universal", "latest"):
+        if (folder / name).is_file():
+            tag = folder / (folder / name).read_text(encoding="utf-8").strip()
+            if any(tag.glob(_MODEL)) or (tag / "zero").is_dir():
+                return tag
+    if any(folder.glob(_MODEL)):
+        return folder
+    steps = [each for each in folder.glob("global_step*") if any(each.glob(_MODEL))]
+    return max(steps, key=lambda each: int(each.name.removeprefix("global_step") or 0)) if steps else None
+
+
+def _rank(file: Path) -> int:
+    return int(re.findall(r"pp_rank_(\d+)", file.name)[0])
+
+
+class _Nothing:
+    """In place of an object that is of no use here."""
+
+
+def _known_classes() -> AbstractContextManager[Any]:
+    allowed: list[Any] = [(_Nothing, name) for name in _INERT]
+    return torch.serialization.safe_globals([*allowed, (int, _STAGE)])
+
+
+def _load(file: Path) -> Any:
+    try:
+        with _known_classes():
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise CheckpointError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a parameter lies in flat pieces."""
+
+    group: int
+    start: int
+    shape: tuple[int, ...]
+
+
+class Sharded(ForeignCheckpoint):
+    """A folder of ZeRO 1, 2 or 3: one file of flat pieces per process."""
+
+    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
+        model = _load(min(folder.glob(_MODEL)))
+        if model.get("mp_world_size", 1) > 1:
+            raise CheckpointError(
+                f"{folder} was saved under tensor parallel, with a part of each matrix in every file.",
+                hint="Make it universal first, with DeepSpeed's ds_to_universal, and convert that.",
+            )
+        self._ranks = [_load(file)["optimizer_state_dict"] for file in files]
+        stage = int(self._ranks[0]["zero_stage"])
+        expected = int(model.get("dp_world_size", len(files)))
+        if len(files) != expected:
+            raise CheckpointError(f"{folder} holds the files of {len(files)} of {expected} processes.")
+        self.description = f"DeepSpeed ZeRO {stage} of {len(files)} processes"
+        self.step = int(model["global_steps"])
+        self.rows_per_step = _rows_per_step(model)
+        self._stage = stage
+        self._shared: Mapping[str, str] = model["shared_params"]
+        self._frozen = self._frozen_parameters(folder, model)
+        shapes = model["param_shapes"]
+        self._places = _places_of_3(shapes, len(files)) if stage == 3 else _places_of_2(shapes)
+        key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
+        inner = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
+        self._weights = [rank[key] for rank in self._ranks]
+        self._states = [rank[inner]["state"] for rank in self._ranks]
+
+    def names(self) -> Collection[str]:
+        """Trained and frozen, tied ones once."""
+        return [*self._places, *self._frozen]
+
+    def read(self, name: str) -> Mapping[str, torch.Tensor]:
+        """Pieces of all processes put together."""
+        if name in self._frozen:
+            return {"weight": _together(self._frozen[name])}
+        place = self._places[name]
+        found = {"weight": self._piece(place, self._weights)}
+        group = _in_groups(self._weights[0], place.start)[0] if self._stage == 3 else place.group
+        state = self._states[0].get(group, {})
+        if MOMENTS[0] in state:
+            for slot in MOMENTS:
+                found[slot] = self._piece(place, [_moments(rank, slot) for rank in self._states])
+            found["step"] = torch.as_tensor(float(state["step"]))
+        return found
+
+    def _piece(self, place: _Place, ranks: Sequence[Any]) -> torch.Tensor:
+        """`ranks` holds, of each process, flat pieces by group."""
+        numel = prod(place.shape)
+        if self._stage == 3:
+            length = -(-numel // len(ranks))
+            group, start = _in_groups(ranks[0], place.start)
+            parts = [rank[group].narrow(0, start, length) for rank in ranks]
+        else:
+            parts, begin = [], 0
+            for rank in ranks:
+                piece = rank[place.group]
+                first, last = max(place.start, begin), min(place.start + numel, begin + piece.numel())
+                if first < last:
+                    parts.append(piece.narrow(0, first - begin, last - first))
+                begin += piece.numel()
+        return torch.cat(parts)[:numel].float().view(place.shape)
+
+    def _frozen_parameters(self, folder: Path, model: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
+        """Name → the parts of a parameter that nobody trained."""
+        shapes = model.get("frozen_param_shapes") or {}
+        if self._stage < 3:
+            return {name: [model["module"][name]] for name in shapes}
+        models = [_load(file) for file in sorted(folder.glob(_MODEL), key=_rank)] if shapes else []
+        found = {}
+        for name, shape in shapes.items():
+            whole = torch.cat([each["frozen_param_fragments"][name].view(-1) for each in models])
+            found[name] = [whole[: prod(shape)].view(tuple(shape))]
+        return found
+
+
+class Universal(ForeignCheckpoint):
+    """What DeepSpeed's `ds_to_universal` makes: a folder per parameter."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "zero"
+        model = _load(min(folder.glob(_MODEL)))
+        self.description = "a universal checkpoint of DeepSpeed"
+        self.step = int(model["global_steps"])
+        self.rows_per_step = _rows_per_step(model)
+        self._shapes = {name: tuple(shape) for group in model["param_shapes"] for name, shape in group.items()}
+        self._step = float(model["global_steps"] - model.get("skipped_steps", 0))
+
+    def names(self) -> Collection[str]:
+        """Those of which there is a folder."""
+        return [each.name for each in sorted(self._folder.iterdir()) if (each / "fp32.pt").is_file()]
+
+    def read(self, name: str) -> Mapping[str, torch.Tensor]:
+        """Its files."""
+        found = {}
+        for slot, file in (("weight", "fp32"), *((slot, slot) for slot in MOMENTS)):
+            path = self._folder / name / f"{file}.pt"
+            if path.is_file():
+                content = _load(path)
+                tensor = content["param"] if isinstance(content, dict) else content
+                found[slot] = tensor.float().view(self._shapes.get(name, tensor.shape))
+        if MOMENTS[0] in found:
+            path = self._folder / name / "step.pt"
+            step = _load(path) if path.is_file() else self._step
+            found["step"] = torch.as_tensor(float(step["param"] if isinstance(step, dict) else step))
+        return found
+
+
+def _moments(state: Mapping[Any, Mapping[str, torch.Tensor]], slot: str) -> list[torch.Tensor]:
+    """One of the optimizer's moments, of all groups in their order."""
+    return [state[index][slot] for index in sorted(state)]
+
+
+def _places_of_2(shapes: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, _Place]:
+    """Each group is one run of elements, cut into equal pieces, padded at its end."""
+    places = {}
+    for group, members in enumerate(shapes):
+        start = 0
+        for name, shape in members.items():
+            places[name] = _Place(group, start, tuple(shape))
+            start += prod(shape)
+    return places
+
+
+def _places_of_3(shapes: Iterable[Mapping[str, Sequence[int]]], ranks: int) -> dict[str, _Place]:
+    """Each process has an equal part of every parameter, one after the other."""
+    places = {}
+    start = 0
+    for group, members in enumerate(shapes):
+        for name, shape in members.items():
+            places[name] = _Place(group, start, tuple(shape))
+            start += -(-prod(shape) // ranks)
+    return places
+
+
+def _in_groups(groups: Sequence[torch.Tensor], start: int) -> tuple[int, int]:
+    """In which of a process's pieces an element lies, and where in it."""
+    for index, group in enumerate(groups):
+        if start < group.numel():
+            return index, start
+        start -= group.numel()
+    raise CheckpointError("The pieces of the checkpoint are shorter than its parameters.")
+
+
+def _rows_per_step(model: Mapping[str, Any]) -> int:
+    config = model.get("ds_config") or {}
+    whole = config.get("train_batch_size")
+    if isinstance(whole, int):
+        return whole
+    micro, steps = config.get("train_micro_batch_size_per_gpu"), config.get("gradient_accumulation_steps", 1)
+    if isinstance(micro, int) and isinstance(steps, int):
+        return micro * steps * int(model.get("dp_world_size", 1))
+    return 0
+
+
+def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return (parts[0] if len(parts) == 1 else torch.cat(list(parts))).float()

@@ -1,0 +1,182 @@
+"""Checkpoints that DeepSpeed itself has written, against plain torch on the same batches; then gone on with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+sys.path.append(str(Path(__file__).parent.parent / "core"))
+
+from launched_runs import SWIFT, started
+from processes import on_processes, succeeded
+
+from swift.checkpoint import open_checkpoint
+from swift.errors import CheckpointError
+from swift.export.convert import convert_checkpoint
+from swift.testing.subjects import conversations, write_jsonl, write_model
+
+STEPS, RANKS, ROWS = 3, 2, 2
+ZERO = {
+    "zero1": {"stage": 1},
+    "zero2": {"stage": 2},
+    "zero3": {"stage": 3, "sub_group_size": 40_000, "stage3_param_persistence_threshold": 0},
+}
+
+
+def batch(step: int, rank: int) -> torch.Tensor:
+    """The tokens of one process."""
+    return torch.randint(0, 200, (ROWS, 12), generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Two groups, as trainers make them."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    matrices = {"params": [each for each in trained if each.ndim > 1], "weight_decay": 0.1}
+    vectors = {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0}
+    return torch.optim.AdamW([each for each in (matrices, vectors) if each["params"]], lr=1e-3, eps=1e-6)
+
+
+def model_of(folder: Path, *, lora: bool) -> nn.Module:
+    """The model as it is, or with adapters whose start is no matter of chance."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(0)
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
+    trained: nn.Module = model
+    return trained
+
+
+def by_deepspeed(model: Path, out: Path, zero: dict[str, Any], *, lora: bool) -> None:
+    """DeepSpeed alone."""
+    import deepspeed
+    import torch.distributed as dist
+
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    config = {
+        "train_micro_batch_size_per_gpu": ROWS,
+        "gradient_clipping": 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    module = model_of(model, lora=lora)
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer_of(module), config=config)
+    for step in range(STEPS):
+        tokens = batch(step, dist.get_rank())
+        engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+        engine.step()
+    engine.save_checkpoint(str(out))
+    if lora and dist.get_rank() == 0:
+        module.peft_config["default"].save_pretrained(str(out))
+    dist.barrier()
+
+
+def by_torch(model: Path, *, lora: bool) -> dict[str, list[torch.Tensor]]:
+    """Plain torch on the batches of both processes: name → weight, moments, step."""
+    module: Any = model_of(model, lora=lora)
+    optimizer = optimizer_of(module)
+    for step in range(STEPS):
+        for rank in range(RANKS):
+            tokens = batch(step, rank)
+            (module(input_ids=tokens, labels=tokens).loss / RANKS).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {
+        name: [each.detach(), *(optimizer.state[each][slot] for slot in ("exp_avg", "exp_avg_sq", "step"))]
+        for name, each in module.named_parameters()
+        if each.requires_grad
+    }
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A model, its data, and what DeepSpeed made of it in all ways."""
+    folder = tmp_path_factory.mktemp("native")
+    model = write_model(folder / "tiny", num_hidden_layers=2)
+    write_jsonl(folder / "data.jsonl", conversations(16))
+    before = os.environ.get("DS_ACCELERATOR")
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed  # noqa: F401  # once, for all processes
+
+    jobs = [partial(by_deepspeed, model, folder / name, zero, lora=False) for name, zero in ZERO.items()]
+    jobs.append(partial(by_deepspeed, model, folder / "lora", {"stage": 2}, lora=True))
+    for answers in on_processes(RANKS, *jobs, fresh=True):
+        succeeded(answers)
+    universal = ["--input_folder", "zero1/global_step3", "--output_folder", "zero1/universal"]
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", *universal, "--inject_missing_state"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    yield folder
+    if before is None:
+        del os.environ["DS_ACCELERATOR"]
+
+
+@pytest.mark.parametrize("name", [*ZERO, "zero1/universal", "lora"])
+def test_weights_and_optimizer_state_are_those_of_plain_torch(place: Path, name: str) -> None:
+    out = place / f"out-{name.replace('/', '-')}"
+    folder = convert_checkpoint(
+        place / name, model=str(place / "tiny"), out=out, adapter_config=None, say=lambda _: None
+    )
+    checkpoint = open_checkpoint(folder)
+    expected = by_torch(place / "tiny", lora=name == "lora")
+    assert expected
+    for parameter, (weight, first, second, step) in expected.items():
+        disk = parameter.replace(".default", "")
+        torch.testing.assert_close(checkpoint.read(f"model.{disk}"), weight, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(checkpoint.read(f"optim.{disk}.exp_avg"), first, rtol=1e-3, atol=1e-7)
+        torch.testing.assert_close(checkpoint.read(f"optim.{disk}.exp_avg_sq"), second, rtol=1e-3, atol=1e-10)
+        assert checkpoint.read(f"optim.{disk}.step") == step == STEPS
+    assert checkpoint.facts.rows_per_step == RANKS * ROWS
+
+
+def test_training_goes_on_from_what_was_converted(place: Path) -> None:
+    with started([*SWIFT, "convert", "zero2", "--model", "./tiny", "--out", "taken-over"], place) as run:
+        assert run.code() == 0, run.output
+    assert f"zero2 is DeepSpeed ZeRO 2 of 2 processes, step {STEPS}." in run.output
+    folder = place / "taken-over" / f"checkpoint-{STEPS}"
+    command = "sft --model ./tiny --dataset data.jsonl --max_steps 4 --tuner.kind full --backend torch"
+    with started([*SWIFT, *command.split(), "--resume_from_checkpoint", str(folder)], place) as run:
+        assert run.code() == 0, run.output
+    assert "at step 3 of 4" in run.output
+    assert "Completed after 4 steps" in run.output
+
+
+def test_a_pickle_that_does_things_is_not_run(place: Path, tmp_path: Path) -> None:
+    from swift_backend_deepspeed.native import open_native
+
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "harm",))
+
+    folder = tmp_path / "global_step1"
+    folder.mkdir()
+    (folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
+    torch.save({"module": Harmful()}, folder / "mp_rank_00_model_states.pt")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_native(tmp_path)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_missing_process_and_a_folder_of_something_else_are_named(place: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from swift_backend_deepspeed.native import open_native
+
+    assert open_native(place / "tiny") is None
+    shutil.copytree(place / "zero2", tmp_path / "part")
+    (tmp_path / "part" / "global_step3" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    with pytest.raises(CheckpointError, match="the files of 1 of 2 processes"):
+        open_native(tmp_path / "part")
