@@ -9,7 +9,7 @@ from typing import ClassVar
 
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 
-from kit_cases import covering
+from kit_cases import combined, covering
 
 from swift.testing import BackendConformance, Layout
 
@@ -42,14 +42,14 @@ class TestDeepSpeed(BackendConformance):
         Layout(2, {"dp_replicate": 2}, zero("zero0"), cases=covering("bfloat16")),
         Layout(2, {"dp_shard": 2}, zero("zero1"), cases=covering("bfloat16", "float16")),
         Layout(2, {"dp_shard": 2}, zero("zero2"), cases=covering("clipped hard, tied", "bfloat16", "float16")),
-        Layout(4, {"dp_shard": 4}, zero("zero3"), cases=covering()),
+        Layout(4, {"dp_shard": 4}, zero("zero3"), cases=combined()),
         Layout(2, {"dp_shard": 2}, zero("zero2_offload"), cases=covering("bfloat16")),
         Layout(2, {"dp_shard": 2}, zero("zero3_offload"), cases=covering("bfloat16")),
         Layout(2, {"dp_shard": 2}, {"backend.config": NVME}, "nvme", cases=covering("bfloat16")),
         Layout(2, {"ulysses": 2}, zero("zero3"), cases=covering("checkpointed", "float16")),
-        Layout(4, {"ulysses": 2, "dp_shard": 2}, zero("zero3"), cases=covering()),
+        Layout(4, {"ulysses": 2, "dp_shard": 2}, zero("zero3"), cases=combined()),
         Layout(
             2, {"tp": 2}, zero("zero1"), cases=covering("clipped hard, tied", "float16"), without=frozenset({"dora"})
         ),
-        Layout(4, {"tp": 2, "dp_shard": 2}, zero("zero2"), cases=covering(), without=frozenset({"dora"})),
+        Layout(4, {"tp": 2, "dp_shard": 2}, zero("zero2"), cases=combined(), without=frozenset({"dora"})),
     )
