@@ -10,7 +10,7 @@ from benchmarks.facts import Figure
 from benchmarks.inputs import WORK, ensure
 
 JSON = {
-    "train_micro_batch_size_per_gpu": 8,
+    "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": 1,
     "gradient_clipping": 1.0,
     "zero_optimization": {"stage": 2},

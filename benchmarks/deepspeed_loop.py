@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.bare_loop import BareLoop
+from benchmarks.commands import ROWS
 from benchmarks.sharded_loop import run
 
 
@@ -28,8 +29,12 @@ class DeepSpeedLoop(BareLoop):
         import deepspeed
 
         super().__init__(model, chats, learning_rate)
-        quiet = {"steps_per_print": 10**9, "zero_allow_untested_optimizer": True}
-        config = json.loads(json.dumps({**self.config, **quiet}))
+        own = {
+            "train_micro_batch_size_per_gpu": ROWS,
+            "steps_per_print": 10**9,
+            "zero_allow_untested_optimizer": True,
+        }
+        config = json.loads(json.dumps({**self.config, **own}))
         self.engine, *_ = deepspeed.initialize(
             model=self.model, optimizer=self.optimizer, config=config, dist_init_required=False
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -44,15 +45,13 @@ def main() -> None:
         return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
     config = order.get("deepspeed")
-    engine: dict[str, Any] = {"deepspeed": {**config, "zero_allow_untested_optimizer": True}} if config else {}
-    if not config:
+    engine: dict[str, Any] = {"use_cpu": True}
+    if config:
+        engine["deepspeed"] = {**config, "zero_allow_untested_optimizer": True}
+    else:
         _let_fsdp_be_on_the_cpu()
         block = type(loop.model.model.layers[0]).__name__
-        engine = {
-            "use_cpu": True,
-            "fsdp": True,
-            "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": [block]},
-        }
+        engine |= {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": [block]}}
     arguments = TrainingArguments(
         output_dir=order["folder"],
         **engine,
@@ -80,6 +79,10 @@ def main() -> None:
     wanted = DistributedType.DEEPSPEED if config else DistributedType.FSDP
     if trainer.accelerator.distributed_type is not wanted:
         raise SystemExit(f"This was not a run of {wanted}, but of {trainer.accelerator.distributed_type}.")
+    if arguments.world_size != dist.get_world_size():
+        raise SystemExit(
+            f"The Trainer counted {arguments.world_size} processes, and there are {dist.get_world_size()}."
+        )
     if arguments.process_index == 0:
         content = {"steps": stamps.seconds, "losses": [each["loss"] for each in trainer.state.log_history[:-1]]}
         (Path(order["folder"]) / "trainer.json").write_text(json.dumps(content))
