@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test conformance lint typecheck imports docs docs-check bench wheels lock clean
+.PHONY: help setup demo test test-vllm conformance matrix lint typecheck imports docs docs-check bench wheels lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,10 +16,17 @@ demo: setup ## Train, resume, export and question a tiny model, on the CPU
 	@$(BIN)/swift demo
 
 test: lint typecheck imports docs-check ## Everything that CI checks
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadscope -m "not vllm"
+
+test-vllm: setup ## What starts a real vLLM: serving, engines, quantised exports, from training to an answer
+	@$(BIN)/python -m pytest -n 2 --dist loadscope -m vllm
 
 conformance: setup ## The conformance kit on every backend, with every case in every layout
 	@SWIFT_WHOLE_KIT=1 $(BIN)/python -m pytest tests -k "conformance or catches"
+
+matrix: setup ## Every engine's checkpoint resumed on every engine; writes docs/reference/resume-matrix.md
+	@SWIFT_WHOLE_MATRIX=1 SWIFT_MATRIX_RESULTS=docs/reference/resume-matrix.json $(BIN)/python -m pytest tests/engines/test_matrix.py
+	@$(BIN)/python tools/docs.py
 
 lint: setup ## ruff: rules and format
 	@$(BIN)/ruff check

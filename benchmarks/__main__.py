@@ -15,6 +15,10 @@ PARTS = {
     "start_up": "time to the first step, phase by phase",
     "fsdp": "speed and memory of FSDP against FSDP2 by hand and the Trainer's, and long sequences",
     "deepspeed": "speed and memory of DeepSpeed against deepspeed.initialize by hand and the Trainer's",
+    "megatron": "speed of Megatron against Megatron-Core by hand, bubbles of its pipelines, and traffic",
+    "checkpoints": "saving against each engine's own saving, stalls of saving in the background, memory, and reading",
+    "serving": "time to the first token and requests a second of swift serve against vLLM's own server",
+    "export": "merging adapters into a model folder, against cp of the same bytes and against PEFT",
     "ms_swift": "speed and start-up against ms-swift, in an environment of its own",
 }
 """Modules of this package, in the order in which they run."""

@@ -60,19 +60,23 @@ def swift_run(
 
 
 def plugin_folder() -> Path:
-    """A folder with the metadata that an installation of `benchmarks.observers` as a plugin would leave."""
+    """A folder with the metadata that an installation of the benchmarks' observers as a plugin would leave."""
     folder = WORK / "plugin"
     metadata = folder / "swift_benchmarks-1.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: swift-benchmarks\nVersion: 1\n")
     names = {
-        "loop-in-turn": "LoopInTurn",
-        "sharded-loop-in-turn": "ShardedLoopInTurn",
-        "deepspeed-loop-in-turn": "DeepSpeedLoopInTurn",
-        "memory-of-each": "MemoryOfEach",
-        "stopwatch": "Stopwatch",
+        "loop-in-turn": "observers:LoopInTurn",
+        "sharded-loop-in-turn": "observers:ShardedLoopInTurn",
+        "deepspeed-loop-in-turn": "observers:DeepSpeedLoopInTurn",
+        "megatron-loop-in-turn": "observers:MegatronLoopInTurn",
+        "memory-of-each": "observers:MemoryOfEach",
+        "stopwatch": "observers:Stopwatch",
+        "pipeline-watch": "megatron_watch:PipelineWatch",
+        "traffic-watch": "megatron_watch:TrafficWatch",
+        "checkpoint-watch": "checkpoint_watch:CheckpointWatch",
     }
-    points = (f"{name} = benchmarks.observers:{target}\n" for name, target in names.items())
+    points = (f"{name} = benchmarks.{target}\n" for name, target in names.items())
     (metadata / "entry_points.txt").write_text("[swift.observers]\n" + "".join(points))
     return folder
 

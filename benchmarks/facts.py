@@ -136,4 +136,6 @@ def write_page(folder: Path) -> None:
         lines += [f"## {path.stem}", "", f"`{content['command']}` on {on}", "", "| what | figure | |", "|---|---:|---|"]
         lines += [f"| {each['what']} | {each['figure']} | {each['verdict']} |" for each in content["figures"]]
         lines.append("")
+        for note in content["details"].get("notes", ()):
+            lines += [note, ""]
     (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")

@@ -1,6 +1,8 @@
 """What the parts train, made once from a seed: a 5.2M-parameter Qwen3 with random weights on short chats.
 
-Where memory is measured, also a Qwen3 of 84M parameters, and one chat of as many tokens as models are made for.
+Where memory is measured, also a Qwen3 of 84M parameters, and one chat of as many tokens as models are made for. Where
+checkpoints are, one of 28M too. Where pipelines and traffic are, a Qwen3 of twice the layers, one with
+experts, and chats of equally many tokens.
 """
 
 from __future__ import annotations
@@ -16,16 +18,23 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "benchmarks"
 """Model, data, runs and the environment of ms-swift; git ignores it."""
 MODEL = WORK / "model"
+MIDDLE = WORK / "model-28m"
 LARGE = WORK / "model-84m"
+DEEP = WORK / "model-deep"
+EXPERTS = WORK / "model-experts"
 CHATS = WORK / "chats.jsonl"
 SOME_CHATS = WORK / "chats-of-a-run.jsonl"
 LONG = WORK / "long.jsonl"
+EVEN = WORK / "even.jsonl"
 
 SAMPLES = 4_000
 VOCABULARY = 8_192
 WORDS = 6_000
 LONGEST = 4_096
 """Tokens that the models have positions for."""
+EVEN_TOKENS = 128
+"""Of each of the even chats: a long question and an answer of one word, so that the head has next to nothing to do."""
+EVEN_CHATS = 400
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -39,7 +48,7 @@ Chat = list[dict[str, str]]
 
 def ensure() -> None:
     """Make model and data if they aren't there, in a process of their own: this one stays without torch."""
-    if CHATS.is_file() and LARGE.is_dir() and LONG.is_file():
+    if all(path.exists() for path in (CHATS, MIDDLE, LARGE, LONG, DEEP, EXPERTS, EVEN)):
         return
     WORK.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-m", "benchmarks.inputs"], check=True)
@@ -87,8 +96,12 @@ def make() -> None:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
     )
+    small = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}
     for folder, shape in (
-        (MODEL, {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}),
+        (MODEL, small),
+        (DEEP, {**small, "num_hidden_layers": 8}),
+        (EXPERTS, {**small, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}),
+        (MIDDLE, {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8}),
         (LARGE, {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}),
     ):
         _write_model(folder, fast, shape)
@@ -98,6 +111,24 @@ def make() -> None:
     room = LONGEST - len(fast.apply_chat_template(_chat(""), return_dict=True)["input_ids"])
     answer = fast.decode(fast(words, add_special_tokens=False)["input_ids"][: room - 8])
     LONG.write_text(json.dumps({"messages": _chat(answer)}) + "\n", encoding="utf-8")
+    EVEN.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in _even(fast)), encoding="utf-8")
+
+
+def _even(tokenizer: Any) -> list[Chat]:
+    """Of words that are one token each."""
+    source = random.Random(1)
+    words = [word[1:] for word in sorted(tokenizer.get_vocab()) if word[0] == "Ġ" and word[1:].isascii()]
+
+    def chat(count: int) -> Chat:
+        question, answer = "? " + " ".join(source.choices(words, k=count)), "! " + source.choice(words)
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def tokens(chat: Chat) -> int:
+        return len(tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"])
+
+    count = EVEN_TOKENS - tokens(chat(1)) + 1
+    chosen = (chat(count) for _ in range(2 * EVEN_CHATS))
+    return [each for each in chosen if tokens(each) == EVEN_TOKENS][:EVEN_CHATS]
 
 
 def _chat(answer: str) -> Chat:
@@ -106,15 +137,16 @@ def _chat(answer: str) -> Chat:
 
 def _write_model(folder: Path, tokenizer: Any, shape: dict[str, int]) -> None:
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    config = Qwen3Config(
+    experts = "num_experts" in shape
+    config = (Qwen3MoeConfig if experts else Qwen3Config)(
         vocab_size=VOCABULARY, num_key_value_heads=shape["num_attention_heads"] // 2, head_dim=64,
         max_position_embeddings=LONGEST, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id, dtype="float32", **shape,
     )  # fmt: skip
     torch.manual_seed(0)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    (Qwen3MoeForCausalLM if experts else Qwen3ForCausalLM)(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

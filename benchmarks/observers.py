@@ -84,6 +84,17 @@ class DeepSpeedLoopInTurn(LoopInTurn):
         return DeepSpeedLoop(config.model.path or "", config.data.train[0], config.learning_rate)
 
 
+class MegatronLoopInTurn(LoopInTurn):
+    """The same with Megatron-Core by hand, in the process groups of the run."""
+
+    def make(self, run: Run) -> BareLoop:
+        from benchmarks.megatron_loop import MegatronLoop
+
+        config = run.config
+        rows = config.train.micro_batch
+        return MegatronLoop(config.model.path or "", config.data.train[0], config.learning_rate, rows)
+
+
 class MemoryOfEach:
     """What each process takes beyond what it had before the model: while weights are read, in training, between steps.
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(CACHE, ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under `-n 2`, tests that share what takes long to make stay in one process."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Sharing(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            folder = Path(file).parts[1]
+            if folder in ("packaging", "export_vllm"):
+                return folder
+            return nodeid.partition("[")[0].rpartition("::")[0]
+
+    return Sharing(config, log)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.parent.name == "export_vllm":
+        item.add_marker(pytest.mark.vllm)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

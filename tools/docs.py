@@ -1,6 +1,7 @@
 """Write the generated pages of `docs/reference`: `make docs`. With `--check`, fail when they are out of date.
 
-The hooks come from `swift.hookspecs`, the configuration from its sections, the table of aliases and core's own plugins.
+The hooks come from `swift.hookspecs`, the configuration from its sections, the table of aliases and core's own plugins,
+the matrix of resumed runs from what `make matrix` found.
 A hook or a key that does not say what it is for is an error, so that none can be added in silence.
 """
 
@@ -33,7 +34,11 @@ class Undocumented(Exception):
 
 def main(arguments: list[str], reference: Path = REFERENCE) -> int:
     try:
-        pages = {"hooks.md": hooks_page(hookspecs), "configuration.md": configuration_page()}
+        pages = {
+            "hooks.md": hooks_page(hookspecs),
+            "configuration.md": configuration_page(),
+            "resume-matrix.md": matrix_page(json.loads((REFERENCE / "resume-matrix.json").read_text())),
+        }
     except Undocumented as problem:
         print(f"docs: {problem}", file=sys.stderr)
         return 1
@@ -61,6 +66,7 @@ def hooks_page(module: ModuleType) -> str:
         documentation(module, module.__name__),
         f"A backend must implement {_listed(module.BACKEND_REQUIRED)}.",
         f"An exporter must implement {_listed(module.EXPORTER_REQUIRED)}.",
+        f"An inference engine must implement {_listed(module.ENGINE_REQUIRED)}.",
         "The types in the signatures are defined in `swift.contracts`; `Batch` is in `swift.data.batch`.",
     ]
     for group in hook_groups(module):
@@ -96,6 +102,45 @@ def configuration_page() -> str:
         for title, options in plugin_options(name):
             parts += [f"### {title}", *_table(model_fields(options, name))]
     return "\n\n".join(parts) + "\n"
+
+
+def matrix_page(results: dict[str, Any]) -> str:
+    """Which engine went on with what which engine saved, and how near it came to the plain run."""
+    facts, pairs = results["facts"], results["pairs"]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    parts = [
+        "# Any checkpoint resumes anywhere",
+        "<!-- Written by `make docs` from resume-matrix.json, which `make matrix` writes. Do not edit. -->",
+        "Five steps on the engine of the row, its processes killed when the checkpoint was whole, five more steps on "
+        "the engine of the column: AdamW, its state, the learning rate's schedule and the order of the samples go "
+        "along. Every one of the ten steps, on every process, is compared with ten uninterrupted steps of plain "
+        "transformers and torch in one process. A cell holds the larger of the largest relative differences of loss "
+        f"and gradient norm, in float32; above {facts['tolerance']:g} the test fails.",
+        f"{len(pairs)} of {facts['tried']} pairs passed. Command: `{facts['command']}`. Versions: {versions}.",
+    ]
+    titles = {
+        ("Qwen3", "clipped"): "All weights trained",
+        ("Qwen3Moe", "clipped"): "A mixture of experts",
+        ("Qwen3", "lora"): "LoRA",
+        ("Qwen3", "dpo"): "DPO, all weights trained",
+        ("Qwen3", "dpo, lora"): "DPO with LoRA",
+    }
+    for (model, case), title in titles.items():
+        found = [pair for pair in pairs if (pair["model"], pair["case"]) == (model, case)]
+        if found:
+            parts += [f"## {title}", _pairs(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _pairs(pairs: list[dict[str, Any]]) -> str:
+    """A square where everybody goes on with what everybody saved; otherwise a list."""
+    off = {(pair["wrote"], pair["reads"]): max(pair["loss"], pair["grad_norm"]) for pair in pairs}
+    places = list(dict.fromkeys(pair["wrote"] for pair in pairs))
+    if len(off) < len(places) ** 2:
+        rows = [f"| {wrote} | {reads} | {value:.0e} |" for (wrote, reads), value in off.items()]
+        return "\n".join(["| saved by | resumed by | difference |", "|---|---|---|", *rows])
+    rows = [f"| **{wrote}** | " + " | ".join(f"{off[wrote, reads]:.0e}" for reads in places) + " |" for wrote in places]
+    return "\n".join([f"| saved by ↓ resumed by → | {' | '.join(places)} |", "|---" * (len(places) + 1) + "|", *rows])
 
 
 def plugin_options(section: str) -> Iterator[tuple[str, type[BaseModel]]]:

@@ -30,6 +30,9 @@ def main() -> None:
     write("torch.txt", [entry for entry in everything if WITH_TORCH.match(entry)])
     write("built.txt", [entry for entry in everything if BUILT_HERE.match(entry)])
     write("dev.txt", [entry for entry in everything if not (WITH_TORCH.match(entry) or BUILT_HERE.match(entry))])
+    there = {pinned(entry) for entry in everything}
+    more = entries(export("--all-packages", "--group", "dev", "--group", "harness"))
+    write("harness.txt", [entry for entry in more if pinned(entry) not in there])
 
 
 def export(*what: str) -> str:
@@ -49,6 +52,11 @@ def uv(*arguments: str) -> str:
 def entries(requirements: str) -> list[str]:
     """One entry per package: its line and those of its hashes."""
     return re.split(r"\n(?=\S)", requirements.strip())
+
+
+def pinned(entry: str) -> str:
+    """Name, version, and where it is wanted."""
+    return entry.partition(" \\\n")[0]
 
 
 def write(name: str, pins: list[str]) -> None:

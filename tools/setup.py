@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "setup-fingerprint"
+HARNESS = VENV / "harness"
 PINS = ROOT / "requirements"
 
 
@@ -79,6 +80,9 @@ def install() -> None:
     install_torch(offered, index_only=pip_settings.for_uv(offers=False))
     say("all other pins")
     uv_install(offered, "--no-deps", "--require-hashes", "--requirement", str(PINS / "dev.txt"))
+    say("lm-evaluation-harness, in a folder of its own")
+    harness = ("--target", str(HARNESS), "--requirement", str(PINS / "harness.txt"))
+    uv_install(offered, "--no-deps", "--require-hashes", *harness)
     say("what is built here: deepspeed")
     built_here = {**offered, "DS_BUILD_OPS": "0", **({} if has_nvidia_driver() else {"DS_ACCELERATOR": "cpu"})}
     built = ("--no-deps", "--no-build-isolation", "--require-hashes", "--requirement", str(PINS / "built.txt"))

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 
-from kit_cases import combined, covering
+from kit_cases import chosen
 
 from swift.testing import BackendConformance, Layout
 
@@ -36,20 +36,32 @@ class TestDeepSpeed(BackendConformance):
     backend = "deepspeed"
     fresh_processes = True
     environment: ClassVar = {"DS_ACCELERATOR": "cpu"}
-    preload = ("deepspeed", "small_swaps", "swift_backend_deepspeed.shard")
+    preload = (
+        "deepspeed",
+        "deepspeed.module_inject.auto_ep_config",
+        "deepspeed.module_inject.auto_ep_layer",
+        "deepspeed.runtime.zero.muon.muon_optimizer",
+        "small_swaps",
+        "swift_backend_deepspeed.shard",
+    )
     layouts = (
         Layout(2, {"dp_shard": 2}, zero("zero3")),
-        Layout(2, {"dp_replicate": 2}, zero("zero0"), cases=covering("bfloat16")),
-        Layout(2, {"dp_shard": 2}, zero("zero1"), cases=covering("bfloat16", "float16")),
-        Layout(2, {"dp_shard": 2}, zero("zero2"), cases=covering("clipped hard, tied", "bfloat16", "float16")),
-        Layout(4, {"dp_shard": 4}, zero("zero3"), cases=combined()),
-        Layout(2, {"dp_shard": 2}, zero("zero2_offload"), cases=covering("bfloat16")),
-        Layout(2, {"dp_shard": 2}, zero("zero3_offload"), cases=covering("bfloat16")),
-        Layout(2, {"dp_shard": 2}, {"backend.config": NVME}, "nvme", cases=covering("bfloat16")),
-        Layout(2, {"ulysses": 2}, zero("zero3"), cases=covering("checkpointed", "float16")),
-        Layout(4, {"ulysses": 2, "dp_shard": 2}, zero("zero3"), cases=combined()),
+        Layout(2, {"dp_replicate": 2}, zero("zero0"), cases=chosen("accumulated")),
+        Layout(2, {"dp_shard": 2}, zero("zero1"), cases=chosen("dpo, lora", "float16")),
         Layout(
-            2, {"tp": 2}, zero("zero1"), cases=covering("clipped hard, tied", "float16"), without=frozenset({"dora"})
+            2,
+            {"dp_shard": 2},
+            zero("zero2"),
+            cases=chosen("clipped hard, tied", "accumulated", "packed", "lora", "bfloat16"),
         ),
-        Layout(4, {"tp": 2, "dp_shard": 2}, zero("zero2"), cases=combined(), without=frozenset({"dora"})),
+        Layout(4, {"dp_shard": 4}, zero("zero3"), cases=chosen("packed")),
+        Layout(2, {"dp_shard": 2}, zero("zero2_offload"), cases=chosen("accumulated", "lora")),
+        Layout(2, {"dp_shard": 2}, zero("zero3_offload"), cases=chosen("dpo, lora", "bfloat16")),
+        Layout(2, {"dp_shard": 2}, {"backend.config": NVME}, "nvme", cases=chosen("accumulated", "lora")),
+        Layout(2, {"ulysses": 2}, zero("zero3"), cases=chosen("packed", "checkpointed", "dpo, lora", "float16")),
+        Layout(4, {"ulysses": 2, "dp_shard": 2}, zero("zero3"), cases=chosen("packed")),
+        Layout(
+            2, {"tp": 2}, zero("zero1"), cases=chosen("clipped hard, tied", "accumulated", "dpo, lora"), without=NOT_CUT
+        ),
+        Layout(4, {"tp": 2, "dp_shard": 2}, zero("zero2"), cases=chosen("packed", "dpo, lora"), without=NOT_CUT),
     )

@@ -22,6 +22,7 @@ from processes import on_processes, succeeded
 from swift.checkpoint import open_checkpoint
 from swift.errors import CheckpointError
 from swift.export.convert import convert_checkpoint
+from swift.export.convert_to import convert_to
 from swift.testing.subjects import conversations, write_jsonl, write_model
 
 STEPS, RANKS, ROWS = 3, 2, 2
@@ -85,11 +86,57 @@ def by_deepspeed(model: Path, out: Path, zero: dict[str, Any], *, lora: bool) ->
     dist.barrier()
 
 
-def by_torch(model: Path, *, lora: bool) -> dict[str, list[torch.Tensor]]:
+def resumed_by_deepspeed(model: Path, source: Path, out: Path, zero: dict[str, Any], *, lora: bool) -> None:
+    """DeepSpeed alone goes on from a universal checkpoint: what it holds then, and after one more step."""
+    import deepspeed
+    import torch.distributed as dist
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    config = {
+        "train_micro_batch_size_per_gpu": ROWS,
+        "gradient_clipping": 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "checkpoint": {"load_universal": True},
+        "steps_per_print": 10**9,
+    }
+    module = model_of(model, lora=lora)
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer_of(module), config=config)
+    assert engine.load_checkpoint(str(source))[0] is not None
+    assert engine.global_steps == STEPS
+
+    def held() -> dict[str, list[torch.Tensor]]:
+        return {
+            name: [
+                safe_get_full_fp32_param(each).clone(),
+                *(safe_get_full_optimizer_state(each, slot).clone() for slot in ("exp_avg", "exp_avg_sq")),
+            ]
+            for name, each in module.named_parameters()
+            if each.requires_grad
+        }
+
+    found = [held()]
+    if zero["stage"] == 3:  # here DeepSpeed counts for its own Adams, with an integer that torch's AdamW refuses
+        if dist.get_rank() == 0:
+            torch.save([*found, {}], out)
+        dist.barrier()
+        return
+    tokens = batch(STEPS, dist.get_rank())
+    engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+    engine.step()
+    found.append(held())
+    if dist.get_rank() == 0:
+        torch.save(found, out)
+    dist.barrier()
+
+
+def by_torch(model: Path, *, lora: bool, steps: int = STEPS) -> dict[str, list[torch.Tensor]]:
     """Plain torch on the batches of both processes: name → weight, moments, step."""
     module: Any = model_of(model, lora=lora)
     optimizer = optimizer_of(module)
-    for step in range(STEPS):
+    for step in range(steps):
         for rank in range(RANKS):
             tokens = batch(step, rank)
             (module(input_ids=tokens, labels=tokens).loss / RANKS).backward()
@@ -140,6 +187,8 @@ def test_weights_and_optimizer_state_are_those_of_plain_torch(place: Path, name:
         torch.testing.assert_close(checkpoint.read(f"optim.{disk}.exp_avg_sq"), second, rtol=1e-3, atol=1e-10)
         assert checkpoint.read(f"optim.{disk}.step") == step == STEPS
     assert checkpoint.facts.rows_per_step == RANKS * ROWS
+    optim: Any = checkpoint.facts.config["optim"]
+    assert (optim["lr"], optim["eps"], optim["beta2"], optim["weight_decay"]) == (1e-3, 1e-6, 0.999, 0.1)
 
 
 def test_training_goes_on_from_what_was_converted(place: Path) -> None:
@@ -152,6 +201,62 @@ def test_training_goes_on_from_what_was_converted(place: Path) -> None:
         assert run.code() == 0, run.output
     assert "at step 3 of 4" in run.output
     assert "Completed after 4 steps" in run.output
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "lora"])
+def test_deepspeed_goes_on_from_what_it_is_handed(place: Path, tmp_path: Path, name: str) -> None:
+    lora = name == "lora"
+    said: list[str] = []
+    stored = convert_checkpoint(
+        place / ("lora" if lora else "zero1"),
+        model=str(place / "tiny"),
+        out=tmp_path / "stored",
+        adapter_config=None,
+        say=said.append,
+    )
+    handed = convert_to(stored, to="deepspeed", out=tmp_path / "handed", say=said.append)
+    zero = ZERO.get(name, {"stage": 2})
+    job = partial(resumed_by_deepspeed, place / "tiny", handed, tmp_path / "held.pt", zero, lora=lora)
+    for answers in on_processes(RANKS, job, fresh=True):
+        succeeded(answers)
+    loaded, stepped = torch.load(tmp_path / "held.pt", weights_only=True)
+    checkpoint = open_checkpoint(stored)
+    assert loaded
+    for parameter, tensors in loaded.items():
+        disk = parameter.replace(".default", "")
+        names = (f"model.{disk}", f"optim.{disk}.exp_avg", f"optim.{disk}.exp_avg_sq")
+        for canonical, tensor in zip(names, tensors, strict=True):
+            assert torch.equal(checkpoint.read(canonical), tensor), canonical
+    expected = by_torch(place / "tiny", lora=lora, steps=STEPS + 1) if stepped else {}
+    for parameter, (weight, *_) in stepped.items():
+        torch.testing.assert_close(weight, expected[parameter][0], rtol=1e-4, atol=1e-5)
+    back = convert_checkpoint(
+        handed,
+        model=str(place / "tiny"),
+        out=tmp_path / "back",
+        adapter_config=place / "lora" / "adapter_config.json" if lora else None,
+        say=said.append,
+    )
+    again = open_checkpoint(back)
+    assert sorted(again.names()) == sorted(checkpoint.names())
+    assert all(torch.equal(again.read(each), checkpoint.read(each)) for each in again.names())
+
+
+def test_a_trainers_folder_under_deepspeed_goes_to_the_reader_of_deepspeed(place: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "checkpoint-3"
+    shutil.copytree(place / "tiny", folder)
+    shutil.copytree(place / "zero2", folder, dirs_exist_ok=True)
+    (tmp_path / "args.json").write_text('{"model": "' + str(place / "tiny") + '", "seed": 5}')
+    said: list[str] = []
+    stored = convert_checkpoint(folder, model=None, out=tmp_path / "out", adapter_config=None, say=said.append)
+    assert any("DeepSpeed ZeRO 2 of 2 processes" in line for line in said)
+    checkpoint = open_checkpoint(stored)
+    weight, first, *_ = by_torch(place / "tiny", lora=False)["model.norm.weight"]
+    torch.testing.assert_close(checkpoint.read("model.model.norm.weight"), weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(checkpoint.read("optim.model.norm.weight.exp_avg"), first, rtol=1e-3, atol=1e-7)
+    assert checkpoint.facts.seed == 5
 
 
 def test_a_pickle_that_does_things_is_not_run(place: Path, tmp_path: Path) -> None:

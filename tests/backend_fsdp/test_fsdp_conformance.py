@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 
-from kit_cases import combined, covering
+from kit_cases import chosen
 
 from swift.testing import BackendConformance, Layout
 
@@ -19,12 +19,17 @@ class TestFsdp(BackendConformance):
     preload = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "swift_backend_fsdp.shard")
     layouts = (
         Layout(2, {"dp_shard": 2}),
-        Layout(4, {"dp_shard": 4}, cases=combined()),
-        Layout(4, {"dp_replicate": 2, "dp_shard": 2}, cases=combined()),
-        Layout(2, {"tp": 2}, cases=covering("clipped hard, tied", "checkpointed", "bfloat16"), without=NO_DORA),
-        Layout(4, {"tp": 2, "dp_shard": 2}, cases=combined(), without=NO_DORA),
-        Layout(2, {"ulysses": 2}, cases=covering("checkpointed", "bfloat16")),
-        Layout(2, {"cp": 2}, cases=covering("checkpointed", "bfloat16")),
-        Layout(4, {"cp": 2, "dp_shard": 2}, cases=combined()),
-        Layout(2, {"dp_shard": 2}, {"backend.offload": True}, cases=covering()),
+        Layout(4, {"dp_shard": 4}, cases=chosen("packed")),
+        Layout(4, {"dp_replicate": 2, "dp_shard": 2}, cases=chosen("dpo, lora")),
+        Layout(
+            2,
+            {"tp": 2},
+            cases=chosen("clipped hard, tied", "accumulated", "checkpointed", "lora", "bfloat16"),
+            without=NO_DORA,
+        ),
+        Layout(4, {"tp": 2, "dp_shard": 2}, cases=chosen("packed", "dpo, lora"), without=NO_DORA),
+        Layout(2, {"ulysses": 2}, cases=chosen("packed", "checkpointed", "dpo, lora")),
+        Layout(2, {"cp": 2}, cases=chosen("packed", "lora", "bfloat16")),
+        Layout(4, {"cp": 2, "dp_shard": 2}, cases=chosen("packed")),
+        Layout(2, {"dp_shard": 2}, {"backend.offload": True}, cases=chosen("accumulated", "lora")),
     )

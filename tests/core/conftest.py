@@ -1,8 +1,11 @@
-"""Models that many tests share, and an observer of a third party."""
+"""Models that many tests share, an observer of a third party, and this project's own packages out of sight."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from importlib.metadata import Distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +42,28 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_runs import write_model
 
     return write_model(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True)
+
+
+@pytest.fixture
+def without_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    """swift-backend-megatron as if it were not installed, in this process."""
+    _hide("swift-backend-megatron", monkeypatch)
+
+
+@pytest.fixture
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """swift-export-vllm as if it were not installed, in this process."""
+    _hide("swift-export-vllm", monkeypatch)
+
+
+def _hide(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    discover = Distribution.discover
+
+    def others(**wanted: Any) -> Iterable[Distribution]:
+        return (found for found in discover(**wanted) if found.metadata["Name"] != distribution)
+
+    monkeypatch.setattr(Distribution, "discover", others)
+    assert distribution not in {found.metadata["Name"] for found in Distribution.discover()}
 
 
 @pytest.fixture(scope="session")

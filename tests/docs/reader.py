@@ -36,6 +36,7 @@ class Reader:
         # What every command imports, so that a fork finds it.
         import swift.export.run
         import swift.infer.batch
+        import swift.infer.local
         import swift.train.loop  # noqa: F401 - only for its effect
 
         self._folder = folder
@@ -74,9 +75,14 @@ class Reader:
                 from swift.cli.main import run
 
                 code = run(words[1:])
+            elif words[1] == "-m":
+                sys.argv = words[2:]
+                runpy.run_module(words[2], run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(words[1], run_name="__main__")
                 code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
         except BaseException:
             traceback.print_exc()
         finally:

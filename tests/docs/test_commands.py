@@ -9,7 +9,8 @@ from pages import DOCS, ROOT, Command, blocks, commands, missing
 from typer import Typer
 from typer.main import get_command
 
-from swift.cli import convert, export, plugins
+from swift.cli import convert, export, plugins, serve
+from swift.cli.app import split_unknown
 from swift.cli.config import presets_of_backends
 from swift.cli.verbs import TRAINING, VERBS
 from swift.config.parse import parse
@@ -17,7 +18,13 @@ from swift.errors import SwiftError
 from swift.infer import cli as asking
 
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.rglob("*.md"))]
-OF_PLUGINS = {"write-an-observer.md", "write-an-objective.md", "write-a-backend.md"}
+OF_PLUGINS = {
+    "write-an-observer.md",
+    "write-an-objective.md",
+    "write-a-backend.md",
+    "write-an-engine.md",
+    "rollouts.md",
+}
 """Pages whose commands need the plugin that they build; `test_plugin_pages.py` runs them."""
 FUNCTIONS = {
     "export": export.export,
@@ -110,6 +117,11 @@ def _read(words: list[str]) -> None:
     elif verb in TRAINING:
         # A configuration that a page tells the reader to write is not there yet.
         parse(rest, verb, complete=not any(word.endswith(".yaml") for word in words))
+    elif verb in ("serve", "deploy"):
+        own, _ = split_unknown(serve.serve, rest)  # the others are the server's own
+        app = Typer(add_completion=False)
+        app.command()(serve.serve)
+        assert get_command(app).make_context(verb, own).params["model"], "the model comes first"
     elif verb in FUNCTIONS:
         app = Typer(add_completion=False)
         app.command()(FUNCTIONS[verb])

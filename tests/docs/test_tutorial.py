@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
-from pages import DOCS, blocks, commands, missing
+from pages import DOCS, Command, blocks, commands, missing
 from reader import Reader
 
-PAGE = DOCS / "tutorial" / "first-model.md"
+sys.path.append(str(Path(__file__).parent.parent / "core"))
+
+from launched_runs import SWIFT, started
+
+FIRST_MODEL = DOCS / "tutorial" / "first-model.md"
+TO_PIPELINE = DOCS / "tutorial" / "prototype-to-pipeline.md"
+SERVE = DOCS / "tutorial" / "train-export-serve-ask.md"
+SERVING = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+def follow(page: Path, folder: Path, serve: Callable[[Command], None] | None = None) -> list[list[str]]:
+    """Write every file and type every command; the first two words of each. `serve` starts what goes on running."""
+    folder.mkdir()
+    reader = Reader(folder)
+    followed = []
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(block.text, encoding="utf-8")
+        for command in commands(block) if block.language == "console" else ():
+            if serve is not None and command.words()[:2] == ["swift", "serve"]:
+                serve(command)
+                continue
+            done = reader.types(command)
+            assert done.code == 0, f"{command.line}\n{done.printed}\n{done.complained}"
+            assert missing(command.shown, done.printed) == [], f"{command.line}\n{done.printed}\n{done.complained}"
+            followed.append(command.words()[:2])
+    return followed
 
 
 @pytest.mark.slow
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     folder = tmp_path / "work"
-    folder.mkdir()
-    reader = Reader(folder)
-    followed = []
-    for block in blocks(PAGE):
-        if block.file:
-            (folder / block.file).write_text(block.text, encoding="utf-8")
-        for command in commands(block) if block.language == "console" else ():
-            done = reader.types(command)
-            assert done.code == 0, f"{command.line}\n{done.printed}\n{done.complained}"
-            assert missing(command.shown, done.printed) == [], f"{command.line}\n{done.printed}\n{done.complained}"
-            followed.append(command.words()[:2])
+    followed = follow(FIRST_MODEL, folder)
     assert ["swift", "eval"] in followed
     assert ["swift", "chat"] in followed
 
@@ -34,6 +55,43 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     assert first < 0.2
     verified = json.loads((folder / "alphabet-model" / "verification.json").read_text())
     assert verified["verified"] is True
+
+
+@pytest.mark.slow
+def test_a_zero_prototype_goes_on_as_a_pipeline(tmp_path: Path) -> None:
+    followed = follow(TO_PIPELINE, tmp_path / "work")
+    assert followed.count(["swift", "sft"]) == 2
+    assert ["python", "compare.py"] in followed
+    verified = json.loads((tmp_path / "work" / "model" / "verification.json").read_text())
+    assert verified["verified"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_what_was_trained_is_served_and_asked(tmp_path: Path) -> None:
+    """The server of the second terminal runs while the commands after it are typed, and ends with Ctrl-C."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    page = tmp_path / SERVE.name
+    page.write_text(SERVE.read_text(encoding="utf-8").replace("8000", port), encoding="utf-8")
+    folder = tmp_path / "work"
+    with ExitStack() as running:
+        servers = []
+
+        def serve(command: Command) -> None:
+            server = running.enter_context(started([*SWIFT, *command.words()[1:]], folder, SERVING))
+            server.until(r"Ctrl-C stops it\.\n")
+            assert missing(command.shown, server.output) == [], server.output
+            servers.append(server)
+
+        followed = follow(page, folder, serve=serve)
+        assert followed[-3:] == [["curl", "-s"], ["python", "ask.py"], ["swift", "eval"]]
+        (server,) = servers
+        processes = psutil.Process(server.process.pid).children(recursive=True)
+        server.ctrl_c()
+        assert server.code() == 0
+        assert not any(map(psutil.Process.is_running, processes))
 
 
 def _last_loss(run: Path) -> float:

@@ -36,18 +36,19 @@ FACTS = {
 }
 
 
-def save(run: Path, step: int, *, rank: int = 0, extra: Callable[[Path], None] | None = None, **options: Any) -> Path:
+def save(
+    run: Path, step: int, *, rank: int = 0, meanwhile: Callable[[Path], None] | None = None, **options: Any
+) -> Path:
+    """`meanwhile` is done on every process, with the folder that is not whole yet."""
     # Several tensors, so that every process of two has some to write.
     tensors = {f"model.{name}": torch.full((64, 32), float(step)) for name in "abcd"}
-    pending = save_checkpoint(
-        run,
-        step,
-        fill=lambda writer: writer.tensors(tensors),
-        manifest=Manifest(**FACTS),
-        is_main=rank == 0,
-        extra=extra,
-        **options,
-    )
+
+    def fill(writer: Any) -> None:
+        writer.tensors(tensors)
+        if meanwhile is not None:
+            meanwhile(run / f"checkpoint-{step}.tmp")
+
+    pending = save_checkpoint(run, step, fill=fill, manifest=Manifest(**FACTS), is_main=rank == 0, **options)
     return pending.wait()
 
 
@@ -126,7 +127,7 @@ def test_a_process_killed_while_saving_leaves_the_previous_checkpoint_whole(tmp_
 
         # The others hear of it instead of waiting for ever.
         with pytest.raises(RuntimeError):
-            save(tmp_path, 2, rank=rank, extra=die)
+            save(tmp_path, 2, rank=rank, meanwhile=die)
 
     on_processes(size, work, dying=victim)
     assert (tmp_path / "checkpoint-2.tmp").is_dir()
@@ -146,7 +147,7 @@ def test_a_full_disk_on_one_process_is_an_error_on_all_and_the_previous_checkpoi
                 (folder / "state" / "00001.safetensors").symlink_to("/dev/full")
 
         with pytest.raises(CheckpointError) as caught:
-            save(tmp_path, 2, rank=rank, extra=fill_the_disk)
+            save(tmp_path, 2, rank=rank, meanwhile=fill_the_disk)
         return str(caught.value)
 
     for message in on_processes(2, work):
@@ -159,19 +160,12 @@ def test_a_full_disk_on_one_process_is_an_error_on_all_and_the_previous_checkpoi
 def test_a_failed_background_save_is_reported_by_the_next_one(tmp_path: Path) -> None:
     save(tmp_path, 1)
 
-    def limit(_: Path) -> None:
+    def fill(writer: Any) -> None:
+        writer.tensors({"model.c": torch.zeros(64, 64)})
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
     def work(_: int) -> None:
-        pending = save_checkpoint(
-            tmp_path,
-            2,
-            fill=lambda writer: writer.tensors({"model.c": torch.zeros(64, 64)}),
-            manifest=Manifest(**FACTS),
-            is_main=True,
-            extra=limit,
-            asynchronous=True,
-        )
+        pending = save_checkpoint(tmp_path, 2, fill=fill, manifest=Manifest(**FACTS), is_main=True, asynchronous=True)
         with pytest.raises(CheckpointError, match="larger than this system allows"):
             save(tmp_path, 3)
         with pytest.raises(CheckpointError, match="larger than this system allows"):
@@ -193,7 +187,7 @@ def test_a_place_that_cannot_be_written_to_is_one_sentence(tmp_path: Path) -> No
 def test_a_step_that_is_reached_again_replaces_its_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
-    folder = save(tmp_path, 2, extra=lambda temporary: (temporary / "second").write_text(""))
+    folder = save(tmp_path, 2, extra=lambda stored: (stored.folder / "second").write_text(""))
     assert (folder / "second").is_file()
     assert_whole(tmp_path, 2)
 
@@ -225,14 +219,14 @@ def test_a_wrong_path_gets_the_checkpoints_that_there_are(tmp_path: Path) -> Non
 def test_old_checkpoints_go_but_never_the_best_or_the_last(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4, 10):
         save(tmp_path, step)
-    assert prune(tmp_path, keep=2, best_step=2) == [1, 3]
+    assert prune(tmp_path, keep=2, best_step=2) == [tmp_path / "checkpoint-1", tmp_path / "checkpoint-3"]
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
         "checkpoint-10",
         "checkpoint-2",
         "checkpoint-4",
     ]
     link(tmp_path, "last-checkpoint", 2)
-    assert prune(tmp_path, keep=1) == [4]
+    assert prune(tmp_path, keep=1) == [tmp_path / "checkpoint-4"]
     assert (tmp_path / "checkpoint-2").is_dir()
 
 

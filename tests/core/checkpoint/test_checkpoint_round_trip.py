@@ -182,8 +182,19 @@ def test_an_asynchronous_save_holds_the_values_of_its_step(tmp_path: Path) -> No
     on_processes(2, work)
 
 
+def test_processes_forked_after_a_save_copy_into_memory_of_their_own(tmp_path: Path) -> None:
+    save(tmp_path / "before", 1, values(), asynchronous=True)
+
+    def work(rank: int) -> None:
+        held = held_as("boxes", values(), rank, 2)
+        save(tmp_path / "after", 1, held, rank, asynchronous=True)
+        assert_loads(tmp_path / "after" / "checkpoint-1", "plain", rank, 2)
+
+    on_processes(2, work)
+
+
 def test_files_that_the_caller_adds_are_part_of_the_checkpoint(tmp_path: Path) -> None:
-    folder = save(tmp_path, 1, values(), extra=lambda temporary: (temporary / "config.json").write_text("{}"))
+    folder = save(tmp_path, 1, values(), extra=lambda stored: (stored.folder / "config.json").write_text("{}"))
     assert "config.json" in open_checkpoint(folder).manifest["files"]
     (folder / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"config\.json was altered"):

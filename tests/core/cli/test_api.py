@@ -50,7 +50,7 @@ def test_keywords_and_flags_give_the_same_configuration(trained: list[Any]) -> N
     assert rest == {"rows": None, "validation_rows": None}
 
 
-def test_megatron_arguments_choose_megatron() -> None:
+def _with_megatron() -> TrainerConfig:
     from swift import MegatronArguments
 
     arguments = MegatronArguments(
@@ -59,9 +59,21 @@ def test_megatron_arguments_choose_megatron() -> None:
         sequence_parallel=True,
         use_distributed_optimizer=False,
     )
-    config = TrainerConfig(model_id="qwen/Qwen-7B", train_type="sft", dataset="alpaca-en", megatron_args=arguments)
+    return TrainerConfig(model_id="qwen/Qwen-7B", train_type="sft", dataset="alpaca-en", megatron_args=arguments)
+
+
+def test_megatron_arguments_choose_megatron(trained: list[Any]) -> None:
+    Swift.from_config(_with_megatron()).train()
+    ((parsed, _),) = trained
+    assert parsed.config.backend.name == "megatron"
+    plan = parsed.config.parallel
+    assert (plan.tp, plan.pp, plan.sequence_parallel) == (4, 2, True)
+    assert parsed.backend_options.model_dump()["use_distributed_optimizer"] is False
+
+
+def test_megatron_arguments_without_megatron_say_what_installs_it(without_megatron: None) -> None:
     with pytest.raises(PluginError, match="'megatron' is not installed") as caught:
-        Swift.from_config(config).train()
+        Swift.from_config(_with_megatron()).train()
     assert 'pip install "swift-core[megatron]"' in str(caught.value)
 
 

@@ -40,7 +40,16 @@ def test_the_overview_names_every_verb_and_imports_next_to_nothing() -> None:
     assert not heavy & imported_by("--help")
 
 
-@pytest.mark.parametrize("command", [["sft", "--help"], ["rlhf", "--help"], ["plugins"], ["config", "schema"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sft", "--help"],
+        ["rlhf", "--help"],
+        ["sft", "--backend", "megatron", "--help"],
+        ["plugins"],
+        ["config", "schema"],
+    ],
+)
 def test_looking_around_does_not_import_torch(command: list[str]) -> None:
     assert not {"torch", "transformers"} & imported_by(*command)
 
@@ -56,15 +65,26 @@ def test_help_of_a_training_verb_shows_fields_in_groups_with_defaults_and_aliase
     assert "--backend.device" in text  # the torch backend's own
 
 
-def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it() -> None:
-    assert 'pip install "swift-core[megatron]"' in swift("sft", "--parallel_method", "megatron", "--help").stdout
+def test_help_with_a_backend_shows_the_options_of_that_backend() -> None:
+    text = swift("sft", "--parallel_method", "megatron", "--help", COLUMNS="200").stdout
+    assert "--backend.use_distributed_optimizer" in text
+    assert "--backend.bucket_mb" not in text  # the torch backend's
 
 
+def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it(
+    without_megatron: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["sft", "--parallel_method", "megatron", "--help"]) == 0
+    assert 'pip install "swift-core[megatron]"' in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("without_megatron", "without_vllm")
 @pytest.mark.parametrize(
     ("args", "code", "sentence"),
     [
         (["trian"], 2, "Did you mean 'train'?"),
-        (["serve"], 2, "does not have `swift serve`"),
+        (["plan"], 2, "does not have `swift plan`"),
+        (["serve"], 2, "swift serve needs a model"),
         (["sft"], 2, "swift sft needs --model"),
         (["sft", "--modle", "m"], 2, "Did you mean '--model'?"),
         (["sft", "--model", "m", "--dataset", "d", "--backend", "megatron"], 3, 'pip install "swift-core[megatron]"'),
@@ -161,17 +181,19 @@ def test_export_and_merge_lora_reach_the_exporter(monkeypatch: pytest.MonkeyPatc
     (path, exported), (merged_path, merged) = calls
     assert (path, exported["to"], str(exported["options"].out)) == ("run", "adapter", "there")
     assert exported["options"].exist_ok
-    assert not exported["options"].verify
+    assert exported["options"].verify == "none"
     assert (merged_path, merged["to"], merged["options"].dtype) == ("run", "hf", "bfloat16")
 
 
 def test_doctor_reports_versions_devices_plugins_and_space() -> None:
     done = swift("doctor", "--json")
     findings = json.loads(done.stdout)
-    assert {finding["topic"] for finding in findings} == {"versions", "devices", "kernels", "plugins", "hub", "disk"}
+    topics = {finding["topic"] for finding in findings}
+    assert topics == {"versions", "devices", "kernels", "serving", "plugins", "hub", "disk"}
     told = [finding["what"] for finding in findings]
     assert any(line.startswith("torch ") for line in told)
     assert any("torch" in line.partition("backends: ")[2] for line in told)
+    assert any(line.startswith("vllm") for line in told)
     assert any("offline (HF_HUB_OFFLINE)" in line for line in told)
     lacking = [finding for finding in findings if "is not installed" in finding["what"]]
     assert all(finding["mend"].startswith("pip install") for finding in lacking)

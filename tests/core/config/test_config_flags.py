@@ -157,7 +157,7 @@ def test_a_mistake_gets_one_clear_sentence(line: str, sentence: str) -> None:
     assert "pydantic" not in str(caught.value)
 
 
-def test_a_plugin_that_is_needed_later_must_be_there_now() -> None:
+def test_a_plugin_that_is_needed_later_must_be_there_now(without_vllm: None) -> None:
     with pytest.raises(PluginError, match="Did you mean 'megatron'"):
         parsed("--backend megatorn")
     with pytest.raises(PluginError, match="no observer 'wandb'"):

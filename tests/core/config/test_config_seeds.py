@@ -26,7 +26,7 @@ def said(command: str) -> Parsed:
     return parse(argv, verb)
 
 
-def test_without_its_backend_a_command_says_what_installs_it() -> None:
+def test_without_its_backend_a_command_says_what_installs_it(without_megatron: None) -> None:
     with pytest.raises(PluginError, match="'megatron' is not installed") as caught:
         said(MEGATRON)
     assert caught.value.exit_code == 3

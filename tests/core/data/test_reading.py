@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,15 @@ def test_a_hub_id_that_cannot_be_had_offline_is_one_sentence() -> None:
     assert "\n" not in error.value.message
 
 
-def test_modelscope_without_its_package_says_what_to_install() -> None:
-    with pytest.raises(DataError, match="modelscope is not installed") as error:
+@pytest.mark.parametrize("lacking", ["modelscope", "addict"])  # it brings the second only with its extra
+def test_modelscope_without_its_packages_says_what_to_install(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "modelscope"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, lacking, None)
+    with pytest.raises(DataError, match=f"the package {lacking} is not installed") as error:
         open_corpus(["ms::owner/name"], DataSection(), "chat")
     assert error.value.hint
-    assert "pip install modelscope" in error.value.hint
+    assert 'pip install "modelscope[datasets]"' in error.value.hint
 
 
 def test_several_data_sets_stand_end_to_end_and_each_keeps_its_limit(tmp_path: Path) -> None:

@@ -31,6 +31,12 @@ def trained_adapter(folder: Path, settings: dict[str, Any]) -> tuple[Any, dict[s
         elif parameter.requires_grad:
             parameter.data.add_(torch.randn_like(parameter) * 0.05)
     state = {name: tensor.detach().clone() for name, tensor in get_peft_model_state_dict(model).items()}
+    if settings.get("bias") == "lora_only":  # PEFT 0.20 trains these, and leaves them out of what it saves
+        state |= {
+            name: parameter.detach().clone()
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and name.endswith(".base_layer.bias")
+        }
     return model, state, model.peft_config["default"].to_dict()
 
 

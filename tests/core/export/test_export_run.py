@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.checkpoint import Manifest, save_checkpoint
 from swift.checkpoint.names import model_name
-from swift.config.sections import ExportSection, ModelSection
+from swift.config.sections import ExportOptions, ExportSection, ModelSection
 from swift.contracts import ExportRequest
 from swift.errors import CheckpointError, ExportError
 from swift.export.plugins import AdapterExporter, HuggingFaceExporter
@@ -89,7 +89,7 @@ def export(path: Path, to: str, damage: Damage = lambda _: None, said: list[str]
     return export_checkpoint(
         path,
         to=to,
-        options=ExportSection(**options),
+        options=ExportOptions(**{"verify": "transformers", **options}),
         say=(said if said is not None else []).append,
         exporter=Exporters(damage),
     )
@@ -179,7 +179,7 @@ def change_the_configuration(folder: Path) -> None:
         ("hf", alter_one_weight, r"model\.layers\.1\.self_attn\.q_proj\.weight has other values"),
         ("adapter", alter_one_weight, r"layers\.1\.self_attn\.q_proj\.lora_A\.weight has other values"),
         ("hf", leave_a_weight_out, r"lacks 1 weights, the first is model\.norm\.weight"),
-        ("hf", change_the_configuration, r"token \d+ of test prompt 1 has log-probability"),
+        ("hf", change_the_configuration, r"token 1 \(\d+\) of test prompt 1 has log-probability"),
     ],
 )
 def test_an_export_that_differs_is_not_left_behind(tmp_path: Path, to: str, damage: Damage, said: str) -> None:
@@ -226,7 +226,7 @@ def test_nothing_is_overwritten_unless_it_is_an_export_and_the_user_says_so(tmp_
     _, tensors = trained(base)
     checkpoint = save(tmp_path / "run", base, tensors)
     out = tmp_path / "out"
-    export(checkpoint, "hf", out=out, verify=False)
+    export(checkpoint, "hf", out=out, verify="none")
     assert not (out / "verification.json").exists()
     with pytest.raises(ExportError, match="is there already") as caught:
         export(checkpoint, "hf", out=out)

@@ -72,7 +72,7 @@ def test_an_installed_backend_that_has_it_is_recommended(installed: Path) -> Non
     assert "--backend acme" in message
 
 
-def test_a_backend_made_for_it_is_recommended_where_none_is_installed() -> None:
+def test_a_backend_made_for_it_is_recommended_where_none_is_installed(without_megatron: None) -> None:
     message = refusal(ABLE, {"parallel": {"pp": 2}})
     assert 'pip install "swift-core[megatron]"' in message
 

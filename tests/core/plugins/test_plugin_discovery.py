@@ -55,7 +55,8 @@ def test_a_distribution_that_takes_a_built_in_name_is_refused_until_one_is_chose
     assert load_backend("torch").entry.distribution == "swift-core"
 
 
-def test_a_backend_of_this_project_that_is_not_installed_says_what_installs_it() -> None:
+@pytest.mark.usefixtures("without_megatron", "without_vllm")
+def test_a_plugin_of_this_project_that_is_not_installed_says_what_installs_it() -> None:
     with pytest.raises(PluginError, match="not installed") as caught:
         load_backend("megatron")
     assert 'pip install "swift-core[megatron]"' in str(caught.value)

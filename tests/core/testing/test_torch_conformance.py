@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from kit_cases import chosen
+
 from swift.testing import BackendConformance, Layout
 
 
 class TestTorch(BackendConformance):
     backend = "torch"
-    layouts = (Layout(1), Layout(2), Layout(4, {"dp_replicate": 4}))
+    layouts = (
+        Layout(2),
+        Layout(1, cases=chosen("accumulated", "packed", "dpo, lora")),
+        Layout(4, {"dp_replicate": 4}, cases=chosen("packed")),
+    )

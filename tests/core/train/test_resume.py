@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -216,3 +217,47 @@ def test_the_scale_of_float16_gradients_is_carried_over(tmp_path: Path) -> None:
     assert [step for step, line in rest.lines.items() if line.get("skipped")] == [step for step in skipped if step > 5]
     later = {step: loss for step, loss in zip(whole.lines, whole.losses, strict=True) if step > 5}
     assert rest.losses == pytest.approx(list(later.values()), rel=SAME)
+
+
+def test_a_damaged_checkpoint_offers_the_newest_one_before_it_that_is_whole(tied: Path, tmp_path: Path) -> None:
+    whole = run_training(tied, tmp_path, ROWS, {**SHUFFLED, "checkpoint.save_steps": 2, "train.max_steps": 6})
+    state = "state/00000.safetensors"
+    content = bytearray((whole.folder / "checkpoint-6" / state).read_bytes())
+    content[-7] ^= 1
+    (whole.folder / "checkpoint-6" / state).write_bytes(bytes(content))
+    (whole.folder / "checkpoint-4" / state).unlink()
+
+    def refusal(step: int) -> CheckpointError:
+        settings = resumed(whole, SHUFFLED, **{"checkpoint.resume": str(whole.folder / f"checkpoint-{step}")})
+        with pytest.raises(CheckpointError) as refused:
+            run_training(tied, tmp_path, ROWS, settings)
+        return refused.value
+
+    assert f"checkpoint-6 is damaged: {state} was altered" in refusal(6).message
+    assert refusal(6).hint == f"Go on from the one before it: --resume_from_checkpoint {whole.folder / 'checkpoint-2'}"
+    assert f"checkpoint-4 is not whole: {state} is missing" in refusal(4).message
+    (whole.folder / "checkpoint-2" / "manifest.json").write_text("{")
+    assert "manifest.json cannot be read" in refusal(2).message
+    assert f"There is no earlier one in {whole.folder}" in (refusal(2).hint or "")
+
+
+def test_a_save_that_fails_is_a_failure_of_training(tied: Path, tmp_path: Path) -> None:
+    settings = {**SHUFFLED, "checkpoint.save_steps": 2, "train.max_steps": 6}
+    whole = run_training(tied, tmp_path, ROWS, settings)
+    largest = max(path.stat().st_size for path in (whole.folder / "checkpoint-2").rglob("*"))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest // 2, limit[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"Checkpoint 2 could not be written to .*larger than") as failed:
+            run_training(tied, tmp_path, ROWS, {**settings, "logging.run_name": "failed"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert failed.value.exit_code == 1
+    assert not list((whole.folder.parent / "failed").glob("checkpoint-*"))
+
+
+def test_a_run_is_continued_in_another_output_where_one_is_named(tied: Path, tmp_path: Path) -> None:
+    first = run_training(tied, tmp_path / "first", ROWS, {**SHUFFLED, "train.max_steps": 6})
+    rest = run_training(tied, tmp_path / "second", ROWS, resumed(first, SHUFFLED))
+    assert rest.summary.last_checkpoint == tmp_path / "second" / tied.name / "resumed" / "checkpoint-10"
+    assert not (first.folder / "checkpoint-10").exists()

@@ -51,6 +51,7 @@ def _streamed(state: DeepSpeedState, partitions: Swapped) -> Iterator[tuple[str,
             whole = partitions.together(parameter, values)
             for piece in pieces:
                 yield named(piece.name), piece.view_of(whole)
+            del whole  # before the next one is put together
         if count is not None:
             yield from ((optim_name(piece.name, "step"), count) for piece in pieces)
     partitions.release()

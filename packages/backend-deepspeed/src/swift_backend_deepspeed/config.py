@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from swift.config.sections import Section
 from swift_backend_deepspeed.ds_json import implied_settings, read_config
@@ -21,7 +21,6 @@ class DeepSpeedOptions(Section):
         description="DeepSpeed's JSON: a file, or zero0, zero1, zero2, zero3, zero2_offload, zero3_offload",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
-    timeout_minutes: PositiveFloat = Field(10.0, description="How long a process waits for the others before it fails")
     cpu_threads: PositiveInt | None = Field(
         None, description="Threads per process on the CPU; default: the cores divided by the processes here"
     )

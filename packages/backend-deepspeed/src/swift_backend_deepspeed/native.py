@@ -42,7 +42,7 @@ def open_native(folder: Path) -> ForeignCheckpoint | None:
     if not files:
         raise CheckpointError(
             f"{found} holds no optimizer state of ZeRO: it was saved with stage 0, or in part.",
-            hint="Its weights are those of the model: export them with transformers.",
+            hint="Where the weights lie beside it as safetensors, take these alone: swift convert --weights-only",
         )
     return Sharded(found, files)
 
@@ -117,6 +117,7 @@ class Sharded(ForeignCheckpoint):
         inner = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
         self._weights = [rank[key] for rank in self._ranks]
         self._states = [rank[inner]["state"] for rank in self._ranks]
+        self.param_groups = _settings(self._ranks[0][inner])
 
     def names(self) -> Collection[str]:
         """Trained and frozen, tied ones once."""
@@ -177,6 +178,8 @@ class Universal(ForeignCheckpoint):
         self.rows_per_step = _rows_per_step(model)
         self._shapes = {name: tuple(shape) for group in model["param_shapes"] for name, shape in group.items()}
         self._step = float(model["global_steps"] - model.get("skipped_steps", 0))
+        common = self._folder / "optimizer_state.pt"
+        self.param_groups = _settings(_load(common)) if common.is_file() else []
 
     def names(self) -> Collection[str]:
         """Those of which there is a folder."""
@@ -232,6 +235,12 @@ def _in_groups(groups: Sequence[torch.Tensor], start: int) -> tuple[int, int]:
             return index, start
         start -= group.numel()
     raise CheckpointError("The pieces of the checkpoint are shorter than its parameters.")
+
+
+def _settings(optimizer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Those of Adam, of each group."""
+    groups = optimizer.get("param_groups", ())
+    return [group for group in groups if {"lr", "betas", "eps"} <= group.keys()]
 
 
 def _rows_per_step(model: Mapping[str, Any]) -> int:

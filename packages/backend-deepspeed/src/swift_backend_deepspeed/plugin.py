@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Run,
         StepResult,
         Topology,
+        TrainedState,
         WeightStream,
     )
     from swift.data.batch import Batch
@@ -46,6 +47,7 @@ class DeepSpeedBackend:
         tuners=frozenset({"full", "lora", "dora", "bnb-nf4", "bnb-int8"}),
         provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.REFERENCE_LOGPS}),
         async_checkpoint=True,
+        calls_before_update=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing"}),
     )
 
@@ -54,6 +56,12 @@ class DeepSpeedBackend:
         from swift_backend_deepspeed.native import open_native
 
         return open_native(folder)
+
+    def foreign_writer(self, state: TrainedState, folder: Path) -> None:
+        """For `swift convert --to deepspeed`: a universal checkpoint, which any number of processes loads."""
+        from swift_backend_deepspeed.universal import write_universal
+
+        write_universal(state, folder)
 
     @hookimpl
     def swift_check_plan(self, run: Run) -> None:

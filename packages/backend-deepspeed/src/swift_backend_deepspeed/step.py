@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from swift.errors import TrainingError
-from swift.toolkit import NonFiniteStep, accumulate, score, set_learning_rate
+from swift.toolkit import NonFiniteStep, accumulate, before_update, score, set_learning_rate
 from swift_backend_deepspeed.advice import to_save_memory
 from swift_backend_deepspeed.plan import options_of
 from swift_backend_deepspeed.tensor_parallel import region_of
@@ -68,6 +68,7 @@ def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Object
 def _update(state: DeepSpeedState) -> tuple[float, bool]:
     """The gradient norm before clipping, and whether the update was left out because it is not finite."""
     engine = state.engine
+    before_update()
     if state.stage == 0:
         norm = _norm_of(state.model)
         if not math.isfinite(norm):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -38,7 +37,7 @@ def setup(run: Run) -> Topology:
         _set("DS_ACCELERATOR", "cpu")
     for name, value in (("RANK", world.rank), ("LOCAL_RANK", world.local_rank), ("WORLD_SIZE", world.size)):
         _set(name, os.environ.get(name, str(value)))
-    join_group(device, world, timeout=timedelta(minutes=options.timeout_minutes), alone=True)
+    join_group(device, world, timeout=run.timeout, alone=True)
     deepspeed = quiet_deepspeed()
     from deepspeed.accelerator import get_accelerator
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from swift.config.sections import Section
 
@@ -13,7 +13,6 @@ class FsdpConfig(Section):
     """Options of the FSDP backend."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
-    timeout_minutes: PositiveFloat = Field(10.0, description="How long a process waits for the others before it fails")
     cpu_threads: PositiveInt | None = Field(
         None, description="Threads per process on the CPU; default: the cores divided by the processes here"
     )

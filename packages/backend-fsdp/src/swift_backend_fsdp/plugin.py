@@ -39,6 +39,7 @@ class FsdpBackend:
         tuners=frozenset({"full", "lora", "dora", "bnb-nf4", "torchao-nf4"}),
         provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.REFERENCE_LOGPS}),
         async_checkpoint=True,
+        calls_before_update=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing"}),
     )
 

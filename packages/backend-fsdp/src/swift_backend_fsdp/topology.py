@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -51,7 +50,7 @@ def setup(run: Run) -> Topology:
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
     sizes = sizes_of(run)
     # FSDP wants a group even of one.
-    join_group(device, run.world, timeout=timedelta(minutes=options.timeout_minutes), alone=True)
+    join_group(device, run.world, timeout=run.timeout, alone=True)
     names = ("replicate", "data", "sequence", "tp")
     root = init_device_mesh(device.type, (sizes.replicate, sizes.data, sizes.sequence, sizes.tp), mesh_dim_names=names)
     shard = root["data", "sequence"]._flatten("shard")

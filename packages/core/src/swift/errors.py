@@ -49,6 +49,10 @@ class ExportError(SwiftError):
     """An export that could not be written, or whose verification failed."""
 
 
+class ServeError(SwiftError):
+    """A server that did not come up, or that ended by itself."""
+
+
 class UnsupportedPlan(UsageError):
     """A backend was asked for something that it does not do. Raised before any weights load."""
 

@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from swift.contracts import (
         CheckpointReader,
         CheckpointWriter,
+        EngineRequest,
         ExportRequest,
         ForwardResult,
+        InferenceEngine,
         ModelSource,
         Objective,
+        Quantized,
+        QuantizeRequest,
         Run,
         RunSummary,
+        ServeRequest,
         StepRecord,
         StepResult,
         Topology,
@@ -132,6 +137,32 @@ class ExporterHooks:
         destination may be written, and verifies the result afterwards.
         """
 
+    @hookspec(firstresult=True)
+    def swift_quantize(self, request: QuantizeRequest) -> Quantized:
+        """Write the model `request.source` into `request.destination` in fewer bits. Optional.
+
+        Reads what is on disk, a few layers at a time. Measures what it costs on rows that calibration does not see,
+        writes that beside the weights, and raises `swift.errors.ExportError` where it costs more than it may.
+        """
+
+
+class EngineHooks:
+    """Inference engines (`--engine NAME`) implement these; `swift serve` asks one engine as well."""
+
+    @hookspec(firstresult=True)
+    def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
+        """Load a model for asking, in this process or another.
+
+        Raise `swift.errors.ModelError` with the reason and what to type where the engine cannot load it.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_serve(self, request: ServeRequest) -> int:
+        """Serve a model until the user stops it, and answer the exit code. Optional.
+
+        Prints when it is ready and how to ask it. Leaves no process behind, however it ends.
+        """
+
 
 class ObserverHooks:
     """Any number of observers per run implement these; all are called, on the main process only."""
@@ -165,3 +196,4 @@ BACKEND_REQUIRED = (
     "swift_teardown",
 )
 EXPORTER_REQUIRED = ("swift_export",)
+ENGINE_REQUIRED = ("swift_open_engine",)

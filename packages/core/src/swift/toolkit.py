@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from swift.checkpoint.boxes import Boxes, flat_boxes, part_boxes
 from swift.checkpoint.names import model_name, optim_name
+from swift.checkpoint.save import before_update
 from swift.launch.place import choose_device, join_group, leave_group, share_of_cores
 from swift.models.attention import (
     FLASH,
@@ -24,6 +25,8 @@ from swift.models.attention import (
 from swift.models.build import build_view, compile_blocks, decoder_blocks
 from swift.models.fill import fill
 from swift.models.hollow import hollow_model
+from swift.models.logps import LogitTransform, TokenViews, VocabularyShard, token_logps
+from swift.models.memory import available_bytes, check_memory, model_bytes
 from swift.models.names import (
     ADAPTER,
     Piece,
@@ -38,12 +41,22 @@ from swift.models.names import (
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import quantized_build
 from swift.models.sequence import SequenceView, sequence_attention
+from swift.models.source import architecture_of
 from swift.models.tensor_plan import COLUMNS, ROWS, TensorPlan, check_heads, tensor_plan
-from swift.models.tuners import adapter_config, adapters_off, apply_tuner, initial_adapter, trainable_summary
-from swift.models.view import ViewModule, causal_lm_of
+from swift.models.tuners import (
+    adapter_config,
+    adapters_off,
+    apply_tuner,
+    initial_adapter,
+    summary_of,
+    trainable_summary,
+)
+from swift.models.view import ViewModule, causal_lm_of, transform_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
+from swift.train.progress import progress
 from swift.train.steps import Arithmetic, accumulate, score, update
 from swift.train.sums import GlobalSums, NonFiniteStep
+from swift.train.watchdog import heartbeat
 
 __all__ = [
     "ADAPTER",
@@ -56,18 +69,24 @@ __all__ = [
     "AttentionChoice",
     "Boxes",
     "GlobalSums",
+    "LogitTransform",
     "NonFiniteStep",
     "Packing",
     "Piece",
     "SequenceView",
     "TensorPlan",
+    "TokenViews",
     "ViewModule",
+    "VocabularyShard",
     "accumulate",
     "adapter_config",
     "adapter_names",
     "adapters_off",
     "apply_tuner",
+    "architecture_of",
+    "available_bytes",
     "base_model",
+    "before_update",
     "build_optimizer",
     "build_view",
     "canonical_buffers",
@@ -75,30 +94,37 @@ __all__ = [
     "canonical_weights",
     "causal_lm_of",
     "check_heads",
+    "check_memory",
     "choose_attention",
     "choose_device",
     "compile_blocks",
     "decoder_blocks",
     "fill",
     "flat_boxes",
+    "heartbeat",
     "hollow_model",
     "initial_adapter",
     "join_group",
     "leave_group",
+    "model_bytes",
     "model_name",
     "name_map",
     "optim_name",
     "packing_of",
     "parameter_groups",
     "part_boxes",
+    "progress",
     "quantized_build",
     "resolve_dtype",
     "score",
     "sequence_attention",
     "set_learning_rate",
     "share_of_cores",
+    "summary_of",
     "tensor_plan",
+    "token_logps",
     "trainable_summary",
+    "transform_of",
     "update",
     "use_attention",
     "varlen_attention",

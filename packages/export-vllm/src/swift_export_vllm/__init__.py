@@ -1,3 +1,3 @@
-"""The vLLM exporter of swift. This release reserves the name and registers no exporter."""
+"""vLLM for swift. Nothing here imports vLLM before it is asked to work."""
 
 __version__ = "0.1.0"

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from swift.checkpoint.folders import clean_stale, find_checkpoint, link, prune
     from swift.checkpoint.load import check_resume, open_checkpoint
     from swift.checkpoint.manifest import Manifest
-    from swift.checkpoint.save import PendingSave, save_checkpoint, wait_for_saves
+    from swift.checkpoint.save import PendingSave, before_update, save_checkpoint, wait_for_saves
 
 _HOMES = {
     "boxes": ("Boxes", "flat_boxes", "part_boxes"),
     "folders": ("clean_stale", "find_checkpoint", "link", "prune"),
     "load": ("check_resume", "open_checkpoint"),
     "manifest": ("Manifest",),
-    "save": ("PendingSave", "save_checkpoint", "wait_for_saves"),
+    "save": ("PendingSave", "before_update", "save_checkpoint", "wait_for_saves"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -28,6 +28,7 @@ __all__ = [
     "Boxes",
     "Manifest",
     "PendingSave",
+    "before_update",
     "check_resume",
     "clean_stale",
     "find_checkpoint",

@@ -26,6 +26,14 @@ def comms_for(purpose: str) -> Comms:
     return held[1]
 
 
+def close_comms() -> None:
+    """Leave the groups of all purposes, before the processes part: what is kept would keep their ports open."""
+    while _opened:
+        _, (world, comms) = _opened.popitem()
+        if dist.is_initialized() and world is dist.group.WORLD:
+            comms.close()
+
+
 def agree(comms: Comms, error: SwiftError | None) -> None:
     """Raise on every process what went wrong on one: nobody waits for a process that has given up."""
     verdicts = comms.gather(None if error is None else (type(error), error.message, error.hint))

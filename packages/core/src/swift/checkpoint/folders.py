@@ -30,6 +30,11 @@ def whole_checkpoints(run_folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether this is a checkpoint of swift, or the folder of a run that has one."""
+    return (path / MANIFEST).is_file() or bool(whole_checkpoints(path))
+
+
 def link(run_folder: Path, name: str, step: int) -> None:
     """Point `last-checkpoint` or `best-checkpoint` at a step; a reader sees the old target or the new one."""
     fresh = run_folder / f".{name}.tmp"
@@ -38,27 +43,35 @@ def link(run_folder: Path, name: str, step: int) -> None:
     fresh.replace(run_folder / name)
 
 
-def remove(folder: Path) -> None:
-    """Remove a checkpoint in such a way that a half-removed one never looks whole."""
-    doomed = folder.with_name(f"{folder.name}.tmp")
+def set_aside(folder: Path) -> Path:
+    """Take a checkpoint's name away, so that a half-removed one never looks whole; answers what is to be removed."""
+    doomed = folder.with_name(f"{folder.name}.removed.tmp")
     shutil.rmtree(doomed, ignore_errors=True)
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
+    return folder.rename(doomed)
 
 
-def prune(run_folder: Path, keep: int, best_step: int | None = None) -> list[int]:
-    """Keep the `keep` newest checkpoints and the best one; return the steps of those that went. Main process only."""
+def outdated(run_folder: Path, keep: int, best_step: int | None = None) -> list[Path]:
+    """Checkpoints beyond the `keep` newest ones, the best one and the last one."""
     checkpoints = whole_checkpoints(run_folder)
     kept = set(list(checkpoints)[-keep:]) | {best_step}
     last = (run_folder / LAST).resolve()
-    gone = [step for step, folder in checkpoints.items() if step not in kept and folder.resolve() != last]
-    for step in gone:
-        remove(checkpoints[step])
+    return [folder for step, folder in checkpoints.items() if step not in kept and folder.resolve() != last]
+
+
+def prune(run_folder: Path, keep: int, best_step: int | None = None) -> list[Path]:
+    """Keep the `keep` newest checkpoints and the best one; answers those that went. Main process only."""
+    gone = outdated(run_folder, keep, best_step)
+    for folder in gone:
+        shutil.rmtree(set_aside(folder))
     return gone
 
 
 def clean_stale(run_folder: Path) -> list[Path]:
-    """Remove what interrupted saves left behind; main process only, before the run's first save."""
+    """Remove what interrupted saves left behind; main process only, when it has claimed the run's folder."""
+    for replaced in run_folder.glob("checkpoint-*.replaced.tmp"):
+        whole = replaced.with_name(replaced.name.removesuffix(".replaced.tmp"))
+        if not whole.exists():
+            replaced.rename(whole)  # the one that was to take its place never came
     stale = [*run_folder.glob("checkpoint-*.tmp"), *run_folder.glob(".*-checkpoint.tmp")]
     for path in stale:
         if path.is_dir() and not path.is_symlink():
@@ -66,6 +79,13 @@ def clean_stale(run_folder: Path) -> list[Path]:
         else:
             path.unlink(missing_ok=True)
     return stale
+
+
+def earlier_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of the same run before this one."""
+    match = _NAME.fullmatch(folder.name)
+    steps = [step for step in whole_checkpoints(folder.parent) if match and step < int(match[1])]
+    return checkpoint_folder(folder.parent, steps[-1]) if steps else None
 
 
 def find_checkpoint(where: str | Path, *, output: Path = Path("output")) -> Path:
@@ -80,13 +100,20 @@ def find_checkpoint(where: str | Path, *, output: Path = Path("output")) -> Path
     if (path / MANIFEST).is_file():
         return path.resolve()
     if path.is_dir():
-        found = _last_of(path)
+        found = last_checkpoint(path)
         if found is not None:
             return found
+    unfinished = _unfinished(path)
+    if unfinished is not None:
+        raise CheckpointError(
+            f"{unfinished.name} is still being written, or its writing was interrupted.",
+            hint="Wait until it has lost its ending .tmp, or name an earlier one." + _others(path),
+        )
     raise CheckpointError(f"There is no checkpoint at {where}.{_suggestion(path)}", hint=_hint(path))
 
 
-def _last_of(run_folder: Path) -> Path | None:
+def last_checkpoint(run_folder: Path) -> Path | None:
+    """The last whole checkpoint of a run, if it has one."""
     linked = run_folder / LAST
     if (linked / MANIFEST).is_file():
         return linked.resolve()
@@ -103,9 +130,20 @@ def _newest_run(output: Path) -> Path:
             hint="Name one with --resume_from_checkpoint <folder>, or start afresh without that flag.",
         )
     newest = max(manifests, key=lambda path: path.stat().st_mtime)
-    found = _last_of(newest.parent.parent)
+    found = last_checkpoint(newest.parent.parent)
     assert found is not None
     return found
+
+
+def _unfinished(path: Path) -> Path | None:
+    """What is being written where the user looked: the folder itself, under its later name, or in the run."""
+    candidates = [path, path.with_name(f"{path.name}.tmp"), *sorted(path.glob("checkpoint-*.tmp"))]
+    return next((each for each in candidates if each.name.endswith(".tmp") and each.is_dir()), None)
+
+
+def _others(path: Path) -> str:
+    there = [folder.name for folder in whole_checkpoints(path.parent).values()] if path.parent.is_dir() else []
+    return f" There are: {', '.join(there[-8:])}." if there else ""
 
 
 def _suggestion(path: Path) -> str:

@@ -12,14 +12,13 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from swift.checkpoint.container import hash_file
 from swift.checkpoint.coordination import agree, comms_for
+from swift.checkpoint.folders import earlier_checkpoint
 from swift.checkpoint.manifest import Manifest, read_manifest
+from swift.checkpoint.records import hash_file
 from swift.checkpoint.storage import INDEX, Index, IndexReader, StoredTensors, index_from_json
 from swift.errors import CheckpointError, SwiftError
 from swift.train.comms import Comms
-
-_EARLIER = "Resume from an earlier checkpoint of the run."
 
 
 class Checkpoint:
@@ -34,7 +33,7 @@ class Checkpoint:
 
     def names(self) -> list[str]:
         """Canonical names of all tensors."""
-        return list(self._stored.index)
+        return self._stored.names()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor, without reading it."""
@@ -94,6 +93,15 @@ def open_checkpoint(folder: Path, *, verify: bool | Literal["sizes"] = True) -> 
     opened: list[Checkpoint] = []
     agree(comms, _failure_of(lambda: opened.append(_open(folder, comms, verify)), folder))
     return opened[0]
+
+
+def facts_of(folder: Path) -> Manifest:
+    """What the manifest of a checkpoint says, without opening it; on any process alone."""
+    try:
+        return read_manifest(folder)
+    except CheckpointError as error:
+        error.hint = error.hint or _instead_of(folder)
+        raise
 
 
 def check_resume(
@@ -174,7 +182,7 @@ def _open(folder: Path, comms: Comms, verify: bool | Literal["sizes"]) -> Checkp
     try:
         index = index_from_json(json.loads((folder / INDEX).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / INDEX} cannot be used: {error}.", hint=_EARLIER) from error
+        raise CheckpointError(f"{folder / INDEX} cannot be used: {error}.") from error
     return Checkpoint(folder, manifest, index, comms)
 
 
@@ -182,12 +190,11 @@ def _check_sizes(folder: Path, manifest: Manifest) -> None:
     for name, record in manifest.files.items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(f"The checkpoint {folder} is not whole: {name} is missing.", hint=_EARLIER)
+            raise CheckpointError(f"The checkpoint {folder} is not whole: {name} is missing.")
         size = path.stat().st_size
         if size != record.size:
             raise CheckpointError(
                 f"The checkpoint {folder} is damaged: {name} has {size} bytes instead of {record.size}.",
-                hint=_EARLIER,
             )
 
 
@@ -197,13 +204,15 @@ def _check_sums(folder: Path, manifest: Manifest, comms: Comms) -> None:
         if hash_file(folder / name) != manifest.files[name]:
             raise CheckpointError(
                 f"The checkpoint {folder} is damaged: {name} was altered after it was written (its checksum differs).",
-                hint=_EARLIER,
             )
 
 
 def _failure_of(action: Callable[[], None], folder: Path) -> SwiftError | None:
     try:
         action()
+    except CheckpointError as error:
+        error.hint = error.hint or _instead_of(folder)
+        return error
     except SwiftError as error:
         return error
     except Exception as error:
@@ -214,7 +223,20 @@ def _failure_of(action: Callable[[], None], folder: Path) -> SwiftError | None:
 
 
 def _unreadable(folder: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"The checkpoint {folder} cannot be read: {error}.", hint=_EARLIER)
+    return CheckpointError(f"The checkpoint {folder} cannot be read: {error}.", hint=_instead_of(folder))
+
+
+def _instead_of(folder: Path) -> str:
+    """What to type in place of a checkpoint that is damaged."""
+    earlier = earlier_checkpoint(folder)
+    while earlier is not None:
+        try:
+            _check_sizes(earlier, read_manifest(earlier))
+        except CheckpointError:
+            earlier = earlier_checkpoint(earlier)
+            continue
+        return f"Go on from the one before it: --resume_from_checkpoint {earlier}"
+    return f"There is no earlier one in {folder.parent}: start the run again."
 
 
 def _some(names: list[str]) -> str:

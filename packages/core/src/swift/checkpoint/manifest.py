@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from swift.checkpoint.container import FileRecord, write_json
+from swift.checkpoint.records import FileRecord, write_json
 from swift.errors import CheckpointError
 
 FORMAT = 1
@@ -69,7 +69,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} is not a checkpoint: it has no {MANIFEST}.", hint="Name a folder checkpoint-<step> of a run."
         ) from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.", hint="Resume from an earlier checkpoint.") from None
+        raise CheckpointError(f"{path} cannot be read: {error}.") from None
     found = value.get("format") if isinstance(value, dict) else None
     if not isinstance(found, int):
         raise CheckpointError(f"{path} is not the manifest of a swift checkpoint: it names no format.")
@@ -82,7 +82,6 @@ def read_manifest(folder: Path) -> Manifest:
     if checksum != _checksum(value):
         raise CheckpointError(
             f"{path} was altered after it was written (its checksum differs).",
-            hint="Resume from an earlier checkpoint.",
         )
     try:
         return Manifest.model_validate(value)

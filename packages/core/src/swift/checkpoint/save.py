@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,21 @@ from typing import Any
 import torch
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from swift.checkpoint.container import FileRecord, hash_file, sync, write_json
 from swift.checkpoint.coordination import agree, comms_for, write_failure
-from swift.checkpoint.folders import LAST, checkpoint_folder, link
+from swift.checkpoint.folders import LAST, checkpoint_folder, link, whole_checkpoints
 from swift.checkpoint.manifest import Manifest, write_manifest
-from swift.checkpoint.storage import INDEX, STATE, Index, Share, StreamFiles, index_to_json, plan_shares
+from swift.checkpoint.records import FileRecord, hash_file, sync, write_json
+from swift.checkpoint.staging import work_until_now
+from swift.checkpoint.storage import (
+    INDEX,
+    STATE,
+    Index,
+    Share,
+    StoredTensors,
+    StreamFiles,
+    index_to_json,
+    plan_shares,
+)
 from swift.contracts import CheckpointWriter
 from swift.errors import CheckpointError, SwiftError
 from swift.train.comms import Comms
@@ -34,6 +45,9 @@ class PendingSave:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.waited = 0.0
+        """Seconds for which an update has waited for the copy of what it was about to change."""
+        self._copied = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: SwiftError | None = None
 
@@ -49,12 +63,24 @@ class PendingSave:
             raise self._error
         return self.folder
 
+    def wait_for_copy(self) -> None:
+        """Until this process may change what is saved."""
+        begin = time.monotonic()
+        self._copied.wait()
+        self.waited += time.monotonic() - begin
+
     def _start(self, work: Callable[[], None]) -> None:
         def run() -> None:
             try:
                 work()
             except SwiftError as error:
                 self._error = error
+            except Exception as error:
+                # Most often the loss of another process. Without this the save would pass for done.
+                self._error = CheckpointError(f"{self.folder.name} was not completed: {error}")
+                self._error.__cause__ = error
+            finally:
+                self._copied.set()
 
         # Not a daemon: an interpreter that ends waits for the checkpoint.
         self._thread = threading.Thread(target=run, name="checkpoint")
@@ -71,27 +97,41 @@ def save_checkpoint(
     fill: Callable[[CheckpointWriter], None],
     manifest: Manifest,
     is_main: bool,
-    extra: Callable[[Path], None] | None = None,
+    extra: Callable[[StoredTensors], None] | None = None,
     asynchronous: bool = False,
+    copy_later: bool = False,
 ) -> PendingSave:
     """Save `checkpoint-<step>` in the run's folder and point `last-checkpoint` at it. Called on every process.
 
-    `fill` hands the tensors to the writer. `extra(folder)` may put further files into the folder (weights ready to
-    load); it is called on every process, since it may need collectives. With `asynchronous` this returns as soon as
-    the tensors are copied; a later save waits for it first, and raises what went wrong with it.
+    `fill` hands the tensors to the writer. `extra(stored)` may put further files into `stored.folder` (weights ready
+    to load): it is called on the main process alone, when all tensors are on disk to be read from `stored`. With
+    `asynchronous` this returns as soon as the tensors are copied, and `extra` too is called in the background; a
+    later save waits for it first, and raises what went wrong with it. With `copy_later` even the copy is made in the
+    background: whoever changes the tensors calls `before_update` first.
     """
     wait_for_saves(run_folder)
-    save = _Save(run_folder, step, manifest, is_main)
-    save.prepare(fill, extra, stage=asynchronous)
+    save = _Save(run_folder, step, manifest, is_main, extra)
+    save.prepare(fill, stage=asynchronous, later=asynchronous and copy_later)
     pending = PendingSave(save.final)
     if asynchronous:
         # Made here, not in the thread: all processes must make a group at the same point.
         comms = comms_for("background save")
         _in_flight[run_folder.resolve()] = pending
-        pending._start(lambda: save.finish(comms))
+        copied = pending._copied if copy_later else None
+        pending._start(lambda: save.finish(comms, copied))
+        if not copy_later:
+            pending._copied.set()
     else:
         save.finish(save.comms)
     return pending
+
+
+def before_update() -> None:
+    """Wait until saves that go on in the background have copied what they save. Engines whose capabilities say
+    `calls_before_update` call it in every step, when gradients are there and before any weight changes.
+    """
+    for pending in tuple(_in_flight.values()):
+        pending.wait_for_copy()
 
 
 def wait_for_saves(run_folder: Path) -> None:
@@ -129,6 +169,7 @@ class _Writer:
                     self.streamed.add(name, tensor)
                 except (OSError, CheckpointError) as error:
                     failure = error
+            del tensor  # before the next one is made
         if failure is not None:
             raise failure
         self.streamed.flush()
@@ -145,38 +186,64 @@ class _Writer:
 class _Save:
     """One save, in two halves: `prepare` while training stands still, `finish` here or in a thread."""
 
-    def __init__(self, run_folder: Path, step: int, manifest: Manifest, is_main: bool) -> None:
+    def __init__(
+        self,
+        run_folder: Path,
+        step: int,
+        manifest: Manifest,
+        is_main: bool,
+        extra: Callable[[StoredTensors], None] | None,
+    ) -> None:
         self.final = checkpoint_folder(run_folder, step)
         self.comms = comms_for("checkpoint")
         self._step = step
         self._temporary = self.final.with_name(f"{self.final.name}.tmp")
         self._manifest = manifest
         self._is_main = is_main
+        self._extra = extra
         self._writer = _Writer(self._temporary, is_main)
         self._share = Share("", {})
         self._index: Index = {}
+        self._written: torch.cuda.Event | None = None
 
-    def prepare(
-        self, fill: Callable[[CheckpointWriter], None], extra: Callable[[Path], None] | None, *, stage: bool
-    ) -> None:
-        """Everything that needs the training state."""
+    def prepare(self, fill: Callable[[CheckpointWriter], None], *, stage: bool, later: bool) -> None:
+        """What needs the training state; `later` leaves planning and copying to `finish`."""
         self._together(self.comms, self._make_folder)
         self._together(self.comms, lambda: fill(self._writer))
-        try:
-            self._share, self._index = plan_shares(self._writer.collected, self.comms, stage=stage)
-        except CheckpointError:
-            self._discard()
-            raise
-        if extra is not None:
-            self._together(self.comms, lambda: extra(self._temporary))
+        if stage:
+            self._written = work_until_now()
+        if not later:
+            self._plan(self.comms)
+        if stage and not later:
+            self._together(self.comms, self._stage)
 
-    def finish(self, comms: Comms) -> None:
-        """Write the share; on the main process index, manifest and the name."""
+    def finish(self, comms: Comms, copied: threading.Event | None = None) -> None:
+        """Write the share; on the main process what is extra, index, manifest and the name.
+
+        With `copied` it is planned and copied first, and the event set.
+        """
+        if copied is not None:
+            self._plan(comms)
+            self._together(comms, lambda: self._stage(copied))
         records: dict[str, FileRecord] = {}
         self._together(comms, lambda: records.update(self._share.write(self._temporary)))
         for written in comms.gather(records):
             records.update(written)
         self._together(comms, lambda: self._publish(records))
+
+    def _plan(self, comms: Comms) -> None:
+        try:
+            self._share, self._index = plan_shares(self._writer.collected, comms)
+        except CheckpointError:
+            self._discard()
+            raise
+
+    def _stage(self, copied: threading.Event | None = None) -> None:
+        try:
+            self._share.stage(self._written)
+        finally:
+            if copied is not None:
+                copied.set()
 
     def _together(self, comms: Comms, action: Callable[[], None]) -> None:
         """Do this on every process; when it fails on one, it has failed on all."""
@@ -207,13 +274,15 @@ class _Save:
     def _publish(self, records: dict[str, FileRecord]) -> None:
         if not self._is_main:
             return
+        index = {**self._index, **self._writer.streamed.index}
+        if self._extra is not None:
+            self._extra(StoredTensors(self._temporary, index))
         for path in sorted(self._temporary.rglob("*")):
             name = path.relative_to(self._temporary).as_posix()
             if path.is_file() and name not in records and name not in self._writer.streamed.records:
                 records[name] = hash_file(path)
                 sync(path)
         records |= self._writer.streamed.records
-        index = {**self._index, **self._writer.streamed.index}
         records[INDEX] = write_json(self._temporary / INDEX, index_to_json(index))
         facts = {**self._manifest.facts, **self._writer.collected_facts}
         write_manifest(
@@ -229,7 +298,10 @@ class _Save:
     def _rename(self) -> None:
         replaced = self.final.with_name(f"{self.final.name}.replaced.tmp")
         if self.final.exists():
-            # A run that went back to an earlier checkpoint reaches this step again.
+            # A step that is reached again. `last-checkpoint` must not point at nothing, not even for a moment.
+            others = [step for step in whole_checkpoints(self.final.parent) if step != self._step]
+            if others:
+                link(self.final.parent, LAST, others[-1])
             shutil.rmtree(replaced, ignore_errors=True)
             self.final.rename(replaced)
         self._temporary.rename(self.final)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -26,8 +25,11 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from swift.checkpoint.container import DTYPE_NAMES, DTYPES, FileRecord, write_safetensors
+from swift.checkpoint.container import DTYPE_NAMES, DTYPES, write_safetensors
 from swift.checkpoint.coordination import agree
+from swift.checkpoint.reading import SafetensorsFile
+from swift.checkpoint.records import FileRecord
+from swift.checkpoint.staging import Staging
 from swift.errors import CheckpointError
 from swift.train.comms import Comms
 
@@ -35,8 +37,10 @@ STATE = "state"
 """Folder of the canonical tensors inside a checkpoint; files beside it are for other programs to load."""
 INDEX = f"{STATE}/index.json"
 
-# Tensors that are streamed are gathered into files of about this size.
-_STREAM_FILE_BYTES = 512 * 2**20
+# A run of a thousand processes leaves as many files; a process may have about as many open, others included.
+_OPEN_FILES = 128
+# Streamed tensors wait for each other until there is a file of this size, or of the largest of them, to write.
+_STREAM_FILE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,21 @@ class Share:
 
     file: str
     tensors: dict[str, torch.Tensor]
+    staging: Staging | None = None
+
+    def stage(self, written: torch.cuda.Event | None) -> None:
+        """Copy it to main memory, so that training may go on changing the tensors; `written` as for `Staging`."""
+        self.staging = Staging(self.tensors, written)
+        self.tensors = self.staging.copies
 
     def write(self, folder: Path) -> dict[str, FileRecord]:
-        """Write the file, if there is anything in it, and return its record by name."""
-        return {self.file: write_safetensors(folder / self.file, self.tensors)} if self.tensors else {}
+        """Write the file, if there is anything in it, let go of what is in it, and return its record by name."""
+        try:
+            return {self.file: write_safetensors(folder / self.file, self.tensors)} if self.tensors else {}
+        finally:
+            self.tensors = {}
+            if self.staging is not None:
+                self.staging.release()
 
 
 def index_to_json(index: Index) -> dict[str, Any]:
@@ -111,13 +126,41 @@ def first_gap(index: Index) -> str | None:
     return None
 
 
-def plan_shares(tensors: Mapping[str, Any], comms: Comms, *, stage: bool) -> tuple[Share, Index]:
-    """Agree on who writes what, and return this process's share and the whole index.
+@dataclass(frozen=True)
+class _Agreed:
+    """What all processes have planned together; it holds as long as no process has something else to save."""
 
-    With `stage` the share is a copy in main memory, and training may go on changing the tensors.
-    """
+    comms: Comms
+    local: SavePlan
+    own: SavePlan
+    """What this process writes."""
+    index: Index
+
+
+_agreed: _Agreed | None = None
+"""Of the last save: the next one saves the same tensors with other values."""
+
+
+def plan_shares(tensors: Mapping[str, Any], comms: Comms) -> tuple[Share, Index]:
+    """Agree on who writes what, and return this process's share, as views, and the whole index."""
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), is_coordinator=comms.rank == 0)
+    plan = _plan(planner, comms)
+    share = Share(_share_file(comms.rank), {})
+    for item in planner.finish_plan(plan.own).items:
+        chunk = item.tensor_data.chunk if item.tensor_data else None
+        if chunk is None or not math.prod(chunk.sizes):
+            continue
+        view = planner.resolve_data(item)
+        assert isinstance(view, torch.Tensor)
+        key = _key(item.index.fqn, tuple(chunk.offsets), tuple(chunk.sizes), plan.index[item.index.fqn].shape)
+        share.tensors[key] = view.detach()
+    return share, plan.index
+
+
+def _plan(planner: DefaultSavePlanner, comms: Comms) -> _Agreed:
+    """The plan of the last save where it still holds on every process, else a new one."""
+    global _agreed
     local: SavePlan | None = None
     error: CheckpointError | None = None
     try:
@@ -125,27 +168,22 @@ def plan_shares(tensors: Mapping[str, Any], comms: Comms, *, stage: bool) -> tup
     except (TypeError, ValueError, RuntimeError) as cause:
         error = CheckpointError(f"The tensors to save cannot be planned: {cause}.")
     agree(comms, error)
+    assert local is not None
+    known = _agreed
+    if not comms.any(known is None or known.comms is not comms or known.local != local):
+        assert known is not None
+        return known
     try:
         # Every process works out the same global plan from the same local ones.
-        plans, _ = planner.create_global_plan([plan for plan in comms.gather(local) if plan is not None])
+        plans, _ = planner.create_global_plan(comms.gather(local))
     except (ValueError, AssertionError) as cause:
         raise CheckpointError(f"The processes hold contradicting parts of a tensor: {cause}.") from None
-
     index = _place(plans)
     gap = first_gap(index)
     if gap:
         raise CheckpointError(f"The tensors to save are not whole: only {gap}.")
-    share = Share(_share_file(comms.rank), {})
-    for item in planner.finish_plan(plans[comms.rank]).items:
-        chunk = item.tensor_data.chunk if item.tensor_data else None
-        if chunk is None or not math.prod(chunk.sizes):
-            continue
-        view = planner.resolve_data(item)
-        assert isinstance(view, torch.Tensor)
-        view = view.detach()
-        key = _key(item.index.fqn, tuple(chunk.offsets), tuple(chunk.sizes), index[item.index.fqn].shape)
-        share.tensors[key] = view.to("cpu", copy=True) if stage else view
-    return share, index
+    _agreed = _Agreed(comms, local, plans[comms.rank], index)
+    return _agreed
 
 
 def _share_file(rank: int) -> str:
@@ -172,57 +210,70 @@ def _place(plans: list[SavePlan]) -> Index:
 
 
 class StreamFiles:
-    """Whole tensors that arrive one at a time, written as they come; about one file of them is held in memory."""
+    """Whole tensors that arrive one at a time, written as they come.
+
+    What waits for others is never more than the largest of them, so that with the one that arrives there are never
+    more than two largest tensors in memory.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._waiting: dict[str, torch.Tensor] = {}
         self._bytes = 0
+        self._room = _STREAM_FILE_BYTES
         self.index: Index = {}
         self.records: dict[str, FileRecord] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take a copy; the caller may use the memory again."""
+        """Write it, or take a copy; the caller may use the memory again."""
         if name in self.index:
             raise CheckpointError(f"{name} was streamed twice.")
-        file = f"{STATE}/stream-{len(self.records):05d}.safetensors"
+        self._room = max(self._room, tensor.nbytes)
+        if self._bytes + tensor.nbytes > self._room:
+            self.flush()
+        file = self._file()
         shape = tuple(tensor.shape)
         chunks = (Chunk((0,) * len(shape), shape, file, name),) if tensor.numel() else ()
         self.index[name] = StoredTensor(tensor.dtype, shape, chunks)
         if not tensor.numel():
             return
+        if tensor.nbytes >= self._room:
+            self.records[file] = write_safetensors(self._folder / file, {name: tensor})
+            return
         self._waiting[name] = tensor.detach().to("cpu", copy=True)
         self._bytes += tensor.nbytes
-        if self._bytes >= _STREAM_FILE_BYTES:
-            self.flush()
 
     def flush(self) -> None:
         """Write what waits."""
         if self._waiting:
-            file = f"{STATE}/stream-{len(self.records):05d}.safetensors"
+            file = self._file()
             self.records[file] = write_safetensors(self._folder / file, self._waiting)
             self._waiting, self._bytes = {}, 0
 
+    def _file(self) -> str:
+        return f"{STATE}/stream-{len(self.records):05d}.safetensors"
+
 
 class StoredTensors:
-    """Reads parts of stored tensors; files are opened once and mapped, not loaded."""
+    """Reads parts of stored tensors; files stay open."""
 
     def __init__(self, folder: Path, index: Index) -> None:
-        self._folder = folder
-        self._open: dict[str, Any] = {}
+        self.folder = folder
         self.index = index
+        self._open: dict[str, SafetensorsFile] = {}
+
+    def names(self) -> list[str]:
+        """Canonical names of all tensors."""
+        return list(self.index)
 
     def read_into(self, target: torch.Tensor, chunk: Chunk, start: tuple[int, ...], lengths: tuple[int, ...]) -> None:
         """Copy the rectangle of `chunk` that begins at `start` (counted from the chunk's corner) into `target`."""
         file = self._open.get(chunk.file)
         if file is None:
-            file = self._open[chunk.file] = safe_open(self._folder / chunk.file, framework="pt")
-        if start == (0,) * len(start) and lengths == chunk.sizes:
-            part = file.get_tensor(chunk.key)
-        else:
-            where = tuple(slice(first, first + length) for first, length in zip(start, lengths, strict=True))
-            part = file.get_slice(chunk.key)[where]
-        target.detach().copy_(part)
+            if len(self._open) == _OPEN_FILES:
+                del self._open[next(iter(self._open))]
+            file = self._open[chunk.file] = SafetensorsFile(self.folder / chunk.file)
+        file.read_into(target, chunk.key, start, lengths)
 
     def read(self, name: str) -> torch.Tensor:
         """One whole tensor."""

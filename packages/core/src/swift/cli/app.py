@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
 
+_FLAG = re.compile(r"--?[a-zA-Z]")
+
 
 def run_app(name: str, function: Callable[..., int], args: Sequence[str]) -> int:
     """Run `function` on `args`. Typer prints its own usage errors (exit 2); a `SwiftError` goes on to the caller."""
+    app = _app(function)
+    try:
+        typer.main.get_command(app).main(args=list(args), prog_name=name)
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 0
+    return 0
 
+
+def split_unknown(function: Callable[..., int], args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(words of the verb itself, flags that it does not know with all that follows each up to the next flag)."""
+    takes_value = {"--help": False}
+    for option in typer.main.get_command(_app(function)).params:
+        spellings = (*option.opts, *option.secondary_opts) if option.param_type_name == "option" else ()
+        takes_value.update({spelling: not getattr(option, "is_flag", False) for spelling in spellings})
+    own: list[str] = []
+    unknown: list[str] = []
+    current, value_follows = own, False
+    for word in args:
+        flag, has_value, _ = word.partition("=")
+        if value_follows or not _FLAG.match(word):
+            value_follows = False
+        elif flag in takes_value:
+            current, value_follows = own, takes_value[flag] and not has_value
+        else:
+            current = unknown
+        current.append(word)
+    return own, unknown
+
+
+def _app(function: Callable[..., int]) -> typer.Typer:
     @functools.wraps(function)
     def command(*arguments: Any, **options: Any) -> None:
         raise typer.Exit(function(*arguments, **options))
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command()(command)
-    try:
-        typer.main.get_command(app).main(args=list(args), prog_name=name)
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 0
-    return 0
+    return app

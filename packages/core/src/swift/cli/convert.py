@@ -1,4 +1,4 @@
-"""`swift convert CHECKPOINT --model MODEL --out DIR`: a checkpoint of another program becomes one to go on from."""
+"""`swift convert CHECKPOINT --out DIR`: a checkpoint of another program becomes one to go on from, or the reverse."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Annotated
 import typer
 
 from swift.cli.app import run_app
+from swift.errors import UsageError
+
+FORMATS = "trainer, deepspeed, hf or adapter"
 
 
 def run(verb: str, args: list[str]) -> int:
@@ -17,18 +20,51 @@ def run(verb: str, args: list[str]) -> int:
 
 
 def convert(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder that the other program saved")],
-    model: Annotated[str, typer.Option(help="The model that training started from: a folder or a name on the hub")],
+    checkpoint: Annotated[Path, typer.Argument(help="Folder that the other program saved; with --to, one of swift's")],
     out: Annotated[Path, typer.Option("--out", "--output_dir", "--output-dir", help="Destination folder")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that training started from: a folder or a name on the hub; may be left out where the "
+            "checkpoint says it"
+        ),
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(help=f"What a checkpoint of swift becomes: {FORMATS}, or what a backend writes")
+    ] = None,
     adapter_config: Annotated[
         Path | None, typer.Option("--adapter-config", help="adapter_config.json, where it is not beside the checkpoint")
     ] = None,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", "--weights_only", help="Leave the optimizer's state behind")
+    ] = False,
 ) -> int:
-    """Take weights and optimizer state over, so that training goes on under any backend."""
-    # Only now: the module imports torch, and a mistake should be answered at once.
+    """Take weights and optimizer state over, so that training goes on under any backend; with --to, hand them back.
+
+    Read are checkpoints of the Hugging Face Trainer, ms-swift, DeepSpeed and Megatron, and models and adapters.
+    """
+    # Only now: these modules import torch.
+    from swift.checkpoint.folders import is_checkpoint
+
+    if is_checkpoint(checkpoint):
+        if to is None:
+            raise UsageError(f"{checkpoint} is a checkpoint of swift already.", hint=f"Add --to {FORMATS}.")
+        if model or adapter_config or weights_only:
+            raise UsageError("With --to, the checkpoint itself says all else.", hint="Leave the other options out.")
+        from swift.export.convert_to import convert_to
+
+        convert_to(checkpoint, to=to, out=out, say=_say)
+        return 0
+    if to is not None:
+        raise UsageError(
+            f"{checkpoint} is no checkpoint of swift, which --to starts from.",
+            hint="Convert it without --to first, and then what comes out.",
+        )
     from swift.export.convert import convert_checkpoint
 
-    convert_checkpoint(checkpoint, model=model, out=out, adapter_config=adapter_config, say=_say)
+    convert_checkpoint(
+        checkpoint, model=model, out=out, adapter_config=adapter_config, say=_say, weights_only=weights_only
+    )
     return 0
 
 

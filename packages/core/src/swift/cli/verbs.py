@@ -27,9 +27,16 @@ VERBS = {
         Verb("train", "Train", "Any objective, named by --train_type or --objective", "swift.cli.train:run"),
         Verb("export", "Use the result", "Write a checkpoint as a model folder, and check it", "swift.cli.export:run"),
         Verb("merge-lora", "Use the result", "Merge adapters into the model's weights", "swift.cli.export:run"),
-        Verb("convert", "Use the result", "Take a checkpoint of another program over", "swift.cli.convert:run"),
+        Verb(
+            "convert",
+            "Use the result",
+            "Take a checkpoint of another program over, or hand one back",
+            "swift.cli.convert:run",
+        ),
         Verb("infer", "Use the result", "Answer prompts from a file or the keyboard", "swift.cli.delegate:infer"),
         Verb("chat", "Use the result", "Talk to a model", "swift.cli.delegate:infer"),
+        Verb("serve", "Use the result", "Serve a model to OpenAI clients, with its adapters", "swift.cli.serve:run"),
+        Verb("deploy", "Use the result", "The same as serve", "swift.cli.serve:run"),
         Verb("eval", "Use the result", "Score a model on a data set with answers", "swift.cli.delegate:infer"),
         Verb(
             "doctor", "Look around", "What this machine has, and what mends what it lacks", "swift.cli.delegate:doctor"
@@ -40,5 +47,5 @@ VERBS = {
     )
 }
 
-ELSEWHERE = ("serve", "deploy", "plan", "ui")
+ELSEWHERE = ("plan", "ui")
 """Words that belong to swift's vocabulary but that this version does not have."""

@@ -8,7 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -143,6 +152,10 @@ class TrainSection(Section):
     )
     early_stopping: PositiveInt | None = Field(None, description="Stop after so many evaluations without a better one")
     detect_nan: bool = Field(True, description="Stop before an update whose loss or gradient is not finite")
+    timeout_minutes: PositiveFloat = Field(
+        8.0,
+        description="End a run of several processes in which nothing has moved for so long, and say who is waited for",
+    )
 
 
 class CheckpointSection(Section):
@@ -150,7 +163,11 @@ class CheckpointSection(Section):
 
     save_steps: PositiveInt | None = Field(None, description="Save every so many steps; default: once an epoch")
     keep: PositiveInt | None = Field(None, description="Keep only so many newest checkpoints, and the best one")
-    resume: str | None = Field(None, description="Checkpoint or run folder to go on from; 'last' for the newest run")
+    resume: str | None = Field(
+        None,
+        description="Checkpoint or run folder to go on from; 'last' for the newest run; 'auto' for the run of "
+        "logging.run_name, which is begun if it is not there",
+    )
     asynchronous: bool = Field(False, description="Write in the background while training goes on")
     model_weights: bool = Field(True, description="Also write the adapter or Hugging Face weights, ready to load")
     save_last: bool = Field(True, description="Save after the last step")
@@ -184,7 +201,40 @@ class ExportSection(Section):
     )
     shard_size_gb: PositiveFloat = Field(5.0, description="Largest safetensors file")
     exist_ok: bool = Field(False, description="Replace an export that is there already")
-    verify: bool = Field(True, description="Reload and compare with the training state before calling it done")
+    verify: Literal["transformers", "all", "none"] = Field(
+        "transformers",
+        description="Reload and compare with the training state before calling it done: by transformers, or by vLLM "
+        "as well where it is installed (all)",
+    )
+
+    @field_validator("verify", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        """It was a switch once, and is one to many."""
+        return {True: "transformers", False: "none", "true": "transformers", "false": "none"}.get(value, value)
+
+
+QUANTISATIONS = ("w4a16", "w8a8", "gptq", "awq", "fp8", "bnb")
+"""What `--quant` may be."""
+
+
+class ExportOptions(ExportSection):
+    """What `swift export` can do besides: it works on what is on disk, and may take its time."""
+
+    verify: Literal["transformers", "all", "none"] = Field(
+        "all", description="Who reloads the export and is compared with the training state"
+    )
+    quant: Literal["w4a16", "w8a8", "gptq", "awq", "fp8", "bnb"] | None = Field(
+        None, description="Store the weights in fewer bits"
+    )
+    quant_tolerance: PositiveFloat | None = Field(
+        None, description="How much the loss per token may rise by quantising; default: as the format is known to cost"
+    )
+    calibration_dataset: tuple[str, ...] = Field(
+        (), description="What to quantise for, as for --dataset; default: the run's own training data"
+    )
+    calibration_samples: PositiveInt = Field(128, description="Samples to calibrate with")
+    push: str | None = Field(None, description="Repository on the Hugging Face Hub to upload to, once verified")
 
 
 class Config(Section):

@@ -11,9 +11,9 @@ import yaml
 
 from swift.config.parse import Parsed
 from swift.config.sections import Config
-from swift.errors import PluginError
+from swift.errors import PluginError, UnsupportedPlan
 from swift.plugins.discover import list_plugins
-from swift.plugins.load import load, load_objective
+from swift.plugins.load import load, load_backend, load_objective
 
 
 def resolved_yaml(parsed: Parsed) -> str:
@@ -36,8 +36,21 @@ def layout(parsed: Parsed) -> str:
         train = parsed.config.train
         rows = train.global_batch or train.micro_batch * train.accumulation * replicas
         lines.append(f"# rows per optimizer step: {rows}")
+    lines.extend(f"# {line}" for line in _described(parsed, processes))
     lines.extend(f"# {note}" for note in parsed.notes)
     return "\n".join(lines) + "\n"
+
+
+def _described(parsed: Parsed, processes: int) -> list[str]:
+    """Which process holds what, where the backend has a method `describe_plan(config, processes)` to say it."""
+    describe = getattr(load_backend(parsed.config.backend.name).object, "describe_plan", None)
+    if describe is None:
+        return []
+    try:
+        lines: list[str] = describe(parsed.config, processes)
+    except UnsupportedPlan as error:
+        return [error.message, *([error.hint] if error.hint else [])]
+    return lines
 
 
 def print_samples(parsed: Parsed, count: int) -> None:

@@ -73,11 +73,12 @@ def _load_hugging_face(source: Source, *, streaming: bool) -> Any:
 
 def _load_modelscope(source: Source) -> Any:
     try:
-        from modelscope.msdatasets import MsDataset  # type: ignore[import-not-found]  # an optional package
-    except ImportError as error:
+        from modelscope.msdatasets import MsDataset
+    except ImportError as error:  # of modelscope itself, or of what only its data sets need
+        lacking = (error.name or "modelscope").partition(".")[0]
         raise DataError(
-            f"{source.text!r} lies on ModelScope, and the package modelscope is not installed.",
-            hint="pip install modelscope, or take it from the Hugging Face hub with hf::",
+            f"{source.text!r} lies on ModelScope, and the package {lacking} is not installed.",
+            hint='pip install "modelscope[datasets]", or take it from the Hugging Face hub with hf::',
         ) from error
     try:
         loaded = MsDataset.load(source.location, subset_name=source.subset or "default", split=source.split)

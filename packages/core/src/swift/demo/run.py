@@ -113,14 +113,15 @@ def _export(checkpoint: Path, exported: Path) -> None:
 
 
 def _ask(exported: Path, test_file: Path) -> float:
+    from swift.contracts import Sampling
     from swift.infer.batch import answers
-    from swift.infer.generate import Sampling
-    from swift.infer.load import load_speaker
     from swift.infer.questions import read_questions
+    from swift.infer.speaker import open_speaker
+    from swift.infer.wanted import Wanted
 
     questions = read_questions([str(test_file)], {})
-    speaker = load_speaker(str(exported), say=_indented)
-    texts = answers(speaker, questions, Sampling(max_new_tokens=48), batch=50)
+    speaker = open_speaker(str(exported), Wanted(batch_size=50), say=_indented)
+    texts = answers(speaker, questions, Sampling(max_new_tokens=48))
     for asked, text in list(zip(questions, texts, strict=True))[:5]:
         _say(f"  {asked.messages[0]['content']}  →  {text}")
     right = sum(text == asked.expected for asked, text in zip(questions, texts, strict=True))

@@ -34,6 +34,7 @@ class HuggingFaceExporter:
         with ShardedSafetensorsWriter(request.destination, specs, shard_bytes=shard_bytes) as writer:
             for name, tensor in weights:
                 writer.write(name, tensor)
+                del tensor  # before the next one is read
             writer.finish()
         source.write_assets(request.destination, main_dtype(dtypes.values()))
         return request.destination

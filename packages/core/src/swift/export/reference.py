@@ -1,4 +1,7 @@
-"""What the training state says about a few fixed prompts: the measure that an export must come up to."""
+"""What the training state says about a few fixed prompts: the measure that an export must come up to.
+
+It says log-probabilities of the prompts' tokens, and how it would go on by itself, taking the most likely token.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,28 @@ _TEXTS = (
     'In 1969, 3 astronauts flew 384,400 km: {"mission": "Apollo 11", "crew": ["Armstrong", "Aldrin"]}',
 )
 _LONGEST = 64
+_ANSWER = 16
+"""Tokens by which each prompt is gone on with."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The most likely tokens after a prompt, one after the other; the end of the text does not stop it."""
+
+    tokens: list[int]
+    logps: list[float]
+    margins: list[float]
+    """By how much the log-probability of each token is above that of the next most likely."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Prompts and the training state's log-probabilities of their tokens."""
+    """Prompts, the training state's log-probabilities of their tokens, and how it goes on after them."""
 
     prompts: list[Prompt]
     logps: list[list[float]]
+    greedy: list[Continuation] | None = None
+    """None where the training state is asked through something that can only say log-probabilities."""
 
     @classmethod
     def ask(cls, state: LogProbabilities, prompts: list[Prompt]) -> Reference:
@@ -40,10 +57,16 @@ class Reference:
         return cls(prompts, state(prompts))
 
     @classmethod
+    def of(cls, model: torch.nn.Module, prompts: list[Prompt]) -> Reference:
+        """From a transformers module."""
+        return cls(prompts, module_logps(model, prompts), module_greedy(model, prompts))
+
+    @classmethod
     def read(cls, path: Path) -> Reference:
         """From a JSON file that `write` made."""
         value = json.loads(path.read_text(encoding="utf-8"))
-        return cls(value["prompts"], value["logps"])
+        greedy = value.get("greedy")
+        return cls(value["prompts"], value["logps"], greedy and [Continuation(**each) for each in greedy])
 
     def write(self, path: Path) -> None:
         """To a JSON file."""
@@ -71,6 +94,27 @@ def module_logps(model: torch.nn.Module, prompts: list[Prompt]) -> list[list[flo
         logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
         logps = torch.log_softmax(logits, dim=-1).gather(1, tokens[0, 1:, None])[:, 0]
         answers.append(logps.tolist())
+    return answers
+
+
+@torch.no_grad()
+def module_greedy(model: torch.nn.Module, prompts: list[Prompt]) -> list[Continuation]:
+    """How a transformers module goes on after each prompt."""
+    model.eval()
+    device = next(model.parameters()).device
+    answers = []
+    for prompt in prompts:
+        said = Continuation([], [], [])
+        step, cache = torch.tensor([prompt], device=device), None
+        for _ in range(_ANSWER):
+            output = model(input_ids=step, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            best = torch.log_softmax(output.logits[0, -1].float(), dim=-1).topk(2)
+            said.tokens.append(int(best.indices[0]))
+            said.logps.append(float(best.values[0]))
+            said.margins.append(float(best.values[0] - best.values[1]))
+            step = best.indices[None, :1]
+        answers.append(said)
     return answers
 
 
@@ -106,6 +150,6 @@ class PlainState:
         if unplaced:
             raise ExportError(f"The adapter's {unplaced[0]} has no place in the model.")
 
-    def logps(self, prompts: list[Prompt]) -> list[list[float]]:
+    def reference(self, prompts: list[Prompt]) -> Reference:
         """What the training state says."""
-        return module_logps(self._model, prompts)
+        return Reference.of(self._model, prompts)

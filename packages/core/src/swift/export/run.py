@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from swift.checkpoint.container import sync
 from swift.checkpoint.coordination import agree, comms_for, write_failure
-from swift.checkpoint.folders import find_checkpoint
+from swift.checkpoint.folders import find_checkpoint, is_checkpoint
 from swift.checkpoint.load import Checkpoint, open_checkpoint
 from swift.checkpoint.names import model_name, weight_name
-from swift.config.sections import ExportSection, ModelSection
+from swift.checkpoint.records import sync, write_json
+from swift.checkpoint.storage import StoredTensors
+from swift.config.sections import ExportOptions, ExportSection, ModelSection
 from swift.contracts import ExportRequest, ModelSource, Run, WeightStream
-from swift.errors import CheckpointError, ExportError, SwiftError
+from swift.errors import CheckpointError, ExportError, SwiftError, UsageError
+from swift.export.by_engine import compare_by_engine
+from swift.export.calibration import calibration_rows
+from swift.export.compare import tolerance_of
 from swift.export.merge import merged
 from swift.export.precision import export_dtypes, main_dtype
+from swift.export.push import push
+from swift.export.quantised import EXPORTER, check_wish, quantiser, scratch, write_quantised
 from swift.export.reference import LogProbabilities, PlainState, Reference, fixed_prompts
-from swift.export.verify import ADAPTER_WEIGHTS, VERIFICATION, Digests, can_verify, verify_export
+from swift.export.verify import ADAPTER_WEIGHTS, VERIFICATION, Digests, can_verify, is_adapter, verify_export
+from swift.models.memory import check_memory, model_bytes
+
+if TYPE_CHECKING:
+    from swift.models.source import HfSource
 
 Say = Callable[[str], None]
 
@@ -36,16 +48,135 @@ class Exporter(Protocol):
 def export_checkpoint(
     path: str | Path, *, to: str, options: ExportSection, say: Say, exporter: Exporter | None = None
 ) -> Path:
-    """Export a checkpoint, or the last one of a run, without the engine that trained it. One process.
+    """Export a checkpoint, the last one of a run, or a model folder, without the engine that trained it. One process.
 
-    `to` is the name of an exporter; `exporter` replaces the installed one of that name.
+    `to` is the name of an exporter; `exporter` replaces the installed one of that name. With `ExportOptions` the model
+    may be quantised, and uploaded.
     """
+    wish = options if isinstance(options, ExportOptions) else ExportOptions(**options.model_dump())
+    check_wish(to, wish)
+    origin = _origin(Path(path).expanduser(), say)
+    destination = options.out or origin.beside(f"export-{to}" if wish.quant is None else f"export-{wish.quant}")
+    check_destination(destination, options)
+    exporter = exporter or _installed(to)
+    if wish.quant is not None:
+        _quantise(origin, exporter, to=to, options=wish, destination=destination, say=say)
+    else:
+        _export_whole(origin, exporter, to=to, options=options, destination=destination, say=say)
+    if wish.push is not None:
+        push(destination, wish.push, say=say)
+    return destination
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What is exported: a checkpoint with the model that its training started from, or a model alone."""
+
+    folder: Path
+    source: HfSource
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def adapter(self) -> Mapping[str, Any] | None:
+        return None if self.checkpoint is None else self.checkpoint.facts.adapter
+
+    def beside(self, name: str) -> Path:
+        """Where an export goes that was given no place."""
+        return self.folder.parent / (name if self.checkpoint is not None else f"{self.folder.name}-{name}")
+
+    def weights(self) -> WeightStream:
+        if self.checkpoint is not None:
+            return stored_weights(self.checkpoint, self.source, self.adapter)
+        return ((name, self.source.read(name)) for name in self.source.names())
+
+
+def _origin(path: Path, say: Say) -> _Origin:
     from swift.models.source import open_source
 
+    if (path / "config.json").is_file() and not is_checkpoint(path):
+        folder = path.resolve()
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if "quantization_config" in settings:
+            method = settings["quantization_config"].get("quant_method", "something")
+            raise UsageError(
+                f"{path} is quantised already ({method}).", hint="Export from the model in full precision."
+            )
+        say(f"Exporting the model in {folder}")
+        return _Origin(folder, open_source(ModelSection(path=str(folder)), say=say))
     folder = find_checkpoint(path)
     checkpoint = open_checkpoint(folder)
+    say(f"Exporting step {checkpoint.facts.step} of {folder}")
+    return _Origin(folder, base_of(checkpoint, say), checkpoint)
+
+
+def _export_whole(
+    origin: _Origin,
+    exporter: Exporter,
+    *,
+    to: str,
+    options: ExportSection,
+    destination: Path,
+    say: Say,
+    passing: bool = False,
+) -> None:
+    export_state(
+        exporter,
+        origin.weights(),
+        to=to,
+        source=origin.source,
+        adapter=origin.adapter,
+        options=options,
+        destination=destination,
+        is_main=True,
+        say=say,
+        passing=passing,
+    )
+
+
+def _quantise(
+    origin: _Origin, exporter: Exporter, *, to: str, options: ExportOptions, destination: Path, say: Say
+) -> None:
+    """Calibration data is looked at first: what is wrong with it should be said before anything takes long."""
+    quantiser()
+    calibration = calibration_rows(
+        options, origin.source, None if origin.checkpoint is None else origin.checkpoint.facts, say=say
+    )
+    whole = scratch(destination)
+    temporary = destination.with_name(f".{destination.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        own = origin.checkpoint is None and options.dtype == "auto"
+        if not own:
+            plain = options.model_copy(
+                update={"quant": None, "verify": "none" if options.verify == "none" else "transformers"}
+            )
+            say("First the model in full precision, which is compared with the training state")
+            _export_whole(origin, exporter, to=to, options=plain, destination=whole, say=say, passing=True)
+        temporary.mkdir(parents=True)
+        write_quantised(
+            origin.folder if own else whole,
+            temporary,
+            trained=origin.source,
+            calibration=calibration,
+            options=options,
+            to=to,
+            say=say,
+        )
+        put_in_place(temporary, destination)
+    except OSError as error:
+        message, hint = write_failure("The export", destination, error)
+        raise ExportError(message, hint=hint and hint.replace("--output_dir", "--out")) from error
+    finally:
+        shutil.rmtree(whole, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+    say(f"Exported ({to}, {options.quant}) to {destination}")
+
+
+def base_of(checkpoint: Checkpoint, say: Say) -> HfSource:
+    """The model that training started from, which must be what it was."""
+    from swift.models.source import open_source
+
     facts = checkpoint.facts
-    say(f"Exporting step {facts.step} of {folder}")
     section = ModelSection.model_validate(facts.config.get("model", {}))
     source = open_source(section, say=say, seed=facts.seed)
     if source.fingerprint != facts.model_fingerprint:
@@ -53,17 +184,7 @@ def export_checkpoint(
             f"The model {section.path} is not the one that training started from.",
             hint="Put the original model back in its place.",
         )
-    return export_state(
-        exporter or _installed(to),
-        _stored_weights(checkpoint, source, facts.adapter),
-        to=to,
-        source=source,
-        adapter=facts.adapter,
-        options=options,
-        destination=options.out or folder.parent / f"export-{to}",
-        is_main=True,
-        say=say,
-    )
+    return source
 
 
 def export_state(
@@ -79,11 +200,13 @@ def export_state(
     say: Say,
     run: Run | None = None,
     reference: LogProbabilities | Reference | None = None,
+    passing: bool = False,
 ) -> Path:
     """Export a stream of weights. Called on every process of a run, since the stream may use collectives.
 
     `reference` is what the training state says about the prompts of `fixed_prompts`; without it a plain fp32 model
-    filled from the stream is asked. The destination appears when it is whole and verified, or not at all.
+    filled from the stream is asked. The destination appears when it is whole and verified, or not at all. An export
+    that is `passing` is no end in itself, and is not announced.
     """
 
     def work() -> None:
@@ -93,32 +216,26 @@ def export_state(
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             request = ExportRequest(temporary, source, adapter, options)
-            _write_and_verify(exporter, weights, request, reference, run, say)
-            _put_in_place(temporary, destination)
+            _write_and_verify(exporter, weights, request, reference, run, to=to, say=say)
+            put_in_place(temporary, destination)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        say(f"Exported ({to}) to {destination}")
+        if not passing:
+            say(f"Exported ({to}) to {destination}")
 
     _on_main(work if is_main else None, weights, destination)
     return destination
 
 
-def write_model_weights(
-    folder: Path, weights: WeightStream, *, source: ModelSource, adapter: Mapping[str, Any] | None, is_main: bool
-) -> None:
-    """Put weights that others can load into a checkpoint's folder: the adapter, or all weights.
+def write_model_weights(stored: StoredTensors, *, source: ModelSource, adapter: Mapping[str, Any] | None) -> None:
+    """Put weights that others can load beside the tensors that they are made of: the adapter, or all weights.
 
-    For `extra` of `save_checkpoint`; called on every process. The manifest's checksums stand in for verification.
+    For `extra` of `save_checkpoint`: one process, a tensor at a time, out of what is on disk already, so that training
+    may go on meanwhile. The manifest's checksums stand in for verification.
     """
-
-    def work() -> None:
-        from swift.plugins.facade import open_engine
-        from swift.plugins.load import load_exporter
-
-        engine = open_engine(exporter=load_exporter("hf" if adapter is None else "adapter"))
-        engine.export(None, weights, ExportRequest(folder, source, adapter, ExportSection()))
-
-    _on_main(work if is_main else None, weights, folder)
+    exporter = _installed("hf" if adapter is None else "adapter")
+    weights = stored_weights(stored, source, adapter)
+    exporter.export(None, weights, ExportRequest(stored.folder, source, adapter, ExportSection()))
 
 
 def _installed(name: str) -> Exporter:
@@ -128,8 +245,8 @@ def _installed(name: str) -> Exporter:
     return open_engine(exporter=load_exporter(name))
 
 
-def _stored_weights(
-    checkpoint: Checkpoint, source: ModelSource, adapter: Mapping[str, Any] | None
+def stored_weights(
+    checkpoint: Checkpoint | StoredTensors, source: ModelSource, adapter: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The canonical stream out of a checkpoint; what was frozen comes from the base model."""
     stored = [name for name in map(weight_name, checkpoint.names()) if name is not None]
@@ -165,12 +282,19 @@ def _write_and_verify(
     request: ExportRequest,
     reference: LogProbabilities | Reference | None,
     run: Run | None,
+    *,
+    to: str,
     say: Say,
 ) -> None:
-    if not request.options.verify:
+    if request.options.verify == "none":
         exporter.export(run, weights, request)
         return
     source = request.source
+    check_memory(
+        model_bytes(source, 4),
+        "Comparing the export with the training state loads the model in fp32, which",
+        hint="Export without comparing (--verify none), or on a machine with more memory.",
+    )
     plain = PlainState(source) if reference is None else None
     if request.adapter is None:
         digests = Digests(export_dtypes(source, request.options.dtype))
@@ -187,21 +311,39 @@ def _write_and_verify(
         return
 
     if not isinstance(reference, Reference):
-        ask = reference or (plain.logps if plain is not None else None)
-        assert ask is not None
-        reference = Reference.ask(ask, fixed_prompts(source))
+        prompts = fixed_prompts(source)
+        if reference is not None:
+            reference = Reference.ask(reference, prompts)
+        else:
+            assert plain is not None
+            reference = plain.reference(prompts)
     del plain  # as large as the model that is reloaded next
-    report = verify_export(
-        request.destination,
-        expected=digests.found,
-        reference=reference,
-        source=source,
-        dtype=main_dtype(digests.dtypes.values()),
+    dtype = main_dtype(digests.dtypes.values())
+    report = verify_export(request.destination, expected=digests.found, reference=reference, source=source, dtype=dtype)
+    if request.options.verify == "all":
+        report["vllm"] = _by_vllm(request.destination, reference, dtype, required=to == EXPORTER, say=say)
+        write_json(request.destination / VERIFICATION, report)
+    _say_verified(report, say)
+
+
+def _by_vllm(folder: Path, reference: Reference, dtype: str, *, required: bool, say: Say) -> dict[str, Any]:
+    if is_adapter(folder):
+        say("vLLM was not asked: an adapter is compared by PEFT; export with --to vllm to have the merged model asked")
+        return {"asked": False, "reason": "an adapter alone"}
+    return compare_by_engine(folder, reference, tolerance_of(dtype), dtype="float32", required=required, say=say)
+
+
+def _say_verified(report: Mapping[str, Any], say: Say) -> None:
+    who = ["transformers", *(["vLLM"] if report.get("vllm", {}).get("asked") else [])]
+    largest = max(
+        each["log_probabilities"]["largest_difference"] for each in (report, report.get("vllm", {})) if len(each) > 2
     )
-    say(
-        f"Verified: {report['weights']['compared']} weights equal, log-probabilities within "
-        f"{report['log_probabilities']['largest_difference']:.1e}"
-    )
+    told = [f"{report['weights']['compared']} weights equal", f"log-probabilities within {largest:.1e}"]
+    if "greedy" in report:
+        told.append(f"{report['greedy']['tokens_equal']} greedy tokens equal")
+    if report["rendering"] is not None:
+        told.append("conversations rendered alike")
+    say(f"Verified by {' and '.join(who)}: {', '.join(told)}")
 
 
 def _adapter_digests(adapters: Mapping[str, torch.Tensor], request: ExportRequest) -> Digests:
@@ -240,7 +382,8 @@ def _is_export(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (VERIFICATION, "config.json", "adapter_config.json"))
 
 
-def _put_in_place(temporary: Path, destination: Path) -> None:
+def put_in_place(temporary: Path, destination: Path) -> None:
+    """Make what was written last, and give it its name at once."""
     for path in temporary.rglob("*"):
         sync(path)
     sync(temporary)

@@ -1,4 +1,6 @@
-"""Is what was exported what was trained? Every tensor is compared, then log-probabilities after reloading."""
+"""Is what was exported what was trained? Every tensor is compared, then what the reloaded model says, and how
+conversations are rendered.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,21 @@ import torch
 import xxhash
 from safetensors import safe_open
 
-from swift.checkpoint.container import tensor_bytes, write_json
+from swift.checkpoint.container import tensor_bytes
 from swift.checkpoint.manifest import installed_versions
+from swift.checkpoint.records import write_json
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
-from swift.export.reference import Reference, module_logps
+from swift.export.compare import account_of_module, compare, tolerance_of
+from swift.export.reference import Reference
+from swift.export.rendering import compare_rendering
 from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
 
 VERIFICATION = "verification.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-
-# Largest difference of a token's log-probability that rounding the weights can explain. Tensors are compared bit for
-# bit before, so that this only has to notice a model that is put together wrongly.
-_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
+_CONFIGURATION = (
+    "All weights are equal: its configuration does not describe the model that was trained. See config.json beside it."
+)
 
 
 class Digests:
@@ -58,28 +62,35 @@ def can_verify(folder: Path) -> bool:
 def verify_export(
     folder: Path, *, expected: Mapping[str, str], reference: Reference, source: ModelSource, dtype: str
 ) -> dict[str, Any]:
-    """Compare, write `verification.json`, and return it; `ExportError` names the first difference.
+    """Compare, write `verification.json`, and return its content; `ExportError` names the first difference.
 
     `expected` are the checksums of all tensors; `dtype` is the precision of the export.
     """
     _compare_weights(folder, expected)
     model = _reload(folder, source)
-    tolerance = _TOLERANCE.get(dtype, _TOLERANCE["bfloat16"])
-    differences = _compare_logps(reference, module_logps(model, reference.prompts), tolerance)
+    account = account_of_module(model, reference.prompts, greedy=reference.greedy is not None)
+    del model
     report = {
         "verified": True,
         "weights": {"compared": len(expected), "dtype": dtype, "equal": "bit for bit"},
-        "log_probabilities": {
-            "prompts": len(reference.prompts),
-            "tokens": len(differences),
-            "largest_difference": max(differences),
-            "mean_difference": sum(differences) / len(differences),
-            "tolerance": tolerance,
-        },
+        **compare(reference, account, tolerance_of(dtype), cause=_CONFIGURATION),
+        "rendering": None,
         "versions": installed_versions(),
     }
+    if not is_adapter(folder):
+        report["rendering"] = compare_rendering(source.tokenizer, folder, trust_remote_code=trusted(source))
     write_json(folder / VERIFICATION, report)
     return report
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether this is an adapter alone, which is used with the tokenizer of its base model."""
+    return (folder / ADAPTER_WEIGHTS).is_file()
+
+
+def trusted(source: ModelSource) -> bool:
+    """Code that comes with a model runs only when the source was opened with leave to do so."""
+    return type(source.config).__module__.startswith("transformers_modules")
 
 
 def _digest(tensor: torch.Tensor) -> str:
@@ -124,10 +135,8 @@ def _reload(folder: Path, source: ModelSource) -> torch.nn.Module:
         return adapted
     from transformers import AutoModelForCausalLM
 
-    # Code that comes with a model runs only when the source was opened with leave to do so.
-    trust = type(source.config).__module__.startswith("transformers_modules")
     model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trust
+        folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trusted(source)
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[kind]:
@@ -136,18 +145,3 @@ def _reload(folder: Path, source: ModelSource) -> torch.nn.Module:
             )
     reloaded: torch.nn.Module = model
     return reloaded
-
-
-def _compare_logps(reference: Reference, found: list[list[float]], tolerance: float) -> list[float]:
-    differences = []
-    for number, (wanted, got) in enumerate(zip(reference.logps, found, strict=True), 1):
-        for position, (before, after) in enumerate(zip(wanted, got, strict=True), 1):
-            difference = abs(before - after)
-            if not difference <= tolerance:
-                raise ExportError(
-                    f"The export differs from the training state: token {position} of test prompt {number} has "
-                    f"log-probability {after:.4f} instead of {before:.4f}, although all weights are equal.",
-                    hint="Its configuration does not describe the model that was trained; see config.json beside it.",
-                )
-            differences.append(difference)
-    return differences

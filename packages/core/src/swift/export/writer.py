@@ -10,7 +10,8 @@ from typing import BinaryIO
 
 import torch
 
-from swift.checkpoint.container import safetensors_layout, sync, tensor_bytes, write_json
+from swift.checkpoint.container import safetensors_layout, tensor_bytes
+from swift.checkpoint.records import sync, write_json
 from swift.errors import ExportError
 
 WEIGHTS = "model.safetensors"

@@ -1,1 +1,49 @@
-"""Asking a trained model: in batches, in a conversation, and for a score. Runs on transformers."""
+"""Asking a trained model: in batches, in a conversation, for a score, and for rollouts while it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift.infer.openai_server import OpenAiServer, at_once
+
+if TYPE_CHECKING:
+    from swift.contracts import InferenceEngine
+
+__all__ = ["OpenAiServer", "at_once", "open_engine"]
+
+
+def open_engine(
+    engine: str,
+    model: str | Path,
+    *,
+    adapter: str | Path | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    batch_size: int | None = None,
+    max_length: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> InferenceEngine:
+    """A run, a checkpoint, an adapter, a folder or a hub id, loaded by the inference engine of that name.
+
+    Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are settings of the engine's own.
+    """
+    from swift.infer.speaker import find_model, open_local
+    from swift.infer.wanted import Wanted
+
+    wanted = Wanted(
+        engine,
+        adapter=None if adapter is None else Path(adapter),
+        dtype=dtype,
+        device=device,
+        batch_size=batch_size,
+        max_length=max_length,
+        options=options or {},
+    )
+    say = _nothing
+    return open_local(find_model(str(model), wanted, say=say), wanted, say=say).engine
+
+
+def _nothing(_: str) -> None:
+    pass

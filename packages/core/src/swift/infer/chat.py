@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from swift.infer.generate import Sampling, prompt_ids, stream_answer
-from swift.infer.load import Speaker
+from swift.contracts import Sampling
+from swift.infer.speaker import Speaker
 
 
 def converse(speaker: Speaker, sampling: Sampling) -> None:
@@ -29,12 +29,12 @@ def converse(speaker: Speaker, sampling: Sampling) -> None:
             continue
         messages.append({"role": "user", "content": said})
         answer = ""
-        for piece in stream_answer(speaker, prompt_ids(speaker, messages), sampling):
+        for piece in speaker.stream(messages, sampling):
             answer += piece
             sys.stdout.write(piece)
             sys.stdout.flush()
         sys.stdout.write("\n")
-        if speaker.tokenizer.chat_template is None:
-            messages.clear()
-        else:
+        if speaker.remembers:
             messages.append({"role": "assistant", "content": answer})
+        else:
+            messages.clear()

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swift.cli.app import run_app
+from swift.contracts import Sampling
 from swift.errors import UsageError
+from swift.infer.wanted import Wanted, is_address
 from swift.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:
-    from swift.infer.generate import Sampling
-    from swift.infer.load import Speaker
+    from swift.infer.batch import Asked
+    from swift.infer.speaker import FoundModel, Speaker
 
 
 def run(verb: str, args: list[str]) -> int:
@@ -25,8 +27,23 @@ def run(verb: str, args: list[str]) -> int:
     return run_app(f"swift {verb}", functions[verb], args)
 
 
-Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="Run, checkpoint, adapter, model folder or hub id")]
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="Run, checkpoint, adapter, model folder or hub id; of a server, its name"),
+]
 ModelFlag = Annotated[str | None, typer.Option("--model", "--ckpt_dir", "--ckpt-dir", help="The same as a flag")]
+Engine = Annotated[
+    str,
+    typer.Option("--engine", "--infer_backend", help="transformers, vllm, another plugin, or http://HOST:PORT"),
+]
+EngineOptions = Annotated[
+    str,
+    typer.Option("--engine_options", "--engine-options", help='The engine\'s own, as JSON: {"max_num_seqs": 64}'),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option("--api_key", "--api-key", help="For a server; default: SWIFT_API_KEY or OPENAI_API_KEY is looked at"),
+]
 Adapters = Annotated[Path | None, typer.Option("--adapters", "--adapter", help="Adapter on top of --model")]
 DataSet = Annotated[
     list[str] | None, typer.Option("--dataset", "--val_dataset", "--val-dataset", help="Questions, one per row")
@@ -37,7 +54,14 @@ Tokens = Annotated[int, typer.Option("--max_new_tokens", "--max-new-tokens", min
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the most likely token, always")]
 TopP = Annotated[float, typer.Option("--top_p", "--top-p", min=0.0, max=1.0, help="Nucleus sampling")]
 Seed = Annotated[int, typer.Option("--seed", help="Decides what is drawn at a temperature above 0")]
-Batch = Annotated[int, typer.Option("--batch_size", "--batch-size", min=1, help="Questions at a time")]
+Batch = Annotated[
+    int | None,
+    typer.Option("--batch_size", "--batch-size", min=1, help="Questions at a time; default: the engine decides"),
+]
+Length = Annotated[
+    int | None,
+    typer.Option("--max_length", "--max-length", "--max_model_len", min=1, help="Longest question and answer together"),
+]
 Dtype = Annotated[str, typer.Option("--torch_dtype", "--torch-dtype", "--dtype", help="auto, float32, bfloat16, ...")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default: a GPU if there is one")]
 
@@ -45,145 +69,274 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; defau
 def infer(
     model: Model = None,
     model_flag: ModelFlag = None,
+    engine: Engine = "transformers",
     adapters: Adapters = None,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", "--query", help="A question; may be repeated")] = None,
     dataset: DataSet = None,
     result: Annotated[
         Path | None, typer.Option("--result_path", "--result-path", help="Write answers here, as JSONL")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew instead of going on with what is in --result_path")
+    ] = False,
     columns: Columns = "{}",
     system: System = None,
     max_new_tokens: Tokens = 512,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
-    batch_size: Batch = 8,
+    batch_size: Batch = None,
+    max_length: Length = None,
     dtype: Dtype = "auto",
     device: Device = None,
+    engine_options: EngineOptions = "{}",
+    api_key: ApiKey = None,
 ) -> int:
-    """Answer prompts, or the questions of a data set; without either, read questions from the keyboard."""
-    name = _named("infer", model, model_flag)
+    """Answer prompts, or the questions of a data set; without either, read questions from the keyboard.
+
+    Answers are in --result_path as soon as they are made: after an interruption the same command goes on.
+    """
+    name = _named("infer", model, model_flag, engine)
     if prompt and dataset:
         raise UsageError("--prompt and --dataset are two sources of questions.", hint="Give one of them.")
-    if not prompt and not dataset:
-        return chat(name, None, adapters, system, max_new_tokens, temperature, top_p, seed, dtype, device)
-    renames = _columns(columns)
+    renames = _mapping("--columns", columns, '{"question": "query"}')
     if result is not None and not result.parent.is_dir():
         raise UsageError(
             f"There is no folder {result.parent} for --result_path.", hint=f"Type: mkdir -p {result.parent}"
         )
+    wanted = _wanted(engine, adapters, system, dtype, device, batch_size, max_length, engine_options, api_key)
+    sampling = Sampling(max_new_tokens, temperature, top_p, seed)
     quiet_libraries()
-    from swift.infer.batch import answer_prompts, answer_questions
-    from swift.infer.questions import read_questions
+    if not prompt and not dataset:
+        return _converse(name, wanted, sampling)
+    from swift.infer.batch import print_answers
+    from swift.infer.questions import Question, read_questions
+    from swift.infer.speaker import open_speaker
 
-    questions = read_questions(dataset, renames, system=system) if dataset else []
-    speaker, sampling = _prepared(name, adapters, system, max_new_tokens, temperature, top_p, seed, dtype, device)
-    if prompt:
-        answer_prompts(speaker, prompt, sampling, batch=batch_size, result=result)
+    questions: Asked
+    if dataset:
+        questions = read_questions(dataset, renames, system=system)
     else:
-        answer_questions(speaker, questions, sampling, batch=batch_size, result=result)
+        questions = [Question([{"role": "user", "content": each}]) for each in prompt or ()]
+    if result is not None:
+        _answer_into(result, name, wanted, sampling, questions, overwrite=overwrite)
+        return 0
+    speaker = open_speaker(name, wanted, say=_say)
+    try:
+        print_answers(speaker, questions, sampling)
+    finally:
+        speaker.close()
     return 0
 
 
 def chat(
     model: Model = None,
     model_flag: ModelFlag = None,
+    engine: Engine = "transformers",
     adapters: Adapters = None,
     system: System = None,
     max_new_tokens: Tokens = 512,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
+    max_length: Length = None,
     dtype: Dtype = "auto",
     device: Device = None,
+    engine_options: EngineOptions = "{}",
+    api_key: ApiKey = None,
 ) -> int:
     """Talk to a model; it remembers what was said. /clear forgets, /exit or Ctrl-D leaves."""
-    name = _named("chat", model, model_flag)
+    name = _named("chat", model, model_flag, engine)
+    wanted = _wanted(engine, adapters, system, dtype, device, None, max_length, engine_options, api_key)
     quiet_libraries()
-    from swift.infer.chat import converse
-
-    speaker, sampling = _prepared(name, adapters, system, max_new_tokens, temperature, top_p, seed, dtype, device)
-    converse(speaker, sampling)
-    return 0
+    return _converse(name, wanted, Sampling(max_new_tokens, temperature, top_p, seed))
 
 
 def evaluate(
     model: Model = None,
     model_flag: ModelFlag = None,
+    engine: Engine = "transformers",
     adapters: Adapters = None,
     dataset: DataSet = None,
     metric: Annotated[str, typer.Option("--metric", help="accuracy (the whole answer is right) or loss")] = "accuracy",
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", help="Tasks of lm-evaluation-harness instead of --dataset: arc_easy,gsm8k")
+    ] = None,
+    tasks_dir: Annotated[
+        Path | None, typer.Option("--tasks_dir", "--tasks-dir", help="A folder with task files of your own")
+    ] = None,
+    shots: Annotated[
+        int | None, typer.Option("--num_fewshot", "--num-fewshot", min=0, help="Examples in front, for --tasks")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Questions of each task, for --tasks")] = None,
+    template: Annotated[
+        bool, typer.Option("--chat_template", "--chat-template", help="Ask --tasks through the chat template")
+    ] = False,
     result: Annotated[
         Path | None, typer.Option("--result_path", "--result-path", help="Write every answer here, as JSONL")
     ] = None,
     columns: Columns = "{}",
     system: System = None,
     max_new_tokens: Tokens = 512,
-    batch_size: Batch = 8,
+    batch_size: Batch = None,
+    max_length: Length = None,
     dtype: Dtype = "auto",
     device: Device = None,
+    engine_options: EngineOptions = "{}",
+    api_key: ApiKey = None,
 ) -> int:
-    """Score a model on a data set with answers."""
-    name = _named("eval", model, model_flag)
-    if not dataset:
+    """Score a model: on a data set with answers, or on tasks of lm-evaluation-harness."""
+    name = _named("eval", model, model_flag, engine)
+    if not dataset and not tasks:
         raise UsageError(
-            "swift eval needs questions with answers.", hint=f"Type: swift eval {name} --dataset test.jsonl"
+            "swift eval needs questions with answers.",
+            hint=f"Type: swift eval {name or f'--engine {engine}'} --dataset test.jsonl",
         )
+    if dataset and tasks:
+        raise UsageError("--dataset and --tasks are two sources of questions.", hint="Give one of them.")
     if metric not in ("accuracy", "loss"):
         raise UsageError(f"--metric is accuracy or loss, not {metric!r}.")
-    renames = _columns(columns)
+    remote = is_address(engine)
+    if remote and (metric == "loss" or tasks):
+        raise UsageError(
+            f"{'--tasks' if tasks else '--metric loss'} needs log-probabilities of tokens, which a server is not "
+            "asked for: its template and its tokenizer are its own.",
+            hint="Load the model instead: --engine vllm or --engine transformers, and MODEL.",
+        )
+    renames = _mapping("--columns", columns, '{"question": "query"}')
+    wanted = _wanted(engine, adapters, system, dtype, device, batch_size, max_length, engine_options, api_key)
     quiet_libraries()
-    from swift.infer.batch import score_accuracy, score_loss
-    from swift.infer.questions import read_questions
+    if tasks:
+        from swift.infer.harness import run_tasks
 
-    questions = read_questions(dataset, renames, system=system)
-    speaker, sampling = _prepared(name, adapters, system, max_new_tokens, 0.0, 1.0, 0, dtype, device)
-    if metric == "loss":
-        scores = score_loss(speaker, dataset, renames, batch=batch_size)
+        scores: Any = run_tasks(
+            tasks.split(","),
+            str(name),
+            wanted,
+            folder=tasks_dir,
+            shots=shots,
+            limit=limit,
+            chat=template,
+            result=result,
+            say=_say,
+        )
     else:
-        scores = score_accuracy(speaker, questions, sampling, batch=batch_size, result=result)
+        scores = _scores(name, wanted, dataset or [], renames, metric, max_new_tokens, result)
     sys.stdout.write(json.dumps(scores) + "\n")
     return 0
 
 
-def _named(verb: str, model: str | None, flag: str | None) -> str:
+def _scores(
+    name: str | None,
+    wanted: Wanted,
+    dataset: list[str],
+    renames: dict[str, str],
+    metric: str,
+    max_new_tokens: int,
+    result: Path | None,
+) -> dict[str, float]:
+    from swift.infer.evaluate import score_accuracy, score_loss
+    from swift.infer.questions import read_questions
+    from swift.infer.speaker import EngineSpeaker, open_speaker
+
+    questions = read_questions(dataset, renames, system=wanted.system)
+    speaker = open_speaker(name, wanted, say=_say)
+    try:
+        if metric == "accuracy":
+            return score_accuracy(speaker, questions, Sampling(max_new_tokens), result=result)
+        assert isinstance(speaker, EngineSpeaker)
+        return score_loss(speaker, dataset, renames)
+    finally:
+        speaker.close()
+
+
+def _answer_into(
+    result: Path, name: str | None, wanted: Wanted, sampling: Sampling, questions: Asked, *, overwrite: bool
+) -> None:
+    """What the file holds already is not asked again; where nothing is left, no model is loaded."""
+    from swift.infer.batch import write_answers
+    from swift.infer.journal import Journal
+    from swift.infer.speaker import find_model, open_local, open_speaker
+
+    found: FoundModel | None = None
+    if is_address(wanted.engine):
+        facts = {"engine": "a server", "model": name}
+    else:
+        found = find_model(str(name), wanted, say=_say)
+        facts = {"engine": wanted.engine, **found.facts(), "dtype": wanted.dtype}
+    settings = {
+        **facts,
+        "system": wanted.system,
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+    }
+    with Journal(result, questions, settings, overwrite=overwrite) as journal:
+        left = len(journal.left())
+        if left < len(questions):
+            _say(f"{len(questions) - left} of {len(questions)} questions are answered in {result}")
+        if not left:
+            return
+        speaker: Speaker = (
+            open_speaker(name, wanted, say=_say) if found is None else open_local(found, wanted, say=_say)
+        )
+        try:
+            write_answers(speaker, questions, sampling, journal)
+        except KeyboardInterrupt:
+            _say(
+                f"Stopped; {len(questions) - len(journal.left())} of {len(questions)} questions are answered in "
+                f"{result}. The same command goes on."
+            )
+            raise
+        finally:
+            speaker.close()
+
+
+def _converse(name: str | None, wanted: Wanted, sampling: Sampling) -> int:
+    from swift.infer.chat import converse
+    from swift.infer.speaker import open_speaker
+
+    speaker = open_speaker(name, wanted, say=_say)
+    try:
+        converse(speaker, sampling)
+    finally:
+        speaker.close()
+    return 0
+
+
+def _named(verb: str, model: str | None, flag: str | None, engine: str) -> str | None:
     name = model or flag
-    if name is None:
+    if name is None and not is_address(engine):
         raise UsageError(
             f"swift {verb} needs a model.", hint=f"For example: swift {verb} output/my-model/v0-20260101-120000"
         )
     return name
 
 
-def _columns(text: str) -> dict[str, str]:
+def _mapping(flag: str, text: str, example: str) -> dict[str, Any]:
     try:
-        columns: Any = json.loads(text)
+        value: Any = json.loads(text)
     except ValueError:
-        columns = None
-    if not isinstance(columns, dict):
-        raise UsageError(
-            f"--columns is not a JSON object: {text}", hint='For example: --columns \'{"question": "query"}\''
-        )
-    return {str(key): str(value) for key, value in columns.items()}
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"{flag} is not a JSON object: {text}", hint=f"For example: {flag} '{example}'")
+    return value
 
 
-def _prepared(
-    name: str,
+def _wanted(
+    engine: str,
     adapters: Path | None,
     system: str | None,
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
     dtype: str,
     device: str | None,
-) -> tuple[Speaker, Sampling]:
-    from swift.infer.generate import Sampling
-    from swift.infer.load import load_speaker
-
-    speaker = load_speaker(name, adapter=adapters, dtype=dtype, device=device, say=_say)
-    speaker.system = system or speaker.system
-    return speaker, Sampling(max_new_tokens, temperature, top_p, seed)
+    batch_size: int | None,
+    max_length: int | None,
+    options: str,
+    api_key: str | None,
+) -> Wanted:
+    own = _mapping("--engine_options", options, '{"max_num_seqs": 64}')
+    return Wanted(engine, adapters, system, dtype, device, batch_size, max_length, own, api_key)
 
 
 def _say(line: str) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
 from swift.data.corpus import Part, open_parts
-from swift.data.formats import MESSAGES, QUESTION, rename
+from swift.data.formats import ANSWER, MESSAGES, QUESTION, SYSTEM, rename
 from swift.errors import DataError
+
+_CONVERSATION = frozenset({*MESSAGES, *QUESTION, *ANSWER, *SYSTEM, "input", "history", "tools", "text"})
+"""Columns that are part of the question or of what is expected."""
 
 
 @dataclass(frozen=True)
@@ -20,30 +23,59 @@ class Question:
     messages: list[dict[str, Any]]
     expected: str | None = None
     tools: Sequence[Any] = ()
-    row: dict[str, Any] = field(default_factory=dict)
-    """As it was read."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """Columns of the row that no format uses."""
     place: str = ""
 
 
-def read_questions(names: Sequence[str], columns: dict[str, str], *, system: str | None = None) -> list[Question]:
+class Questions:
+    """One question per row of some data sets. Rows are understood when they are asked for, and not kept."""
+
+    def __init__(self, parts: Sequence[Part], system: str | None) -> None:
+        self._parts = parts
+        self._system = system
+
+    def __len__(self) -> int:
+        return sum(part.count for part in self._parts)
+
+    def __getitem__(self, index: int) -> Question:
+        for part in self._parts:
+            if index < part.count:
+                return _question(part, index, self._system)
+            index -= part.count
+        raise IndexError(index)
+
+    def __iter__(self) -> Iterator[Question]:
+        return (self[index] for index in range(len(self)))
+
+
+def read_questions(names: Sequence[str], columns: dict[str, str], *, system: str | None = None) -> Questions:
     """One question per row. The last answer of the assistant is what is expected; rows may also end unanswered."""
     section = DataSection(train=tuple(names), columns=columns, system=system)
-    parts = open_parts(section.train, section)
-    return [_question(part, index, system) for part in parts for index in range(part.count)]
+    return Questions(open_parts(section.train, section), system)
+
+
+def with_system(messages: Sequence[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
+    """The messages, after this system message if they have none."""
+    if system and messages[0]["role"] != "system":
+        return [{"role": "system", "content": system}, *messages]
+    return list(messages)
 
 
 def _question(part: Part, index: int, system: str | None) -> Question:
     row, place = part.rows[index], part.rows.place(index)
+    renamed = rename(row, part.columns, place)
+    extras = {name: value for name, value in renamed.items() if name not in _CONVERSATION}
     try:
         conversation = part.understand(row, "chat", place).conversation
     except Unusable as unusable:
-        messages = _unanswered(rename(row, part.columns, place))
+        messages = _unanswered(renamed)
         if messages is None:
             raise DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Mend the row.") from None
-        return Question(_with_system(messages, system), row=dict(row), place=place)
+        return Question(with_system(messages, system), extras=extras, place=place)
     messages = list(conversation.messages)
     expected = str(messages.pop()["content"])
-    return Question(_with_system(messages, system), expected, conversation.tools, dict(row), place)
+    return Question(with_system(messages, system), expected, conversation.tools, extras, place)
 
 
 def _unanswered(row: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -57,11 +89,5 @@ def _unanswered(row: dict[str, Any]) -> list[dict[str, Any]] | None:
         if isinstance(question, str) and question.strip():
             following = row.get("input") if name == "instruction" else None
             messages = [{"role": "user", "content": f"{question}\n{following}" if following else question}]
-            return _with_system(messages, row.get("system"))
+            return with_system(messages, row.get("system"))
     return None
-
-
-def _with_system(messages: list[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
-    if system and messages[0]["role"] != "system":
-        return [{"role": "system", "content": system}, *messages]
-    return messages

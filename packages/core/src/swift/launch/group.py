@@ -19,6 +19,7 @@ import re
 import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from swift.contracts import World
 from swift.errors import ConfigError
@@ -71,6 +72,18 @@ def join(group: Group, environment: MutableMapping[str, str]) -> None:
         MASTER_ADDR=group.address,
         MASTER_PORT=str(group.port),
     )
+
+
+def elastic_launcher(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Which launcher started this process and may start it again: its machine, its number and its birth."""
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    try:
+        parent = os.getppid()
+        born = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+    return f"{os.uname().nodename} {parent} {born}"
 
 
 def check_port(environment: Mapping[str, str]) -> None:

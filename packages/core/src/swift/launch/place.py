@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as distributed_c10d
 from torch._C._distributed_c10d import HashStore
 
 from swift.contracts import World
 from swift.errors import UnsupportedPlan
+
+_joined = False
+"""Whether the group of this process is one that `join_group` made."""
 
 
 def choose_device(wanted: str, world: World, *, cpu_threads: int | None = None) -> torch.device:
@@ -40,6 +44,9 @@ def join_group(device: torch.device, world: World, *, timeout: timedelta, alone:
     """
     if dist.is_initialized() or (world.size == 1 and not alone):
         return
+    # Groups that an engine makes of this one without saying how long to wait: torch's own default would be shorter.
+    distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]  # read at each use
+    global _joined
     own: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if world.size == 1 else {}
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
@@ -47,12 +54,15 @@ def join_group(device: torch.device, world: World, *, timeout: timedelta, alone:
         device_id=device if device.type == "cuda" else None,
         **own,
     )
+    _joined = True
 
 
 def leave_group() -> None:
-    """Leave it again; nothing happens when there is none."""
-    if dist.is_initialized():
+    """Leave it again; a group that was there before, of an inference engine say, is not ours to end."""
+    global _joined
+    if _joined and dist.is_initialized():
         dist.destroy_process_group()
+    _joined = False
 
 
 def share_of_cores() -> int:

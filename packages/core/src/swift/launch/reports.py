@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from swift.errors import SwiftError
 from swift.train.signals import is_worker
@@ -55,6 +56,17 @@ def reported_errors() -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def end_with(message: str, *, speaks: bool) -> NoReturn:
+    """End this process at once from any thread, its main one being stuck. One process of the run `speaks` for all."""
+    _write(message, 1, echo=not speaks)
+    if not is_worker():
+        time.sleep(0 if speaks else _HOLD_BACK)
+        if speaks:
+            sys.stderr.write(f"Error: {message}\n")
+            sys.stderr.flush()
+    os._exit(1)
 
 
 def _is_echo(error: BaseException | None) -> bool:

@@ -24,14 +24,15 @@ SAMPLE = 4096
 class SafetensorsFolder:
     """A single `model.safetensors` or shards behind an index. Nothing is unpickled, here or anywhere."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, file: str | None = None) -> None:
+        """With `file`, that one of the folder alone: an adapter's, say."""
         self.folder = folder
         self._entries: dict[str, tuple[Path, dict[str, Any]]] = {}
         self._headers: dict[Path, tuple[int, dict[str, Any]]] = {}
-        for file in _weight_files(folder):
-            start, header = _header(file)
-            self._headers[file] = (start, header)
-            self._entries.update({name: (file, entry) for name, entry in header.items() if name != "__metadata__"})
+        for path in _weight_files(folder) if file is None else [folder / file]:
+            start, header = _header(path)
+            self._headers[path] = (start, header)
+            self._entries.update({name: (path, entry) for name, entry in header.items() if name != "__metadata__"})
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -43,6 +44,15 @@ class SafetensorsFolder:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape from the header."""
         return tuple(self._entries[name][1]["shape"])
+
+    def dtype(self, name: str) -> str:
+        """Precision from the header, as safetensors calls it: 'BF16'."""
+        return str(self._entries[name][1]["dtype"])
+
+    def size(self, name: str) -> int:
+        """Bytes, from the header."""
+        begin, end = self._entries[name][1]["data_offsets"]
+        return int(end - begin)
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, in the precision of the file."""

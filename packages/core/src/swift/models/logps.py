@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from swift.contracts import Need
@@ -49,6 +50,49 @@ class LogitTransform:
         return None if self.scale == 1.0 else self.scale
 
 
+@dataclass(frozen=True)
+class VocabularyShard:
+    """The words that this process's rows of the head stand for, where processes of `group` have the others.
+
+    Everything that a view needs of all words is two small all-reduces per chunk. The gradient of the hidden states is
+    that of this process's words alone: adding it up over the group is the caller's business.
+    """
+
+    start: int
+    size: int
+    """Rows that stand for words; those behind them are padding, and as if they were not there."""
+    vocabulary: int
+    """Words in all."""
+    group: dist.ProcessGroup
+
+    def hide_padding(self, logits: torch.Tensor) -> None:
+        """No probability falls on rows that stand for nothing."""
+        if self.size < logits.shape[-1]:
+            logits[:, self.size :] = -torch.inf
+
+    def forget_padding(self, gradient: torch.Tensor) -> None:
+        """Nor any gradient."""
+        if self.size < gradient.shape[-1]:
+            gradient[:, self.size :] = 0.0
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """The largest over all words, of the largest of these."""
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group)
+        return values
+
+    def add_up(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Sums over the words of all processes."""
+        table = torch.stack(values)
+        dist.all_reduce(table, group=self.group)
+        return table.unbind()
+
+    def local(self, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of these targets here (any row, where they are elsewhere), and which are here."""
+        rows = targets - self.start
+        here = (rows >= 0) & (rows < self.size)
+        return rows.where(here, torch.zeros_like(rows)), here
+
+
 @dataclass
 class TokenViews:
     """Per token: log p(target), whether the target is the most likely token, and the vocabulary's mean of log p."""
@@ -74,11 +118,13 @@ def token_logps(
     want: Collection[Need] = (Need.TOKEN_LOGPS,),
     chunk_tokens: int | None = None,
     keep_bytes: int = KEEP_BYTES,
+    shard: VocabularyShard | None = None,
 ) -> TokenViews:
     """View `targets` [tokens] under the head `weight` [vocabulary, width] applied to `hidden` [tokens, width].
 
     Matrix products run in the autocast precision, or the weight's; everything after them in fp32. Of `TokenViews`,
-    only what is in `want` is computed; the rest is zero.
+    only what is in `want` is computed; the rest is zero. With a `shard` other processes have other rows of the head,
+    and the same hidden states and targets.
     """
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     transform = transform or LogitTransform()
@@ -90,6 +136,7 @@ def token_logps(
         keep=small and torch.is_grad_enabled() and transform.softcap is None,
         correct=Need.TOKEN_CORRECT in want,
         means=Need.MEAN_LOGPS in want,
+        shard=shard,
     )
     return TokenViews(*cast("Any", _HeadLogps.apply)(hidden, weight, bias, targets, settings))
 
@@ -143,6 +190,7 @@ class _Settings:
     keep: bool
     correct: bool
     means: bool
+    shard: VocabularyShard | None = None
 
 
 class _HeadLogps(torch.autograd.Function):
@@ -168,15 +216,12 @@ class _HeadLogps(torch.autograd.Function):
         for rows in _chunks(tokens, settings.chunk):
             logits = _logits(hidden[rows], cast_weight, bias, settings)
             for piece, part in _blocks(logits, rows.start):
-                goal = targets[part, None]
-                largest = piece.amax(-1, keepdim=True)
-                at_target = piece.gather(-1, goal)
-                if settings.correct:
-                    correct[part] = _most_likely(piece, goal, at_target, largest, settings.dtype)
-                mean = piece.mean(-1) if settings.means else None
-                totals[part] = piece.sub_(largest).exp_().sum(-1)
-                normalisers[part] = largest[:, 0] + totals[part].log()
-                logps[part] = at_target[:, 0] - normalisers[part]
+                look = _look if settings.shard is None else _look_together
+                largest, totals[part], at_target, hits, mean = look(piece, targets[part], settings)
+                normalisers[part] = largest + totals[part].log()
+                logps[part] = at_target - normalisers[part]
+                if hits is not None:
+                    correct[part] = hits
                 if mean is not None:
                     means[part] = mean - normalisers[part]
             kept = logits if settings.keep else None
@@ -196,18 +241,25 @@ class _HeadLogps(torch.autograd.Function):
         shrink = -(logps_grad + means_grad)
         if kept is not None:
             shrink = shrink / totals
-        spread = means_grad / weight.shape[0]
+        shard = settings.shard
+        spread = means_grad / (weight.shape[0] if shard is None else shard.vocabulary)
+        added = logps_grad
+        if shard is not None:
+            targets, here = shard.local(targets)
+            added = logps_grad * here
         for rows in _chunks(hidden.shape[0], settings.chunk):
             logits = _logits(hidden[rows], gradients.cast_weight, bias, settings) if kept is None else kept
             for piece, part in _blocks(logits, rows.start):
                 slope = settings.transform.slope(piece)
                 if kept is None:
                     piece.sub_(normalisers[part, None]).exp_()
-                piece.mul_(shrink[part, None]).scatter_add_(-1, targets[part, None], logps_grad[part, None])
+                piece.mul_(shrink[part, None]).scatter_add_(-1, targets[part, None], added[part, None])
                 if settings.means:
                     piece.add_(spread[part, None])
                 if slope is not None:
                     piece.mul_(slope)
+                if shard is not None:
+                    shard.forget_padding(piece)
             gradients.add(rows, logits)
             del logits
         return gradients.hidden, gradients.weight, gradients.bias, None, None
@@ -263,7 +315,39 @@ def _logits(
     hidden: torch.Tensor, cast_weight: torch.Tensor, bias: torch.Tensor | None, settings: _Settings
 ) -> torch.Tensor:
     bias = None if bias is None else bias.to(settings.dtype)
-    return settings.transform(torch.nn.functional.linear(hidden.to(settings.dtype), cast_weight, bias))
+    logits = settings.transform(torch.nn.functional.linear(hidden.to(settings.dtype), cast_weight, bias))
+    if settings.shard is not None:
+        settings.shard.hide_padding(logits)
+    return logits
+
+
+_Seen = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+"""Of each token: largest logit, sum of exp(logit - largest), logit of the target, whether that is the largest, mean."""
+
+
+def _look(logits: torch.Tensor, targets: torch.Tensor, settings: _Settings) -> _Seen:
+    """What is to be known of all words. Leaves exp(logit - largest) behind in `logits`."""
+    goal = targets[:, None]
+    largest = logits.amax(-1, keepdim=True)
+    at_target = logits.gather(-1, goal)
+    hits = _most_likely(logits, goal, at_target, largest, settings.dtype) if settings.correct else None
+    mean = logits.mean(-1) if settings.means else None
+    total = logits.sub_(largest).exp_().sum(-1)
+    return largest[:, 0], total, at_target[:, 0], hits, mean
+
+
+def _look_together(logits: torch.Tensor, targets: torch.Tensor, settings: _Settings) -> _Seen:
+    """The same where each process has some of the words."""
+    shard = settings.shard
+    assert shard is not None
+    goal, here = shard.local(targets)
+    largest = shard.largest(logits.amax(-1))
+    at_target = logits.gather(-1, goal[:, None])[:, 0].where(here, torch.zeros_like(largest))
+    sums = logits[:, : shard.size].sum(-1)
+    total = logits.sub_(largest[:, None]).exp_().sum(-1)
+    total, at_target, sums = shard.add_up(total, at_target, sums)
+    hits = (at_target >= largest).float() if settings.correct else None
+    return largest, total, at_target, hits, sums / shard.vocabulary if settings.means else None
 
 
 def _most_likely(

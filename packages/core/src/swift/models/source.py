@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
+from swift.config.sections import ModelSection
 from swift.errors import ModelError
 from swift.models.files import SafetensorsFolder
 from swift.models.locate import locate
@@ -20,7 +21,7 @@ from swift.models.quiet import quiet_libraries
 from swift.models.tokenizer import TOKENIZER_FILES, copy_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from swift.config.sections import ModelSection
+    from swift.contracts import ModelSource
 
 PASSING = ("transformers_version", "dtype", "torch_dtype", "_name_or_path", "use_cache")
 """Keys of config.json that say nothing about what the model computes."""
@@ -183,9 +184,13 @@ class HfSource:
         settings: dict[str, Any] = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
         return settings
 
-    def _stored_name(self, name: str) -> str:
+    def spellings(self, name: str) -> tuple[str, str, str]:
+        """What a weight may be called in files: as it is, and without and with the prefix of the base model."""
         prefix = f"{self._skeleton.base_model_prefix}."
-        for candidate in (name, name.removeprefix(prefix), prefix + name):
+        return name, name.removeprefix(prefix), prefix + name
+
+    def _stored_name(self, name: str) -> str:
+        for candidate in self.spellings(name):
             if candidate in self._files and self._files.shape(candidate) == self.shape(name):
                 return candidate
         raise ModelError(
@@ -220,6 +225,12 @@ class HfSource:
             self._say(f"{len(extra)} weights in {self.folder} are not part of the model, the first is {extra[0]}")
         loaded: torch.nn.Module = model
         return loaded
+
+
+def architecture_of(source: ModelSource) -> str:
+    """Name of the transformers class, as config.json gives it to engines."""
+    listed = getattr(source.config, "architectures", None) or []
+    return str(listed[0]) if listed else str(_causal_class(source.config, ModelSection()))
 
 
 def _causal_class(config: Any, section: ModelSection) -> str | None:

@@ -82,7 +82,11 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
 def trainable_summary(model: torch.nn.Module) -> str:
     """'1.2 M of 5.2 M weights (23 %)': how many of them are trained."""
     counts = [(_count(parameter), parameter.requires_grad) for parameter in model.parameters()]
-    trained, total = sum(count for count, grad in counts if grad), sum(count for count, _ in counts)
+    return summary_of(sum(count for count, grad in counts if grad), sum(count for count, _ in counts))
+
+
+def summary_of(trained: int, total: int) -> str:
+    """The same, where they have been counted."""
     percent = 100 * trained / max(1, total)
     return f"{_short(trained)} of {_short(total)} weights ({percent:.{0 if percent >= 10 else 2}f} %)"
 
@@ -209,7 +213,7 @@ def _targets(model: torch.nn.Module, section: TunerSection, say: Callable[[str],
     }
     say(
         f"adapters go on {', '.join(sorted(linear - experts))}; to adapt the experts as well, add "
-        f"--tuner.targets {','.join(sorted(linear | experts))} --tuner.dropout 0"
+        f"--tuner.targets {' '.join(sorted(linear | experts))} --tuner.dropout 0"
     )
     return sorted(linear - experts)
 

@@ -15,7 +15,15 @@ import pluggy
 
 from swift.contracts import HOOK_API, Capabilities
 from swift.errors import PluginError, did_you_mean
-from swift.hookspecs import BACKEND_REQUIRED, EXPORTER_REQUIRED, BackendHooks, ExporterHooks, ObserverHooks
+from swift.hookspecs import (
+    BACKEND_REQUIRED,
+    ENGINE_REQUIRED,
+    EXPORTER_REQUIRED,
+    BackendHooks,
+    EngineHooks,
+    ExporterHooks,
+    ObserverHooks,
+)
 from swift.plugins.discover import PluginEntry
 
 
@@ -31,10 +39,16 @@ def _hooks_of(spec: type) -> dict[str, tuple[str, ...]]:
 _HOOKS = {
     "backend": _hooks_of(BackendHooks),
     "exporter": _hooks_of(ExporterHooks),
+    "engine": _hooks_of(EngineHooks),
     "observer": _hooks_of(ObserverHooks),
 }
 _ARGUMENTS = {hook: arguments for hooks in _HOOKS.values() for hook, arguments in hooks.items()}
-_REQUIRED = {"backend": BACKEND_REQUIRED, "exporter": EXPORTER_REQUIRED, "observer": ()}
+_REQUIRED = {
+    "backend": BACKEND_REQUIRED,
+    "exporter": EXPORTER_REQUIRED,
+    "engine": ENGINE_REQUIRED,
+    "observer": (),
+}
 _OBJECTIVE_MEMBERS = ("options_model", "row_weight", "loss", "given")
 
 

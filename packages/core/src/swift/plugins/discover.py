@@ -15,6 +15,7 @@ CORE = "swift-core"
 KINDS = {
     "swift.backends": "backend",
     "swift.exporters": "exporter",
+    "swift.engines": "engine",
     "swift.objectives": "objective",
     "swift.observers": "observer",
 }
@@ -41,7 +42,7 @@ class PluginEntry:
 
     @property
     def kind(self) -> str:
-        """'backend', 'exporter', 'objective' or 'observer'."""
+        """'backend', 'exporter', 'engine', 'objective' or 'observer'."""
         return KINDS[self.group]
 
     def __str__(self) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from swift.contracts import Capabilities
 from swift.errors import PluginError
-from swift.hookspecs import BackendHooks, ExporterHooks, ObserverHooks
+from swift.hookspecs import BackendHooks, EngineHooks, ExporterHooks, ObserverHooks
 from swift.plugins.load import LoadedPlugin
 
 if TYPE_CHECKING:
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
     from swift.contracts import (
         CheckpointReader,
         CheckpointWriter,
+        EngineRequest,
         ExportRequest,
         ForwardResult,
+        InferenceEngine,
         ModelSource,
         Objective,
+        Quantized,
+        QuantizeRequest,
         Run,
         RunSummary,
+        ServeRequest,
         StepRecord,
         StepResult,
         Topology,
@@ -53,6 +59,28 @@ def open_engine(
     return Engine(manager, plugins)
 
 
+def open_inference(engine: LoadedPlugin, request: EngineRequest) -> InferenceEngine:
+    """A model loaded by an inference engine."""
+    opened: InferenceEngine = _ask_engine(engine, "swift_open_engine", request)
+    return opened
+
+
+def serve(engine: LoadedPlugin, request: ServeRequest) -> int:
+    """Serve a model with an inference engine; answers the exit code."""
+    code: int = _ask_engine(engine, "swift_serve", request)
+    return code
+
+
+def _ask_engine(engine: LoadedPlugin, hook: str, request: Any) -> Any:
+    manager = pluggy.PluginManager("swift")
+    manager.add_hookspecs(EngineHooks)
+    manager.register(engine.object, name=str(engine.entry))
+    answer = getattr(manager.hook, hook)(request=request)
+    if answer is None:
+        raise PluginError(f"{engine.entry} does not do that: {hook} answered nothing.", hint="See: swift plugins")
+    return answer
+
+
 class Engine:
     """One method per hook, in the order in which a run calls them. See `swift.hookspecs` for what each must do."""
 
@@ -67,6 +95,11 @@ class Engine:
             f"{plugin.entry.kind}:{plugin.entry.name}": f"{plugin.entry.distribution} {plugin.entry.version}"
             for plugin in self.plugins
         }
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The backend's; nothing where there is none."""
+        return next((plugin.capabilities for plugin in self.plugins if plugin.capabilities is not None), Capabilities())
 
     def check_plan(self, run: Run) -> None:
         """Let the backend refuse what its capabilities alone cannot tell."""
@@ -117,6 +150,11 @@ class Engine:
         """Let the run's exporter write the weights; answers the folder."""
         folder: Path = self._ask("swift_export", run=run, weights=weights, request=request)
         return folder
+
+    def quantize(self, request: QuantizeRequest) -> Quantized:
+        """Let the exporter write a model on disk in fewer bits."""
+        found: Quantized = self._ask("swift_quantize", request=request)
+        return found
 
     def run_start(self, run: Run) -> None:
         """Tell observers that the first step is about to be made."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 KNOWN: dict[str, dict[str, str]] = {
     "swift.backends": {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"},
     "swift.exporters": {"vllm": "vllm"},
+    "swift.engines": {"vllm": "vllm"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 

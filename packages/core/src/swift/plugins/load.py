@@ -49,6 +49,11 @@ def load_exporter(name: str) -> LoadedPlugin:
     return load(find("swift.exporters", name))
 
 
+def load_engine(name: str) -> LoadedPlugin:
+    """The inference engine that users call `name`."""
+    return load(find("swift.engines", name))
+
+
 def load_objective(name: str) -> LoadedPlugin:
     """The objective that users call `name`; `object` is its class, to be made with an instance of `config_model`."""
     return load(find("swift.objectives", name))
@@ -164,7 +169,7 @@ def _not_installed(group: str, name: str, installed: list[PluginEntry]) -> Plugi
 
 def _reserved(kind: str, name: str) -> PluginError | None:
     """The answer where the package is there but registers nothing, so that installing it would not help."""
-    distribution = f"swift-{'export' if kind == 'exporter' else 'backend'}-{name}"
+    distribution = f"swift-{'backend' if kind == 'backend' else 'export'}-{name}"
     try:
         version = metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -47,7 +47,13 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
     name = config.backend.name
     others = [other for other, offer in _other_backends(name) if all(wish.met_by(offer) for wish in wanted)]
     missing = ", ".join(wish.said for wish in lacking)
-    raise UnsupportedPlan(f"The {name} backend does not have {missing}.", hint=_advice(lacking, others))
+    advice = _advice(lacking, others)
+    if name == "deepspeed" and any("megatron" in PARALLEL_OFFERS.get(wish.item, ()) for wish in lacking):
+        advice += (
+            "\nOf ZeRO, Megatron has the first stage: its distributed optimizer shards fp32 weights and moments over "
+            "the data parallel processes. Gradients and weights of a stage stay whole."
+        )
+    raise UnsupportedPlan(f"The {name} backend does not have {missing}.", hint=advice)
 
 
 def _wishes(config: Config, objective: Objective) -> Iterator[Wish]:

@@ -1,10 +1,14 @@
-"""How anyone knows that a backend is right: the conformance kit. Needs `pip install "swift-core[testing]"`.
+"""How anyone knows that a backend or an engine is right: the conformance kits. They need
+`pip install "swift-core[testing]"`.
 
     class TestMine(BackendConformance):
         backend = "mine"
         layouts = (Layout(2), Layout(4))
 
-`swift plugins --try mine` runs a short form of it, without pytest.
+    class TestMyEngine(EngineConformance):
+        engine = "mine"
+
+`swift plugins --try mine` runs a short form of the first, without pytest.
 """
 
 from __future__ import annotations
@@ -15,14 +19,19 @@ from swift.testing.layouts import Layout
 
 if TYPE_CHECKING:
     from swift.testing.conformance import BackendConformance
+    from swift.testing.engine_conformance import EngineConformance
 
-__all__ = ["BackendConformance", "Layout"]
+__all__ = ["BackendConformance", "EngineConformance", "Layout"]
 
 
 def __getattr__(name: str) -> Any:
-    # pytest is needed for the class alone, and is not installed with core.
-    if name != "BackendConformance":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from swift.testing.conformance import BackendConformance
+    # pytest is needed for the classes alone, and is not installed with core.
+    if name == "BackendConformance":
+        from swift.testing.conformance import BackendConformance
 
-    return BackendConformance
+        return BackendConformance
+    if name == "EngineConformance":
+        from swift.testing.engine_conformance import EngineConformance
+
+        return EngineConformance
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

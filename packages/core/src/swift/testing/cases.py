@@ -104,4 +104,6 @@ CASES = (
 )
 BY_NAME = {case.name: case for case in CASES}
 RESUMED = ("clipped", "lora")
-"""Cases that are saved, killed, and gone on with."""
+"""Cases that save on their way, and are gone on with from there."""
+SAVED_AT = 6
+"""The step after which they save: past the half, so that they save once."""

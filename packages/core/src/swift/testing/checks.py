@@ -16,10 +16,10 @@ from swift.errors import UnsupportedPlan
 from swift.plugins.facade import open_engine
 from swift.plugins.load import load_backend
 from swift.plugins.plan import SWITCHES
-from swift.testing.cases import BY_NAME, STEPS, Case
+from swift.testing.cases import BY_NAME, SAVED_AT, STEPS, Case
 from swift.testing.crew import succeeded
 from swift.testing.layouts import Layout
-from swift.testing.trials import KILLED_AT, Trials, batches_of
+from swift.testing.trials import Trials, batches_of
 
 MOVED = 0.01
 """How far a final weight may be from the reference's, as a part of how far weights moved at most."""
@@ -114,22 +114,21 @@ class Checks:
             assert not left, f"{case.name} under {layout}, process {rank} left behind: {left}"
 
     def resume(self, case: Case, layout: Layout) -> None:
-        """Saved, killed, and gone on with under the same layout: the very steps of a run that was not interrupted."""
-        outcomes = self.trials.resumed(case, layout, layout, STEPS - KILLED_AT)
+        """Gone on with under the same layout from a checkpoint: the very steps of the run that saved it on its way."""
+        outcomes = self.trials.resumed(case, layout, layout, STEPS - SAVED_AT)
         whole = succeeded(self.trials.whole(case, layout))
         for rank, outcome in enumerate(succeeded(outcomes)):
             where = f"{case.name} under {layout}, process {rank}"
-            assert list(outcome.results) == list(range(KILLED_AT + 1, STEPS + 1)), f"{where}: {list(outcome.results)}"
+            assert list(outcome.results) == list(range(SAVED_AT + 1, STEPS + 1)), f"{where}: {list(outcome.results)}"
             for step, result in outcome.results.items():
-                at = f"{where}, step {step}, resumed after step {KILLED_AT}"
+                at = f"{where}, step {step}, resumed after step {SAVED_AT}"
                 near(f"{at}: loss", result.loss, whole[rank].results[step].loss, SAME_LAYOUT)
                 near(f"{at}: gradient norm", result.grad_norm, whole[rank].results[step].grad_norm, SAME_LAYOUT)
         self._follows_reference(case, outcomes, f"{case.name} under {layout}")
 
-    def resume_elsewhere(self, case: Case, wrote: Layout, reads: Layout) -> None:
-        """What one layout saved goes on under another as the reference does."""
-        others = [each for each in self.layouts if each is not reads]
-        outcomes = self.trials.resumed(case, wrote, reads, AFTER_RESUME, together=others)
+    def resume_elsewhere(self, case: Case, wrote: Layout, reads: Layout, *, together: Sequence[Layout] = ()) -> None:
+        """What one layout saved goes on under another as the reference does; `together` are other writers for it."""
+        outcomes = self.trials.resumed(case, wrote, reads, AFTER_RESUME, together=together)
         self._follows_reference(case, outcomes, f"{case.name}, saved under {wrote}, resumed under {reads}")
 
     def _follows_reference(self, case: Case, outcomes: list[Any], where: str) -> None:

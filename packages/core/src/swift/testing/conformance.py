@@ -10,6 +10,7 @@ class TestMine(BackendConformance):
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -18,6 +19,7 @@ from swift.plugins.load import load_backend
 from swift.testing.cases import BY_NAME, CASES, RESUMED, Case
 from swift.testing.checks import Checks
 from swift.testing.layouts import Layout
+from swift.testing.subjects import Subject
 from swift.testing.trials import Trials
 
 
@@ -38,6 +40,10 @@ class BackendConformance:
     """Give every run processes of its own, for engines with state that outlives a run."""
     blocks: ClassVar[int] = 2
     """Of the model that is trained: as many as the longest pipeline has stages."""
+    architecture: ClassVar[str] = "Qwen3"
+    """Of the model that is trained, as transformers names it."""
+    shape: ClassVar[Mapping[str, Any]] = {}
+    """Other keys of its configuration."""
     deviations: ClassVar[Mapping[str, str]] = {}
     """Test → why this backend replaces or leaves it out. The reason is shown; without one nothing can be replaced."""
 
@@ -100,7 +106,8 @@ class BackendConformance:
         checks.resume(resumed, layout)
 
     def test_resume_elsewhere(self, checks: Checks, layout: Layout, reads: Layout) -> None:
-        checks.resume_elsewhere(BY_NAME["clipped"], layout, reads)
+        writers = [one for one, other in self._resumes() if other is reads]
+        checks.resume_elsewhere(BY_NAME["clipped"], layout, reads, together=writers)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Which layouts and cases each test is made for."""
@@ -116,12 +123,13 @@ class BackendConformance:
             metafunc.parametrize(("layout", "reads"), pairs)
 
     def _resumes(self) -> list[tuple[Layout, Layout]]:
-        """Who wrote, and who goes on: every layout after every other, and one that tries a part of the cases after the
-        first, and the first after it.
+        """Who wrote, and who goes on: every layout after every other; those that try a part of the cases go round,
+        from the first over each of them to the first again.
         """
-        pairs = [(one, other) for one in self.layouts for other in self.layouts if one is not other]
-        first = self.layouts[0]
-        return [(one, other) for one, other in pairs if first in (one, other) or one.cases is other.cases is None]
+        whole = [layout for layout in self.layouts if layout.cases is None]
+        parts = [layout for layout in self.layouts if layout.cases is not None and layout is not self.layouts[0]]
+        round_trip = [self.layouts[0], *parts, self.layouts[0]] if parts else []
+        return [(one, other) for one in whole for other in whole if one is not other] + list(pairwise(round_trip))
 
     def _claimed(self, cases: Iterable[Case]) -> list[Any]:
         capabilities = load_backend(self.backend).capabilities
@@ -146,7 +154,7 @@ class BackendConformance:
             environment=environment,
             preload=cls.preload,
             fresh=cls.fresh_processes,
-            blocks=cls.blocks,
+            subject=Subject(cls.architecture, cls.blocks, tuple(cls.shape.items())),
         )
         return Checks(trials, cls.layouts)
 

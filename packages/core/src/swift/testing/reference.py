@@ -152,7 +152,15 @@ def _dpo(recipe: Recipe, model: Any, past: Any, chosen: Tokens, rejected: Tokens
 def _with_adapter(base: Any, recipe: Recipe) -> Any:
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", **recipe.adapter or {}))
+    # 'all-linear' of PEFT would put adapters on the stacked experts of a mixture too.
+    head = base.get_output_embeddings()
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in base.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    config = LoraConfig(task_type="CAUSAL_LM", target_modules=sorted(linear), **recipe.adapter or {})
+    model = get_peft_model(base, config)
     assert recipe.adapter_start is not None
     start = {}
     for name, value in get_peft_model_state_dict(model, save_embedding_layers=False).items():

@@ -39,7 +39,7 @@ def short_form(backend: str, processes: int) -> Iterator[Finding]:
             "weights and their names": lambda: checks.weights(plain, layout),
             "one tensor at a time": lambda: checks.one_tensor_at_a_time(plain, layout),
             "nothing is left behind": lambda: checks.nothing_left_behind(plain, layout),
-            "saved, killed and resumed": lambda: checks.resume(plain, layout),
+            "saved and resumed": lambda: checks.resume(plain, layout),
             "all processes end alike": lambda: checks.all_end_alike(layout),
         }
         for about, check in steps.items():

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -49,12 +50,29 @@ def write_model(folder: Path, *, seed: int = 0, architecture: str = "Qwen3", **c
     return folder
 
 
+@dataclass(frozen=True)
+class Subject:
+    """Which tiny model is trained."""
+
+    architecture: str = "Qwen3"
+    """As transformers names it."""
+    blocks: int = 2
+    changes: tuple[tuple[str, Any], ...] = ()
+    """Other keys of its configuration."""
+
+
 @cache
-def shared_model(*, tied: bool, blocks: int) -> Path:
+def shared_model(subject: Subject, *, tied: bool) -> Path:
     """The tiny model of this session, made once: the reference's numbers for it are kept as well."""
     folder = Path(mkdtemp(prefix="swift-testing-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return write_model(folder / ("tied" if tied else "untied"), tie_word_embeddings=tied, num_hidden_layers=blocks)
+    return write_model(
+        folder / ("tied" if tied else "untied"),
+        architecture=subject.architecture,
+        tie_word_embeddings=tied,
+        num_hidden_layers=subject.blocks,
+        **dict(subject.changes),
+    )
 
 
 def conversations(count: int, seed: int = 0) -> list[Row]:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from swift.config.parse import config_from_mapping
 from swift.contracts import LossSums
-from swift.testing.cases import HELD_OUT, Case
+from swift.testing.cases import HELD_OUT, RESUMED, SAVED_AT, Case
 from swift.testing.crew import LastWords
 from swift.testing.layouts import Layout
 from swift.train.loop import Loop
@@ -78,14 +78,15 @@ class Trial:
         return {"backend.name": self.backend, **self.case.settings(self.layout), **place, **more}
 
     def whole(self) -> Outcome:
-        """From the first step to the last, then the weights."""
+        """From the first step to the last, with a checkpoint on the way in some cases; then the weights."""
         with _cleanliness() as left_behind:
             outcome = self._whole()  # a function of its own, so that nothing of the run is held here when it is over
         outcome.left_behind = left_behind
         return outcome
 
     def _whole(self) -> Outcome:
-        with self._opened() as job:
+        saves = {"checkpoint.save_steps": SAVED_AT} if self.case.name in RESUMED else {}
+        with self._opened(**saves) as job:
             outcome = _watched(job)
             outcome.streamed = _stream(job, weighed=self.case.weighed)
         return outcome

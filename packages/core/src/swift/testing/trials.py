@@ -19,7 +19,7 @@ from swift.testing.cases import BY_NAME, CASES, EVALUATED_EVERY, HELD_OUT, STEPS
 from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
 from swift.testing.reference import Expected, Recipe, run_reference, samples_of
-from swift.testing.subjects import shared_model
+from swift.testing.subjects import Subject, shared_model
 from swift.testing.trial import Outcome, Trial
 
 KILLED_AT = 5
@@ -36,10 +36,10 @@ class Trials:
         environment: dict[str, str] | None = None,
         preload: Sequence[str] = (),
         fresh: bool = False,
-        blocks: int = 2,
+        subject: Subject | None = None,
     ) -> None:
         self.backend = backend
-        self._blocks = blocks
+        self._subject = subject or Subject()
         self.folder = folder
         self._environment = {"CUDA_VISIBLE_DEVICES": "", **(environment or {})}
         self._preload = ("torch._dynamo", *preload)  # what takes seconds when it is first used
@@ -64,7 +64,7 @@ class Trials:
 
     def model(self, case: Case) -> Path:
         """The model that a case trains."""
-        return shared_model(tied=case.tied, blocks=self._blocks)
+        return shared_model(self._subject, tied=case.tied)
 
     def whole(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> list[Any]:
         """Each process's outcome of a whole run; other cases that will be asked for are run in the same launch."""
@@ -82,13 +82,13 @@ class Trials:
     def resumed(
         self, case: Case, wrote: Layout, reads: Layout, steps: int, *, together: Sequence[Layout] = ()
     ) -> list[Any]:
-        """Each process's outcome of going on under a layout from what another saved before it was killed.
+        """Each process's outcome of going on under a layout from what another saved on its way.
 
         What others saved, and will be asked for as well, is gone on with in the same launch.
         """
         jobs: dict[tuple[Any, ...], Job] = {}
         for writer in (wrote, *together):
-            answers = self.killed(case, writer)
+            answers = self.whole(case, writer)
             if isinstance(answers[0], Outcome) and answers[0].checkpoint is not None:
                 trial = self.trial(case, reads, f"resumed from {writer}")
                 jobs[reads, case.name, "resumed", writer, steps] = partial(trial.resumed, answers[0].checkpoint, steps)

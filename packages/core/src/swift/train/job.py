@@ -16,6 +16,7 @@ from swift.plugins.facade import Engine
 from swift.train import reference
 from swift.train.best import BestSoFar
 from swift.train.comms import Comms
+from swift.train.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
@@ -40,6 +41,7 @@ class Job:
     reference: reference.Mode
     manifest: Manifest
     """What every checkpoint of this run says alike; step and position are filled in when saving."""
+    watchdog: Watchdog
     resumed_from: Path | None = None
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import RunSummary, StepRecord
-from swift.errors import SwiftError, TrainingError
+from swift.errors import CheckpointError, SwiftError, TrainingError
 from swift.train.evaluate import evaluate
 from swift.train.job import Job
 from swift.train.memory import peak_memory_gib
@@ -51,6 +51,7 @@ class Loop:
         self._pause_at = pause_at
         self._tokens = 0
         self._started = time.monotonic()
+        job.watchdog.advice = self._go_on
 
     def run(self) -> RunSummary:
         """Until the last step, a signal, or patience with the evaluation is at its end."""
@@ -63,10 +64,13 @@ class Loop:
                 stopped = self._steps()
                 self.keeper.wait()
                 summary = self._summary("stopped" if stopped else "completed")
+                job.watchdog.at("the end", armed=False)
                 if not stopped:
                     self.keeper.export()
             except Exception as error:
                 self._fail(error)
+                if isinstance(error, CheckpointError):
+                    error.exit_code = TrainingError.exit_code  # the command was right; training failed
                 raise
             self._end(summary)
             return summary
@@ -85,6 +89,7 @@ class Loop:
             stop = job.comms.any(bool(self._signals) or done == self._pause_at) and not last
             wants_save = self._due(done, config.checkpoint.save_steps) or (last and config.checkpoint.save_last)
             if wants_save or stop:
+                job.watchdog.at(f"the checkpoint of step {done}")
                 self.keeper.save(record)
             if stop:
                 return True
@@ -100,6 +105,7 @@ class Loop:
 
     def _step(self, step: int) -> StepRecord:
         job = self.job
+        job.watchdog.at(f"step {step + 1}")
         begin = time.monotonic()
         batch = job.plan.batch(step, job.topology.data_rank, job.topology.data_size)
         data_seconds = time.monotonic() - begin
@@ -133,6 +139,7 @@ class Loop:
         batches = job.validation_batches()
         if batches is None:
             return record
+        job.watchdog.at(f"the evaluation after step {record.step}")
         evaluation = evaluate(job.engine, job.run, job.state, batches, job.ready)
         job.best.update(record.step, evaluation)
         return replace(record, evaluation=evaluation)
@@ -164,6 +171,13 @@ class Loop:
             best_checkpoint=self.keeper.best,
             message=message,
             signal=self._signals[0] if self._signals else None,
+        )
+
+    def _go_on(self) -> str:
+        """What to type after a run that came to nothing."""
+        last = self.keeper.last
+        return (
+            f"Go on from the last checkpoint: --resume_from_checkpoint {last}" if last else "No checkpoint was saved."
         )
 
     def _fail(self, error: Exception) -> None:

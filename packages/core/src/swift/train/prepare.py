@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from swift.checkpoint.manifest import Manifest, read_manifest
+from swift.checkpoint.coordination import close_comms
+from swift.checkpoint.load import facts_of
+from swift.checkpoint.manifest import Manifest
 from swift.config.sections import Config
 from swift.contracts import Objective, Run
 from swift.data.pipeline import PreparedData, prepare_data
@@ -19,6 +22,7 @@ from swift.data.sampler import BatchPlan, Plan
 from swift.data.store import SampleSet, hash_of
 from swift.data.streaming import StreamingPlan
 from swift.errors import ConfigError
+from swift.infer.weights import send_weights
 from swift.launch import current_world
 from swift.models.precision import resolve_dtype
 from swift.models.source import open_source
@@ -30,11 +34,12 @@ from swift.train import reference
 from swift.train.best import BestSoFar
 from swift.train.comms import Comms
 from swift.train.job import Job, in_order
-from swift.train.resume import checkpoint_to_resume, claim_folder, resume
+from swift.train.resume import Beginning, beginning, claim_folder, resume
+from swift.train.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
-    from swift.contracts import ModelSource
+    from swift.contracts import InferenceEngine, ModelSource
 
 
 @contextmanager
@@ -55,20 +60,29 @@ def opened(
     )
     engine.check_plan(run)
     comms: Comms | None = None
+    watchdog: Watchdog | None = None
     lock = None
     try:
         run.topology = engine.setup(run)
         comms = Comms()
         compare_fingerprints(fingerprint(engine.plugins), comms.gather)
-        job = _prepare(parsed, run, engine, comms, rows, validation_rows)
+        limit = timedelta(minutes=config.train.timeout_minutes)
+        watchdog = Watchdog(world, limit, comms.broadcast, folder=run.folder)
+        begin = beginning(config, comms)
+        job = _prepare(parsed, run, engine, comms, watchdog, begin, rows, validation_rows)
         _check_evaluation(job)
-        run.folder, lock = claim_folder(job, parsed)
+        run.folder, lock = claim_folder(job, parsed, begin)
+        watchdog.folder = run.folder
         yield job
     finally:
         if lock is not None:
             lock.release()
+        if watchdog is not None:
+            watchdog.close()
+        close_comms()
         if comms is not None:
             comms.close()
+        run.send_weights = None
         engine.teardown(run)
 
 
@@ -77,13 +91,14 @@ def _prepare(
     run: Run,
     engine: Engine,
     comms: Comms,
+    watchdog: Watchdog,
+    begin: Beginning,
     rows: Sequence[Any] | None,
     validation_rows: Sequence[Any] | None,
 ) -> Job:
     assert run.topology is not None
     _check_export(run.config)
-    checkpoint = checkpoint_to_resume(run.config, comms)
-    config = run.config = _with_global_batch(run.config, checkpoint, run.topology.data_size)
+    config = run.config = _with_global_batch(run.config, begin.checkpoint, run.topology.data_size)
     _seed(config.train.seed)
     # Kinds of precision that this machine lacks are refused before anything is read.
     resolve_dtype(config.model.dtype, run.topology.device)
@@ -110,6 +125,11 @@ def _prepare(
     run.schedule = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
 
     state = engine.shard(run, engine.wrap_model(run, source))
+
+    def send(inference: InferenceEngine | None) -> None:
+        send_weights(inference, engine.iter_weights(run, state), source=source, adapter=run.adapter_config)
+
+    run.send_weights = send
     mode = reference.reference_mode(objective, getattr(parsed.objective_options, "reference", "auto"), config)
     if mode == "cached":
         scores = reference.ScoreCache(run, engine, comms, state, source.fingerprint)
@@ -131,9 +151,12 @@ def _prepare(
         best=BestSoFar.from_config(config.train),
         reference=mode,
         manifest=_manifest(run, source, data, plan),
+        watchdog=watchdog,
     )
-    if checkpoint is not None:
-        resume(job, checkpoint)
+    if begin.folder is not None:
+        run.say(f"Going on with the run in {begin.folder}, on {run.world.size} process{'es' * (run.world.size > 1)}.")
+    if begin.checkpoint is not None:
+        resume(job, begin.checkpoint, again=begin.folder is not None)
     return job
 
 
@@ -151,7 +174,7 @@ def _with_global_batch(config: Config, checkpoint: Path | None, data_size: int) 
     train = config.train
     rows = train.global_batch
     if rows is None and checkpoint is not None:
-        rows = read_manifest(checkpoint).rows_per_step or None  # an imported checkpoint may not know
+        rows = facts_of(checkpoint).rows_per_step or None  # an imported checkpoint may not know
     if rows is None:
         rows = train.micro_batch * train.accumulation * data_size
     if rows % data_size:

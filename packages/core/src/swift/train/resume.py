@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swift.checkpoint.folders import find_checkpoint, whole_checkpoints
+from swift.checkpoint.folders import clean_stale, find_checkpoint, last_checkpoint, whole_checkpoints
 from swift.checkpoint.load import check_resume, open_checkpoint
 from swift.config.sections import Config
 from swift.errors import ConfigError
+from swift.launch import elastic_launcher
 from swift.train.comms import Comms
-from swift.train.run_folder import ARGS_FILE, RunLock, create_run_folder, lock_run_folder, write_run_files
+from swift.train.run_folder import (
+    ARGS_FILE,
+    RunLock,
+    create_run_folder,
+    lock_run_folder,
+    named_run_folder,
+    run_of_launcher,
+    write_run_files,
+)
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
     from swift.train.job import Job
 
-
-def checkpoint_to_resume(config: Config, comms: Comms) -> Path | None:
-    """The checkpoint that the user names, the same on every process; None for a new run."""
-    if config.checkpoint.resume is None:
-        return None
-    return comms.broadcast(find_checkpoint(config.checkpoint.resume, output=config.logging.output))
+PATIENCE = 120.0
+"""Seconds in which the processes of a run that is started again must have gone."""
 
 
-def resume(job: Job, folder: Path) -> None:
-    """Fill the state from a checkpoint of the same run, whoever wrote it and on however many processes."""
+@dataclass(frozen=True)
+class Beginning:
+    """Where a run begins, the same on every process."""
+
+    checkpoint: Path | None = None
+    """To go on from; None for a new run."""
+    folder: Path | None = None
+    """Of the same run, which was begun before."""
+    launchers: tuple[str, ...] = ()
+    """Those that may start these processes again by themselves."""
+
+
+def beginning(config: Config, comms: Comms) -> Beginning:
+    """What the user names; but where an elastic launcher starts a run again, or for 'auto', its own last checkpoint."""
+    launchers = tuple(sorted({each for each in comms.gather(elastic_launcher()) if each is not None}))
+    named = config.checkpoint.resume
+    auto = named == "auto" and not Path("auto").exists()
+    own = named_run_folder(config, config.model.path or "model") if auto else None
+    if own is None and launchers and comms.rank == 0:
+        own = run_of_launcher(config.logging.output, launchers)
+    own = comms.broadcast(own)
+    checkpoint = comms.broadcast(last_checkpoint(own) if own is not None and comms.rank == 0 else None)
+    if checkpoint is not None or named is None or auto:
+        return Beginning(checkpoint, own, launchers)
+    checkpoint = comms.broadcast(find_checkpoint(named, output=config.logging.output))
+    return Beginning(checkpoint, own, launchers)
+
+
+def resume(job: Job, folder: Path, *, again: bool) -> None:
+    """Fill the state from a checkpoint of the same run, whoever wrote it and on however many processes.
+
+    `again`: the same command once more, and the run may have come to its end before.
+    """
     checkpoint = open_checkpoint(folder)
     check_resume(
         checkpoint.manifest,
@@ -43,30 +80,36 @@ def resume(job: Job, folder: Path) -> None:
     job.resumed_from = folder
     before = checkpoint.manifest["schedule"].get("total_steps")
     job.run.say(f"Resuming from {folder} at step {step} of {job.run.total_steps}.")
-    if before != job.run.total_steps:
+    if before not in (None, job.run.total_steps):  # an imported checkpoint may not know
         job.run.say(f"The run was planned for {before} steps and now for {job.run.total_steps}: its schedule changes.")
-    if step >= job.run.total_steps:
+    if step >= job.run.total_steps and not again:
         raise ConfigError(
             f"{folder.name} is the end of its run: all {job.run.total_steps} steps are made.",
             hint="Raise --max_steps or --num_train_epochs to train further.",
         )
 
 
-def claim_folder(job: Job, parsed: Parsed) -> tuple[Path, RunLock | None]:
+def claim_folder(job: Job, parsed: Parsed, begin: Beginning) -> tuple[Path, RunLock | None]:
     """The run's folder, made by the main process; a resumed run goes on in its own unless later steps lie there."""
     run = job.run
     folder, lock, problem = run.folder, None, None
     if job.is_main:
         try:
-            folder = _folder_of(job)
-            lock = lock_run_folder(folder)
+            folder = begin.folder or _folder_of(job)
+            # A process of the same run that its launcher has not ended yet still holds the folder.
+            lock = lock_run_folder(folder, patience=PATIENCE if begin.folder else 0.0)
+            clean_stale(folder)
             write_run_files(
                 folder,
                 run.config,
                 parsed.backend_options,
                 parsed.objective_options,
                 run.plugins,
-                {"versions": job.manifest.versions, "processes": run.world.size},
+                {
+                    "versions": job.manifest.versions,
+                    "processes": run.world.size,
+                    "launchers": list(begin.launchers),
+                },
             )
             if job.data.validation is not None:
                 job.data.validation.write_rows(folder / "val_dataset.jsonl")
@@ -83,8 +126,16 @@ def _folder_of(job: Job) -> Path:
     if job.resumed_from is not None:
         own = job.resumed_from.parent
         later = [step for step in whole_checkpoints(own) if step > job.state.step]
+        if _meant_elsewhere(config, own):
+            return create_run_folder(config, config.model.path or "model")
         if (own / ARGS_FILE).is_file() and not later:
             return own
         if later:
             job.run.say(f"{own} holds later checkpoints, which stay as they are: this run gets a folder of its own.")
     return create_run_folder(config, config.model.path or "model")
+
+
+def _meant_elsewhere(config: Config, own: Path) -> bool:
+    """Whether the user names an output that the resumed run does not lie in: its own may be read-only, or full."""
+    named = "output" in config.logging.model_fields_set
+    return named and config.logging.output.absolute().resolve() not in own.resolve().parents

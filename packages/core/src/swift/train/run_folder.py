@@ -14,7 +14,8 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def create_run_folder(config: Config, model_name: str) -> Path:
     Without `logging.run_name` two runs that start at once get two folders. A `run_name` that exists is taken up again
     where the run resumes, and refused otherwise.
     """
-    parent = config.logging.output.absolute() / _folder_name(model_name)
+    parent = _parent(config, model_name)
     try:
         parent.mkdir(parents=True, exist_ok=True)
         if config.logging.run_name is None:
@@ -51,6 +52,18 @@ def create_run_folder(config: Config, model_name: str) -> Path:
             f"Cannot make a run's folder in {parent}: {error.strerror}.",
             hint="Give another parent with --output_dir FOLDER.",
         ) from error
+
+
+def named_run_folder(config: Config, model_name: str) -> Path | None:
+    """Where the run lies that has the name in `logging.run_name`, if it was begun."""
+    if config.logging.run_name is None:
+        raise ConfigError(
+            "'auto' goes on with the run of a name, and this one has none.",
+            hint="Name it, the same each time: --logging.run_name NAME. Or go on with the newest run: "
+            "--resume_from_checkpoint last",
+        )
+    folder = _parent(config, model_name) / config.logging.run_name
+    return folder if (folder / ARGS_FILE).is_file() else None
 
 
 class RunLock:
@@ -72,8 +85,33 @@ class RunLock:
         self.release()
 
 
-def lock_run_folder(folder: Path) -> RunLock:
-    """Claim the folder for this process (the main one of a run), or refuse if another run is writing into it."""
+def lock_run_folder(folder: Path, *, patience: float = 0.0) -> RunLock:
+    """Claim the folder for this process (the main one of a run), or refuse if another run is writing into it.
+
+    `patience` is for how many seconds the other may still be about to end.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return _lock(folder)
+        except ConfigError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.5)
+
+
+def run_of_launcher(output: Path, launchers: Collection[str]) -> Path | None:
+    """The newest run under `output` that one of these launchers started, before it started these processes."""
+    found = []
+    for path in output.glob(f"*/*/{ARGS_FILE}"):
+        with contextlib.suppress(OSError, CheckpointError):
+            earlier = _parse_args(path, path.read_text(encoding="utf-8")).get("environment", {})
+            if set(earlier.get("launchers") or ()) & set(launchers):
+                found.append((path.stat().st_mtime, path.parent))
+    return max(found)[1] if found else None
+
+
+def _lock(folder: Path) -> RunLock:
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
@@ -153,6 +191,10 @@ def _parse_args(path: Path, text: str) -> dict[str, Any]:
     if not isinstance(args, dict):
         raise CheckpointError(f"{path} is damaged: it does not hold a JSON object.")
     return args
+
+
+def _parent(config: Config, model_name: str) -> Path:
+    return config.logging.output.absolute() / _folder_name(model_name)
 
 
 def _folder_name(model_name: str) -> str:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swift.checkpoint.folders import BEST, checkpoint_folder, clean_stale, link, prune, whole_checkpoints
+from swift.checkpoint.folders import (
+    BEST,
+    checkpoint_folder,
+    link,
+    outdated,
+    prune,
+    set_aside,
+    whole_checkpoints,
+)
 from swift.checkpoint.save import PendingSave, save_checkpoint, wait_for_saves
 from swift.contracts import StepRecord
 
 if TYPE_CHECKING:
+    from swift.checkpoint.storage import StoredTensors
     from swift.contracts import CheckpointWriter
     from swift.train.job import Job
 
@@ -21,7 +34,8 @@ class Keeper:
         self._job = job
         self._pending: PendingSave | None = None
         self._pending_step: int | None = None
-        self._cleaned = False
+        self._source_is_known = False
+        self._removal: threading.Thread | None = None
         self.last: Path | None = job.resumed_from
 
     @property
@@ -35,7 +49,6 @@ class Keeper:
         """Save the state after a step; in the background where the user wants it."""
         job = self._job
         self._settle()
-        self._clean_once()
         job.best.saved(record.step, record.evaluation)
         config = job.run.config.checkpoint
         metrics = {"loss": record.result.loss, **{f"eval_{k}": v for k, v in (record.evaluation or {}).items()}}
@@ -54,8 +67,9 @@ class Keeper:
             fill=self._fill,
             manifest=manifest,
             is_main=job.is_main,
-            extra=self._model_weights if config.model_weights else None,
+            extra=self._model_weights() if config.model_weights else None,
             asynchronous=config.asynchronous,
+            copy_later=job.engine.capabilities.calls_before_update,
         )
         if self._pending.done():
             self._settle()
@@ -84,19 +98,25 @@ class Keeper:
         )
 
     def wait(self) -> None:
-        """Wait for a save that is going on in the background, and raise what went wrong with it."""
+        """Wait for what is going on in the background, and raise what went wrong with a save."""
         wait_for_saves(self._job.run.folder)
         self._settle()
+        self._join_removal()
 
     def _fill(self, writer: CheckpointWriter) -> None:
         self._job.engine.save_checkpoint(self._job.run, self._job.state, writer)
 
-    def _model_weights(self, folder: Path) -> None:
+    def _model_weights(self) -> Callable[[StoredTensors], None]:
+        """What writes the weights ready to load, in the background perhaps: only what it is given here."""
+        from swift.export.precision import export_dtypes
         from swift.export.run import write_model_weights
 
-        job = self._job
-        weights = job.engine.iter_weights(job.run, job.state)
-        write_model_weights(folder, weights, source=job.source, adapter=job.run.adapter_config, is_main=job.is_main)
+        source, adapter = self._job.source, self._job.run.adapter_config
+        if self._job.is_main and adapter is None and not self._source_is_known:
+            # The source keeps what it has to build to answer, and building draws random numbers: not beside training.
+            export_dtypes(source, "auto")
+            self._source_is_known = True
+        return partial(write_model_weights, source=source, adapter=adapter)
 
     def _settle(self) -> None:
         """What follows a save that is whole: tell observers, move the links, let old ones go."""
@@ -113,9 +133,25 @@ class Keeper:
         if best is not None and best in whole_checkpoints(job.run.folder):
             link(job.run.folder, BEST, best)
         if job.run.config.checkpoint.keep is not None:
-            prune(job.run.folder, job.run.config.checkpoint.keep, best)
+            self._prune(job.run.config.checkpoint.keep, best)
 
-    def _clean_once(self) -> None:
-        if not self._cleaned and self._job.is_main:
-            clean_stale(self._job.run.folder)
-        self._cleaned = True
+    def _prune(self, keep: int, best: int | None) -> None:
+        """Removing gigabytes takes a while, in which training need not stand still either."""
+        folder = self._job.run.folder
+        if not self._job.run.config.checkpoint.asynchronous:
+            prune(folder, keep, best)
+            return
+        self._join_removal()
+        doomed = [set_aside(each) for each in outdated(folder, keep, best)]
+
+        def remove() -> None:
+            for each in doomed:
+                shutil.rmtree(each, ignore_errors=True)  # what stays is removed when the run goes on
+
+        self._removal = threading.Thread(target=remove, name="old checkpoints")
+        self._removal.start()
+
+    def _join_removal(self) -> None:
+        if self._removal is not None:
+            self._removal.join()
+            self._removal = None

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.checkpoint import before_update
 from swift.models.precision import resolve_dtype
 from swift.models.tuners import adapters_off
 from swift.optim.build import set_learning_rate
 from swift.train.sums import GlobalSums, NonFiniteStep
+from swift.train.watchdog import heartbeat
 
 if TYPE_CHECKING:
     from swift.contracts import ForwardResult, Objective, Run, StepResult, TrainState
@@ -89,7 +91,9 @@ def accumulate(
 
 def _passes(batch: Batch, least: int) -> Iterator[tuple[MicroBatch, bool]]:
     """Micro-batches, and whether they count."""
-    yield from ((micro_batch, True) for micro_batch in batch.micro_batches())
+    for micro_batch in batch.micro_batches():
+        heartbeat()
+        yield micro_batch, True
     yield from ((batch.stand_in(), False) for _ in range(least - len(batch)))
 
 
@@ -119,6 +123,7 @@ def update(
         optimizer.zero_grad(set_to_none=True)
         raise NonFiniteStep(reduced[0] / batch.weight, grad_norm, sums.culprits())
     set_learning_rate(optimizer, learning_rate)
+    before_update()
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)

@@ -65,6 +65,11 @@ class GlobalSums:
         rows = table.tolist()
         return rows[0][0], {name: (row[0], row[1]) for name, row in zip(names, rows[1:], strict=True)}
 
+    @property
+    def segments(self) -> torch.Tensor | None:
+        """One value per segment of this process's slice, in order, where the objective scores segments."""
+        return torch.cat(self._segments) if self._segments else None
+
     def culprits(self) -> list[int]:
         """Samples whose own loss is not finite."""
         return [sample for loss, samples in self._losses if not math.isfinite(float(loss)) for sample in samples]
@@ -91,5 +96,5 @@ class GlobalSums:
     def forward_result(self, batch: Batch, reduced: tuple[float, dict[str, tuple[float, float]]]) -> ForwardResult:
         """Sums as they are, with the segments of this process's slice (none when it only stood in)."""
         loss, metrics = reduced
-        segments = torch.cat(self._segments) if self._segments and batch.rows else None
+        segments = self.segments if batch.rows else None
         return ForwardResult(loss=loss / (batch.weight or 1.0), weight=batch.weight, metrics=metrics, segments=segments)

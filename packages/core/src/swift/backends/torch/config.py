@@ -14,7 +14,6 @@ class TorchConfig(Section):
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
     bucket_mb: PositiveFloat = Field(25.0, description="Gradients are added up across processes in pieces this large")
-    timeout_minutes: PositiveFloat = Field(10.0, description="How long a process waits for the others before it fails")
     cpu_threads: PositiveInt | None = Field(
         None, description="Threads per process on the CPU; default: the cores divided by the processes here"
     )

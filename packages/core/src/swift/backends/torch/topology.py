@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from swift.contracts import Topology
@@ -24,7 +23,7 @@ def setup(run: Run) -> Topology:
             f"parallel.dp_replicate is {replicas}, but {run.world.size} processes were started.",
             hint=f"Leave it out, or start with --nproc {replicas}.",
         )
-    join_group(device, run.world, timeout=timedelta(minutes=options.timeout_minutes))
+    join_group(device, run.world, timeout=run.timeout)
     return Topology(
         world=run.world,
         data_rank=run.world.rank,

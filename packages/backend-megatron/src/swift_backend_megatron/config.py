@@ -1,0 +1,44 @@
+"""The `backend` section when the backend is `megatron`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from swift.config.sections import Section
+
+
+class MegatronConfig(Section):
+    """Options of the Megatron backend."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
+    cpu_threads: PositiveInt | None = Field(
+        None, description="Threads per process on the CPU; default: the cores divided by the processes here"
+    )
+    use_distributed_optimizer: bool = Field(
+        True, description="Shard optimizer state and fp32 weights over the data parallel processes (ZeRO 1)"
+    )
+    overlap: bool = Field(False, description="Add gradients up and gather weights while computing")
+    stages: tuple[PositiveInt, ...] = Field(
+        (), description="Layers of each pipeline stage (of each virtual stage under vpp); default: equal numbers"
+    )
+    recompute: Literal["full", "selective"] = Field(
+        "full", description="What train.gradient_checkpointing recomputes: whole layers, or attention alone"
+    )
+    recompute_layers: PositiveInt = Field(
+        1, description="Layers that are recomputed together from one kept input, under recompute full"
+    )
+    dispatcher: Literal["alltoall", "allgather"] = Field("alltoall", description="How tokens get to their experts")
+    moe_aux_loss: NonNegativeFloat = Field(0.0, description="Weight of the loss that balances the load of experts")
+    moe_z_loss: NonNegativeFloat = Field(0.0, description="Weight of the loss that keeps router logits small")
+    moe_capacity: PositiveFloat | None = Field(
+        None, description="Tokens that an expert takes, as a multiple of its fair share; default: all, none is dropped"
+    )
+    moe_pad_to_capacity: bool = Field(False, description="Pad every expert's tokens to its capacity")
+    moe_bias_update_rate: NonNegativeFloat = Field(
+        0.0, description="How fast routers with a correction bias (DeepSeek V3) adjust it to balance the load"
+    )
+    fp8: Literal["none", "e4m3", "hybrid"] = Field(
+        "none", description="Matrix products in FP8, where Transformer Engine has it"
+    )

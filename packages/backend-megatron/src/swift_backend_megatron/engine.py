@@ -1,0 +1,40 @@
+"""Megatron-Core and mcore-bridge, imported: with Transformer Engine on a GPU, on the portable layer without one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import warnings
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from swift.errors import UnsupportedPlan
+from swift_backend_megatron import portable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def prepare(say: Callable[[str], None]) -> str:
+    """Make `megatron.core` and `mcore_bridge` ready to be imported; answers what computes the layers."""
+    # Megatron calls collectives by the names that they had before torch 2.13.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    if portable.needed():
+        portable.prepare()
+        say("no GPU: Megatron runs on swift's portable layer, plain torch in the place of Transformer Engine")
+        return "portable layer (plain torch)"
+    if importlib.util.find_spec("transformer_engine") is None:
+        raise UnsupportedPlan(
+            "Megatron's layers need Transformer Engine on a GPU, and it is not installed.",
+            hint="Run: pip install --no-build-isolation 'transformer-engine[pytorch]'   or type --backend fsdp",
+        )
+    import mcore_bridge  # noqa: F401
+    import transformer_engine
+
+    portable.mend_rope()
+    return f"Transformer Engine {transformer_engine.__version__}"
+
+
+def active() -> AbstractContextManager[None]:
+    """Where Megatron's code runs: without a GPU, 'cuda' means the CPU inside."""
+    return portable.cuda_on_cpu() if portable.needed() else contextlib.nullcontext()

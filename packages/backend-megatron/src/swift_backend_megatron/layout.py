@@ -1,0 +1,247 @@
+"""Where every Hugging Face tensor lies in the memory of Megatron's parameters.
+
+Megatron fuses query, key and value, gate and up, deals experts out and cuts all of them. mcore-bridge knows how; it
+is asked once, by letting it export addresses in the place of values: what comes out at a place of a Hugging Face
+tensor tells which element of which process belongs there. Reading weights, checkpoints, exports and adapters all
+follow from that map, and no architecture is known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from swift.errors import ModelError, UnsupportedPlan
+from swift.toolkit import part_boxes
+
+if TYPE_CHECKING:
+    from swift.contracts import ModelSource
+
+Offset = tuple[int, ...]
+
+ROOM = 2**36
+"""Addresses of each process: elements that it holds at most."""
+SCALE = 4
+"""Addresses are told in units of this, so that what the bridge adds to weights (norms around zero) shows."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rectangle of a Hugging Face tensor, row after row in the memory of one parameter."""
+
+    offset: Offset
+    """Its first corner in the Hugging Face tensor."""
+    sizes: Offset
+    tensor: torch.Tensor
+    """Parameter or buffer."""
+    start: int
+    """First element in the flat parameter."""
+    shift: float = 0.0
+    """What the Hugging Face value is above the one in memory."""
+    twin: bool = False
+    """True where another process of this pipeline has the same weights and answers for them (tied embeddings)."""
+
+    @property
+    def numel(self) -> int:
+        size = 1
+        for each in self.sizes:
+            size *= each
+        return size
+
+    def of(self, flat: torch.Tensor, first: int = 0) -> list[tuple[Offset, torch.Tensor]]:
+        """Boxes of the Hugging Face tensor in `flat`, the range of the flat parameter from element `first` on."""
+        inner = part_boxes(self.sizes, self.start, first, flat)
+        return [
+            (tuple(own + corner for own, corner in zip(self.offset, offset, strict=True)), view)
+            for offset, view in inner
+        ]
+
+
+@dataclass
+class Entry:
+    """A Hugging Face tensor: its whole shape, and what this process has of it."""
+
+    shape: tuple[int, ...]
+    places: list[Place] = field(default_factory=list)
+    trained: bool = True
+    """False for buffers, which no optimizer updates."""
+
+
+Layout = dict[str, Entry]
+"""By the name on disk; every name of the model, also of those that this process has nothing of."""
+
+
+def find_layout(chunks: Sequence[torch.nn.Module], bridge: Any, source: ModelSource) -> Layout:
+    """Ask the bridge. Collective; refuses a model of which not every weight finds its place."""
+    memory = _Memory(chunks)
+    layout: Layout = {}
+    with _addresses(bridge, memory):
+        for name, codes in bridge.export_weights(list(chunks)):
+            layout[name] = memory.entry(codes)
+    _place_tied(chunks, bridge, memory, layout)
+    _check(layout, memory, source)
+    return layout
+
+
+class _Memory:
+    """Parameters and buffers of this process, end to end in one range of addresses."""
+
+    def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
+        self.names: dict[int, str] = {}
+        self.tensors: list[torch.Tensor] = []
+        self.starts: list[int] = []
+        self.found: set[int] = set()
+        self._by_pointer: dict[int, int] = {}
+        self._buffers: set[int] = set()
+        end = 0
+        for chunk in chunks:
+            for kind, named in (("parameter", chunk.named_parameters()), ("buffer", chunk.named_buffers())):
+                for name, tensor in named:
+                    if tensor.data_ptr() in self._by_pointer or not tensor.numel():
+                        continue
+                    index = len(self.tensors)
+                    self._by_pointer[tensor.data_ptr()] = index
+                    self.names[index] = name
+                    if kind == "buffer":
+                        self._buffers.add(index)
+                    self.tensors.append(tensor)
+                    self.starts.append(end)
+                    end += tensor.numel()
+        self._first = dist.get_rank() * ROOM
+        assert end < ROOM
+
+    def codes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The addresses of a tensor's elements, in its shape."""
+        start = self._first + self.starts[self._by_pointer[tensor.data_ptr()]]
+        codes = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device).add_(start).mul_(SCALE)
+        return codes.view(tensor.shape)
+
+    def entry(self, codes: torch.Tensor) -> Entry:
+        """What this process has of the Hugging Face tensor in which these addresses came out."""
+        entry = Entry(tuple(codes.shape))
+        if codes.ndim > 2:
+            return entry
+        for offset, sizes, address, shift in _runs(codes.cpu().numpy(), self._first):
+            index = bisect_right(self.starts, address) - 1
+            self.found.add(index)
+            entry.trained = index not in self._buffers
+            entry.places.append(Place(offset, sizes, self.tensors[index], address - self.starts[index], shift))
+        return entry
+
+    def index(self, tensor: torch.Tensor) -> int:
+        return self._by_pointer[tensor.data_ptr()]
+
+    def lost(self) -> list[str]:
+        """Parameters that are part of no Hugging Face tensor."""
+        return [name for index, name in self.names.items() if index not in self.found and index not in self._buffers]
+
+
+@contextlib.contextmanager
+def _addresses(bridge: Any, memory: _Memory) -> Iterator[None]:
+    """Inside, the bridge exports addresses."""
+    export = bridge._get_weight
+
+    def get(weight: Any, *arguments: Any, **named: Any) -> Any:
+        if torch.is_tensor(weight):
+            weight = memory.codes(weight)
+        elif weight is not None:
+            weight = [memory.codes(each) for each in weight]
+        return export(weight, *arguments, **named)
+
+    bridge._get_weight = get
+    try:
+        yield
+    finally:
+        del bridge._get_weight
+
+
+def _runs(codes: np.ndarray, first: int) -> Iterator[tuple[Offset, Offset, int, float]]:
+    """Rectangles of elements that lie one after the other here: (offset, sizes, address, shift)."""
+    if codes.ndim < 2:
+        for (_, column), (_, width), address, shift in _runs(codes.reshape(1, -1), first):
+            yield ((column,), (width,), address, shift) if codes.ndim else ((), (), address, shift)
+        return
+    addresses = np.floor(codes / SCALE + 0.5)
+    shifts = codes - addresses * SCALE
+    addresses -= first
+    mine = (addresses >= 0) & (addresses < ROOM)
+    rows = np.nonzero(mine.any(1))[0]
+    if not len(rows):
+        return
+    part = mine[rows]
+    left, right = part.argmax(1), codes.shape[1] - part[:, ::-1].argmax(1)
+    heads = addresses[rows, left].astype(np.int64)
+    tails = addresses[rows, right - 1].astype(np.int64)
+    if (part.sum(1) != right - left).any() or (tails - heads != right - left - 1).any():
+        # Not one run per row: element by element, joined where they follow each other. Biases mostly.
+        for row in rows:
+            yield from _pieces(int(row), addresses[row], shifts[row], mine[row])
+        return
+    widths = right - left
+    same = (
+        (np.diff(rows) == 1) & (np.diff(left) == 0) & (np.diff(widths) == 0) & (np.diff(heads) == widths[:-1])
+        & (np.diff(shifts[rows, left]) == 0)
+    )  # fmt: skip
+    edges = np.concatenate([[0], np.nonzero(~same)[0] + 1, [len(rows)]])
+    for begin, end in pairwise(edges):
+        shift = float(shifts[rows[begin], left[begin]])
+        corner = (int(rows[begin]), int(left[begin]))
+        yield corner, (int(end - begin), int(widths[begin])), int(heads[begin]), shift
+
+
+def _pieces(
+    row: int, addresses: np.ndarray, shifts: np.ndarray, mine: np.ndarray
+) -> Iterator[tuple[Offset, Offset, int, float]]:
+    columns = np.nonzero(mine)[0]
+    jumps = (np.diff(columns) != 1) | (np.diff(addresses[columns]) != 1)
+    edges = np.concatenate([[0], np.nonzero(jumps)[0] + 1, [len(columns)]])
+    for begin, end in pairwise(edges):
+        column = int(columns[begin])
+        yield (row, column), (1, int(end - begin)), int(addresses[column]), float(shifts[column])
+
+
+def _place_tied(chunks: Sequence[torch.nn.Module], bridge: Any, memory: _Memory, layout: Layout) -> None:
+    """The last stage of a pipeline has a copy of tied embeddings, which the bridge does not export."""
+    from megatron.core import parallel_state
+
+    for chunk in chunks:
+        weight = getattr(getattr(chunk, "output_layer", None), "weight", None)
+        if weight is None or memory.index(weight) in memory.found or not chunk.share_embeddings_and_output_weights:
+            continue
+        entry = layout[bridge.hf_embed_key]
+        rows = weight.shape[0]
+        first = parallel_state.get_tensor_model_parallel_rank() * rows
+        kept = max(0, min(rows, entry.shape[0] - first))
+        if kept:
+            entry.places.append(Place((first, 0), (kept, entry.shape[1]), weight, 0, twin=True))
+        memory.found.add(memory.index(weight))
+
+
+def _check(layout: Layout, memory: _Memory, source: ModelSource) -> None:
+    """All weights on disk have a place, and all parameters a name; the same answer on every process."""
+    names = set(source.names())
+    problems = [f"{name} has no place in it" for name in sorted(names - layout.keys())]
+    problems += [f"{name} is not a weight of the model" for name in sorted(layout.keys() - names)]
+    for name in sorted(names & layout.keys()):
+        if layout[name].shape != source.shape(name):
+            problems.append(f"{name} has shape {layout[name].shape} in it, not {source.shape(name)}")
+    problems += [f"its parameter {name} has no name on disk" for name in memory.lost()]
+    everyone: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, problems[:3])
+    found = [problem for own in everyone for problem in own]
+    if found:
+        raise UnsupportedPlan(
+            f"mcore-bridge lays {source.config.model_type} out for Megatron in another way than its files say: "
+            f"{found[0]}.",
+            hint="Type --backend fsdp (or deepspeed) for this model.",
+        )
+    if not names:
+        raise ModelError("The model has no weights.")

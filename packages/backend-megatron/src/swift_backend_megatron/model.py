@@ -1,0 +1,296 @@
+"""The model as Megatron builds it: one chunk of layers per stage of the pipeline that this process has."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swift.errors import UnsupportedPlan, did_you_mean
+from swift.toolkit import (
+    LogitTransform,
+    adapter_config,
+    apply_tuner,
+    canonical_parameters,
+    choose_attention,
+    hollow_model,
+    resolve_dtype,
+    summary_of,
+    trainable_summary,
+    transform_of,
+)
+from swift_backend_megatron import engine, portable
+from swift_backend_megatron.adapters import adapt
+from swift_backend_megatron.experts import mark_experts
+from swift_backend_megatron.layout import Layout, find_layout
+from swift_backend_megatron.plan import check_model, experts_of, options_of, sizes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from swift.contracts import ModelSource, Run
+
+LIKE_LLAMA = ("mistral",)
+"""Architectures that the bridge's tables leave out though their layers and names are Llama's."""
+
+
+@dataclass
+class Built:
+    """Chunks without weights, and where each weight belongs."""
+
+    chunks: list[Any]
+    """Megatron's GPT models: one, or one per virtual stage."""
+    config: Any
+    """Megatron's configuration of the model."""
+    layout: Layout
+    """By names on disk: of the model or, where adapters are trained, of the adapters too."""
+    source: ModelSource
+    dtype: torch.dtype
+    vocabulary: int
+    """Words; what the embedding has beyond them is padding."""
+    transform: LogitTransform
+    adapter_tensors: frozenset[str] = frozenset()
+    """Names on disk of all adapters, also of those that other processes have; empty where all weights are trained."""
+
+
+def build(run: Run, source: ModelSource) -> Built:
+    """Everything about the model but its weights."""
+    assert run.topology is not None
+    name, reason = resolve_dtype(run.config.model.dtype, run.topology.device)
+    run.facts["precision"] = f"{name} ({reason})"
+    dtype: torch.dtype = getattr(torch, name)
+    check_model(run, source.config)
+    with engine.active(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.getLogger("mcore_bridge").setLevel(logging.ERROR)
+        config = model_config(run, source, dtype)
+        from mcore_bridge import get_mcore_model
+
+        chunks = get_mcore_model(config)
+        for chunk in chunks:
+            # The head is ours: on the last stage the model ends with hidden states.
+            if chunk.post_process:
+                chunk._postprocess = lambda hidden_states, **_: hidden_states
+        layout = find_layout(chunks, config.bridge, source)
+        mark_experts(chunks, config)
+        built = Built(
+            chunks=chunks,
+            config=config,
+            layout=layout,
+            source=source,
+            dtype=dtype,
+            vocabulary=source.config.get_text_config().vocab_size,
+            transform=transform_of(source.config),
+        )
+        _tune(run, built)
+    return built
+
+
+def layout_alone(run: Run, source: ModelSource) -> tuple[Any, Layout]:
+    """One chunk, whose memory is never touched, and where each weight would belong in it."""
+    with engine.active(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = model_config(run, source, torch.float32)
+        config.perform_initialization = False
+        from mcore_bridge import get_mcore_model
+
+        (chunk,) = get_mcore_model(config)
+        return chunk, find_layout([chunk], config.bridge, source)
+
+
+def model_config(run: Run, source: ModelSource, dtype: torch.dtype) -> Any:
+    """Megatron's configuration of a Hugging Face model under the run's plan."""
+    meta = _meta_of(source.config.model_type)
+    from mcore_bridge import hf_to_mcore_config
+    from megatron.core.distributed import finalize_model_grads
+
+    options, sizes = options_of(run), sizes_of(run)
+    found = hf_to_mcore_config(source.config)
+    settings: dict[str, Any] = {
+        **found,
+        "tensor_model_parallel_size": sizes.tp,
+        "pipeline_model_parallel_size": sizes.pp,
+        "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
+        "context_parallel_size": sizes.cp,
+        "expert_model_parallel_size": sizes.ep,
+        "expert_tensor_parallel_size": sizes.etp,
+        "sequence_parallel": _sequence_parallel(run, source),
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "fp16": dtype is torch.float16,
+        # Parameters are marked as cut only where they are initialised; their values come from the files.
+        "perform_initialization": True,
+        # Losses are divided by the weight of the global batch: gradients are sums everywhere.
+        "calculate_per_token_loss": True,
+        "variable_seq_lengths": options.dispatcher != "allgather",
+        # Batched exchanges of interleaved stages give wrong numbers in silence.
+        "overlap_p2p_comm": sizes.vpp > 1,
+        "batch_p2p_comm": sizes.vpp == 1,
+        "gradient_accumulation_fusion": False,
+        "masked_softmax_fusion": False,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "apply_rope_fusion": False,
+        "moe_permute_fusion": False,
+        "moe_token_dispatcher_type": options.dispatcher,
+        "moe_router_load_balancing_type": "aux_loss" if options.moe_aux_loss else "none",
+        "moe_aux_loss_coeff": options.moe_aux_loss,
+        # Divided by the number of processes that share tokens, although each adds up its own.
+        "moe_z_loss_coeff": options.moe_z_loss * sizes.tp * sizes.cp or None,
+        "moe_expert_capacity_factor": options.moe_capacity,
+        "moe_pad_expert_input_to_capacity": options.moe_pad_to_capacity,
+        "moe_router_bias_update_rate": options.moe_bias_update_rate,
+        "mtp_num_layers": None,
+        **_unsaid(source, found),
+        **_recompute(run),
+        **_stages(run),
+        **_fp8(run),
+        **_attention(run, source, dtype),
+    }
+    config = meta.config_cls(**settings)
+    config.finalize_model_grads_func = lambda models, tokens=None, **named: finalize_model_grads(models, None, **named)
+    return config
+
+
+def _sequence_parallel(run: Run, source: ModelSource) -> bool:
+    parallel = run.config.parallel
+    if parallel.sequence_parallel or parallel.tp == 1 or not experts_of(source.config.get_text_config()):
+        return parallel.sequence_parallel
+    run.say("sequence parallelism is on: Megatron cuts tensors of a mixture of experts only with it")
+    return True
+
+
+def _unsaid(source: ModelSource, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the bridge would assume, or leave out, and the model's own files tell."""
+    text, names = source.config.get_text_config(), source.names()
+    settings: dict[str, Any] = {}
+    if "add_qkv_bias" not in found:
+        settings["add_qkv_bias"] = any(name.endswith(("q_proj.bias", "q_b_proj.bias")) for name in names)
+    if any(name.endswith("e_score_correction_bias") for name in names):
+        settings |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
+    width = getattr(text, "sliding_window", None)
+    if width and "window_size" not in found and getattr(text, "use_sliding_window", True):
+        types = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+        within = [int(kind == "sliding_attention") for kind in types]
+        if any(within):
+            settings |= {"window_size": f"{width - 1},0", "window_attn_skip_freq": str(within).replace(" ", "")}
+    return settings
+
+
+def _recompute(run: Run) -> dict[str, Any]:
+    options = options_of(run)
+    if not run.config.train.gradient_checkpointing:
+        return {}
+    if options.recompute == "selective":
+        return {"recompute_granularity": "selective"}
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": options.recompute_layers,
+    }
+
+
+def _stages(run: Run) -> dict[str, Any]:
+    stages = options_of(run).stages
+    if not stages:
+        return {}
+    described = ["t" * layers for layers in stages]
+    described[0] = "E" + described[0]
+    described[-1] += "L"
+    return {"pipeline_model_parallel_layout": "|".join(described)}
+
+
+def _fp8(run: Run) -> dict[str, Any]:
+    fp8 = options_of(run).fp8
+    return {} if fp8 == "none" else {"fp8": fp8, "fp8_recipe": "tensorwise"}
+
+
+def _meta_of(model_type: str) -> Any:
+    """What the bridge knows of an architecture; refuses by name what it does not."""
+    from mcore_bridge.model.register import (
+        MODEL_MAPPING,
+        ModelMeta,
+        get_mcore_model_type,
+        get_model_meta,
+        register_model,
+    )
+
+    for name in LIKE_LLAMA:
+        if get_mcore_model_type(name) is None:
+            register_model(ModelMeta(name, [name]), exist_ok=True)
+            from mcore_bridge.model import register
+
+            register.model_type_mapping = None
+    known = get_mcore_model_type(model_type)
+    meta = get_model_meta(known) if known else None
+    if meta is None or meta.is_multimodal:
+        names = sorted(
+            {each for other in MODEL_MAPPING.values() if not other.is_multimodal for each in other.model_types}
+        )
+        raise UnsupportedPlan(
+            f"mcore-bridge does not know the architecture {model_type}.{did_you_mean(model_type, names)} "
+            f"It knows: {', '.join(names)}.",
+            hint="Type --backend fsdp (or deepspeed), which train whatever transformers can load.",
+        )
+    return meta
+
+
+def _tune(run: Run, built: Built) -> None:
+    """Freeze what is not trained, and put adapters beside the layers."""
+    tuner = run.config.tuner
+    weights = sum(math.prod(entry.shape) for entry in built.layout.values())
+    run.facts["parameters"] = str(weights)
+    run.facts["trainable"] = summary_of(weights, weights)
+    if tuner.kind == "full" and not tuner.freeze and not tuner.train_only:
+        return
+    # Asked of transformers and PEFT themselves, on a model without weights.
+    twin = apply_tuner(hollow_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)
+    run.adapter_config = adapter_config(twin)
+    run.facts["trainable"] = trainable_summary(twin)
+    if tuner.kind == "full":
+        _freeze(built, twin)
+        return
+    for chunk in built.chunks:
+        chunk.requires_grad_(False)
+    built.adapter_tensors = adapt(run, built, twin)
+
+
+def _freeze(built: Built, twin: torch.nn.Module) -> None:
+    trained = {
+        piece.name: parameter.requires_grad for pieces, parameter in canonical_parameters(twin) for piece in pieces
+    }
+    wishes: dict[int, dict[bool, str]] = {}
+    tensors: dict[int, torch.Tensor] = {}
+    for name, entry in built.layout.items():
+        for place in entry.places:
+            if entry.trained:
+                tensors[id(place.tensor)] = place.tensor
+                wishes.setdefault(id(place.tensor), {})[trained[name]] = name
+    for key, wish in wishes.items():
+        if len(wish) > 1:
+            raise UnsupportedPlan(
+                f"{wish[True]} is to be trained and {wish[False]} is not, and for Megatron they are one parameter.",
+                hint="Freeze both or neither, or type --backend fsdp.",
+            )
+        tensors[key].requires_grad_(next(iter(wish)))
+
+
+def _attention(run: Run, source: ModelSource, dtype: torch.dtype) -> dict[str, Any]:
+    """Which of Transformer Engine's kernels; on the portable layer there is torch's only."""
+    assert run.topology is not None
+    wanted, device = run.config.model.attention, run.topology.device
+    if wanted == "flash_attention_2":
+        choose_attention(wanted, source.config, flat=False, device=device, dtype=dtype)  # or says what is in the way
+    if portable.needed():
+        run.facts["attention"] = "sdpa (portable layer)"
+        return {}
+    from megatron.core.transformer.enums import AttnBackend
+
+    backend = {"flash_attention_2": AttnBackend.flash, "sdpa": AttnBackend.fused, "eager": AttnBackend.unfused}
+    run.facts["attention"] = f"Transformer Engine's ({wanted})"
+    return {"attention_backend": backend.get(wanted, AttnBackend.auto)}

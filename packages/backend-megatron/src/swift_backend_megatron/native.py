@@ -1,0 +1,276 @@
+"""Megatron's own checkpoints (`torch_dist`), read for `swift convert`, whatever layout wrote them.
+
+Megatron writes whole tensors under its own names, cut into chunks. The model is laid out once more in one process,
+without its weights taking memory, to learn which part of which of Megatron's tensors each Hugging Face tensor is; then
+exactly these parts are read. The table of contents is a pickle: it is opened by a reader that makes the few classes of
+values that a table consists of, and empty objects in the place of anything else, so that nothing in a file is run.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from swift.checkpoint import Boxes
+from swift.config.sections import Config
+from swift.contracts import ForeignCheckpoint, Run, World
+from swift.errors import CheckpointError
+from swift_backend_megatron import engine, topology
+from swift_backend_megatron.config import MegatronConfig
+from swift_backend_megatron.masters import MOMENTS
+
+if TYPE_CHECKING:
+    from swift.contracts import ModelSource
+    from swift_backend_megatron.layout import Layout, Place
+
+_MASTERS = ("optimizer.state.fp32_param.", "optimizer.state.param.")
+
+
+def open_native(folder: Path) -> ForeignCheckpoint | None:
+    """What lies in a folder that Megatron saved into, or in the newest of its `iter_` folders."""
+    found = _inside(folder)
+    return None if found is None else TorchDist(found)
+
+
+def _inside(folder: Path) -> Path | None:
+    steps = sorted(each for each in folder.glob("iter_*") if _is_one(each))
+    if _is_one(folder):
+        return folder
+    return steps[-1] if steps else None
+
+
+def _is_one(folder: Path) -> bool:
+    return (folder / ".metadata").is_file() and (folder / "metadata.json").is_file()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of one of Megatron's tensors on disk, and of the parameter of the one process that it belongs to."""
+
+    key: str
+    whole: tuple[int, ...]
+    """Shape of the tensor on disk."""
+    offset: tuple[int, ...]
+    """In the tensor on disk."""
+    leading: int
+    """Dimensions that are only there on disk: layers, experts."""
+    start: int
+    """First element in the flat parameter."""
+    shape: tuple[int, ...]
+
+
+class TorchDist(ForeignCheckpoint):
+    """A folder in the format `torch_dist`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._reader = _Reader(folder)
+        self._stored = self._reader.read_metadata().state_dict_metadata
+        common = _common(folder)
+        self.step = int(common.get("iteration", 0) or _number(folder))
+        self.rows_per_step = int(getattr(common.get("args"), "global_batch_size", 0) or 0)
+        self.description = "Megatron's torch_dist checkpoint"
+        if not any(key.startswith(f"optimizer.state.{MOMENTS[0]}.") for key in self._stored):
+            self.description += (
+                ", with its optimizer's state in flat pieces that have no names (saved as fully_reshardable they would "
+                "have): weights alone are read"
+                if any("optimizer" in key for key in self._stored)
+                else ", without the optimizer's state"
+            )
+        self._layout: Layout = {}
+        self._pieces: dict[int, list[_Piece]] = {}
+
+    def attach(self, source: ModelSource) -> None:
+        """Learn where the model's tensors lie; names are those on disk."""
+        self._layout, self._pieces = _learn(source)
+        for piece in (piece for pieces in self._pieces.values() for piece in pieces):
+            stored = self._stored.get(piece.key)
+            if stored is None or tuple(stored.size) != piece.whole:
+                found = "no" if stored is None else f"a {tuple(stored.size)}"
+                raise CheckpointError(
+                    f"{self._folder} has {found} {piece.key}, which the model has in the shape {piece.whole}.",
+                    hint="Name with --model the model that training started from.",
+                )
+
+    def names(self) -> Collection[str]:
+        return self._layout.keys()
+
+    def read(self, name: str) -> Mapping[str, torch.Tensor]:
+        entry = self._layout[name]
+        found: dict[str, torch.Tensor] = {}
+        prefixes_of = {"weight": (*_MASTERS, ""), **{each: (f"optimizer.state.{each}.",) for each in MOMENTS}}
+        for slot, prefixes in prefixes_of.items():
+            whole = torch.empty(entry.shape, dtype=torch.float32)
+            if all(self._fill(whole, place, prefixes, slot) for place in entry.places):
+                found[slot] = whole
+        if MOMENTS[0] in found:
+            found["step"] = torch.tensor(float(self.step))
+        return found
+
+    def _fill(self, whole: torch.Tensor, place: Place, prefixes: tuple[str, ...], slot: str) -> bool:
+        region = tuple(slice(start, start + size) for start, size in zip(place.offset, place.sizes, strict=True))
+        values = torch.empty(place.numel)
+        for piece in self._pieces[id(place.tensor)]:
+            key = next((prefix + piece.key for prefix in prefixes if prefix + piece.key in self._stored), None)
+            if key is None:
+                return False
+            part = self._part(key, piece, place)
+            if part is not None:
+                first, read = part
+                values[first : first + read.numel()] = read
+        shift = place.shift if slot == "weight" else 0.0
+        whole[region] = values.view(place.sizes) + shift
+        return True
+
+    def _part(self, key: str, piece: _Piece, place: Place) -> tuple[int, torch.Tensor] | None:
+        """Rows of a piece that lie in a place, read; and where in the place they begin."""
+        inner = piece.shape[1:]
+        width = 1
+        for size in inner:
+            width *= size
+        first = max(place.start, piece.start)
+        last = min(place.start + place.numel, piece.start + piece.shape[0] * width)
+        if first >= last:
+            return None
+        begin, end = (first - piece.start) // width, -(-(last - piece.start) // width)
+        rows = torch.empty(end - begin, *inner)
+        stored = self._stored[key]
+        box = rows.to(stored.properties.dtype)
+        offset = list(piece.offset)
+        offset[piece.leading] += begin
+        self._reader.fill(key, Boxes(stored.size, [(tuple(offset), box[(None,) * piece.leading])], dtype=box.dtype))
+        flat = box.float().reshape(-1)
+        skipped = first - piece.start - begin * width
+        return first - place.start, flat[skipped : skipped + last - first]
+
+
+class _Reader(FileSystemReader):
+    """torch's reader, with a table of contents that runs nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._table: Any = None
+
+    def read_metadata(self, *_: Any, **__: Any) -> Any:
+        if self._table is None:
+            file = Path(str(self.path)) / ".metadata"
+            try:
+                self._table = _Unpickler(io.BytesIO(file.read_bytes())).load()
+            except Exception as error:
+                raise CheckpointError(f"{file} cannot be read: {error}") from error
+        return self._table
+
+    def fill(self, key: str, boxes: torch.Tensor) -> None:
+        planner = DefaultLoadPlanner(flatten_state_dict=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of there being one process
+            load({key: boxes}, storage_reader=self, planner=planner, no_dist=True)
+
+
+class _Nothing:
+    """In place of an object that is of no use here."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            vars(self).update(state)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes values of a table of contents, and nothing else."""
+
+    _VALUES = frozenset(
+        {
+            metadata.Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.MetadataIndex,
+            metadata.ChunkStorageMetadata, metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING,
+            filesystem._StorageInfo, torch.Size,
+        }
+    )  # fmt: skip
+
+    def find_class(self, module: str, name: str) -> Any:
+        for value in self._VALUES:
+            if (value.__module__, value.__qualname__) == (module, name):
+                return value
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if (module, name) == ("torch.serialization", "_get_layout"):
+            return lambda _: torch.strided
+        return _Nothing
+
+
+def _common(folder: Path) -> Mapping[str, Any]:
+    file = folder / "common.pt"
+    if not file.is_file():
+        return {}
+    try:
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(str(file))
+        with torch.serialization.safe_globals([(_Nothing, name) for name in unknown]):
+            content: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception:  # it says the step and the size of a batch, of which the first is in the folder's name too
+        return {}
+    return content
+
+
+def _number(folder: Path) -> int:
+    found = re.fullmatch(r"iter_0*(\d+)", folder.name)
+    return int(found[1]) if found else 0
+
+
+def _learn(source: ModelSource) -> tuple[Layout, dict[int, list[_Piece]]]:
+    """The layout of a model in one process, and which tensors on disk each of its parameters consists of."""
+    from swift_backend_megatron.model import layout_alone
+
+    options = MegatronConfig()
+    config = Config.model_validate({"tuner": {"kind": "full"}, "backend": {"name": "megatron"}})
+    run = Run(config=config, backend_options=options, folder=Path(), world=World(), say=lambda _: None)
+    run.topology = topology.setup(run)
+    try:
+        chunk, layout = layout_alone(run, source)
+        with engine.active():
+            pieces = _pieces(chunk)
+    finally:
+        topology.teardown()
+    return layout, pieces
+
+
+def _pieces(chunk: Any) -> dict[int, list[_Piece]]:
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+
+    state = chunk.sharded_state_dict()
+    apply_factories(state)
+    owners = {each.untyped_storage()._cdata: each for each in _tensors(chunk)}
+    pieces: dict[int, list[_Piece]] = {}
+    for each in nested_values(state):
+        if not isinstance(each, ShardedTensor) or each.data is None:
+            continue
+        owner = owners.get(each.data.untyped_storage()._cdata)
+        if owner is not None:
+            piece = _Piece(
+                key=each.key,
+                whole=tuple(each.global_shape),
+                offset=tuple(each.global_offset),
+                leading=each.prepend_axis_num,
+                start=each.data.storage_offset(),
+                shape=tuple(each.local_shape),
+            )
+            pieces.setdefault(id(owner), []).append(piece)
+    return pieces
+
+
+def _tensors(chunk: Any) -> Iterator[torch.Tensor]:
+    yield from chunk.parameters()
+    yield from chunk.buffers()

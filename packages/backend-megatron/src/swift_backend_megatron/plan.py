@@ -1,0 +1,236 @@
+"""How the processes share the work: sizes of the parallel dimensions, and which plans cannot be honoured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swift.errors import UnsupportedPlan
+
+if TYPE_CHECKING:
+    from swift.config.sections import Config, ParallelSection
+    from swift.contracts import Run
+    from swift_backend_megatron.config import MegatronConfig
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """world = dp × pp × cp × tp, and for the experts' weights world = edp × pp × ep × etp."""
+
+    replicate: int
+    """Groups of data parallel processes that each keep all of the optimizer's state."""
+    shard: int
+    """Data parallel processes of one such group."""
+    pp: int
+    cp: int
+    tp: int
+    ep: int
+    etp: int
+    vpp: int
+
+    @classmethod
+    def of(cls, parallel: ParallelSection, world: int) -> Sizes:
+        """The sizes for so many processes; what was left open is taken up by data parallelism."""
+        fixed = parallel.tp * parallel.pp * parallel.cp
+        replicate = parallel.dp_replicate or 1
+        shard = parallel.dp_shard or max(1, world // (fixed * replicate))
+        wanted = fixed * replicate * shard
+        if wanted != world:
+            sizes = {
+                "tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp,
+                "dp_replicate": replicate, "dp_shard": shard,
+            }  # fmt: skip
+            product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "dp_shard 1"
+            raise UnsupportedPlan(
+                f"The plan {product} takes {wanted} processes, but {world} were started.",
+                hint=f"Start with --nproc {wanted}"
+                + ("." if parallel.dp_shard or parallel.dp_replicate else " or a multiple of it."),
+            )
+        own = cls(replicate, shard, parallel.pp, parallel.cp, parallel.tp, parallel.ep, parallel.etp, parallel.vpp)
+        dense = world // parallel.pp
+        if dense % (own.ep * own.etp):
+            raise UnsupportedPlan(
+                f"The experts' plan ep {own.ep} × etp {own.etp} takes {own.ep * own.etp} processes or a multiple of "
+                f"it in each pipeline stage, which has {dense} (tp {own.tp} × cp {own.cp} × dp {own.data}).",
+                hint=f"Start with --nproc {own.ep * own.etp * own.pp} or a multiple, or lower --parallel.ep.",
+            )
+        return own
+
+    @property
+    def data(self) -> int:
+        """Into how many slices each global batch is cut."""
+        return self.replicate * self.shard
+
+    def layout(self) -> dict[str, int]:
+        """Those above 1, for people to read."""
+        named = {
+            "dp_replicate": self.replicate, "dp_shard": self.shard, "pp": self.pp, "vpp": self.vpp, "cp": self.cp,
+            "tp": self.tp, "ep": self.ep, "etp": self.etp,
+        }  # fmt: skip
+        return {name: size for name, size in named.items() if size > 1 or name == "dp_shard"}
+
+
+def options_of(run: Run) -> MegatronConfig:
+    """The backend's own section."""
+    return run.backend_options  # type: ignore[return-value]  # validated by config_model
+
+
+def sizes_of(run: Run) -> Sizes:
+    """The sizes of a run."""
+    return Sizes.of(run.config.parallel, run.world.size)
+
+
+def shards_optimizer(run: Run) -> bool:
+    """Whether Megatron's distributed optimizer is used: where there is something to shard over."""
+    sizes = sizes_of(run)
+    return options_of(run).use_distributed_optimizer and sizes.shard * sizes.cp > 1
+
+
+def describe(parallel: ParallelSection, world: int) -> list[str]:
+    """Which rank holds what, one line per rank."""
+    sizes = Sizes.of(parallel, world)
+    lines = []
+    dense = world // sizes.pp
+    for rank in range(world):
+        tensor, rest = rank % sizes.tp, rank // sizes.tp
+        sequence, rest = rest % sizes.cp, rest // sizes.cp
+        data, stage = rest % sizes.data, rest // sizes.data
+        within = rank % dense
+        parts = [("stage", stage, sizes.pp), ("data", data, sizes.data), ("sequence", sequence, sizes.cp)]
+        parts += [("tensors", tensor, sizes.tp), ("experts", within // sizes.etp % sizes.ep, sizes.ep)]
+        parts += [("expert tensors", within % sizes.etp, sizes.etp)]
+        said = ", ".join(f"{name} {place + 1} of {size}" for name, place, size in parts if size > 1)
+        lines.append(f"rank {rank}: {said or 'everything'}")
+    return lines
+
+
+def check_plan(run: Run) -> None:
+    """Refuse what sizes, options or tuner rule out, before anything is set up."""
+    config, options = run.config, options_of(run)
+    parallel = config.parallel
+    sizes = sizes_of(run)
+    if options.device == "cpu" and _has_cuda():
+        raise UnsupportedPlan(
+            "Megatron takes the GPU where there is one, and backend.device is cpu.",
+            hint="Hide the GPU before Python starts: CUDA_VISIBLE_DEVICES= swift ...",
+        )
+    if parallel.sequence_parallel and parallel.tp == 1:
+        raise UnsupportedPlan(
+            "Megatron's sequence parallelism shards activations over the tensor parallel processes, and "
+            "parallel.tp is 1.",
+            hint="Type --tp 2 (or more), or --parallel.sequence_parallel false",
+        )
+    if parallel.vpp > 1 and parallel.pp == 1:
+        raise UnsupportedPlan(
+            f"parallel.vpp {parallel.vpp} cuts the stages of a pipeline, and parallel.pp is 1.",
+            hint="Type --pp 2 (or more), or --parallel.vpp 1",
+        )
+    if sizes.replicate > 1 and sizes.shard > 1 and not options.use_distributed_optimizer:
+        raise UnsupportedPlan(
+            "parallel.dp_shard shards the optimizer, and backend.use_distributed_optimizer is off.",
+            hint=f"Type --parallel.dp_replicate {sizes.data} --parallel.dp_shard 1, or switch it on.",
+        )
+    if options.stages and len(options.stages) != parallel.pp * parallel.vpp:
+        raise UnsupportedPlan(
+            f"backend.stages names {len(options.stages)} stages, and pp {parallel.pp} × vpp {parallel.vpp} has "
+            f"{parallel.pp * parallel.vpp}.",
+            hint="Give one number of layers for each, from the first to the last.",
+        )
+    if options.moe_pad_to_capacity and options.moe_capacity is None:
+        raise UnsupportedPlan(
+            "backend.moe_pad_to_capacity pads to a capacity, and none is given.",
+            hint="Type --backend.moe_capacity 1.25",
+        )
+    _check_precision(config, options)
+    if config.optim.name != "adamw":
+        raise UnsupportedPlan(
+            f"Megatron's optimizers are Adam's, and optim.name is {config.optim.name}.",
+            hint="Type --optim.name adamw, or --backend torch.",
+        )
+    if config.tuner.kind == "lora" and config.tuner.modules_to_save:
+        raise UnsupportedPlan(
+            "tuner.modules_to_save makes copies of modules, which Megatron has cut or dealt out.",
+            hint="Leave it out, or type --backend fsdp.",
+        )
+
+
+def _check_precision(config: Config, options: MegatronConfig) -> None:
+    if options.fp8 == "none":
+        return
+    if not _has_cuda():
+        raise UnsupportedPlan(
+            "backend.fp8 needs Transformer Engine on a GPU of the Hopper generation or later; this machine has no GPU.",
+            hint="Type --backend.fp8 none",
+        )
+    if config.model.dtype != "bfloat16":
+        raise UnsupportedPlan("backend.fp8 goes with --torch_dtype bfloat16.", hint="Type --torch_dtype bfloat16")
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def experts_of(text: Any) -> int:
+    """How many experts each routed layer of a model has; 0 for a dense one."""
+    return max(getattr(text, name, None) or 0 for name in ("num_experts", "n_routed_experts", "num_local_experts"))
+
+
+def check_model(run: Run, model_config: Any) -> None:
+    """Refuse a model whose sizes the plan does not divide, before weights are read."""
+    parallel, options = run.config.parallel, options_of(run)
+    text = model_config.get_text_config()
+    layers, stages = text.num_hidden_layers, parallel.pp * parallel.vpp
+    if options.stages and sum(options.stages) != layers:
+        raise UnsupportedPlan(
+            f"backend.stages adds up to {sum(options.stages)} layers, and the model has {layers}.",
+            hint="Make the numbers add up.",
+        )
+    if not options.stages and layers % stages:
+        even, more = divmod(layers, stages)
+        uneven = " ".join(str(even + (1 if index < more else 0)) for index in range(stages))
+        product = f"pp {parallel.pp}" + (f" × vpp {parallel.vpp}" if parallel.vpp > 1 else "")
+        raise UnsupportedPlan(
+            f"{layers} layers cannot be dealt to {product} stages evenly.",
+            hint=f"Choose divisors of {layers}"
+            + (f", or deal them out unevenly: --backend.stages {uneven}" if even else "."),
+        )
+    tp = parallel.tp
+    heads = text.num_attention_heads
+    groups = getattr(text, "num_key_value_heads", None) or heads
+    if heads % tp:
+        raise UnsupportedPlan(
+            f"{heads} attention heads cannot be dealt to tp {tp} processes evenly.",
+            hint=f"Choose a divisor of {heads}.",
+        )
+    latent = getattr(text, "kv_lora_rank", None) is not None
+    if groups % tp and not latent:
+        raise UnsupportedPlan(
+            f"{groups} heads of keys and values cannot be dealt to tp {tp} processes evenly.",
+            hint=f"Choose a divisor of {groups}.",
+        )
+    experts = experts_of(text)
+    for name, size in (("ep", parallel.ep), ("etp", parallel.etp)):
+        if size > 1 and not experts:
+            raise UnsupportedPlan(
+                f"parallel.{name} {size} deals out experts, and {text.model_type} has none.",
+                hint=f"Type --parallel.{name} 1",
+            )
+    if experts and experts % parallel.ep:
+        raise UnsupportedPlan(
+            f"{experts} experts cannot be dealt to ep {parallel.ep} processes evenly.",
+            hint=f"Choose a divisor of {experts}.",
+        )
+    chosen = getattr(text, "num_experts_per_tok", None) or 1
+    if options.moe_pad_to_capacity and (options.moe_capacity or 0) * chosen > experts > 0:
+        raise UnsupportedPlan(
+            f"backend.moe_capacity {options.moe_capacity:g} pads every expert to more than all tokens.",
+            hint=f"Type --backend.moe_capacity {experts / chosen:g} (no token is dropped then), or less.",
+        )
+    width = getattr(text, "moe_intermediate_size", None) or 0
+    if experts and width % parallel.etp:
+        raise UnsupportedPlan(
+            f"Experts of width {width} cannot be cut for etp {parallel.etp} processes evenly.",
+            hint=f"Choose a divisor of {width}.",
+        )

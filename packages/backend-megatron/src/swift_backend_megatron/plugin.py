@@ -1,0 +1,123 @@
+"""Megatron-Core: tensor, pipeline, context and expert parallel training of Hugging Face models.
+
+Every hook is one line that leads to the file where the work is done; nothing heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift.contracts import HOOK_API, Capabilities, Need
+from swift.hookspecs import hookimpl
+from swift_backend_megatron.config import MegatronConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from swift.config.sections import Config
+    from swift.contracts import (
+        CheckpointReader,
+        CheckpointWriter,
+        ForeignCheckpoint,
+        ForwardResult,
+        ModelSource,
+        Objective,
+        Run,
+        StepResult,
+        Topology,
+        WeightStream,
+    )
+    from swift.data.batch import Batch
+    from swift_backend_megatron.model import Built
+    from swift_backend_megatron.shard import MegatronState
+
+
+class MegatronBackend:
+    """Megatron-Core with mcore-bridge."""
+
+    HOOK_API = HOOK_API
+    config_model = MegatronConfig
+    capabilities = Capabilities(
+        parallel=frozenset({"dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "sequence_parallel"}),
+        precisions=frozenset({"float32", "bfloat16", "float16"}),
+        tuners=frozenset({"full", "lora"}),
+        provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.REFERENCE_LOGPS}),
+        async_checkpoint=True,
+        calls_before_update=True,
+        features=frozenset({"train.gradient_checkpointing"}),
+    )
+
+    def foreign_checkpoint(self, folder: Path) -> ForeignCheckpoint | None:
+        """For `swift convert`: what Megatron itself saved."""
+        from swift_backend_megatron.native import open_native
+
+        return open_native(folder)
+
+    def describe_plan(self, config: Config, world: int) -> list[str]:
+        """For `swift config show`: which process holds what."""
+        from swift_backend_megatron.plan import describe
+
+        return describe(config.parallel, world)
+
+    @hookimpl
+    def swift_check_plan(self, run: Run) -> None:
+        from swift_backend_megatron.plan import check_plan
+
+        check_plan(run)
+
+    @hookimpl
+    def swift_setup(self, run: Run) -> Topology:
+        from swift_backend_megatron.topology import setup
+
+        return setup(run)
+
+    @hookimpl
+    def swift_wrap_model(self, run: Run, source: ModelSource) -> Built:
+        from swift_backend_megatron.model import build
+
+        return build(run, source)
+
+    @hookimpl
+    def swift_shard(self, run: Run, model: Built) -> MegatronState:
+        from swift_backend_megatron.shard import shard
+
+        return shard(run, model)
+
+    @hookimpl
+    def swift_train_step(self, run: Run, state: MegatronState, batch: Batch, objective: Objective) -> StepResult:
+        from swift_backend_megatron.step import train_step
+
+        return train_step(run, state, batch, objective)
+
+    @hookimpl
+    def swift_forward(self, run: Run, state: MegatronState, batch: Batch, objective: Objective) -> ForwardResult:
+        from swift_backend_megatron.step import forward
+
+        return forward(run, state, batch, objective)
+
+    @hookimpl
+    def swift_save_checkpoint(self, state: MegatronState, writer: CheckpointWriter) -> bool:
+        from swift_backend_megatron.checkpoint import save
+
+        save(state, writer)
+        return True
+
+    @hookimpl
+    def swift_load_checkpoint(self, state: MegatronState, reader: CheckpointReader) -> bool:
+        from swift_backend_megatron.checkpoint import load
+
+        load(state, reader)
+        return True
+
+    @hookimpl
+    def swift_iter_weights(self, state: MegatronState) -> WeightStream:
+        from swift_backend_megatron.weights import stream
+
+        return stream(state)
+
+    @hookimpl
+    def swift_teardown(self) -> bool:
+        from swift_backend_megatron.topology import teardown
+
+        teardown()
+        return True

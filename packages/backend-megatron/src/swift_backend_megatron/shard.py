@@ -1,0 +1,167 @@
+"""Megatron's data parallel wrapper and optimizer, and the weights read into them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swift.toolkit import initial_adapter
+from swift_backend_megatron import engine
+from swift_backend_megatron.head import Cutter
+from swift_backend_megatron.masters import Masters
+from swift_backend_megatron.plan import options_of, shards_optimizer, sizes_of
+from swift_backend_megatron.topology import remember
+
+if TYPE_CHECKING:
+    from swift.contracts import Run
+    from swift_backend_megatron.layout import Layout
+    from swift_backend_megatron.model import Built
+
+
+@dataclass
+class MegatronState:
+    """What training goes on with."""
+
+    built: Built
+    wrapped: list[Any]
+    """The chunks in Megatron's DistributedDataParallel."""
+    optimizer: Any
+    """Megatron's, a chain of one for dense and one for expert weights."""
+    masters: Masters
+    cutter: Cutter
+    step: int = 0
+    answered: set[Any] | None = None
+    """Boxes for which this process answers when weights are streamed; found when they first are."""
+
+    @property
+    def layout(self) -> Layout:
+        return self.built.layout
+
+    @property
+    def config(self) -> Any:
+        return self.built.config
+
+
+def shard(run: Run, built: Built) -> MegatronState:
+    """Wrap, make the optimizer, read the weights."""
+    assert run.topology is not None
+    device = torch.device(run.topology.device)
+    with engine.active(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.getLogger("megatron").setLevel(logging.ERROR)
+        wrapped = _wrap(run, built)
+        remember(wrapped)
+        optimizer = _optimizer(run, built, wrapped)
+        sizes = sizes_of(run)
+        from megatron.core import parallel_state
+
+        state = MegatronState(
+            built=built,
+            wrapped=wrapped,
+            optimizer=optimizer,
+            masters=Masters(optimizer, wrapped),
+            cutter=Cutter(
+                cp=sizes.cp,
+                place=parallel_state.get_context_parallel_rank(),
+                multiple=sizes.tp if built.config.sequence_parallel else 1,
+                device=device,
+            ),
+        )
+        _fill(run, state)
+    return state
+
+
+def _wrap(run: Run, built: Built) -> list[Any]:
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    options = options_of(run)
+    sharded = shards_optimizer(run)
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=options.overlap,
+        overlap_param_gather=options.overlap and sharded,
+        use_distributed_optimizer=sharded,
+        num_distributed_optimizer_instances=sizes_of(run).replicate if sharded else 1,
+    )
+    wrapped = [
+        # As in Megatron's own training: communication of later chunks overlaps that of the first for free.
+        DistributedDataParallel(built.config, settings, chunk, disable_bucketing=index > 0)
+        for index, chunk in enumerate(built.chunks)
+    ]
+    config = built.config
+    if options.overlap:
+        quiet = [chunk.no_sync for chunk in wrapped]
+        config.no_sync_func = quiet if len(quiet) > 1 else quiet[0]
+    return wrapped
+
+
+def _optimizer(run: Run, built: Built, wrapped: list[Any]) -> Any:
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+    from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePredicate
+
+    optim, tuner = run.config.optim, run.config.tuner
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=run.config.learning_rate,
+        weight_decay=optim.weight_decay,
+        adam_beta1=optim.beta1,
+        adam_beta2=optim.beta2,
+        adam_eps=optim.eps,
+        clip_grad=optim.max_grad_norm,
+        params_dtype=built.dtype,
+        bf16=built.dtype is torch.bfloat16,
+        fp16=built.dtype is torch.float16,
+        initial_loss_scale=2.0**16,
+        min_loss_scale=1.0,
+        loss_scale_window=2000,
+        hysteresis=1,
+        use_distributed_optimizer=shards_optimizer(run),
+        overlap_param_gather=options_of(run).overlap and shards_optimizer(run),
+    )
+    overrides = get_standard_config_overrides(config)
+    if tuner.lora_plus_ratio is not None:
+        faster = ParamWithNamePredicate(name="lora_b", fn=lambda _, name: name.endswith(".b"))
+        overrides[ParamKey(with_name_predicate=faster)] = {"lr_scale": tuner.lora_plus_ratio}
+    optimizer = get_megatron_optimizer(config, wrapped, overrides, use_gloo_process_groups=False)
+    for group in optimizer.param_groups:
+        # Megatron's own scheduler, which is not used, would do this.
+        group["weight_decay"] = optim.weight_decay * group["wd_mult"]
+        group.setdefault("lr_scale", 1.0)
+    built.config.grad_scale_func = optimizer.scale_loss
+    return optimizer
+
+
+@torch.no_grad()
+def _fill(run: Run, state: MegatronState) -> None:
+    """Read each tensor that this process has a part of, one after the other; none is ever whole anywhere else."""
+    source, tuner = state.built.source, run.config.tuner
+    adapters = state.built.adapter_tensors
+    given = _given(run)
+    for name, entry in state.layout.items():
+        if not entry.places:
+            continue
+        if name not in adapters:
+            whole = source.read(name)
+        elif name in given:
+            whole = given[name]
+        else:
+            whole = initial_adapter(name, entry.shape, tuner, seed=run.config.train.seed)
+        for place in entry.places:
+            region = tuple(slice(start, start + size) for start, size in zip(place.offset, place.sizes, strict=True))
+            part = whole[region]
+            state.masters.write(place, part if not place.shift else part - place.shift)
+    state.masters.publish()
+
+
+def _given(run: Run) -> dict[str, torch.Tensor]:
+    folder = run.config.tuner.adapter
+    if folder is None:
+        return {}
+    from safetensors.torch import load_file
+
+    tensors: dict[str, torch.Tensor] = load_file(folder / "adapter_model.safetensors")
+    return tensors

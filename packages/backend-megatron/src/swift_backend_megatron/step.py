@@ -1,0 +1,276 @@
+"""One optimizer step over one global batch through Megatron's pipeline schedules, and the same without gradient.
+
+Megatron would divide losses by numbers of micro-batches or tokens, and gradients by numbers of processes. All of that
+is switched off: a micro-batch's loss is divided by the weight of the global batch, and what remains is adding up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from swift.contracts import ForwardResult, LossSums, StepResult
+from swift.toolkit import GlobalSums, NonFiniteStep, before_update, heartbeat
+from swift_backend_megatron import engine
+from swift_backend_megatron.adapters import switch
+from swift_backend_megatron.head import Part, view_of
+from swift_backend_megatron.plan import options_of
+from swift_backend_megatron.topology import last_stage_rank
+
+if TYPE_CHECKING:
+    from swift.contracts import Objective, Run
+    from swift.data.batch import Batch, MicroBatch
+    from swift_backend_megatron.shard import MegatronState
+
+
+def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objective) -> StepResult:
+    """Forward and backward of all micro-batches, gradients added up, clipped, update."""
+    assert run.schedule is not None
+    with engine.active():
+        for chunk in state.wrapped:
+            chunk.zero_grad_buffer()
+            chunk.train()
+        state.optimizer.zero_grad()
+        told = _pass(run, state, batch, objective, forward_only=False)
+        learning_rate = run.schedule(state.step)
+        for group in state.optimizer.param_groups:
+            group["lr"] = learning_rate * group["lr_scale"]
+        overflow, grad_norm = _ready(state, run.config.optim.max_grad_norm)
+        finite = math.isfinite(told.loss) and math.isfinite(grad_norm)
+        scaled = state.config.fp16
+        if run.config.train.detect_nan and not finite and not (scaled and math.isfinite(told.loss)):
+            raise NonFiniteStep(told.loss / batch.weight, grad_norm, told.culprits)
+        skipped = overflow or not finite
+        if not skipped:
+            before_update()
+            state.optimizer.step_with_ready_grads()
+        told.metrics.update(_router_losses(run, state, told))
+    state.step += 1
+    return StepResult(
+        loss=told.loss / batch.weight,
+        grad_norm=grad_norm,
+        learning_rate=learning_rate,
+        metrics={name: total / weight if weight else 0.0 for name, (total, weight) in told.metrics.items()},
+        skipped=skipped,
+    )
+
+
+@torch.no_grad()
+def forward(run: Run, state: MegatronState, batch: Batch, objective: Objective) -> ForwardResult:
+    """Views and sums only."""
+    with engine.active():
+        for chunk in state.wrapped:
+            chunk.eval()
+        back = switch(state.built.chunks, True) if objective.adapters_off else None
+        try:
+            told = _pass(run, state, batch, objective, forward_only=True)
+        finally:
+            if back is not None:
+                back()
+            _forget_router_losses()
+    segments = told.segments if batch.rows else None
+    return ForwardResult(
+        loss=told.loss / (batch.weight or 1.0), weight=batch.weight, metrics=told.metrics, segments=segments
+    )
+
+
+@dataclass
+class Told:
+    """What the last stage tells all processes of the pipeline: global sums, and this slice's segments."""
+
+    loss: float
+    metrics: dict[str, tuple[float, float]]
+    segments: torch.Tensor | None = None
+    culprits: list[int] = field(default_factory=list)
+    micro_batches: int = 1
+
+
+def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *, forward_only: bool) -> Told:
+    """All micro-batches through the pipeline."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    parts = _parts(run, state, batch)
+    sums = GlobalSums(state.cutter.device)
+    tokens = max(1, batch.tokens)
+
+    def losses(part: Part, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        said = _losses(state, part, hidden, objective)
+        if part.counts:
+            sums.add(said, part.batch)
+        share = said.loss * (tokens / (batch.weight or 1.0)) if part.counts else said.loss * 0.0
+        return share, torch.zeros((), dtype=torch.int, device=hidden.device), {}
+
+    def step(parts: Iterator[Part], chunk: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+        part = next(parts)
+        heartbeat()
+        if not forward_only:
+            torch.manual_seed(part.batch.seed)
+        extra = _padding(state, part)
+        hidden = chunk(part.input_ids, part.position_ids, None, packed_seq_params=part.packed, extra_block_kwargs=extra)
+        return hidden, partial(losses, part)
+
+    with _dividing(state, tokens):
+        iterators = [iter(parts) for _ in state.wrapped]
+        get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=state.wrapped if len(state.wrapped) > 1 else state.wrapped[0],
+            num_microbatches=len(parts),
+            seq_length=parts[0].input_ids.shape[1] * state.cutter.cp,
+            micro_batch_size=parts[0].input_ids.shape[0],
+            forward_only=forward_only,
+        )
+    return _tell(sums, len(parts))
+
+
+def _parts(run: Run, state: MegatronState, batch: Batch) -> list[Part]:
+    """As many on every process; interleaved stages take turns with as many as there are stages."""
+    assert run.topology is not None
+    parallel = run.config.parallel
+    count = batch.most_micro_batches(run.topology.data_size)
+    unit = parallel.pp if parallel.vpp > 1 else 1
+    count = -(-count // unit) * unit
+    micro_batches = list(batch.micro_batches())
+    taken = [(each, True) for each in micro_batches]
+    taken += [(batch.stand_in(), False) for _ in range(count - len(micro_batches))]
+    shape = (0, 0) if state.config.variable_seq_lengths else _common_shape([each for each, _ in taken], state)
+    return [state.cutter.cut(each, counts, shape) for each, counts in taken]
+
+
+def _common_shape(micro_batches: list[MicroBatch], state: MegatronState) -> tuple[int, int]:
+    """Rows and tokens of the largest micro-batch of all processes: what gathers tokens wants equally many of each."""
+    shapes = [(*each.input_ids.shape, each.segments) for each in micro_batches]
+    largest = torch.tensor(shapes, device=state.cutter.device).amax(0)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    rows, width, samples = (int(each) for each in largest)
+    # Under context parallel samples are padded one by one.
+    return rows, width + (samples * 2 * state.cutter.cp if state.cutter.cp > 1 else 0)
+
+
+def _padding(state: MegatronState, part: Part) -> dict[str, Any] | None:
+    """Told to routers whose load is balanced, so that padding is not counted as load."""
+    config = state.config
+    if not config.moe_aux_loss_coeff and not config.moe_z_loss_coeff:
+        return None
+    padding = part.padding
+    if config.sequence_parallel:
+        from megatron.core import parallel_state
+
+        group = parallel_state.get_tensor_model_parallel_group()
+        padding = padding.chunk(group.size(), dim=1)[group.rank()]
+    return {"padding_mask": padding.contiguous()}
+
+
+def _losses(state: MegatronState, part: Part, hidden: torch.Tensor, objective: Objective) -> LossSums:
+    view = view_of(
+        part,
+        hidden,
+        _head(state.built.chunks[-1]),
+        state.built.vocabulary,
+        state.built.transform,
+        objective.needs,
+        sequence_parallel=state.config.sequence_parallel,
+    )
+    return objective.loss(view, part.batch)
+
+
+def _head(chunk: Any) -> torch.Tensor:
+    """The weight of the head, which is not called as a module: what waits for it to be called is done here."""
+    for hook in chunk.output_layer._forward_pre_hooks.values():
+        hook(chunk.output_layer, ())
+    weight: torch.Tensor = (
+        chunk.shared_embedding_or_output_weight()
+        if chunk.share_embeddings_and_output_weights
+        else chunk.output_layer.weight
+    )
+    return weight
+
+
+@contextlib.contextmanager
+def _dividing(state: MegatronState, tokens: int) -> Iterator[None]:
+    """Router losses come as sums over tokens: they and, as Megatron has one scale for both, losses are divided."""
+    scale = state.config.grad_scale_func
+    state.config.grad_scale_func = lambda loss: scale(loss) / tokens
+    try:
+        yield
+    finally:
+        state.config.grad_scale_func = scale
+
+
+def _tell(sums: GlobalSums, micro_batches: int) -> Told:
+    from megatron.core import parallel_state
+
+    box: list[Told | None] = [None]
+    if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        group = parallel_state.get_data_parallel_group()
+        loss, metrics = sums.reduce(lambda table: dist.all_reduce(table, group=group))
+        culprits = [] if math.isfinite(loss) else sums.culprits()
+        box[0] = Told(loss, metrics, sums.segments, culprits, micro_batches)
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        dist.broadcast_object_list(box, src=last_stage_rank(), group=parallel_state.get_pipeline_model_parallel_group())
+    assert box[0] is not None
+    return box[0]
+
+
+def _ready(state: MegatronState, limit: float) -> tuple[bool, float]:
+    """Make gradients ready for the update; whether they overflowed, and their norm before clipping."""
+    from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+    optimizer = state.optimizer
+    overflow = bool(optimizer.prepare_grads())
+    if overflow:
+        return True, math.inf
+    norm = float(optimizer.get_grad_norm())
+    if limit and math.isfinite(norm):
+        for each in state.masters.engines:
+            parameters = each.get_parameters()
+            if parameters:
+                clip_grad_by_total_norm_fp32(parameters, limit, norm)
+    return False, norm
+
+
+def _router_losses(run: Run, state: MegatronState, told: Told) -> dict[str, tuple[float, float]]:
+    """Means over layers and micro-batches of what balances the routers, and is part of no objective."""
+    options = options_of(run)
+    wanted = {"load_balancing_loss": options.moe_aux_loss, "z_loss": options.moe_z_loss}
+    names = [name for name, weight in wanted.items() if weight]
+    if not names:
+        return {}
+    from megatron.core import parallel_state
+    from megatron.core.transformer.moe.moe_utils import (
+        get_moe_layer_wise_logging_tracker,
+        reduce_aux_losses_tracker_across_ranks,
+    )
+
+    tracker = get_moe_layer_wise_logging_tracker()
+    for name in names:  # a stage without routers has noted nothing
+        nothing = torch.zeros(state.config.num_layers, device=state.cutter.device)
+        shared = parallel_state.get_tensor_and_context_parallel_group()
+        tracker.setdefault(name, {"values": nothing, "reduce_group": shared})
+    if "z_loss" in names:
+        # Megatron notes each process's own.
+        tracker["z_loss"] |= {
+            "reduce_group": None,
+            "avg_group": parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True),
+        }
+    reduce_aux_losses_tracker_across_ranks(names)
+    found = {}
+    for name in names:
+        values = tracker[name]["values"].double()
+        routers = int((values != 0).sum()) or 1
+        found[name] = (float(values.sum()), float(routers * told.micro_batches))
+    _forget_router_losses()
+    return found
+
+
+def _forget_router_losses() -> None:
+    from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker
+
+    clear_aux_losses_tracker()

@@ -1,0 +1,108 @@
+"""What a model is quantised for: samples as it read them in training, some to calibrate with, some to measure on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from swift.checkpoint.manifest import Manifest
+from swift.config.sections import DataSection, ExportOptions
+from swift.contracts import CalibrationRow, ModelSource
+from swift.errors import DataError, SwiftError
+
+Say = Callable[[str], None]
+
+SMALLEST = 32
+"""Samples without which 4 bits would be fitted to a handful of texts; a quarter of them are held out."""
+FEWEST_TOKENS = 1024
+UNCALIBRATED = ("fp8", "bnb")
+"""Schemes that look at weights alone: data only measures what they cost."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Samples for both purposes, and where they came from."""
+
+    rows: list[CalibrationRow]
+    held_out: list[CalibrationRow]
+    described: str
+
+
+def calibration_rows(options: ExportOptions, source: ModelSource, trained: Manifest | None, *, say: Say) -> Calibration:
+    """Read and tokenise them, as training does. `trained` is the run's, where there is one."""
+    config: dict[str, Any] = {} if trained is None else dict(trained.config)
+    own = DataSection.model_validate(config.get("data", {}))
+    seed = 42 if trained is None else trained.seed
+    encoding = _encoding(config)
+    if options.calibration_dataset:
+        section = own.model_copy(update={"train": options.calibration_dataset})
+        if trained is None and getattr(source.tokenizer, "chat_template", None) is None:
+            encoding = "text"
+    elif own.train:
+        section = own
+        say(f"Calibrating with the run's own training data: {', '.join(own.train)}")
+    elif options.quant in UNCALIBRATED:
+        say("No data is named: what quantising costs is measured on a few fixed prompts alone")
+        return Calibration([], [], "none")
+    else:
+        raise DataError(
+            f"{options.quant} is calibrated on samples, and it is not known what the model was trained on.",
+            hint="Name some: --calibration-dataset data/train.jsonl",
+        )
+    section = section.model_copy(update={"streaming": False, "split_ratio": 0.0, "validation": ()})
+    return _choose(_encoded(section, source, encoding, own, say), options, section, seed, say)
+
+
+def _encoding(config: dict[str, Any]) -> str:
+    from swift.plugins.load import load_objective
+
+    name = config.get("objective", {}).get("name")
+    return "chat" if name is None else str(load_objective(name).object.encoding)
+
+
+def _encoded(section: DataSection, source: ModelSource, encoding: str, own: DataSection, say: Say) -> Any:
+    from swift.data.pipeline import prepare_data
+
+    try:
+        data = prepare_data(section, source.tokenizer, encoding=encoding, seed=0, say=say)
+    except SwiftError as error:
+        if section.train != own.train:
+            raise
+        raise DataError(
+            f"The run's own training data cannot be read for calibration: {error.message}",
+            hint="Name other samples: --calibration-dataset data/train.jsonl",
+        ) from error
+    assert data.train is not None
+    return data.train.samples
+
+
+def _choose(samples: Any, options: ExportOptions, section: DataSection, seed: int, say: Say) -> Calibration:
+    """The same ones every time, in no order of the files."""
+    from swift.data.sampler import shuffler
+
+    name, count = ", ".join(section.train), len(samples)
+    wanted = max(options.calibration_samples, SMALLEST - SMALLEST // 4)
+    held_out = min(max(wanted // 4, SMALLEST // 4), 64, max(1, count // 4))
+    order = shuffler(seed, 0).permutation(count)
+    chosen = [_row(samples[int(index)]) for index in order[: held_out + wanted]]
+    rows = chosen[held_out:]
+    tokens = sum(len(row.tokens) for row in rows)
+    if options.quant not in UNCALIBRATED and (count < SMALLEST or tokens < FEWEST_TOKENS):
+        raise DataError(
+            f"{name} is too small to calibrate with: {count} samples, {tokens} tokens besides those held out.",
+            hint=f"{options.quant} needs at least {SMALLEST} samples (a quarter of them to measure on) and "
+            f"{FEWEST_TOKENS} tokens. Name more with --calibration-dataset.",
+        )
+    if len(rows) < options.calibration_samples and options.quant not in UNCALIBRATED:
+        say(f"{name} has {len(rows)} samples to calibrate with, fewer than the {options.calibration_samples} asked for")
+    return Calibration(rows, chosen[:held_out], f"{name}: {len(rows)} samples, {tokens} tokens")
+
+
+def _row(encoded: Any) -> CalibrationRow:
+    """Of a pair, the better one."""
+    segment = encoded.segments[0]
+    weights = np.asarray(segment.weights, dtype=np.float64)
+    return CalibrationRow([int(token) for token in segment.input_ids], [float(weight) for weight in weights])

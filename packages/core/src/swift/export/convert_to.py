@@ -1,0 +1,114 @@
+"""A checkpoint of this program → one of another, tensor by tensor, without a model in memory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swift.checkpoint.folders import find_checkpoint
+from swift.checkpoint.load import Checkpoint, open_checkpoint
+from swift.config.sections import ExportSection
+from swift.contracts import ExportRequest, TrainedState
+from swift.errors import PluginError, UsageError, did_you_mean
+from swift.export.hf_folder import OPTIMIZER
+from swift.export.run import base_of, check_destination, export_checkpoint, put_in_place, stored_weights
+from swift.export.stored_state import StoredState
+from swift.export.trainer_folder import write_optimizer, write_trainer_state
+from swift.models.quiet import quiet_libraries
+from swift.models.tokenizer import copy_tokenizer
+from swift.plugins.discover import list_plugins
+from swift.plugins.facade import open_engine
+from swift.plugins.known import install_command
+from swift.plugins.load import load, load_exporter
+
+if TYPE_CHECKING:
+    from swift.models.source import HfSource
+
+Say = Callable[[str], None]
+Writer = Callable[[TrainedState, Path], None]
+
+TRAINER = "trainer"
+MODELS = ("hf", "adapter")
+_WHOLE_SHARDS = 10.0**6  # the Trainer reads its own fp32 weights, in one file or several; one is simplest to move
+
+
+def convert_to(path: Path, *, to: str, out: Path, say: Say) -> Path:
+    """Write `out` from a checkpoint, or the last one of a run, in the format `to`."""
+    quiet_libraries()
+    if to in MODELS:
+        return export_checkpoint(path, to=to, options=ExportSection(to=to, out=out, verify="none"), say=say)
+    writer = None if to == TRAINER else _writer_of(to)
+    folder = find_checkpoint(path)
+    options = ExportSection(out=out)
+    check_destination(out, options)
+    checkpoint = open_checkpoint(folder)
+    source = base_of(checkpoint, say)
+    state = StoredState(checkpoint, source)
+    say(f"Converting step {state.step} of {folder}")
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        if writer is None:
+            _write_trainer(temporary, checkpoint, source, state, say)
+        else:
+            writer(state, temporary)
+        put_in_place(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    say(f"Converted ({to}) to {out}")
+    return out
+
+
+def _write_trainer(folder: Path, checkpoint: Checkpoint, source: HfSource, state: StoredState, say: Say) -> None:
+    adapter = state.adapter
+    options = ExportSection(dtype="float32", shard_size_gb=_WHOLE_SHARDS, verify="none")
+    engine = open_engine(exporter=load_exporter("hf" if adapter is None else "adapter"))
+    engine.export(None, stored_weights(checkpoint, source, adapter), ExportRequest(folder, source, adapter, options))
+    if adapter is not None:
+        copy_tokenizer(source.folder, folder, source.tokenizer, replaced=False)
+    write_trainer_state(folder, state, checkpoint)
+    if not state.slots():
+        say("The checkpoint has no state of AdamW: the Trainer resumes from its weights and step alone.")
+        return
+    write_optimizer(folder, state)
+    _say_what_is_lost(source, state, say)
+
+
+def _say_what_is_lost(source: HfSource, state: StoredState, say: Say) -> None:
+    if not state.optim_is_known:
+        optim = state.optim
+        defaults = f"{state.peak}, {optim.weight_decay}, {optim.beta1}, {optim.beta2}"
+        say(
+            f"The checkpoint does not know its learning rate, weight decay and betas; {OPTIMIZER}, which outranks the "
+            f"Trainer's arguments, has swift's defaults: {defaults}."
+        )
+    if state.config.tuner.lora_plus_ratio is not None:
+        say("The Trainer gives all adapters one learning rate: that of LoRA+ for B is lost.")
+    if any(len(source.name_map.pieces(name)) > 1 for name in source.name_map.parameters()):
+        say(
+            "The Trainer does not read fused experts when it resumes: load the model from the folder too, with "
+            "from_pretrained."
+        )
+
+
+def _writer_of(name: str) -> Writer:
+    """The writer of an installed backend."""
+    known = [TRAINER, *MODELS]
+    for entry in list_plugins("swift.backends"):
+        try:
+            writer: Writer | None = getattr(load(entry).object, "foreign_writer", None)
+        except PluginError:
+            continue  # `swift plugins` says what is wrong with it
+        if writer is None:
+            continue
+        if entry.name == name:
+            return writer
+        known.append(entry.name)
+    command = install_command("swift.backends", name)
+    raise UsageError(
+        f"Nothing that is installed writes {name!r}.{did_you_mean(name, known)}",
+        hint=f"There are: {', '.join(known)}." + (f" More may come with: {command}" if command else ""),
+    )

@@ -1,0 +1,64 @@
+"""What other programs write beside their checkpoints of how these came about: ms-swift's args.json, PEFT's settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ARGUMENTS = "args.json"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of a run of ms-swift; None or 0 where it is not."""
+
+    model: str | None = None
+    seed: int | None = None
+    rows_per_step: int = 0
+
+
+def told_beside(folder: Path) -> Told:
+    """From ms-swift's args.json, in the folder or the one above."""
+    content = _beside(folder, ARGUMENTS) or {}
+    model = content.get("model") or content.get("model_id_or_path")
+    seed = content.get("seed")
+    return Told(
+        model=model if isinstance(model, str) else None,
+        seed=seed if isinstance(seed, int) else None,
+        rows_per_step=_rows(content),
+    )
+
+
+def adapter_beside(folder: Path, given: Path | None) -> dict[str, Any] | None:
+    """PEFT's adapter_config.json: the one that the user names, or that in the folder or the one above."""
+    if given is not None:
+        content: dict[str, Any] = json.loads(given.read_text(encoding="utf-8"))
+        return content
+    return _beside(folder, ADAPTER_CONFIG)
+
+
+def _rows(arguments: dict[str, Any]) -> int:
+    whole = arguments.get("global_batch_size")
+    if isinstance(whole, int):
+        return whole
+    factors = [
+        arguments.get(key)
+        for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "global_world_size")
+    ]
+    rows = 1
+    for factor in factors:
+        if not isinstance(factor, int):
+            return 0
+        rows *= max(1, factor)  # ms-swift has a world of -1 processes where there is no launcher
+    return rows
+
+
+def _beside(folder: Path, name: str) -> dict[str, Any] | None:
+    for file in (folder / name, folder.parent / name):
+        if file.is_file():
+            content = json.loads(file.read_text(encoding="utf-8"))
+            return content if isinstance(content, dict) else None
+    return None

@@ -1,0 +1,127 @@
+"""Exports in fewer bits: the whole model first, checked like any export, then its quantised form beside it.
+
+Quantising reads layers in an order of its own and several times, which a stream of weights does not allow; so the
+whole model is on disk for a while. Who writes the quantised form is an exporter that implements `swift_quantize`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift.checkpoint.manifest import installed_versions
+from swift.checkpoint.records import write_json
+from swift.config.sections import ExportOptions, ModelSection
+from swift.contracts import ModelSource, Quantized, QuantizeRequest
+from swift.errors import UsageError
+from swift.export.by_engine import compare_by_engine
+from swift.export.calibration import Calibration
+from swift.export.compare import Tolerance
+from swift.export.reference import Reference, fixed_prompts
+from swift.export.rendering import compare_rendering
+from swift.export.verify import VERIFICATION, trusted
+
+if TYPE_CHECKING:
+    from swift.models.source import HfSource
+
+Say = Callable[[str], None]
+EXPORTER = "vllm"
+"""The exporter that quantises, whichever writes the whole model."""
+NOT_BY_VLLM = {"bnb": "vLLM 0.32 has no bitsandbytes among its quantisation methods; transformers loads it"}
+"""Schemes that vLLM is not asked about, and why."""
+
+
+def quantiser() -> Any:
+    """What quantises; a `PluginError` says what to install."""
+    from swift.plugins.facade import open_engine
+    from swift.plugins.load import load_exporter
+
+    return open_engine(exporter=load_exporter(EXPORTER))
+
+
+def check_wish(to: str, options: ExportOptions) -> None:
+    """Refuse what cannot be meant, before anything is read."""
+    if options.quant is None:
+        named = [name for name in ("calibration_dataset", "quant_tolerance") if getattr(options, name)]
+        if named:
+            flag = named[0].replace("_", "-")
+            raise UsageError(f"--{flag} is for --quant, which is not there.", hint="For example: --quant w4a16")
+        return
+    if to == "adapter":
+        raise UsageError(
+            "An adapter alone is not quantised: it is small, and stays in the precision that it was trained in.",
+            hint=f"Quantise the merged model (--to vllm --quant {options.quant}), or leave --quant out.",
+        )
+    if options.quant == "bnb" and to == EXPORTER:
+        raise UsageError(
+            f"--quant bnb is not for --to vllm: {NOT_BY_VLLM['bnb']}.",
+            hint="Type --to hf --quant bnb, or --to vllm --quant w4a16 for 4 bits in vLLM.",
+        )
+
+
+def write_quantised(
+    whole: Path,
+    temporary: Path,
+    *,
+    trained: ModelSource,
+    calibration: Calibration,
+    options: ExportOptions,
+    to: str,
+    say: Say,
+) -> None:
+    """Quantise the model in `whole` into `temporary`, check the result, and write what was found beside it."""
+    from swift.models.source import open_source
+
+    section = ModelSection(path=str(whole), trust_remote_code=trusted(trained))
+    source: HfSource = open_source(section, say=say)
+    prompts = fixed_prompts(source)
+    request = QuantizeRequest(
+        source=source,
+        destination=temporary,
+        scheme=str(options.quant),
+        calibration=calibration.rows,
+        held_out=calibration.held_out,
+        prompts=prompts,
+        options=options,
+        say=say,
+    )
+    found: Quantized = quantiser().quantize(request)
+    if options.verify == "none":
+        return
+    report: dict[str, Any] = {
+        "verified": True,
+        "quantised": options.quant,
+        "vllm": _by_vllm(found, temporary, prompts, options, to=to, say=say),
+        "rendering": compare_rendering(trained.tokenizer, temporary, trust_remote_code=trusted(trained)),
+        "calibration": calibration.described,
+        "versions": installed_versions(),
+    }
+    write_json(temporary / VERIFICATION, report)
+
+
+def _by_vllm(
+    found: Quantized, folder: Path, prompts: list[list[int]], options: ExportOptions, *, to: str, say: Say
+) -> dict[str, Any]:
+    reason = NOT_BY_VLLM.get(str(options.quant))
+    if options.verify != "all" or reason is not None:
+        if reason is not None:
+            say(f"vLLM was not asked: {reason}")
+        return {"asked": False, "reason": reason or f"--verify {options.verify}"}
+    tolerance = Tolerance(largest=float("inf"), mean=found.tolerance)
+    told = compare_by_engine(
+        folder, Reference(prompts, found.logps), tolerance, dtype=found.dtype, required=to == EXPORTER, say=say
+    )
+    if told["asked"]:
+        mean = told["log_probabilities"]["mean_difference"]
+        say(f"Verified by vLLM: log-probabilities {mean:.1e} from those of the quantised weights, in the mean")
+    return told
+
+
+def scratch(destination: Path) -> Path:
+    """Where the whole model lies meanwhile: on the disk that the export goes to."""
+    folder = destination.with_name(f".{destination.name}.whole")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder

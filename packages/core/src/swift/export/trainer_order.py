@@ -1,0 +1,60 @@
+"""What transformers' Trainer trains, in the order in which its optimizer counts parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from swift.contracts import ModelSource
+from swift.models.names import ADAPTER, Piece, canonical_parameters
+
+Groups = list[list[str]]
+"""Names in memory of the parameters in each group of the optimizer."""
+
+
+def skeleton_of(source: ModelSource, adapter: Mapping[str, Any] | None) -> torch.nn.Module:
+    """The model, or the PEFT model with the adapter on it, without memory."""
+    model: Any = source.build(dtype=torch.float32, weights=False)
+    if adapter is None:
+        skeleton: torch.nn.Module = model
+        return skeleton
+    from peft import PeftConfig, get_peft_model
+
+    config = PeftConfig.from_peft_type(**{**adapter, "inference_mode": False})
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        tuned: torch.nn.Module = get_peft_model(model, config, adapter_name=ADAPTER)
+    return tuned
+
+
+def pieces_by_parameter(model: torch.nn.Module) -> dict[str, list[Piece]]:
+    """Name in memory → the tensors on disk that the parameter holds; of all weights, or of the adapters."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[id(parameter)]: pieces for pieces, parameter in canonical_parameters(model)}
+
+
+def trainer_groups(model: torch.nn.Module) -> Groups:
+    """As the installed Trainer makes them: with weight decay, and without."""
+    from transformers import Trainer
+
+    unbound: Any = Trainer.get_decay_parameter_names  # it asks nothing of the Trainer itself
+    return _split(model, set(unbound(None, model)))
+
+
+def possible_groups(model: torch.nn.Module) -> Iterator[Groups]:
+    """The installed Trainer's groups first, then those of older ones, then one group of everything."""
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    yield trainer_groups(model)
+    yield _split(model, {name for name in get_parameter_names(model, [torch.nn.LayerNorm]) if "bias" not in name})
+    yield [_trained(model)]
+
+
+def _trained(model: torch.nn.Module) -> list[str]:
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def _split(model: torch.nn.Module, decayed: Collection[str]) -> Groups:
+    trained = _trained(model)
+    return [[name for name in trained if name in decayed], [name for name in trained if name not in decayed]]

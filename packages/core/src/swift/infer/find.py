@@ -1,0 +1,99 @@
+"""Where weights lie, from whatever the user names: a run, a checkpoint, an adapter, a model folder, a hub id.
+
+Nothing here imports torch: `swift serve` hands the weights to a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
+from swift.checkpoint.manifest import MANIFEST, read_manifest
+from swift.config.sections import ModelSection
+from swift.errors import CheckpointError, ModelError
+
+ADAPTER_FILE = "adapter_config.json"
+_UNFINISHED = re.compile(r"(checkpoint-\d+)(?:\.\w+)?\.tmp")
+"""What a checkpoint is called until it is whole, and when it is being replaced or removed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the weights lie."""
+
+    weights: ModelSection
+    adapter: Path | None = None
+    system: str | None = None
+    """The system message of the run's data section."""
+
+
+def find_weights(name: str, *, adapter: Path | None = None) -> Place:
+    """What `name` stands for. A run means its last checkpoint; a checkpoint knows the model it was trained from."""
+    path = Path(name).expanduser()
+    is_run = (path / LAST).exists() or (path.is_dir() and bool(whole_checkpoints(path)))
+    if is_run or (path / MANIFEST).is_file():
+        return _of_checkpoint(_whole(path), adapter)
+    if path.is_dir():
+        _check_finished(path)
+    if (path / ADAPTER_FILE).is_file():
+        base = json.loads((path / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        if not base:
+            raise ModelError(f"{path} does not say which model it adapts.", hint="Type: --model BASE --adapter ADAPTER")
+        return Place(ModelSection(path=base), path)
+    return Place(ModelSection(path=name), adapter)
+
+
+def what_it_is_called(name: str) -> str:
+    """A short name for what the user named: the run's for a run and its checkpoints, a folder's own, or the hub id."""
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        return name
+    whole = path.resolve()
+    in_a_run = (whole / MANIFEST).is_file() and (whole.parent / "args.json").is_file()
+    return whole.parent.name if in_a_run else whole.name
+
+
+def _whole(path: Path) -> Path:
+    if _UNFINISHED.fullmatch(path.resolve().name):
+        raise _unfinished(path.resolve())
+    return find_checkpoint(path)
+
+
+def _check_finished(path: Path) -> None:
+    """Refuse what looks like a checkpoint or a run and is not whole, before it is taken for a model's folder."""
+    whole = path.resolve()
+    if _UNFINISHED.fullmatch(whole.name) or (whole / "state").is_dir():
+        raise _unfinished(whole)
+    if (whole / "args.json").is_file() and not any((whole / name).is_file() for name in ("config.json", ADAPTER_FILE)):
+        raise CheckpointError(
+            f"The run {path} has no whole checkpoint yet.", hint="It is there when the run says: saved checkpoint-..."
+        )
+
+
+def _unfinished(folder: Path) -> CheckpointError:
+    others = [each.name for each in whole_checkpoints(folder.parent).values()]
+    there_are = f"Whole ones: {', '.join(others[-8:])}." if others else "Wait until the run says that it is saved."
+    return CheckpointError(
+        f"{folder} is not a whole checkpoint: it is still being written or copied, or a save was cut off.",
+        hint=there_are,
+    )
+
+
+def _of_checkpoint(folder: Path, adapter: Path | None) -> Place:
+    manifest = read_manifest(folder)
+    config: Any = manifest.config
+    model = ModelSection.model_validate(config["model"])
+    system = config["data"].get("system")
+    if manifest.adapter is not None:
+        if not (folder / ADAPTER_FILE).is_file():
+            raise ModelError(
+                f"{folder} holds no adapter ready to load.", hint=f"Type: swift export {folder} --to adapter"
+            )
+        return Place(model, adapter or folder, system)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} holds no weights ready to load.", hint=f"Type: swift export {folder} --to hf")
+    return Place(model.model_copy(update={"path": str(folder), "random_weights": False}), adapter, system)

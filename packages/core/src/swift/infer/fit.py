@@ -1,0 +1,111 @@
+"""Whether an adapter was made for a model, told from the headers of both: nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from swift.checkpoint.manifest import MANIFEST, read_manifest
+from swift.errors import ModelError
+from swift.infer.find import ADAPTER_FILE
+from swift.models.files import SafetensorsFolder
+
+WEIGHTS = "adapter_model.safetensors"
+_MATRIX = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_A\.(?:[^.]+\.)?weight")
+_LAYER = re.compile(r"\.\d+\.")
+
+
+def read_adapter(folder: Path) -> dict[str, Any]:
+    """The configuration of an adapter; `ModelError` where the folder is not one."""
+    if not (folder / ADAPTER_FILE).is_file():
+        raise ModelError(
+            f"{folder} is not an adapter: {ADAPTER_FILE} is missing.",
+            hint="Name the folder of an adapter, or a run or checkpoint that trained one.",
+        )
+    config: Any = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))
+    if config.get("peft_type") != "LORA":
+        raise ModelError(f"{folder} holds an adapter of type {config.get('peft_type')}, not LORA.")
+    if not (folder / WEIGHTS).is_file():
+        raise ModelError(f"{folder} is not a whole adapter: {WEIGHTS} is missing.", hint="Copy it again.")
+    return {str(key): value for key, value in config.items()}
+
+
+def check_fit(adapter: Path, model: Path) -> None:
+    """Refuse an adapter whose matrices have no place in the model, or which a checkpoint trained on other weights.
+
+    Names of models are not compared: the same model may be a hub id here and a folder there.
+    """
+    config = read_adapter(adapter)
+    base = config.get("base_model_name_or_path")
+    said = f" (it says that it was trained on {base})" if base else ""
+    weights = SafetensorsFolder(model)
+    packed = _is_quantised(model)
+    for module, inputs, outputs in _modules(SafetensorsFolder(adapter, file=WEIGHTS)):
+        found = _weight_of(module, weights)
+        if found is None:
+            if packed or not _has_such(module, weights):
+                continue  # several modules are one tensor there
+            raise _misfit(adapter, model, f"it adapts {module}, which is not there{said}")
+        there = weights.shape(found)
+        if not packed and len(there) == 2 and there not in ((outputs, inputs), (inputs, outputs)):
+            shape = f"{found} is {_shape(there)} there, and it was made for {_shape((outputs, inputs))}"
+            raise _misfit(adapter, model, f"{shape}{said}")
+    _check_origin(adapter, model, said)
+
+
+def _misfit(adapter: Path, model: Path, reason: str) -> ModelError:
+    return ModelError(
+        f"The adapter {adapter} does not fit {model}: {reason}.",
+        hint="An adapter goes on the model that it was trained on, and on no other.",
+    )
+
+
+def _modules(adapter: SafetensorsFolder) -> Iterator[tuple[str, int, int]]:
+    """(module, inputs, outputs) of each pair of matrices."""
+    for name in adapter.names():
+        match = _MATRIX.fullmatch(name)
+        partner = name.replace(".lora_A.", ".lora_B.")
+        if match is not None and partner in adapter:
+            yield match["module"], adapter.shape(name)[-1], adapter.shape(partner)[0]
+
+
+def _weight_of(module: str, weights: SafetensorsFolder) -> str | None:
+    """The weight of a module; files may have the prefix of the base model, or lack it."""
+    inner = module.partition(".")[2]
+    return next((each for each in (f"{module}.weight", f"{inner}.weight") if each in weights), None)
+
+
+def _has_such(module: str, weights: SafetensorsFolder) -> bool:
+    """Whether the model has that module in any layer: if it has, one that is not there belongs to another model."""
+    _, layer, kind = module.rpartition(_LAYER.findall(module)[-1]) if _LAYER.search(module) else ("", "", "")
+    return bool(layer) and any(name.endswith(f".{kind}.weight") for name in weights.names())
+
+
+def _is_quantised(model: Path) -> bool:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return "quantization_config" in config
+
+
+def _check_origin(adapter: Path, model: Path, said: str) -> None:
+    """A checkpoint of swift knows the very weights that it was trained on; shapes may agree where these do not."""
+    if not (adapter / MANIFEST).is_file():
+        return
+    manifest = read_manifest(adapter)
+    config: Any = manifest.config
+    path = Path(str(config["model"]["path"])).expanduser()
+    if path.is_dir() and path.resolve() == model.resolve():
+        return
+    from swift.config.sections import ModelSection
+    from swift.models.source import HfSource
+
+    section = ModelSection(path=str(model), trust_remote_code=config["model"].get("trust_remote_code", False))
+    source = HfSource(str(model), model, section, seed=0, say=lambda _: None)
+    if source.fingerprint != manifest.model_fingerprint:
+        raise _misfit(adapter, model, f"the shapes agree, but these are other weights{said}")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,96 @@
+"""`swift eval --tasks`: the tasks of lm-evaluation-harness, asked through swift's own engines."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from swift.errors import DataError, SwiftError, UsageError, did_you_mean
+from swift.infer.speaker import find_model, open_local
+from swift.infer.wanted import Wanted
+
+
+def run_tasks(
+    names: Sequence[str],
+    model: str,
+    wanted: Wanted,
+    *,
+    folder: Path | None,
+    shots: int | None,
+    limit: int | None,
+    chat: bool,
+    result: Path | None,
+    say: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    """Task → metric → value. `folder` holds task files beside those that the harness brings."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UsageError(
+            "--tasks needs lm-evaluation-harness, which is not installed.", hint='Run: pip install "swift-core[eval]"'
+        )
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"There is no folder {folder}.", hint="Check --tasks_dir.")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    # The harness brings thousands of tasks, and takes seconds to look through them.
+    tasks = TaskManager(include_path=None if folder is None else str(folder), include_defaults=folder is None)
+    if folder is not None and any(name not in tasks.all_tasks for name in names):
+        tasks = TaskManager(include_path=str(folder))
+    for name in names:
+        if name not in tasks.all_tasks:
+            raise UsageError(
+                f"lm-evaluation-harness has no task {name!r}.{did_you_mean(name, tasks.all_tasks)}",
+                hint="Name a task or a group of tasks; your own are found in --tasks_dir.",
+            )
+    found = find_model(model, wanted, say=say)
+    speaker = open_local(found, wanted, say=say)
+    try:
+        from swift.infer.harness_model import HarnessModel
+
+        longest = wanted.max_length or int(getattr(found.source.config, "max_position_embeddings", None) or 2048)
+        asked = HarnessModel(speaker, longest=longest, say=say)
+        answer: Any = simple_evaluate(
+            model=asked,
+            tasks=list(names),
+            num_fewshot=shots,
+            limit=limit,
+            apply_chat_template=chat,
+            system_instruction=speaker.system if chat else None,
+            task_manager=tasks,
+            log_samples=result is not None,
+        )
+    except SwiftError:
+        raise
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(
+            f"lm-evaluation-harness could not run {', '.join(names)}: {first[0]}",
+            hint="The data of most tasks is on the Hugging Face hub; for tasks of your own look at their files.",
+        ) from error
+    finally:
+        speaker.close()
+    if result is not None:
+        _write_samples(result, answer["samples"])
+    return {task: _metrics(values) for task, values in answer["results"].items()}
+
+
+def _metrics(values: dict[str, Any]) -> dict[str, Any]:
+    """`acc,none` is called `acc`: the harness adds the name of the filter, which most tasks do not have."""
+    return {
+        name.removesuffix(",none"): value
+        for name, value in values.items()
+        if isinstance(value, int | float) and name != "alias"
+    }
+
+
+def _write_samples(result: Path, samples: dict[str, list[dict[str, Any]]]) -> None:
+    with result.open("w", encoding="utf-8") as file:
+        for task, answered in samples.items():
+            for sample in answered:
+                line = {"task": task, **sample}
+                file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")

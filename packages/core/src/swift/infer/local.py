@@ -1,0 +1,260 @@
+"""The engine `transformers`: a model in this process, asked in batches of similar length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from queue import Queue
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import torch
+
+from swift.config.sections import ModelSection
+from swift.contracts import Completion, EngineRequest, Need, Sampling, Score, WeightStream
+from swift.data.batch import collate
+from swift.data.samples import Encoded, Segment
+from swift.errors import DataError, ModelError, UsageError, did_you_mean
+from swift.infer.drawing import Drawing
+from swift.models.attention import choose_attention
+from swift.models.names import base_model, name_map
+from swift.models.precision import DTYPES, resolve_dtype
+from swift.models.source import open_source
+from swift.models.view import ViewModule
+
+ADAPTER_FILE = "adapter_config.json"
+BATCH = 8
+"""Prompts at a time where nothing else is said."""
+_SCORED = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT})
+
+
+class LocalEngine:
+    """Implements `swift.contracts.InferenceEngine`."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        if request.options:
+            raise UsageError(
+                f"The engine transformers has no settings of its own, such as {next(iter(request.options))!r}.",
+                hint="Leave out --engine_options, or choose another engine.",
+            )
+        self._device = torch.device(_device(request.device))
+        section = ModelSection(path=str(request.model), trust_remote_code=request.trust_remote_code)
+        source = open_source(section, say=request.say)
+        model: Any = source.build(dtype=_dtype(request.dtype, self._device), device=str(self._device))
+        self._ends = _end_tokens(model, request.end_tokens)
+        self._model: Any = model if request.adapter is None else _with_adapter(model, request)
+        self._model.eval()
+        self._longest = request.max_length
+        self._batch = request.batch_size or BATCH
+        self._say = request.say
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """Batches of prompts of similar length."""
+        for prompt in prompts:
+            self._check_length(prompt, sampling)
+        for places in _by_length(prompts, self._batch):
+            drawing = Drawing(sampling, places, self._device)
+            output = self._generate([prompts[place] for place in places], sampling, drawing)
+            logprobs = torch.stack(drawing.logprobs, dim=1).tolist()
+            for place, ids, logps in zip(places, output, logprobs, strict=True):
+                yield place, self._completion(ids, logps)
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+        """`generate` runs in a thread and hands tokens over; what it fails with is raised here."""
+        self._check_length(prompt, sampling)
+        tokens = _Tokens()
+
+        def work() -> None:
+            try:
+                self._generate([prompt], sampling, Drawing(sampling, [0], self._device), streamer=tokens)
+            except BaseException as failure:
+                tokens.queue.put(failure)
+            else:
+                tokens.queue.put(None)
+
+        thread = Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            while (item := tokens.queue.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            tokens.left = True
+            thread.join()
+
+    @torch.no_grad()
+    def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
+        """As in training: the output head sees tokens in chunks, so that logits are never all in memory."""
+        for places in _by_length(prompts, self._batch):
+            samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
+            batch = collate(samples, flat=False).to(self._device)
+            view = self._view(batch, _SCORED)
+            assert view.token_logps is not None
+            assert view.token_correct is not None
+            for row, place in enumerate(places):
+                count = len(prompts[place]) - 1
+                likeliest = [value > 0.5 for value in view.token_correct[row, :count].tolist()]
+                yield place, Score(view.token_logps[row, :count].tolist(), likeliest)
+
+    @torch.no_grad()
+    def update_weights(self, weights: WeightStream) -> None:
+        """Copy each weight into its place as it comes."""
+        self._model = base_model_without_adapter(self._model)
+        names = name_map(self._model)
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        tensors = {**parameters, **dict(self._model.named_buffers(remove_duplicate=False))}
+        missing = dict.fromkeys(names.names())
+        for name, tensor in weights:
+            if name not in missing:
+                state = "twice" if name in names.names() else "but the model has no such weight"
+                raise ModelError(f"{name} was handed to the engine {state}.")
+            owner, piece = names.owner(name)
+            piece.view_of(tensors[owner].data).copy_(tensor)
+            del missing[name]
+        if missing:
+            raise ModelError(
+                f"The engine was not handed {len(missing)} weights, the first is {next(iter(missing))}: its answers "
+                "would be those of two models.",
+                hint="Stream every weight of the model; adapters are merged first, by swift.infer.whole_weights.",
+            )
+
+    def close(self) -> None:
+        """Let the model go."""
+        self._model = None
+        with suppress(AttributeError):
+            del self._view
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def _generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, drawing: Drawing, streamer: Any = None
+    ) -> list[list[int]]:
+        """What follows each prompt, padding included. Nothing but `sampling` decides: the folder's defaults do not."""
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        longest = max(len(prompt) for prompt in prompts)
+        ids = torch.zeros((len(prompts), longest), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = 1
+        settings = GenerationConfig(
+            max_new_tokens=sampling.max_new_tokens,
+            do_sample=False,
+            eos_token_id=self._ends or None,
+            pad_token_id=self._ends[0] if self._ends else 0,
+        )
+        output = self._model.generate(
+            input_ids=ids.to(self._device),
+            attention_mask=mask.to(self._device),
+            generation_config=settings,
+            logits_processor=LogitsProcessorList([drawing]),
+            streamer=streamer,
+        )
+        answers: list[list[int]] = output[:, longest:].tolist()
+        return answers
+
+    def _completion(self, ids: list[int], logprobs: list[float]) -> Completion:
+        for length, token in enumerate(ids, 1):
+            if token in self._ends:
+                return Completion(ids[:length], logprobs[:length], "stop")
+        return Completion(ids, logprobs[: len(ids)], "length")
+
+    def _check_length(self, prompt: Sequence[int], sampling: Sampling) -> None:
+        if not prompt:
+            raise DataError("There is a prompt without any tokens.", hint="Give each prompt some text.")
+        if self._longest is not None and len(prompt) + sampling.max_new_tokens > self._longest:
+            raise DataError(
+                f"A prompt has {len(prompt)} tokens, and its answer may have {sampling.max_new_tokens}: together more "
+                f"than the {self._longest} that were allowed.",
+                hint="Raise --max_length, or shorten --max_new_tokens.",
+            )
+
+    @cached_property
+    def _view(self) -> ViewModule:
+        attention = choose_attention("auto", self._model.config, flat=False, device=self._device.type)
+        return ViewModule(self._model, attention=attention, say=self._say)
+
+
+class _Tokens:
+    """What `generate` calls a streamer: puts the tokens of one answer into a queue."""
+
+    def __init__(self) -> None:
+        self.queue: Queue[int | BaseException | None] = Queue()
+        self.left = False
+        """Nobody listens any more."""
+        self._asked = False
+
+    def put(self, tokens: torch.Tensor) -> None:
+        """The prompt first, then one token at a time."""
+        if self.left:
+            raise InterruptedError
+        if self._asked:
+            for token in tokens.flatten().tolist():
+                self.queue.put(token)
+        self._asked = True
+
+    def end(self) -> None:
+        """The answer is whole; the thread says so itself."""
+
+
+def base_model_without_adapter(model: Any) -> Any:
+    """The transformers model as it was before PEFT put adapters into it."""
+    return model.unload() if hasattr(model, "peft_config") else base_model(model)
+
+
+def _by_length(prompts: Sequence[Sequence[int]], batch: int) -> Iterator[list[int]]:
+    """Places of prompts, in batches of similar length."""
+    order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+    for start in range(0, len(order), batch):
+        yield order[start : start + batch]
+
+
+def _whole(prompt: Sequence[int]) -> Segment:
+    weights = np.ones(len(prompt), dtype=np.float32)
+    weights[0] = 0
+    return Segment(np.array(prompt, dtype=np.int32), weights)
+
+
+def _device(wanted: str | None) -> str:
+    """Where to load the model; a GPU where there is one and nothing else was said."""
+    if wanted is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(wanted).type
+    except RuntimeError:
+        raise UsageError(f"There is no device {wanted!r}.", hint="There are: cpu, cuda, cuda:1, ...") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"There is no GPU that could be {wanted!r} here.", hint="Leave it out to use the CPU.")
+    return wanted
+
+
+def _dtype(wanted: str, device: torch.device) -> torch.dtype:
+    if wanted not in ("auto", *DTYPES):
+        raise UsageError(
+            f"There is no precision {wanted!r}.{did_you_mean(wanted, DTYPES)}", hint=f"There are: {', '.join(DTYPES)}."
+        )
+    return DTYPES[resolve_dtype(wanted, device)[0]]
+
+
+def _end_tokens(model: Any, given: Sequence[int]) -> list[int]:
+    """Those that the caller knows, and those of the generation config, whose other defaults are then forgotten."""
+    from transformers import GenerationConfig
+
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    listed = configured if isinstance(configured, list) else [configured]
+    model.generation_config = GenerationConfig()
+    return sorted({*given, *(token for token in listed if token is not None)})
+
+
+def _with_adapter(model: Any, request: EngineRequest) -> Any:
+    from peft import PeftModel
+
+    assert request.adapter is not None
+    if not (request.adapter / ADAPTER_FILE).is_file():
+        raise ModelError(f"{request.adapter} is not an adapter: {ADAPTER_FILE} is missing.", hint="Check --adapter.")
+    return PeftModel.from_pretrained(model, str(request.adapter), is_trainable=False)

@@ -1,0 +1,70 @@
+"""A server that speaks OpenAI's API, asked with messages: its own chat template counts, and its own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from swift.contracts import Sampling
+from swift.infer.openai_server import OpenAiServer, at_once
+from swift.infer.questions import Question, with_system
+from swift.infer.speaker import Answer, Messages
+
+AT_A_TIME = 16
+"""Requests under way at once where nothing else is said."""
+
+
+class RemoteSpeaker:
+    """Implements `swift.infer.speaker.Speaker`."""
+
+    remembers = True
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        system: str | None = None,
+        at_a_time: int | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._server = OpenAiServer(address, api_key)
+        self._system = system
+        self._at_a_time = at_a_time or AT_A_TIME
+        self.name = self._server.choose(model, say)
+
+    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
+        """A bounded number of requests at a time."""
+
+        def ask(place: int) -> Answer:
+            question = questions[place]
+            body = self._body(question.messages, sampling, place)
+            if question.tools:
+                body["tools"] = list(question.tools)
+            choice = self._server.post("/v1/chat/completions", body)["choices"][0]
+            return Answer(choice["message"].get("content") or "", choice.get("finish_reason") or "stop")
+
+        yield from at_once(ask, range(len(questions)), self._at_a_time)
+
+    def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:
+        """As server-sent events."""
+        for event in self._server.events("/v1/chat/completions", {**self._body(messages, sampling, 0), "stream": True}):
+            for choice in event.get("choices") or ():
+                if piece := choice["delta"].get("content"):
+                    yield piece
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def _body(self, messages: Messages, sampling: Sampling, place: int) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.name,
+            "messages": with_system(messages, self._system),
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        if sampling.temperature > 0:
+            body["seed"] = sampling.seed_of(place) & 0x7FFFFFFF  # what every server can read
+        return body

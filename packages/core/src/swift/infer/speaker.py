@@ -1,0 +1,208 @@
+"""Who answers conversations: an inference engine behind a chat template, or a server that renders its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from swift.contracts import EngineRequest, InferenceEngine, Sampling
+from swift.errors import DataError, ModelError, UsageError
+from swift.infer.find import Place, find_weights
+from swift.infer.questions import Question, with_system
+from swift.infer.wanted import Wanted, is_address
+from swift.models.files import SafetensorsFolder
+from swift.models.source import HfSource, open_source
+from swift.plugins.facade import open_inference
+from swift.plugins.load import LoadedPlugin, load_engine
+
+Messages = Sequence[dict[str, Any]]
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was said to a question."""
+
+    text: str
+    finish_reason: str
+    """'stop', or 'length' where it was cut off."""
+
+
+class Speaker(Protocol):
+    """Answers conversations."""
+
+    name: str
+    """Of the model, for people."""
+    remembers: bool
+    """Whether a conversation may have several rounds; a text is only gone on with."""
+
+    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
+        """(place of the question, its answer), in the order in which answers are ready."""
+
+    def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:
+        """The text of one answer, piece by piece, while it is made."""
+
+    def close(self) -> None:
+        """Give memory and processes back."""
+
+
+def open_speaker(name: str | None, wanted: Wanted, *, say: Callable[[str], None]) -> Speaker:
+    """The model `name`, loaded by an engine, or the model that a server calls so."""
+    if is_address(wanted.engine):
+        from swift.infer.remote import RemoteSpeaker
+
+        _nothing_to_load(wanted)
+        return RemoteSpeaker(
+            wanted.engine,
+            model=name,
+            api_key=wanted.api_key,
+            system=wanted.system,
+            at_a_time=wanted.batch_size,
+            say=say,
+        )
+    assert name is not None
+    return open_local(find_model(name, wanted, say=say), wanted, say=say)
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model that is there, not yet loaded."""
+
+    name: str
+    engine: LoadedPlugin
+    place: Place
+    source: HfSource
+
+    def facts(self) -> dict[str, str]:
+        """What tells it from others, were they of the same name."""
+        adapter = self.place.adapter
+        facts = {"model": str(self.source.folder), "weights": self.source.fingerprint}
+        if adapter is not None and (adapter / ADAPTER_WEIGHTS).is_file():
+            facts |= {"adapter": str(adapter), "adapter_weights": _digest(adapter)}
+        return facts
+
+
+def find_model(name: str, wanted: Wanted, *, say: Callable[[str], None]) -> FoundModel:
+    """The engine and the model `name`: a run, a checkpoint, an adapter, a folder or a hub id."""
+    engine = load_engine(wanted.engine)
+    place = find_weights(name, adapter=wanted.adapter)
+    if place.weights.random_weights:
+        raise ModelError(
+            f"{name} adapts a model of random weights, which lie in no folder.",
+            hint=f"Type: swift export {name} --to hf --out FOLDER, and ask FOLDER.",
+        )
+    return FoundModel(name, engine, place, open_source(place.weights, say=say))
+
+
+def open_local(found: FoundModel, wanted: Wanted, *, say: Callable[[str], None]) -> EngineSpeaker:
+    """The model, loaded by its engine."""
+    # The tokenizer is read once, here: engines are handed tokens.
+    tokenizer = found.source.tokenizer
+    request = EngineRequest(
+        model=found.source.folder,
+        adapter=found.place.adapter,
+        dtype=wanted.dtype,
+        device=wanted.device,
+        batch_size=wanted.batch_size,
+        max_length=wanted.max_length,
+        end_tokens=end_tokens(tokenizer),
+        trust_remote_code=found.place.weights.trust_remote_code,
+        options=wanted.options,
+        say=say,
+    )
+    return EngineSpeaker(
+        open_inference(found.engine, request), tokenizer, wanted.system or found.place.system, found.name
+    )
+
+
+class EngineSpeaker:
+    """An engine, and the tokenizer and template that stand between messages and tokens."""
+
+    def __init__(self, engine: InferenceEngine, tokenizer: Any, system: str | None, name: str) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.system = system
+        """Where a conversation has none: that of the run's data section, or the user's."""
+        self.name = name
+        self.remembers = tokenizer.chat_template is not None
+
+    def prompt(self, messages: Messages, tools: Sequence[Any] | None = None) -> list[int]:
+        """The tokens up to where the assistant speaks; plain text where there is no chat template."""
+        messages = with_system(messages, self.system)
+        if not self.remembers:
+            if len(messages) != 1:
+                raise DataError(
+                    "This model's tokenizer has no chat template, so it can only go on with a text.",
+                    hint="Give one prompt, or a template with --model.chat_template when training.",
+                )
+            return list(self.tokenizer(messages[0]["content"])["input_ids"])
+        text = self.tokenizer.apply_chat_template(
+            messages, tools=tools or None, tokenize=False, add_generation_prompt=True
+        )
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
+        """All prompts are handed to the engine at once, which batches them as it can."""
+        prompts = [self.prompt(question.messages, question.tools) for question in questions]
+        for place, completion in self.engine.generate(prompts, sampling):
+            ended = completion.finish_reason == "stop"
+            ids = completion.token_ids[:-1] if ended else completion.token_ids
+            yield place, Answer(self.tokenizer.decode(ids, skip_special_tokens=True), completion.finish_reason)
+
+    def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:
+        """Text is held back while its last letter is not whole."""
+        ids: list[int] = []
+        said = ""
+        for token in self.engine.stream(self.prompt(messages), sampling):
+            ids.append(token)
+            text = self.tokenizer.decode(ids, skip_special_tokens=True)
+            if len(text) > len(said) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield text[len(said) :]
+                said = text
+        whole = self.tokenizer.decode(ids, skip_special_tokens=True)
+        if len(whole) > len(said):
+            yield whole[len(said) :]
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
+
+
+def end_tokens(tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that end an answer: the tokenizer's end of text, and what the template puts after the assistant's turn,
+    which a model that was trained on conversations has learned to say."""
+    found = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    if tokenizer.chat_template is not None:
+        answer = "an answer that ends here"
+        talk = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
+        try:
+            text = tokenizer.apply_chat_template(talk, tokenize=False)
+        except Exception:  # templates raise what they like, about roles that they do not know, say
+            return tuple(found)
+        after = tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
+        if answer in text and after and after[0] in tokenizer.all_special_ids:
+            found.append(int(after[0]))
+    return tuple(dict.fromkeys(found))
+
+
+def _digest(adapter: Path) -> str:
+    return SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS).digest()
+
+
+def _nothing_to_load(wanted: Wanted) -> None:
+    """A server has loaded its model already."""
+    given = {
+        "--adapters": wanted.adapter,
+        "--torch_dtype": wanted.dtype != "auto",
+        "--device": wanted.device,
+        "--max_length": wanted.max_length,
+        "--engine_options": wanted.options,
+    }
+    for flag, value in given.items():
+        if value:
+            raise UsageError(
+                f"{flag} says how a model is loaded, but the server at {wanted.engine} has loaded its own.",
+                hint=f"Leave it out, or give it to the server (swift serve {flag} ...).",
+            )

@@ -1,0 +1,246 @@
+"""What must hold of an inference engine: compared with a plain transformers model, one prompt at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swift.contracts import InferenceEngine, Sampling, WeightStream
+from swift.errors import SwiftError
+
+LENGTHS = (3, 29, 11, 40, 2, 17)
+"""Of the prompts, so that batches are padded."""
+ANSWER = 20
+"""Tokens of an answer at most."""
+DRAWS = 384
+"""First tokens that are drawn to compare how often each comes with how probable it is."""
+
+
+class Reference:
+    """The model of a folder in transformers, in fp32, and prompts that it is asked."""
+
+    def __init__(self, folder: Path, *, tolerance: float = 1e-4) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.folder = folder
+        self.tolerance = tolerance
+        """Of log-probabilities."""
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        generator = torch.Generator().manual_seed(0)
+        vocabulary = self._model.config.get_text_config().vocab_size
+        self.prompts: list[list[int]] = [
+            torch.randint(vocabulary, (length,), generator=generator).tolist() for length in LENGTHS
+        ]
+
+        # The tokenizer's, which servers know by themselves, and one that some answer comes to.
+        self.end_tokens = (
+            int(AutoTokenizer.from_pretrained(folder).eos_token_id),
+            self._continued(self.prompts[0], ANSWER)[ANSWER // 2],
+        )
+        """What the engine is to be opened with."""
+
+    def answer(self, prompt: Sequence[int]) -> tuple[list[int], str]:
+        """The most likely tokens up to one that ends the answer, and why it ended."""
+        tokens = self._continued(prompt, ANSWER)
+        ends = [place for place, token in enumerate(tokens) if token in self._ends]
+        return (tokens[: ends[0] + 1], "stop") if ends else (tokens, "length")
+
+    @torch.no_grad()
+    def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Of every token of the vocabulary after each of these, the last left out."""
+        logits: torch.Tensor = self._model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, :-1]
+        return logits.float().log_softmax(-1)
+
+    @torch.no_grad()
+    def changed(self) -> Reference:
+        """Another model of the same architecture."""
+        other = Reference(self.folder, tolerance=self.tolerance)
+        other.end_tokens = self.end_tokens
+        generator = torch.Generator().manual_seed(1)
+        for parameter in other._model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+        return other
+
+    def weights(self) -> WeightStream:
+        """As a backend streams them: one at a time, in memory that it uses again."""
+        from swift.models.names import canonical_weights
+
+        for name, tensor in canonical_weights(self._model):
+            lent = tensor.clone()
+            yield name, lent
+            lent.fill_(float("nan"))
+
+    @cached_property
+    def _ends(self) -> set[int]:
+        configured = self._model.generation_config.eos_token_id
+        listed = configured if isinstance(configured, list) else [configured]
+        return {*self.end_tokens, *(token for token in listed if token is not None)}
+
+    @torch.no_grad()
+    def _continued(self, prompt: Sequence[int], count: int) -> list[int]:
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(int(self._model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+        return tokens[len(prompt) :]
+
+
+GREEDY = Sampling(max_new_tokens=ANSWER)
+DRAWN = Sampling(max_new_tokens=ANSWER, temperature=1.3, top_p=0.9, seed=7)
+
+
+def answers_are_those_of_transformers(engine: InferenceEngine, reference: Reference) -> None:
+    """Token for token, with the token that ends an answer, and every prompt answered once."""
+    answers = list(engine.generate(reference.prompts, GREEDY))
+    assert sorted(place for place, _ in answers) == list(range(len(reference.prompts)))
+    for place, completion in answers:
+        expected = reference.answer(reference.prompts[place])
+        assert (completion.token_ids, completion.finish_reason) == expected, f"prompt {place}"
+    assert "stop" in {completion.finish_reason for _, completion in answers}
+    assert "length" in {completion.finish_reason for _, completion in answers}
+
+
+def log_probabilities_are_the_model_s_own(engine: InferenceEngine, reference: Reference) -> None:
+    """Before temperature and `top_p` change them."""
+    for sampling in (GREEDY, DRAWN):
+        for place, completion in engine.generate(reference.prompts, sampling):
+            prompt = reference.prompts[place]
+            expected = _of(reference, [*prompt, *completion.token_ids])[len(prompt) - 1 :]
+            _close(completion.logprobs, expected, reference.tolerance)
+
+
+def a_stream_brings_the_same_tokens(engine: InferenceEngine, reference: Reference) -> None:
+    """Those of `generate`; and one that is left early leaves the engine as it was."""
+    for sampling in (GREEDY, DRAWN):
+        whole = dict(engine.generate(reference.prompts[:1], sampling))[0].token_ids
+        left: Any = engine.stream(reference.prompts[1], sampling)
+        next(left)
+        left.close()
+        assert list(engine.stream(reference.prompts[0], sampling)) == whole
+
+
+def scores_are_those_of_transformers(engine: InferenceEngine, reference: Reference) -> None:
+    """Of every token after the first, and whether it was the likeliest."""
+    scores = dict(engine.score(reference.prompts))
+    assert sorted(scores) == list(range(len(reference.prompts)))
+    # An answer is made of the likeliest tokens, a random prompt is not.
+    said = [*reference.prompts[0], *reference.answer(reference.prompts[0])[0]]
+    ((_, of_answer),) = engine.score([said])
+    count = len(said) - len(reference.prompts[0])
+    assert all(of_answer.likeliest[-count:])
+    for place, prompt in enumerate(reference.prompts):
+        _close(scores[place].logprobs, _of(reference, prompt), reference.tolerance)
+        likeliest = reference.logprobs(prompt).argmax(-1).tolist()
+        assert scores[place].likeliest == [a == b for a, b in zip(prompt[1:], likeliest, strict=True)]
+
+
+def draws_depend_on_seed_and_number_alone(engine: InferenceEngine, reference: Reference) -> None:
+    """Not on what is asked beside a prompt, nor on what was asked before."""
+    prompts = [reference.prompts[1]] * 4 + reference.prompts
+    whole = {place: completion.token_ids for place, completion in engine.generate(prompts, DRAWN)}
+    assert len({tuple(whole[place]) for place in range(4)}) > 1, "the same prompt drew the same four times"
+    chosen = (5, 2)
+    part = dict(engine.generate([prompts[place] for place in chosen], replace(DRAWN, numbers=chosen)))
+    assert [part[at].token_ids for at in range(2)] == [whole[place] for place in chosen]
+    other = {place: completion.token_ids for place, completion in engine.generate(prompts, replace(DRAWN, seed=8))}
+    assert other != whole
+
+
+def tokens_come_as_often_as_they_are_probable(engine: InferenceEngine, reference: Reference) -> None:
+    """Under a temperature, and under `top_p` none but the likeliest."""
+    prompt = reference.prompts[2]
+    logprobs = reference.logprobs([*prompt, 0])[-1]
+    warm = (logprobs / 0.7).softmax(-1)
+    sampling = Sampling(max_new_tokens=1, temperature=0.7, seed=3)
+    drawn = [completion.token_ids[0] for _, completion in engine.generate([prompt] * DRAWS, sampling)]
+    surprise = -warm.log()
+    mean = float((warm * surprise).sum())
+    spread = float((warm * (surprise - mean) ** 2).sum().sqrt())
+    found = float(surprise[torch.tensor(drawn)].mean())
+    assert abs(found - mean) < 4 * spread / DRAWS**0.5, f"mean surprise {found:.3f} instead of {mean:.3f}"
+
+    ordered, tokens = warm.sort(descending=True)
+    count = int((ordered.cumsum(0) < 0.3).sum()) + 1
+    nucleus = [c.token_ids[0] for _, c in engine.generate([prompt] * DRAWS, replace(sampling, top_p=0.3))]
+    assert set(nucleus) == set(tokens[:count].tolist())
+
+
+def weights_can_be_replaced(engine: InferenceEngine, reference: Reference) -> None:
+    """Answers afterwards are those of transformers with the new weights, and so are they after the old ones."""
+    for state in (reference.changed(), reference):
+        engine.update_weights(state.weights())
+        answers_are_those_of_transformers_with(engine, state)
+
+
+def half_an_update_is_refused(engine: InferenceEngine, reference: Reference) -> None:
+    """An engine that was not handed every weight says so; a whole update mends it."""
+
+    def cut() -> Iterator[tuple[str, torch.Tensor]]:
+        # The last ones, so that tied or buffered weights in front do not decide.
+        yield from list(reference.weights())[:-3]
+
+    refused = False
+    try:
+        engine.update_weights(cut())
+    except SwiftError:
+        refused = True
+    assert refused, "an update without three of the weights was taken for a whole one"
+    engine.update_weights(reference.weights())
+    answers_are_those_of_transformers_with(engine, reference)
+
+
+def an_empty_prompt_is_refused(engine: InferenceEngine, reference: Reference) -> None:
+    """With a sentence for the user."""
+    try:
+        list(engine.generate([[]], GREEDY))
+    except SwiftError:
+        return
+    raise AssertionError("a prompt without tokens was answered")
+
+
+def closing_twice_does_no_harm(engine: InferenceEngine, reference: Reference) -> None:
+    """The last check: the engine is closed afterwards."""
+    del reference
+    engine.close()
+    engine.close()
+
+
+Check = Callable[[InferenceEngine, Reference], None]
+
+CHECKS: tuple[Check, ...] = (
+    answers_are_those_of_transformers,
+    log_probabilities_are_the_model_s_own,
+    a_stream_brings_the_same_tokens,
+    scores_are_those_of_transformers,
+    draws_depend_on_seed_and_number_alone,
+    tokens_come_as_often_as_they_are_probable,
+    an_empty_prompt_is_refused,
+    weights_can_be_replaced,
+    half_an_update_is_refused,
+    closing_twice_does_no_harm,
+)
+"""In the order in which they are to be made on one engine."""
+
+
+def answers_are_those_of_transformers_with(engine: InferenceEngine, reference: Reference) -> None:
+    """The same of weights for which it is not known that some answer ends by itself."""
+    for place, completion in engine.generate(reference.prompts, GREEDY):
+        expected = reference.answer(reference.prompts[place])
+        assert (completion.token_ids, completion.finish_reason) == expected, f"prompt {place}"
+
+
+def _of(reference: Reference, tokens: Sequence[int]) -> list[float]:
+    """What transformers says about every token after the first."""
+    found = reference.logprobs(tokens).gather(1, torch.tensor(list(tokens[1:]))[:, None])[:, 0]
+    values: list[float] = found.tolist()
+    return values
+
+
+def _close(found: Sequence[float], expected: Sequence[float], tolerance: float) -> None:
+    assert len(found) == len(expected)
+    furthest = max((abs(a - b) for a, b in zip(found, expected, strict=True)), default=0.0)
+    assert furthest <= tolerance, f"log-probabilities differ by {furthest:.1e}"

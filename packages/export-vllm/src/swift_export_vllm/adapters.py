@@ -1,0 +1,54 @@
+"""What vLLM can do with an adapter, known from its configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from swift.errors import ModelError
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM has; room is made for the largest adapter."""
+ROOM = 64
+"""For adapters that will be loaded later, where nothing else is known."""
+AT_ONCE = 8
+"""Adapters in one batch; more take turns."""
+
+
+def check_adapter(folder: Path) -> None:
+    """Refuse what vLLM would refuse after it has loaded everything else."""
+    config = _config(folder)
+    wishes = {
+        "was trained with DoRA": config.get("use_dora"),
+        "trains biases": config.get("bias", "none") != "none" or config.get("lora_bias"),
+        f"trains modules whole ({', '.join(config.get('modules_to_save') or ())})": config.get("modules_to_save"),
+        "adapts single parameters": config.get("target_parameters"),
+        "repeats layers": config.get("layer_replication"),
+        f"has rank {_rank(config)}": _rank(config) > RANKS[-1],
+    }
+    for trait, present in wishes.items():
+        if present:
+            raise ModelError(
+                f"The adapter {folder} {trait}, which vLLM cannot serve beside a base model.",
+                hint="Merge it and serve the result: swift export RUN --to hf --out merged && swift serve merged",
+            )
+
+
+def room_for(folders: Iterable[Path], *, more: bool) -> int:
+    """The smallest rank of vLLM's that holds all of these, and usual ones that come later if there may be `more`."""
+    largest = max([*(_rank(_config(folder)) for folder in folders), ROOM if more else 1])
+    return next(rank for rank in RANKS if rank >= largest)
+
+
+def _rank(config: dict[str, Any]) -> int:
+    return max([int(config.get("r") or 1), *map(int, (config.get("rank_pattern") or {}).values())])
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        raise ModelError(f"{folder} is not an adapter: {file.name} is missing.", hint="Check --adapter.")
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return config

@@ -1,0 +1,103 @@
+"""The command line and the environment of vLLM's OpenAI server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+from swift.contracts import ServeRequest
+from swift.errors import UsageError
+from swift_export_vllm.adapters import AT_ONCE, room_for
+from swift_export_vllm.interpreter import SERVER, Interpreter
+from swift_export_vllm.memory import Share
+
+RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_OURS = {
+    "--lora-modules": "--adapters NAME=PATH",
+    "--uds": "--host and --port",
+    "--headless": "vLLM's own command",
+    "--api-server-count": "vLLM's own command",
+}
+"""Flags of vLLM's that would take the server out of our hands, and what to type instead."""
+
+
+def check_flags(passed_on: tuple[str, ...]) -> None:
+    """Refuse flags of vLLM's that contradict what swift says to it."""
+    for flag, instead in _OURS.items():
+        if given(flag, passed_on) is not None:
+            raise UsageError(f"swift serve does not pass {flag} on.", hint=f"Use {instead} instead.")
+
+
+def given(flag: str, words: tuple[str, ...]) -> str | None:
+    """The value of a flag among words for the server ('' for one without a value); None where it is not there."""
+    for position, word in enumerate(words):
+        name, has_value, value = word.partition("=")
+        if name.replace("_", "-") == flag:
+            following = words[position + 1] if position + 1 < len(words) else ""
+            return value if has_value else "" if following.startswith("-") else following
+    return None
+
+
+def server_command(request: ServeRequest, interpreter: Interpreter, share: Share | None) -> list[str]:
+    """What to run. `share` is what of the CPU's memory it may take."""
+    flags: dict[str, str | None] = {
+        "--model": str(request.model),
+        "--served-model-name": request.name,
+        "--host": request.host,
+        "--port": str(request.port),
+        "--dtype": request.dtype,
+        "--load-format": "safetensors",  # nothing is unpickled
+        "--max-model-len": str(request.max_length) if request.max_length else None,
+        "--chat-template": str(request.chat_template) if request.chat_template else None,
+    }
+    switches = ["--trust-remote-code"] if request.trust_remote_code else []
+    if share is not None:
+        # Compiling would need a C++ compiler and minutes, and vLLM's own idea is to take nearly all of the memory.
+        flags["--kv-cache-memory-bytes"] = str(share.cache) if share.cache else None
+        flags["--max-model-len"] = str(share.max_length) if share.max_length else flags["--max-model-len"]
+        switches.append("--enforce-eager")
+    if request.adapters or request.runtime_adapters:
+        more = request.runtime_adapters
+        flags["--max-lora-rank"] = str(room_for(request.adapters.values(), more=more))
+        flags["--max-loras"] = str(min(AT_ONCE, len(request.adapters) + more))
+        switches.append("--enable-lora")
+    if request.runtime_adapters and request.api_key is None:
+        # A page in the user's browser could otherwise ask this server to load files.
+        flags["--allowed-origins"] = "[]"
+    command = [str(interpreter.path), "-m", SERVER]
+    command += [word for flag, value in flags.items() if value is not None for word in (flag, value)]
+    command += switches
+    if request.adapters:
+        modules = [json.dumps({"name": name, "path": str(path)}) for name, path in request.adapters.items()]
+        command += ["--lora-modules", *modules]
+    return [*command, *request.passed_on]  # the last word is the user's
+
+
+def server_environment(
+    request: ServeRequest, interpreter: Interpreter, mine: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The key goes here and not on the command line, which everybody on the machine can read."""
+    environment = {name: value for name, value in mine.items() if name not in ("VLLM_API_KEY", RUNTIME)}
+    if request.api_key is not None:
+        environment["VLLM_API_KEY"] = request.api_key
+    if request.runtime_adapters:
+        environment[RUNTIME] = "1"
+    if not request.trust_remote_code:
+        environment.setdefault("HF_HUB_OFFLINE", "1")  # everything that it reads is in folders
+    if interpreter.on_cpu:
+        # The first request for log-probabilities would otherwise wait for a C++ compiler, or die for want of one.
+        environment.setdefault("TORCH_COMPILE_DISABLE", "1")
+    for name, value in {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}.items():
+        environment.setdefault(name, value)
+    return environment
+
+
+def check_reach(request: ServeRequest) -> None:
+    """Requests that load adapters read files of this machine: not for everybody on the network."""
+    if request.runtime_adapters and request.host not in LOOPBACK and request.api_key is None:
+        raise UsageError(
+            f"--runtime-adapters lets whoever reaches {request.host} make this server load files, without a key.",
+            hint="Set SWIFT_API_KEY (or --api-key), or leave --host out.",
+        )

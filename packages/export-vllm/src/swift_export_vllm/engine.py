@@ -1,0 +1,347 @@
+"""The engine `vllm` in this process: what training asks between two steps, and `swift infer` for many answers."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling, Score, WeightStream
+from swift.errors import DataError, ModelError, UsageError
+from swift_export_vllm.adapters import check_adapter, room_for
+from swift_export_vllm.interpreter import find_interpreter
+from swift_export_vllm.memory import cpu_settings
+from swift_export_vllm.supported import check_heads
+from swift_export_vllm.vllm_installed import QUIET, check_installed, in_plain_words
+from swift_export_vllm.weights_folder import write_weights
+
+_RELOADING = "vllm.model_executor.model_loader.reload.inplace"
+"""Where vLLM says which weights it was not given."""
+_ADAPTER = "adapter"
+
+
+def open_engine(request: EngineRequest) -> InferenceEngine:
+    """A model in vLLM. Raises `ModelError` with what vLLM cannot do, in plain words."""
+    check_installed()
+    _check_group()
+    if request.adapter is not None:
+        check_adapter(request.adapter)
+    return VllmInProcess(request)
+
+
+class VllmInProcess:
+    """Implements `swift.contracts.InferenceEngine`.
+
+    Prompts are handed over at once, and vLLM batches them continuously. A draw is seeded per prompt, so that it does
+    not depend on what is answered beside it. Log-probabilities are the model's own (vLLM's `raw_logprobs`): before
+    temperature and `top_p`.
+    """
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._numbers = count()
+        self._environment: dict[str, tuple[str | None, str | None]] = {}
+        self._had_group = dist.is_initialized()
+        tensor_parallel = int(request.options.get("tensor_parallel_size", 1))
+        self._in_process = tensor_parallel == 1
+        before = dict(os.environ)
+        os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+        if self._in_process:
+            # In a process of its own vLLM could not be handed weights as a stream.
+            os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind")
+        try:
+            with _undisturbed(), _busy(f"vLLM loads {request.model}"):
+                self._llm: Any = _load(request, own_process=not self._in_process)
+        finally:
+            changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
+            self._environment = {name: (before.get(name), os.environ.get(name)) for name in changed}
+        self._eager = self._in_process and bool(self._llm.model_config.enforce_eager)
+        self._longest = int(self._llm.model_config.max_model_len)
+        self._ends = _end_tokens(self._llm, request.end_tokens)
+        self._lora: Any = None
+        if request.adapter is not None:
+            self._lora = self._added(request.adapter)
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """Answers as vLLM finishes them."""
+        for prompt in prompts:
+            self._check_length(prompt)
+        for place, output in self._ask(
+            (place, prompt, self._parameters(sampling, place)) for place, prompt in enumerate(prompts)
+        ):
+            if output.finished:
+                answer = output.outputs[0]
+                ids = list(answer.token_ids)
+                logprobs = [step[token].logprob for token, step in zip(ids, answer.logprobs, strict=True)]
+                yield place, Completion(ids, logprobs, "stop" if answer.finish_reason == "stop" else "length")
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+        """Tokens as each step of vLLM brings them."""
+        self._check_length(prompt)
+        told = 0
+        for _, output in self._ask([(0, prompt, self._parameters(sampling, 0))]):
+            ids = output.outputs[0].token_ids
+            yield from ids[told:]
+            told = len(ids)
+
+    def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
+        """Log-probabilities of the prompt's own tokens; vLLM makes one more token, which is not looked at."""
+        from vllm import SamplingParams
+
+        asked = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        for prompt in prompts:
+            self._check_length(prompt)
+        requests = [(place, prompt, asked) for place, prompt in enumerate(prompts)]
+        # vLLM's adapters on a CPU take the logits of a prompt for those of as many requests: one at a time is right.
+        alone = self._lora is not None and self._eager
+        for together in [[request] for request in requests] if alone else [requests]:
+            for place, output in self._ask(together):
+                if output.finished:
+                    steps = list(zip(prompts[place], output.prompt_logprobs, strict=True))[1:]
+                    told = [step[token] for token, step in steps]
+                    yield place, Score([each.logprob for each in told], [each.rank == 1 for each in told])
+
+    def update_weights(self, weights: WeightStream) -> None:
+        """vLLM takes them one at a time and lays them out as it needs them; then it forgets what it remembers of
+        prompts."""
+        if self._lora is not None:
+            self._llm.llm_engine.remove_lora(self._lora.lora_int_id)
+            self._lora = None
+        with _missing_weights() as missing:
+            if self._in_process:
+                # vLLM keeps the tensors of a layer until it has all of them; whoever streams may use the memory again.
+                kept = ((name, tensor.detach().clone()) for name, tensor in weights)
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": kept})
+            else:
+                # Generators do not travel between processes; files do.
+                with tempfile.TemporaryDirectory(prefix="swift-weights-") as folder:
+                    write_weights(weights, Path(folder))
+                    self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+        if missing:
+            raise ModelError(
+                f"The engine was not handed all weights: {missing[0]}. Its answers would be those of two models.",
+                hint="Stream every weight of the model; adapters are merged first.",
+            )
+        if not self._llm.reset_prefix_cache():
+            raise ModelError("vLLM still remembers prompts under the weights before: requests are under way.")
+
+    def close(self) -> None:
+        """Give back memory, and what vLLM changed in this process."""
+        if self._llm is None:
+            return
+        self._llm.llm_engine.engine_core.shutdown()
+        self._llm = None
+        if self._in_process:
+            _leave_groups(own=not self._had_group)
+        gc.collect()
+        for name, (before, after) in self._environment.items():
+            if os.environ.get(name) == after:
+                if before is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = before
+
+    def _ask(self, requests: Any) -> Iterator[tuple[int, Any]]:
+        """(place, what vLLM says to it) at every step, until all are answered or nobody listens any more."""
+        engine = self._llm.llm_engine
+        places: dict[str, int] = {}
+        try:
+            for place, prompt, parameters in requests:
+                name = f"swift-{next(self._numbers)}"
+                engine.add_request(name, {"prompt_token_ids": list(prompt)}, parameters, lora_request=self._lora)
+                places[name] = place
+            while places:
+                for output in self._step():
+                    if output.request_id in places:
+                        yield places[output.request_id], output
+                        if output.finished:
+                            del places[output.request_id]
+        finally:
+            if places:
+                engine.abort_request(list(places))
+
+    def _step(self) -> list[Any]:
+        """One step of everything that is under way."""
+        # Compiling the few lines that vLLM compiles even when it is told not to takes longer than what they do.
+        with torch.compiler.set_stance("force_eager") if self._eager else nullcontext():
+            outputs: list[Any] = self._llm.llm_engine.step()
+            return outputs
+
+    def _parameters(self, sampling: Sampling, place: int) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            max_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p if sampling.top_p > 0 else 1e-9,
+            seed=sampling.seed_of(place) if sampling.temperature > 0 else None,
+            logprobs=0,
+            stop_token_ids=self._ends,
+            detokenize=False,
+        )
+
+    def _check_length(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise DataError("There is a prompt without any tokens.", hint="Give each prompt some text.")
+        if len(prompt) >= self._longest:
+            raise DataError(
+                f"A prompt has {len(prompt)} tokens, and the engine has room for {self._longest} with the answer.",
+                hint="Raise --max_length, as far as the model goes, or shorten the prompt.",
+            )
+
+    def _added(self, adapter: Path) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        request = LoRARequest(_ADAPTER, 1, str(adapter))
+        try:
+            self._llm.llm_engine.add_lora(request)
+        except Exception as cause:
+            self.close()
+            raise ModelError(
+                f"vLLM cannot put the adapter {adapter} on: {in_plain_words(cause)}",
+                hint="Merge it first: swift export RUN --to hf --out FOLDER, and ask FOLDER.",
+            ) from cause
+        return request
+
+
+def _load(request: EngineRequest, *, own_process: bool) -> Any:
+    """vLLM's own front for a model, with settings for this machine under those that were asked for."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    if request.device is not None and torch.device(request.device).type != current_platform.device_type:
+        raise UsageError(
+            f"This vLLM computes on {current_platform.device_type}, not on {request.device}.",
+            hint="Leave out --device, or choose --engine transformers.",
+        )
+    settings: dict[str, Any] = {
+        "model": str(request.model),
+        "dtype": request.dtype,
+        "trust_remote_code": request.trust_remote_code,
+        "max_model_len": request.max_length,
+        # Prompts come as tokens, and answers leave as tokens.
+        "skip_tokenizer_init": True,
+        "use_tqdm_on_load": False,
+        "distributed_executor_backend": "mp" if own_process else "uni",
+    }
+    if request.batch_size is not None:
+        settings["max_num_seqs"] = request.batch_size
+    if request.adapter is not None:
+        rank = room_for([request.adapter], more=False)
+        settings |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+    if current_platform.is_cpu():
+        check_heads(request.model, find_interpreter(None))
+        settings |= cpu_settings(request)
+    settings |= request.options
+    try:
+        return vllm.LLM(**settings)
+    except TypeError as cause:
+        raise UsageError(
+            f"vLLM does not take these settings: {in_plain_words(cause)}", hint="See: --engine_options"
+        ) from cause
+    except Exception as cause:  # vLLM fails with whatever its parts raise
+        raise ModelError(
+            f"vLLM {vllm.__version__} cannot load {request.model}: {in_plain_words(cause)}",
+            hint="What transformers can load, --engine transformers can ask.",
+        ) from cause
+
+
+def _check_group() -> None:
+    """vLLM takes the process group that is there for its own."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        raise ModelError(
+            f"vLLM cannot run inside one of {dist.get_world_size()} processes that train together.",
+            hint="Start a server beside them, and connect to it: see swift_export_vllm.rollout.connect",
+        )
+
+
+def _end_tokens(llm: Any, given: Sequence[int]) -> list[int]:
+    configured = llm.model_config.try_get_generation_config().get("eos_token_id")
+    listed = configured if isinstance(configured, list) else [configured]
+    return sorted({*given, *(int(token) for token in listed if token is not None)})
+
+
+def _leave_groups(*, own: bool) -> None:
+    """vLLM's groups, and the one under them if vLLM has made it. They may be gone with what training has ended."""
+    from vllm.distributed import parallel_state
+
+    if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
+        if parallel_state._WORLD is not None:
+            parallel_state._WORLD.destroy()
+        if own:
+            dist.destroy_process_group()
+    for name, value in list(vars(parallel_state).items()):
+        if isinstance(value, parallel_state.GroupCoordinator):
+            setattr(parallel_state, name, None)
+    parallel_state._NODE_COUNT = None
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """vLLM seeds every source of chance of its process, and forbids it to set threads: undone again."""
+    states = random.getstate(), np.random.get_state()
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _busy(what: str) -> Iterator[None]:
+    """Something that moves, on a terminal, in place of what vLLM and the libraries under it have to say: it raises
+    what matters."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere, os.fdopen(terminal, "w") as told:
+        warnings.simplefilter("ignore")
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            if told.isatty():
+                from rich.console import Console
+
+                with Console(file=told).status(what):
+                    yield
+            else:
+                yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(told.fileno(), 2)
+
+
+@contextmanager
+def _missing_weights() -> Iterator[list[str]]:
+    """What vLLM says of weights that it was not given, which it takes for no failure."""
+    said: list[str] = []
+    logger = logging.getLogger(_RELOADING)
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.setLevel(logging.WARNING)
+    level, propagate = logger.level, logger.propagate
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+    said[:] = [each for each in said if "not loaded" in each]

@@ -1,0 +1,87 @@
+"""How to ask the server: lines for a shell and for Python that work as they are printed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from swift.contracts import ServeRequest
+
+QUESTION = "Hello! Who are you?"
+TOKENS = 64
+KEY = "SWIFT_API_KEY"
+
+
+def url_of(request: ServeRequest, scheme: str = "http") -> str:
+    """Where a program on this machine asks."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(request.host, request.host)
+    return f"{scheme}://{f'[{host}]' if ':' in host and '[' not in host else host}:{request.port}"
+
+
+def has_template(request: ServeRequest) -> bool:
+    """Whether the server can answer chats."""
+    if request.chat_template or (request.model / "chat_template.jinja").is_file():
+        return True
+    settings = request.model / "tokenizer_config.json"
+    return settings.is_file() and bool(json.loads(settings.read_text(encoding="utf-8")).get("chat_template"))
+
+
+def curl_line(request: ServeRequest, url: str) -> str:
+    """One line for a shell."""
+    chat = has_template(request)
+    body = {"model": asked_model(request), **_question(request, chat), "max_tokens": TOKENS}
+    words = ["curl", f"{url}/v1/{'chat/' if chat else ''}completions", "-H", "Content-Type: application/json"]
+    line = shlex.join([*words, "-d", json.dumps(body, ensure_ascii=False)])
+    return f'{line} -H "Authorization: Bearer ${KEY}"' if request.api_key else line
+
+
+def python_lines(request: ServeRequest, url: str) -> Iterator[str]:
+    """A script of a few lines."""
+    if request.api_key:
+        yield "import os"
+        yield ""
+    yield "from openai import OpenAI"
+    yield ""
+    key = f'os.environ["{KEY}"]' if request.api_key else '"none"'
+    yield f'client = OpenAI(base_url="{url}/v1", api_key={key})'
+    model = json.dumps(asked_model(request), ensure_ascii=False)
+    if has_template(request):
+        messages = json.dumps(_question(request, True)["messages"], ensure_ascii=False)
+        yield f"answer = client.chat.completions.create(model={model}, messages={messages}, max_tokens={TOKENS})"
+        yield "print(answer.choices[0].message.content)"
+    else:
+        yield f'answer = client.completions.create(model={model}, prompt="{QUESTION}", max_tokens={TOKENS})'
+        yield "print(answer.choices[0].text)"
+
+
+def asked_model(request: ServeRequest) -> str:
+    """What was trained: the first adapter, or the model itself."""
+    return next(iter(request.adapters), request.name)
+
+
+def summary(request: ServeRequest, url: str, log: Path) -> Iterator[str]:
+    """What stands on the terminal when the server is ready."""
+    yield f"Serving {request.model} at {url}/v1"
+    yield f"  models  {', '.join([request.name, *(f'{name} (adapter)' for name in request.adapters)])}"
+    if request.api_key:
+        yield f"  key     requests must bring it; for the lines below: export {KEY}=..."
+    if request.system:
+        yield "  system  the system message of the run is in the lines below: requests must bring it"
+    yield f"  log     {log}"
+    yield ""
+    yield "Ask from a shell:"
+    yield f"  {curl_line(request, url)}"
+    yield ""
+    yield "Ask from Python (pip install openai):"
+    yield from (f"  {line}".rstrip() for line in python_lines(request, url))
+    yield ""
+    yield "Ctrl-C stops it."
+
+
+def _question(request: ServeRequest, chat: bool) -> dict[str, object]:
+    if not chat:
+        return {"prompt": QUESTION}
+    system = [{"role": "system", "content": request.system}] if request.system else []
+    return {"messages": [*system, {"role": "user", "content": QUESTION}]}

@@ -1,0 +1,26 @@
+"""The engine `vllm`: a thin face of the modules beside it, which are imported when they are needed."""
+
+from __future__ import annotations
+
+from swift.contracts import HOOK_API, EngineRequest, InferenceEngine, ServeRequest
+from swift.hookspecs import hookimpl
+
+
+class VllmEngine:
+    """`--engine vllm`: continuous batching, paged attention, adapters beside their base model, an OpenAI server."""
+
+    HOOK_API = HOOK_API
+
+    @hookimpl
+    def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
+        """Load the model into vLLM, in this process."""
+        from swift_export_vllm.engine import open_engine
+
+        return open_engine(request)
+
+    @hookimpl
+    def swift_serve(self, request: ServeRequest) -> int:
+        """Start the server, wait until it is ready, and stay until the user stops it."""
+        from swift_export_vllm.serve import serve
+
+        return serve(request)

@@ -1,0 +1,165 @@
+"""A server in processes of its own: started under a guard, watched until it answers, ended with all that it began."""
+
+from __future__ import annotations
+
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from swift_export_vllm import guard
+from swift_export_vllm.log import stage_of
+
+GRACE = 15.0
+"""Seconds that a server gets to end by itself."""
+_GLANCE = 0.1
+_QUIET = 20.0
+"""Seconds between lines of progress where there is no terminal."""
+
+
+class Ended(Exception):
+    """The server ended by itself."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as `KeyboardInterrupt` is SIGINT."""
+
+
+class Server:
+    """Runs while the `with` lasts; Ctrl-C and SIGTERM end it, and so does the end of this process, however it comes."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, verbose: bool) -> None:
+        self._log = log
+        self._verbose = verbose
+        self._over = threading.Event()
+        self._before = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, _terminate)
+        words = [sys.executable, "-I", "-S", guard.__file__, str(GRACE), *command]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                words,
+                env=dict(environment),
+                stdin=subprocess.PIPE,  # the guard's lifeline
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for this process alone, which then ends it in order
+            )
+        self._follower = threading.Thread(target=self._follow, daemon=True)
+        if verbose:
+            self._follower.start()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            self.stop()
+        finally:
+            signal.signal(signal.SIGTERM, self._before)
+        if isinstance(error, _Terminated):
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def wait_until_ready(self, url: str) -> None:
+        """Until it answers that it is healthy; says meanwhile what it is doing. Raises `Ended`."""
+        line = _Progress(quiet=self._verbose)
+        try:
+            while True:
+                code = self._process.poll()
+                if code is not None:
+                    raise Ended(code)
+                if _healthy(f"{url}/health"):
+                    break
+                line.show(stage_of(self._log.read_text(encoding="utf-8", errors="replace")))
+                time.sleep(_GLANCE)
+        finally:
+            line.clear()
+        line.done()
+
+    def wait(self) -> int:
+        """Until it is to stop: 0, since that is how a server ends. One that ends by itself raises `Ended`."""
+        try:
+            raise Ended(self._process.wait())
+        except (KeyboardInterrupt, _Terminated):
+            return self.stop()
+
+    def stop(self) -> int:
+        """End all of its processes: asked first, and again at once where the user is in a hurry."""
+        if self._process.poll() is None:
+            sys.stderr.write("Stopping; once more to stop at once.\n")
+            self._process.terminate()
+        while True:
+            try:
+                self._process.wait()
+                break
+            except (KeyboardInterrupt, _Terminated):
+                self._process.terminate()
+        self._over.set()
+        if self._verbose:
+            self._follower.join()
+        return 0
+
+    def _follow(self) -> None:
+        with self._log.open(encoding="utf-8", errors="replace") as log:
+            over = False
+            while not over:
+                over = self._over.wait(_GLANCE)
+                sys.stderr.write(log.read())
+                sys.stderr.flush()
+
+
+class _Progress:
+    """A line that changes on a terminal; elsewhere a line now and then."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._live = sys.stderr.isatty()
+        self._start = self._last = time.monotonic()
+        self._stage = ""
+
+    def show(self, stage: str) -> None:
+        now = time.monotonic()
+        if self._quiet:
+            return
+        if self._live:
+            sys.stderr.write(f"\r\x1b[K{stage} ... {now - self._start:.0f} s")
+            sys.stderr.flush()
+        elif stage != self._stage or now - self._last > _QUIET:
+            sys.stderr.write(f"{stage} ... {now - self._start:.0f} s\n")
+            sys.stderr.flush()
+            self._last = now
+        self._stage = stage
+
+    def clear(self) -> None:
+        if self._live and not self._quiet:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def done(self) -> None:
+        sys.stderr.write(f"Ready after {time.monotonic() - self._start:.0f} s.\n")
+
+
+def _healthy(url: str) -> bool:
+    try:
+        # The certificate is the user's own, and this is the machine that it is on.
+        context = ssl._create_unverified_context() if url.startswith("https") else None
+        with urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=context)] if context else [])
+        ).open(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise _Terminated

@@ -1,0 +1,131 @@
+"""Which architectures an installed vLLM serves, without importing it: that alone would take many seconds."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift.errors import ExportError, ModelError, did_you_mean
+from swift_export_vllm.interpreter import Interpreter, find_interpreter
+from swift_export_vllm.memory import head_size
+
+if TYPE_CHECKING:
+    from swift.contracts import ModelSource
+
+_REGISTRY = "model_executor/models/registry.py"
+_TABLE = "_VLLM_MODELS"
+_ATTENTION_ON_CPU = "v1/attention/backends/cpu_attn.py"
+_SIZES = "get_supported_head_sizes"
+_ASK_REGISTRY = """
+import json
+from vllm.model_executor.models.registry import ModelRegistry
+print("\\n" + json.dumps(sorted(ModelRegistry.get_supported_archs())))
+"""
+_ASK_TRANSFORMERS = """
+import sys, transformers
+model = getattr(transformers, sys.argv[1], None)
+fits = model is not None and (model.is_backend_compatible() or model._can_set_attn_implementation())
+print("\\n" + ("yes" if fits else "no"))
+"""
+
+
+def architectures(python: Path | None = None) -> frozenset[str]:
+    """Names as config.json has them, of the vLLM of this interpreter (default: the running one)."""
+    return architectures_of(find_interpreter(python))
+
+
+def architectures_of(interpreter: Interpreter) -> frozenset[str]:
+    """The keys of vLLM's table, read from its source; from vLLM itself where that has another shape."""
+    names = frozenset(_written(interpreter.folder / _REGISTRY))
+    return names or frozenset(json.loads(_asked(interpreter, _ASK_REGISTRY)))
+
+
+def check_served(model: Path, interpreter: Interpreter) -> None:
+    """Refuse a model that neither vLLM's own code nor its use of transformers can serve."""
+    config: Any = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    named = [str(each) for each in config.get("architectures") or ()]
+    known = architectures_of(interpreter)
+    if any(name in known for name in named):
+        return
+    if interpreter.plugins or config.get("auto_map"):
+        return  # a plugin of vLLM, or the code that comes with the model, may know it: vLLM will tell
+    if any(_asked(interpreter, _ASK_TRANSFORMERS, name) == "yes" for name in named):
+        return
+    what = f"{model} is a {' and '.join(named)}" if named else f"{model / 'config.json'} names no architecture"
+    raise ModelError(
+        f"{what}, which {interpreter} does not serve.",
+        hint="Type: swift infer MODEL, which needs no vLLM, or serve with a newer vLLM: --python PATH",
+    )
+
+
+def check_exported(source: ModelSource) -> None:
+    """Refuse to write a model that the installed vLLM does not list. Where none is, whoever installs it finds out."""
+    if importlib.util.find_spec("vllm") is None:
+        return
+    from swift.toolkit import architecture_of
+
+    interpreter = find_interpreter(None)
+    name, known = architecture_of(source), architectures_of(interpreter)
+    if name not in known and not interpreter.plugins:
+        raise ExportError(
+            f"The installed vLLM does not run {name}.{did_you_mean(name, known)}",
+            hint="Export for transformers: --to hf. A newer vLLM may run it.",
+        )
+
+
+def check_heads(model: Path, interpreter: Interpreter) -> None:
+    """On the CPU, vLLM has attention for some sizes of heads only, and finds out with the first question."""
+    file = interpreter.folder / _ATTENTION_ON_CPU
+    if not interpreter.on_cpu or not file.is_file():
+        return
+    sizes = [
+        ast.literal_eval(statement.value)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name == _SIZES
+        for statement in node.body
+        if isinstance(statement, ast.Return) and isinstance(statement.value, ast.List)
+    ]
+    size = head_size(json.loads((model / "config.json").read_text(encoding="utf-8")))
+    if sizes and size and size not in sizes[0]:
+        raise ModelError(
+            f"{model} has attention heads of size {size}, which {interpreter} cannot compute on the CPU: it has "
+            f"{', '.join(map(str, sizes[0]))}.",
+            hint="Serve it on a GPU, or type: swift infer MODEL, which needs no vLLM.",
+        )
+
+
+def _written(registry: Path) -> Iterator[str]:
+    if not registry.is_file():
+        return
+    tables = {
+        target.id: node.value
+        for node in ast.parse(registry.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    waiting = [tables[_TABLE]] if _TABLE in tables else []
+    while waiting:
+        table = waiting.pop()
+        for key, value in zip(table.keys, table.values, strict=True):
+            if isinstance(key, ast.Constant):
+                yield str(key.value)
+            elif key is None and isinstance(value, ast.Name) and value.id in tables:  # {**ANOTHER}
+                waiting.append(tables[value.id])
+
+
+def _asked(interpreter: Interpreter, question: str, *words: str) -> str:
+    done = subprocess.run(
+        [interpreter.path, "-c", question, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    if done.returncode:
+        raise ModelError(
+            f"{interpreter} cannot be imported by {interpreter.path}.",
+            hint="\n".join(done.stderr.strip().splitlines()[-3:]),
+        )
+    return done.stdout.strip().splitlines()[-1]

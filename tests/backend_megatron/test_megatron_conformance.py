@@ -1,0 +1,71 @@
+"""Megatron in all its layouts, against the conformance kit; `make conformance` tries every case in each."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+sys.path.append(str(Path(__file__).parent.parent / "core"))
+
+from kit_cases import chosen
+
+from swift.plugins.load import load_backend
+from swift.testing import BackendConformance, Layout
+
+OVERLAP = {"backend.overlap": True}
+PLAIN = {"backend.use_distributed_optimizer": False}
+
+
+class TestMegatron(BackendConformance):
+    """Of a dense model, of four blocks so that there are four stages."""
+
+    backend = "megatron"
+    blocks = 4
+    preload = ("megatron_imported",)
+    deviations: ClassVar = {"test_every_claim_is_tried": "a dense model has no experts to deal out; see below"}
+    layouts = (
+        Layout(2, {"tp": 2}),
+        Layout(
+            2,
+            {"tp": 2, "sequence_parallel": True},
+            cases=chosen("checkpointed", "clipped hard, tied", "packed", "lora"),
+        ),
+        Layout(2, {"pp": 2}, cases=chosen("clipped hard, tied", "accumulated", "dpo, lora", "bfloat16")),
+        Layout(2, {"dp_shard": 2}, cases=chosen("accumulated", "lora", "bfloat16", "float16")),
+        Layout(2, {"dp_shard": 2}, OVERLAP, "overlapped", cases=chosen("packed")),
+        Layout(2, {"dp_replicate": 2}, PLAIN, cases=chosen("bfloat16")),
+        Layout(2, {"cp": 2}, cases=chosen("packed", "checkpointed", "dpo, lora")),
+        Layout(4, {"pp": 4}, cases=chosen("dpo, lora")),
+        Layout(2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "lora")),
+        Layout(2, {"pp": 2}, {"backend.stages": (3, 1)}, "uneven", cases=chosen("packed")),
+        Layout(
+            4, {"tp": 2, "pp": 2, "sequence_parallel": True}, cases=chosen("clipped hard, tied", "packed", "dpo, lora")
+        ),
+        Layout(4, {"cp": 2, "tp": 2, "sequence_parallel": True}, cases=chosen("packed")),
+    )
+
+
+class TestMegatronExperts(BackendConformance):
+    """Of a mixture of experts."""
+
+    backend = "megatron"
+    architecture = "Qwen3Moe"
+    shape: ClassVar = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+    preload = ("megatron_imported",)
+    deviations: ClassVar = {"test_every_claim_is_tried": "the dense model's layouts have the others; see below"}
+    layouts = (
+        Layout(2, {"ep": 2}, cases=chosen("packed", "dpo, lora", "bfloat16")),
+        Layout(2, {"ep": 2}, {"backend.dispatcher": "allgather"}, "allgather", cases=chosen()),
+        Layout(2, {"tp": 2}, cases=chosen("dpo, lora")),
+        Layout(2, {"tp": 2, "ep": 2, "sequence_parallel": True}, cases=chosen("packed")),
+        Layout(2, {"tp": 2, "etp": 2, "sequence_parallel": True}, cases=chosen()),
+        Layout(4, {"ep": 2, "pp": 2}, cases=chosen("dpo, lora")),
+    )
+
+
+def test_every_claim_is_tried_by_one_of_the_two() -> None:
+    tried = {key for kit in (TestMegatron, TestMegatronExperts) for layout in kit.layouts for key in layout.parallel}
+    claimed = load_backend("megatron").capabilities
+    assert claimed is not None
+    assert claimed.parallel <= tried

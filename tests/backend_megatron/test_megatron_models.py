@@ -1,0 +1,99 @@
+"""Megatron on architectures, adapters and layouts beyond the kit's, against the torch backend on one process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent.parent / "core"))
+
+import megatron_imported  # noqa: F401
+from against_torch import LORA, MOE, PACKED, Pair, assert_equal, run_pairs
+from tiny_runs import pairs, verdicts
+
+TIED = {"tie_word_embeddings": True}
+ODD = {"vocab_size": 267}
+"""Not divisible by 2, and larger than the tokenizer's."""
+SHARED = {**MOE, "shared_expert_intermediate_size": 48, "intermediate_size": 96}
+LATENT = {
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4, "head_dim": 8,
+}  # fmt: skip
+"""DeepSeek's: latent attention, one dense layer, a shared expert, sigmoid routing with a correction bias."""
+TP2 = {"parallel.tp": 2}
+SP2 = {**TP2, "parallel.sequence_parallel": True}
+PP2 = {"parallel.pp": 2}
+EP2 = {"parallel.ep": 2}
+CP2 = {"parallel.cp": 2}
+ATTENTION = {**LORA, "tuner.targets": ["q_proj", "v_proj"]}
+
+PAIRS = {
+    "llama": Pair("Llama", {}, SP2),
+    "llama 3": Pair(
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        TP2,
+    ),
+    "qwen2, with biases": Pair("Qwen2", {}, TP2),
+    "qwen2, with biases, lora, packed": Pair("Qwen2", {}, {**SP2, **LORA, **PACKED}),
+    "mistral": Pair("Mistral", {"sliding_window": 16}, TP2),
+    "mistral, context parallel, packed": Pair("Mistral", {"sliding_window": 16}, {**CP2, **PACKED}),
+    "tied, stages": Pair("Llama", TIED, PP2),
+    "tied, stages, lora": Pair("Llama", TIED, {**PP2, **LORA}),
+    "odd vocabulary": Pair("Qwen3", ODD, TP2),
+    "odd vocabulary, tied, smoothed": Pair("Qwen3", {**ODD, **TIED}, {**TP2, "objective.label_smoothing": 0.1}),
+    "qwen3-moe, packed": Pair("Qwen3Moe", MOE, {**EP2, **PACKED}),
+    "qwen3-moe, lora": Pair("Qwen3Moe", MOE, {**EP2, **LORA}),
+    "qwen3-moe, context parallel": Pair("Qwen3Moe", MOE, {**CP2, **EP2}),
+    "qwen2-moe, shared expert": Pair("Qwen2Moe", SHARED, SP2),
+    "deepseek v3": Pair("DeepseekV3", LATENT, EP2),
+    "deepseek v3, tensor parallel": Pair("DeepseekV3", LATENT, {**SP2, "parallel.ep": 2}),
+    "deepseek v3, lora": Pair("DeepseekV3", LATENT, {**SP2, **LORA}),
+    "adapters on some of what is fused": Pair(settings={**TP2, **ATTENTION}),
+    "lora plus": Pair(settings={**TP2, **LORA, "tuner.lora_plus_ratio": 4.0}),
+    "frozen by pattern": Pair(settings={**PP2, "tuner.freeze": ["*embed_tokens*", "*.layers.0.*"]}),
+    "selective recomputation": Pair(
+        settings={**TP2, "train.gradient_checkpointing": True, "backend.recompute": "selective"}
+    ),
+    "interleaved, packed": Pair("Qwen3", {"num_hidden_layers": 4}, {**PP2, "parallel.vpp": 2, **PACKED}),
+    "context parallel, packed": Pair(settings={**CP2, **PACKED}),
+    "gathered experts in stages": Pair(
+        "Qwen3Moe", MOE, {**PP2, "parallel.ep": 2, "backend.dispatcher": "allgather"}, processes=4
+    ),
+    "kto": Pair(settings={**PP2, "objective.name": "kto", **LORA}, rows=verdicts(13)),
+    "orpo": Pair(settings={**SP2, "objective.name": "orpo"}, rows=pairs(9)),
+    "everything at once": Pair(
+        "Qwen3Moe",
+        {**MOE, **TIED, "num_hidden_layers": 4},
+        {**SP2, **PP2, "parallel.vpp": 2, "parallel.ep": 2, "backend.overlap": True},
+        processes=4,
+    ),
+    "experts of four, tensors cut in two": Pair(
+        "Qwen3Moe", MOE, {**SP2, "parallel.ep": 2, "parallel.etp": 2}, processes=4
+    ),
+    "replicas of sharded optimizers": Pair(settings={"parallel.dp_replicate": 2, "parallel.dp_shard": 2}, processes=4),
+}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_pairs(tmp_path_factory.mktemp("models"), PAIRS, "megatron")
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_processes_of_megatron_give_the_numbers_of_one_of_torch(both: dict[str, Any], name: str) -> None:
+    assert_equal(both[name])

@@ -1,0 +1,109 @@
+"""What Megatron itself saved becomes the checkpoint that swift saved at the same step, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent.parent / "core"))
+
+import megatron_imported  # noqa: F401
+import torch
+from against_torch import MOE
+from processes import on_processes, succeeded
+
+from swift.checkpoint import open_checkpoint
+from swift.errors import CheckpointError
+from swift.export.convert import convert_checkpoint
+from swift.testing.subjects import write_model
+
+TIED = {"tie_word_embeddings": True}
+SAVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "tensors": ("Qwen3", {}, {"parallel.tp": 2}),
+    "interleaved": (
+        "Llama",
+        {"num_hidden_layers": 4, "tie_word_embeddings": True},
+        {"parallel.pp": 2, "parallel.vpp": 2},
+    ),
+    "experts, sharded, in bfloat16": ("Qwen3Moe", MOE, {"parallel.ep": 2, "model.dtype": "bfloat16"}),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a plan, with the model, Megatron's checkpoint and swift's; each is made once."""
+
+    @cache
+    def folder_of(name: str) -> Path:
+        own = tmp_path_factory.mktemp("native")
+        architecture, shape, plan = SAVED[name]
+        model = write_model(own / "model", architecture=architecture, **{"num_hidden_layers": 2, **shape})
+        settings = {
+            "model.path": str(model), "model.dtype": "float32", "tuner.kind": "full", "backend.name": "megatron",
+            "train.global_batch": 4, "train.max_steps": 3, "optim.lr": 1e-3, "logging.output": str(own),
+            "logging.run_name": "run", "logging.report_to": [], **plan,
+        }  # fmt: skip
+        (own / "settings.json").write_text(json.dumps(settings))
+        script = str(Path(__file__).parent / "megatron_saves.py")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+        done = subprocess.run([*command, str(own)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return own
+
+    return folder_of
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_what_megatron_saved_is_what_swift_saved(saved: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    own = saved(name)
+
+    def differences() -> list[str]:
+        said: list[str] = []
+        converted = convert_checkpoint(
+            own, model=str(own / "model"), out=tmp_path / "out", adapter_config=None, say=said.append
+        )
+        assert any("Megatron's torch_dist checkpoint, step 3" in line for line in said)
+        ours = open_checkpoint(converted)
+        theirs = open_checkpoint(own / "model" / "run" / "checkpoint-3")
+        assert set(ours.names()) == set(theirs.names())
+        return [each for each in ours.names() if not torch.equal(ours.read(each), theirs.read(each))]
+
+    (answers,) = on_processes(1, differences)
+    assert succeeded(answers) == [[]]
+
+
+def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
+    from swift_backend_megatron.native import open_native
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (os.mkdir, (str(tmp_path / "was run"),))
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
+    (tmp_path / "metadata.json").write_text("{}")
+    with pytest.raises((CheckpointError, AttributeError)):
+        open_native(tmp_path)
+    assert not (tmp_path / "was run").exists()
+
+
+def test_another_model_is_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    other = write_model(tmp_path / "other", architecture="Llama", num_hidden_layers=3)
+
+    folder = saved("tensors")
+
+    def convert() -> None:
+        convert_checkpoint(folder, model=str(other), out=tmp_path / "out", adapter_config=None, say=lambda _: None)
+
+    ((answer,),) = on_processes(1, convert)
+    assert isinstance(answer, CheckpointError), answer
+    assert "--model" in (answer.hint or "")

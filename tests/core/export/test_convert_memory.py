@@ -1,0 +1,143 @@
+"""What a conversion holds in memory: a few of the largest tensor, however large the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_trainer import model_of
+from tiny_runs import write_model
+
+from swift.checkpoint import storage
+
+LARGEST = 4 * 2**20
+"""Bytes of the largest tensor in fp32: the gate of a block, 2048 × 512. The checkpoint is 30 times as large."""
+SHAPE: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+
+
+def anonymous() -> int:
+    """Bytes that are not backed by a file."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+class Peak:
+    """The most anonymous memory while it is entered, above that at the start."""
+
+    def __enter__(self) -> Peak:
+        self._start = anonymous()
+        self.bytes = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            self.bytes = max(self.bytes, anonymous() - self._start)
+            time.sleep(0.002)
+
+
+def write_trained(base: Path, folder: Path) -> None:
+    """As the Trainer leaves it, without training: moments of ones."""
+    model = model_of(base)
+    model.save_pretrained(folder, max_shard_size="12MB")
+    names = [name for name, _ in model.named_parameters()]
+    decayed = [name for name in names if "norm" not in name]
+    rest = [name for name in names if "norm" in name]
+    shapes = {name: each.shape for name, each in model.named_parameters()}
+    state = {
+        number: {"step": torch.tensor(5.0), "exp_avg": torch.ones(shapes[name]), "exp_avg_sq": torch.ones(shapes[name])}
+        for number, name in enumerate([*decayed, *rest])
+    }
+    common = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "initial_lr": 1e-3}
+    groups = [
+        {**common, "weight_decay": 0.1, "params": list(range(len(decayed)))},
+        {**common, "weight_decay": 0.0, "params": list(range(len(decayed), len(names)))},
+    ]
+    torch.save({"state": state, "param_groups": groups}, folder / "optimizer.pt")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 5, "max_steps": 10}))
+
+
+def measured(work: Callable[[], None], answer: Any) -> None:
+    """In a process of its own; large blocks go back to the system at once, so that what is seen is what is held."""
+    import ctypes
+
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD, fixed
+    torch.set_num_threads(1)
+    storage._STREAM_FILE_BYTES = LARGEST  # more by default, which would hide some of it
+    work()  # once before: libraries, and what they keep
+    with Peak() as peak:
+        work()
+    answer.put(peak.bytes)
+
+
+class Both:
+    """A conversion and its source, to be done in another process."""
+
+    def __init__(self, to: str | None, source: Path, base: Path, out: Path) -> None:
+        self.to, self.source, self.base, self.out = to, source, base, out
+
+    def __call__(self) -> None:
+        from swift.export.convert import convert_checkpoint
+        from swift.export.convert_to import convert_to
+
+        out = self.out / str(time.monotonic_ns())
+        if self.to is not None:
+            convert_to(self.source, to=self.to, out=out, say=lambda _: None)
+        else:
+            convert_checkpoint(self.source, model=str(self.base), out=out, adapter_config=None, say=lambda _: None)
+
+
+def peak_of(work: Both) -> int:
+    context = get_context("spawn")
+    answers = context.Queue()
+    process = context.Process(target=measured, args=(work, answers))
+    process.start()
+    found: int = answers.get(timeout=240)
+    process.join()
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from swift.export.convert import convert_checkpoint
+
+    folder = tmp_path_factory.mktemp("memory")
+    base = write_model(folder / "base", **SHAPE)
+    write_trained(base, folder / "trained")
+    total = sum(file.stat().st_size for file in (folder / "trained").iterdir())
+    assert total > 30 * LARGEST
+    stored = convert_checkpoint(
+        folder / "trained", model=str(base), out=folder / "stored", adapter_config=None, say=lambda _: None
+    )
+    stored.rename(folder / "checkpoint-5")
+    return folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
+@pytest.mark.parametrize("to", [None, "trainer", "hf", "deepspeed"])
+def test_memory_is_bounded_by_the_largest_tensor(place: Path, tmp_path: Path, to: str | None) -> None:
+    if to == "deepspeed":
+        pytest.importorskip("swift_backend_deepspeed")
+    source = place / ("trained" if to is None else "checkpoint-5")
+    peak = peak_of(Both(to, source, place / "base", tmp_path))
+    assert peak < 3 * LARGEST, f"{peak / LARGEST:.1f} of the largest tensor"

@@ -1,0 +1,116 @@
+"""What verification notices besides weights and log-probabilities, and what is refused before anything is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_export_run import export, save, trained
+from tiny import tiny_model
+
+from swift.config.sections import ExportOptions
+from swift.errors import CheckpointError, ExportError, ModelError, UsageError
+from swift.export.compare import Account, Tolerance, compare
+from swift.export.reference import Continuation, Reference
+from swift.export.run import export_checkpoint
+from swift.models import memory
+
+REFERENCE = Reference(
+    [[5, 6, 7]],
+    [[-1.0, -2.0]],
+    [Continuation(tokens=[10, 11, 12], logps=[-0.1, -0.7, -0.2], margins=[2.0, 0.00005, 3.0])],
+)
+TIGHT = Tolerance(1e-4)
+
+
+def account(greedy: list[int]) -> Account:
+    return Account("vLLM", [[-1.0, -2.0]], [greedy], [[-0.1, -0.6, -0.4][: len(greedy)]])
+
+
+def test_greedy_tokens_are_compared_and_the_first_that_differs_is_named() -> None:
+    told = compare(REFERENCE, account([10, 11, 12]), TIGHT, cause="")
+    assert told["greedy"] == {"answers": 1, "tokens_equal": 3, "near_ties": 0, "margin": 2e-4}
+    with pytest.raises(
+        ExportError, match=r"token 1 of the answer to test prompt 1 is 9 \(-0\.1000\) by vLLM instead of 10"
+    ):
+        compare(REFERENCE, account([9, 11, 12]), TIGHT, cause="")
+    with pytest.raises(ExportError, match="token 3 of the answer to test prompt 1 is 13"):
+        compare(REFERENCE, account([10, 11, 13]), TIGHT, cause="")
+
+
+def test_a_near_tie_may_go_either_way_and_ends_the_comparison_of_that_answer() -> None:
+    told = compare(REFERENCE, account([10, 77, 99]), TIGHT, cause="")
+    assert (told["greedy"]["tokens_equal"], told["greedy"]["near_ties"]) == (1, 1)
+
+
+def test_means_are_held_to_the_tolerance_too() -> None:
+    off = Account("vLLM", [[-1.0, -2.5]], [[10, 11, 12]])
+    compare(REFERENCE, off, Tolerance(1.0, mean=0.3), cause="")
+    with pytest.raises(ExportError, match=r"0\.2500 off in the mean"):
+        compare(REFERENCE, off, Tolerance(1.0, mean=0.1), cause="")
+
+
+def test_an_export_reports_greedy_tokens_and_rendering(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base")
+    checkpoint = save(tmp_path / "run", base, trained(base)[1])
+    report = json.loads((export(checkpoint, "hf") / "verification.json").read_text())
+    assert report["greedy"]["answers"] == 4
+    assert report["greedy"]["tokens_equal"] == 64
+    assert "tools" in report["rendering"]["equal"]
+
+
+def change_the_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }} ")
+
+
+def change_the_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    path.write_text(
+        path.read_text().replace('"a":', '"swapped":').replace('"b":', '"a":').replace('"swapped":', '"b":')
+    )
+
+
+def test_another_rendering_fails_the_export(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base")
+    checkpoint = save(tmp_path / "run", base, trained(base)[1])
+    with pytest.raises(ExportError, match=r"renders a question otherwise .* at character \d+"):
+        export(checkpoint, "hf", change_the_template)
+    with pytest.raises(ExportError, match="makes other tokens than training"):
+        export(checkpoint, "hf", change_the_tokenizer)
+    assert not (tmp_path / "run" / "export-hf").exists()
+
+
+def test_a_model_folder_is_exported_like_a_run(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base")
+    folder = export(base, "hf", dtype="bfloat16")
+    assert folder == tmp_path / "base-export-hf"
+    assert json.loads((folder / "verification.json").read_text())["weights"]["dtype"] == "bfloat16"
+
+
+def test_what_cannot_be_exported_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(CheckpointError, match="There is no checkpoint at"):
+        export(tmp_path / "notes", "hf")
+    (tmp_path / "run" / "checkpoint-20.tmp").mkdir(parents=True)
+    for named in ("run", "run/checkpoint-20", "run/checkpoint-20.tmp"):
+        with pytest.raises(CheckpointError, match=r"checkpoint-20\.tmp is still being written"):
+            export(tmp_path / named, "hf")
+    base = tiny_model(tmp_path / "base")
+    checkpoint = save(tmp_path / "run", base, trained(base)[1])
+    with pytest.raises(UsageError, match="--calibration-dataset is for --quant"):
+        export(checkpoint, "hf", calibration_dataset=("rows.jsonl",))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**20)
+    with pytest.raises(ModelError, match=r"takes about 0\.3 GiB of memory, and 0\.0 GiB are available"):
+        export(checkpoint, "hf")
+    assert sorted(each.name for each in (tmp_path / "run").glob("export*")) == []
+
+
+def test_an_upload_that_cannot_be_made_leaves_the_export_and_says_what_to_type(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base")
+    out = tmp_path / "out"
+    options = ExportOptions(verify="none", out=out, push="me/mine")
+    with pytest.raises(ExportError, match="HF_HUB_OFFLINE is set") as caught:
+        export_checkpoint(base, to="hf", options=options, say=lambda _: None)
+    assert f"hf upload me/mine {out}" in (caught.value.hint or "")
+    assert (out / "model.safetensors").is_file()

@@ -1,0 +1,47 @@
+"""The exporter `vllm`: what the installed vLLM runs, asked before anything is written, and by the real one after."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from trained_demo import Trained
+
+from swift.config.sections import ExportOptions
+from swift.contracts import ExportRequest
+from swift.errors import ExportError
+from swift.export.run import export_checkpoint
+from swift_export_vllm.exporter import VllmExporter
+
+
+def test_vllm_agrees_with_the_training_state_on_what_is_exported_for_it(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if from one process of several: the engine must not take itself for one of them."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path / "out"
+    said: list[str] = []
+    export_checkpoint(trained.run, to="vllm", options=ExportOptions(out=folder), say=said.append)
+    report = json.loads((folder / "verification.json").read_text())
+    assert report["vllm"]["asked"]
+    assert report["vllm"]["log_probabilities"]["largest_difference"] < 1e-4
+    assert report["vllm"]["greedy"]["tokens_equal"] > 0
+    assert any(line.startswith("Verified by transformers and vLLM: ") for line in said)
+    whole = load_file(trained.exported / "model.safetensors")
+    assert all((tensor == whole[name]).all() for name, tensor in load_file(folder / "model.safetensors").items())
+
+
+def test_a_model_that_vllm_does_not_list_is_refused_before_anything_is_read(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swift.config.sections import ModelSection
+    from swift.models.source import open_source
+
+    source = open_source(ModelSection(path=str(trained.exported)), say=lambda _: None)
+    source.config.architectures = ["Qwen3ForCausalLMM"]
+    with pytest.raises(ExportError, match=r"does not run Qwen3ForCausalLMM\. Did you mean 'Qwen3ForCausalLM'\?"):
+        VllmExporter().swift_export(iter(()), ExportRequest(tmp_path, source, None, ExportOptions()))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,237 @@
+"""Every quantisation: what is in the files, what it costs, and what the real vLLM makes of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoding import decoded
+from safetensors.torch import load_file
+from trained_demo import Trained
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swift.config.sections import QUANTISATIONS, ExportOptions
+from swift.demo.task import question
+from swift.errors import DataError, ExportError, UsageError
+from swift.export.run import export_checkpoint
+
+torch.set_num_threads(1)
+IN_VLLM = [name for name in QUANTISATIONS if name != "bnb"]
+
+
+def quantise(path: Path, scheme: str, out: Path, said: list[str] | None = None, **options: Any) -> Path:
+    settings = {"quant": scheme, "verify": "transformers", "out": out, **options}
+    say = (said if said is not None else []).append
+    return export_checkpoint(path, to="hf", options=ExportOptions(**settings), say=say)
+
+
+def logits(folder: Path, weights: Mapping[str, torch.Tensor], tokens: list[int]) -> torch.Tensor:
+    """What the model says with these weights."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}  # tied
+    with torch.no_grad():
+        output: torch.Tensor = model(input_ids=torch.tensor([tokens])).logits[0]
+    return output
+
+
+@pytest.fixture(scope="module")
+def folders(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("quantised")
+    accepted = {"bnb": 1.0}  # rounding to the nearest costs this small model more than is accepted by itself
+    return {
+        scheme: quantise(trained.run, scheme, place / scheme, quant_tolerance=accepted.get(scheme))
+        for scheme in QUANTISATIONS
+    }
+
+
+@pytest.fixture(scope="module")
+def questions(trained: Trained) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(trained.exported)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question(number)}], add_generation_prompt=True, return_dict=False
+        )
+        for number in (438, 705, 912)
+    ]
+
+
+@pytest.fixture(scope="module")
+def told_by_vllm(
+    folders: dict[str, Path], questions: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    place = tmp_path_factory.mktemp("asked")
+    (place / "prompts.json").write_text(json.dumps(questions))
+    command = [sys.executable, str(Path(__file__).with_name("ask_vllm.py")), "answers.json", "prompts.json"]
+    done = subprocess.run(
+        [*command, *(str(folders[scheme]) for scheme in IN_VLLM)],
+        cwd=place, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads((place / "answers.json").read_text())
+    return told
+
+
+@pytest.mark.parametrize("scheme", QUANTISATIONS)
+def test_what_it_cost_is_measured_on_what_lies_in_the_files(
+    scheme: str, folders: dict[str, Path], trained: Trained, questions: list[list[int]]
+) -> None:
+    folder = folders[scheme]
+    report = json.loads((folder / "quantisation.json").read_text())
+    assert report["bytes"]["after"] == sum(
+        tensor.nbytes for file in folder.glob("*.safetensors") for tensor in load_file(file).values()
+    )
+    assert report["bytes"]["after"] < (0.3 if scheme in ("w8a8", "fp8") else 0.2) * report["bytes"]["before"]
+    assert report["loss"]["after"] - report["loss"]["before"] == pytest.approx(report["loss"]["rise"])
+    assert report["loss"]["rise"] < report["loss"]["tolerance"]
+    assert report["greedy_agreement_percent"] > 95
+    whole = {name: tensor.float() for name, tensor in load_file(trained.exported / "model.safetensors").items()}
+    weights = decoded(folder)
+    assert weights.keys() == whole.keys()
+    bits = 8 if scheme in ("w8a8", "fp8") else 4
+    if scheme != "awq":  # which moves factors from one matrix to the next
+        for name, weight in weights.items():
+            off = (weight - whole[name]).norm() / whole[name].norm()
+            assert off < {8: 0.04, 4: 0.25}[bits], name
+            quantised = name.endswith("proj.weight")
+            assert (off > 1e-4) == quantised or not quantised, name
+    for tokens in questions:
+        before, after = (logits(trained.exported, each, tokens).log_softmax(-1)[-1] for each in (whole, weights))
+        assert int(before.argmax()) == int(after.argmax())
+
+
+@pytest.mark.parametrize("scheme", IN_VLLM)
+def test_vllm_says_what_the_decoded_weights_say(
+    scheme: str, told_by_vllm: dict[str, Any], folders: dict[str, Path], trained: Trained, questions: list[list[int]]
+) -> None:
+    weights = decoded(folders[scheme])
+    for tokens, told in zip(questions, told_by_vllm[scheme], strict=True):
+        said = logits(trained.exported, weights, [*tokens, *told["tokens"]]).log_softmax(-1)[len(tokens) - 1 : -1]
+        assert said.argmax(-1).tolist() == told["tokens"]
+        expected = said.gather(1, torch.tensor(told["tokens"])[:, None])[:, 0]
+        apart = (expected - torch.tensor(told["logps"])).abs()
+        assert float(apart.mean()) < 0.05, scheme
+
+
+def test_the_answers_of_the_quantised_model_are_still_right(told_by_vllm: dict[str, Any], trained: Trained) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(trained.exported)
+    right = ["four three eight", "seven zero five", "nine one two"]
+    for scheme in IN_VLLM:
+        texts = [tokenizer.decode(each["tokens"], skip_special_tokens=True) for each in told_by_vllm[scheme]]
+        assert sum(text == answer for text, answer in zip(texts, right, strict=True)) >= 2, (scheme, texts)
+
+
+def test_error_feedback_costs_less_than_rounding(trained: Trained, folders: dict[str, Path]) -> None:
+    """The same groups rounded to the nearest, in plain torch, on rows of the task."""
+    whole = {name: tensor.float() for name, tensor in load_file(trained.exported / "model.safetensors").items()}
+    tokenizer = AutoTokenizer.from_pretrained(trained.exported)
+    rows = [json.loads(line)["messages"] for line in trained.data.read_text().splitlines()[:12]]
+    asked = [tokenizer.apply_chat_template(row, return_dict=False) for row in rows]
+    size = json.loads((folders["w4a16"] / "quantisation.json").read_text())["group_size"]
+
+    def rounded(weight: torch.Tensor) -> torch.Tensor:
+        groups = weight.reshape(len(weight), -1, size)
+        scale = groups.abs().amax(-1, keepdim=True) / 7
+        return ((groups / scale).round().clamp(-8, 7) * scale).reshape(weight.shape)
+
+    nearest = {name: rounded(each) if name.endswith("proj.weight") else each for name, each in whole.items()}
+    before = [logits(trained.exported, whole, tokens) for tokens in asked]
+
+    def apart(weights: Mapping[str, torch.Tensor]) -> float:
+        """Squared change of all logits, over all rows."""
+        after = [logits(trained.exported, weights, tokens) for tokens in asked]
+        return sum(float(((now - was) ** 2).mean()) for now, was in zip(after, before, strict=True))
+
+    for scheme in ("w4a16", "gptq"):
+        assert apart(decoded(folders[scheme])) < apart(nearest), scheme
+
+
+def test_scaling_inputs_that_matter_costs_less_than_rounding() -> None:
+    from swift_export_vllm.quantise.rounding import asymmetric_grid, input_scales
+
+    torch.manual_seed(0)
+    strength = torch.ones(128)
+    strength[::32] = 30.0  # a few inputs are much larger than the others, as in trained models
+    inputs = torch.randn(500, 128) * strength
+    weight = torch.randn(32, 128)
+    moments = inputs.T @ inputs / len(inputs)
+    settings: dict[str, Any] = {"bits": 4, "group": 32, "dtype": torch.float32}
+    scales = input_scales([weight], moments, inputs.abs().mean(0), **settings)
+
+    def lost(factors: torch.Tensor) -> float:
+        scaled = weight * factors
+        grid = asymmetric_grid(scaled, importance=torch.diagonal(moments) / factors**2, **settings)
+        return float((inputs @ (grid.nearest(scaled) / factors - weight).T).norm())
+
+    assert lost(scales) < 0.8 * lost(torch.ones(128))
+
+
+def test_bitsandbytes_loads_in_transformers(
+    folders: dict[str, Path], trained: Trained, questions: list[list[int]]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folders["bnb"], dtype=torch.float32)
+    assert type(model.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    expected = logits(trained.exported, decoded(folders["bnb"]), questions[0]).log_softmax(-1)
+    with torch.no_grad():
+        said = model(input_ids=torch.tensor([questions[0]])).logits[0].float().log_softmax(-1)
+    assert float((said - expected).abs().mean()) < 0.05
+
+
+def test_a_model_folder_is_quantised_like_a_run_and_too_little_data_is_refused(
+    trained: Trained, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="not known what the model was trained on") as caught:
+        quantise(trained.exported, "w4a16", tmp_path / "out")
+    assert "--calibration-dataset" in (caught.value.hint or "")
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(trained.data.read_text().splitlines()[:20]))
+    with pytest.raises(DataError, match="20 samples") as caught:
+        quantise(trained.exported, "gptq", tmp_path / "out", calibration_dataset=(str(few),))
+    assert "at least 32 samples" in (caught.value.hint or "")
+    folder = quantise(trained.exported, "w8a8", tmp_path / "out", calibration_dataset=(str(trained.data),))
+    with pytest.raises(UsageError, match=r"quantised already \(compressed-tensors\)"):
+        quantise(folder, "gptq", tmp_path / "twice")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["few.jsonl", "out"]
+
+
+def test_a_model_that_loses_too_much_is_not_exported(trained: Trained, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="raises the loss per token") as caught:
+        quantise(trained.run, "bnb", tmp_path / "out", quant_tolerance=1e-9)
+    assert "--quant-tolerance" in (caught.value.hint or "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_adapters_and_vllm_with_bitsandbytes_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="An adapter alone is not quantised"):
+        export_checkpoint(tmp_path, to="adapter", options=ExportOptions(quant="awq"), say=lambda _: None)
+    with pytest.raises(UsageError, match="no bitsandbytes"):
+        export_checkpoint(tmp_path, to="vllm", options=ExportOptions(quant="bnb"), say=lambda _: None)
+
+
+def test_grids_and_feedback_against_their_definitions() -> None:
+    """Error feedback must lose less than rounding, measured by the inputs that it was calibrated on."""
+    from swift_export_vllm.quantise.rounding import symmetric_grid, with_feedback
+
+    torch.manual_seed(0)
+    mixing = torch.randn(64, 64)
+    inputs = torch.randn(400, 64) @ mixing
+    weight = torch.randn(32, 64)
+    moments = inputs.T @ inputs / len(inputs)
+    settings: dict[str, Any] = {"bits": 4, "group": 32, "dtype": torch.float32}
+    integers, grid = with_feedback(weight, moments, search=True, **settings)
+    assert integers.abs().max() <= 8
+    nearest = symmetric_grid(weight, importance=torch.diagonal(moments), search=False, **settings).nearest(weight)
+
+    def lost(rounded: torch.Tensor) -> float:
+        return float((inputs @ (rounded - weight).T).norm())
+
+    assert lost(grid.values(integers)) < 0.7 * lost(nearest)
+    assert math.isfinite(lost(nearest))

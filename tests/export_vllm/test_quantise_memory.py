@@ -1,0 +1,77 @@
+"""What quantising holds in memory: a block and what is known about it, however many blocks there are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+WIDTH = 512
+
+
+def anonymous() -> int:
+    """Bytes that are not backed by a file."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+def measured(model: str, data: str, out: str, answer: Any) -> None:
+    """The most that quantising takes above what was there before; in a process of its own."""
+    import ctypes
+
+    from swift.config.sections import ExportOptions
+    from swift.export.run import export_checkpoint
+
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: large blocks go back to the system at once
+    torch.set_num_threads(1)
+    peaks = []
+    for name in ("first", "again"):  # the first brings libraries, and what they keep
+        start, over, peak = anonymous(), threading.Event(), [0]
+
+        def watch(start: int = start, over: threading.Event = over, peak: list[int] = peak) -> None:
+            while not over.is_set():
+                peak[0] = max(peak[0], anonymous() - start)
+                time.sleep(0.002)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        options = ExportOptions(
+            quant="w8a8", verify="none", out=Path(out, name), calibration_dataset=(data,), calibration_samples=24,
+            quant_tolerance=10.0, shard_size_gb=0.005,
+        )  # fmt: skip
+        export_checkpoint(model, to="hf", options=options, say=lambda _: None)
+        over.set()
+        thread.join()
+        peaks.append(peak[0])
+    answer.put(peaks[-1])
+
+
+def peak_of(folder: Path, layers: int) -> tuple[int, int]:
+    """Most memory, and bytes of the model."""
+    from swift.demo.model import write_model
+    from swift.demo.task import write_data
+
+    place = folder / str(layers)
+    model = write_model(place / "model", hidden=WIDTH, layers=layers)
+    data, _ = write_data(place)
+    context = get_context("spawn")
+    answers = context.Queue()
+    process = context.Process(target=measured, args=(str(model), str(data), str(place), answers))
+    process.start()
+    peak = answers.get(timeout=600)
+    process.join()
+    return peak, (model / "model.safetensors").stat().st_size
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
+def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path: Path) -> None:
+    few, small = peak_of(tmp_path, 2)
+    many, large = peak_of(tmp_path, 10)
+    assert large > 4 * small
+    assert many < 1.3 * few + 5_000_000, (few, many)  # a shard more, at most
+    assert many < large

