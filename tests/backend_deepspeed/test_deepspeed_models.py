@@ -13,7 +13,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 
-from against_torch import COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Pair, assert_equal, run_pairs
+from against_torch import COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Both, Pair, assert_equal, run_pairs
 from tiny_runs import pairs, verdicts
 
 TWO, THREE = {"backend.config": "zero2"}, {"backend.config": "zero3"}
@@ -57,7 +57,7 @@ PAIRS = {
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Both]]:
     before = os.environ.get("DS_ACCELERATOR")
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed  # noqa: F401  # once, for all processes
@@ -68,5 +68,5 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_processes_of_deepspeed_give_the_numbers_of_one_of_torch(both: dict[str, Any], name: str) -> None:
+def test_processes_of_deepspeed_give_the_numbers_of_one_of_torch(both: dict[str, Both], name: str) -> None:
     assert_equal(both[name])

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 
-from against_torch import COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Pair, assert_equal, run_pairs
+from against_torch import COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Both, Pair, assert_equal, run_pairs
 from tiny_runs import pairs, verdicts
 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -52,10 +52,10 @@ PAIRS = {
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
     return run_pairs(tmp_path_factory.mktemp("models"), PAIRS, "fsdp")
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_processes_of_fsdp_give_the_numbers_of_one_of_torch(both: dict[str, Any], name: str) -> None:
+def test_processes_of_fsdp_give_the_numbers_of_one_of_torch(both: dict[str, Both], name: str) -> None:
     assert_equal(both[name])

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 
 import megatron_imported  # noqa: F401
-from against_torch import LORA, MOE, PACKED, Pair, assert_equal, run_pairs
+from against_torch import LORA, MOE, PACKED, Both, Pair, assert_equal, run_pairs
 from tiny_runs import pairs, verdicts
 
 TIED = {"tie_word_embeddings": True}
@@ -90,10 +90,10 @@ PAIRS = {
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
     return run_pairs(tmp_path_factory.mktemp("models"), PAIRS, "megatron")
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_processes_of_megatron_give_the_numbers_of_one_of_torch(both: dict[str, Any], name: str) -> None:
+def test_processes_of_megatron_give_the_numbers_of_one_of_torch(both: dict[str, Both], name: str) -> None:
     assert_equal(both[name])

@@ -54,10 +54,16 @@ def slug(name: str) -> str:
     return re.sub(r"\W+", "-", name)
 
 
-def run_pairs(
-    folder: Path, pairs: Mapping[str, Pair], backend: str, *, fresh: bool = False
-) -> dict[str, tuple[Trained, list[Any]]]:
-    """Each pair on torch, and the answers of the backend's processes."""
+@dataclass(frozen=True)
+class Both:
+    """What came of one pair: the answers of torch's one process, and of the backend's."""
+
+    torch: list[Any]
+    backend: list[Any]
+
+
+def run_pairs(folder: Path, pairs: Mapping[str, Pair], backend: str, *, fresh: bool = False) -> dict[str, Both]:
+    """Each pair on torch and on the backend."""
     models = {
         name: write_model(folder / slug(name), architecture=pair.architecture, **{"num_hidden_layers": 2, **pair.shape})
         for name, pair in pairs.items()
@@ -65,19 +71,18 @@ def run_pairs(
     out = folder / "out"
     # In processes of their own too: what torch starts in this one would be missing in those that are forked from it.
     on_torch = [partial(pair.run, name, models[name], out, "torch") for name, pair in pairs.items()]
-    alone = dict(zip(pairs, (succeeded(each)[0] for each in on_processes(1, *on_torch)), strict=True))
+    alone = dict(zip(pairs, on_processes(1, *on_torch), strict=True))
     answers: dict[str, list[Any]] = {}
     for size in sorted({pair.processes for pair in pairs.values()}):
         names = [name for name, pair in pairs.items() if pair.processes == size]
         jobs = [partial(pairs[name].run, name, models[name], out, backend) for name in names]
         answers |= zip(names, on_processes(size, *jobs, fresh=fresh), strict=True)
-    return {name: (alone[name], answers[name]) for name in pairs}
+    return {name: Both(alone[name], answers[name]) for name in pairs}
 
 
-def assert_equal(both: tuple[Trained, list[Any]]) -> None:
+def assert_equal(both: Both) -> None:
     """Losses, gradient norms and evaluation are the same."""
-    torch_run, answers = both
-    other = succeeded(answers)[0]
+    torch_run, other = succeeded(both.torch)[0], succeeded(both.backend)[0]
     assert torch_run.losses[-1] < torch_run.losses[0]
     assert other.losses == pytest.approx(torch_run.losses, rel=1e-5)
     assert other.grad_norms == pytest.approx(torch_run.grad_norms, rel=1e-4)

@@ -273,6 +273,19 @@ def test_biases_ties_experts_and_buffers_survive_quantisation(architecture: str,
     assert distance(base, source.build(dtype=torch.float32)) < 0.6
 
 
+@pytest.mark.parametrize(("kind", "package"), [("bnb-nf4", "bitsandbytes"), ("torchao-nf4", "torchao")])
+def test_an_evaluation_leaves_a_quantised_model_as_it_was(wide: Path, kind: str, package: str) -> None:
+    pytest.importorskip(package)
+    source = open_source(ModelSection(path=str(wide)), say=lambda _: None)
+    model = quantized_build(source, TunerSection(quantize=kind), torch.float32, "cpu").train()
+    before = model(batch()).logits
+    with torch.no_grad():
+        evaluated = model.eval()(batch()).logits
+    after = model.train()(batch()).logits
+    assert torch.equal(before, evaluated)
+    assert torch.equal(before, after)
+
+
 @pytest.mark.parametrize("kind", ["bnb-nf4", "torchao-nf4"])
 def test_qlora_without_its_package_says_what_to_install(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch

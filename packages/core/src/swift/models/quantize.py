@@ -87,6 +87,9 @@ def _bnb_nf4(model: torch.nn.Module, path: str, weight: torch.Tensor) -> None:
         quant_storage=weight.dtype,
         device="meta",
     )
+    # On processors that multiply in bfloat16, the first evaluation would repack the weights for good, for a product
+    # that is off by 3e-3 and has no gradient.
+    layer.support_avx512bf16_for_cpu = False
     packed = bnb.nn.Params4bit(
         weight.cpu(),
         requires_grad=False,

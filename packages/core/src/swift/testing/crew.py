@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -126,6 +127,7 @@ def _work(
     os.setpgrp()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", **environment)
+    _forget_threads_of_the_parent()
     for port, job in zip(ports, jobs, strict=True):
         os.environ["MASTER_PORT"] = str(port)
         try:
@@ -141,6 +143,13 @@ def _work(
             os._exit(1)
     # What the parent registered (pytest's own hooks among it) is not the child's to run.
     os._exit(0)
+
+
+def _forget_threads_of_the_parent() -> None:
+    """torch.compile keeps the pool of threads that it compiled with; here it would be waited for in vain."""
+    compiler: Any = sys.modules.get("torch._inductor.async_compile")
+    if compiler is not None:
+        compiler.AsyncCompile.pool.cache_clear()
 
 
 def _end(worker: Any) -> None:
