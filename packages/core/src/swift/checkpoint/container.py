@@ -68,7 +68,7 @@ def write_safetensors(
     entries = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     lead, starts = safetensors_layout(entries, metadata)
     with HashingFile(path) as file:
-        file.write(lead)
+        file.append(lead)
         for name in starts:
-            file.write(tensor_bytes(tensors[name]))
-        return file.finish()
+            file.append(tensor_bytes(tensors[name]))
+        return file.record()

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import xxhash
 from pydantic import BaseModel, ConfigDict
 
 _BLOCK = 8 * 2**20
+_SYNC_EVERY = 64 * 2**20
 
 
 class FileRecord(BaseModel):
@@ -24,39 +26,86 @@ class FileRecord(BaseModel):
     xxh3_128: str
 
 
-class HashingFile:
-    """A file that is hashed while it is written and is on disk, not only in the cache, when it is closed."""
+class SyncedFile:
+    """A file that is on the disk, not only in the cache, when it is finished.
+
+    A thread sees to it while more is being written, so that little is left to wait for at the end.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("wb")
-        self._hash = xxhash.xxh3_128()
-        self._size = 0
+        self._unsynced = 0
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
 
-    def write(self, data: bytes | memoryview) -> None:
-        """Append."""
+    def write(self, data: bytes | memoryview, at: int | None = None) -> None:
+        """At the place `at`, or behind what was written last."""
+        if at is not None:
+            self._file.seek(at)
         self._file.write(data)
-        self._hash.update(data)
-        self._size += len(data)
+        self._unsynced += len(data)
+        if self._unsynced >= _SYNC_EVERY and (self._thread is None or not self._thread.is_alive()):
+            self._unsynced = 0
+            self._thread = threading.Thread(target=self._sync, daemon=True)
+            self._thread.start()
 
-    def finish(self) -> FileRecord:
-        """Close it for good."""
-        with self._file as file:
-            file.flush()
-            os.fsync(file.fileno())
-        return FileRecord(size=self._size, xxh3_128=self._hash.hexdigest())
+    def finish(self) -> None:
+        """Wait for the disk, and close it for good."""
+        with self:
+            self._file.flush()
+            self._join()
+            # The kernel tells of a failed write once, to whoever asks first.
+            if self._error is not None:
+                raise self._error
+            os.fsync(self._file.fileno())
 
-    def __enter__(self) -> HashingFile:
+    def _sync(self) -> None:
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._error = error
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Leave it as it is: of a file that was not finished, it is not known what is on the disk."""
+        self._join()
+        self._file.close()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self.close()
+
+
+class HashingFile(SyncedFile):
+    """Hashed while it is written, from its beginning to its end."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._hash = xxhash.xxh3_128()
+        self._size = 0
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Write and hash."""
+        self.write(data)
+        self._hash.update(data)
+        self._size += len(data)
+
+    def record(self) -> FileRecord:
+        """Finish; what the manifest says of it."""
+        self.finish()
+        return FileRecord(size=self._size, xxh3_128=self._hash.hexdigest())
 
 
 def write_json(path: Path, value: Any) -> FileRecord:
     """Write a JSON file."""
     with HashingFile(path) as file:
-        file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
-        return file.finish()
+        file.append((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+        return file.record()
 
 
 def hash_file(path: Path) -> FileRecord:

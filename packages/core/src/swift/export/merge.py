@@ -111,16 +111,16 @@ class _Merge:
         # An embedding's rows, and Conv1D's, are its inputs.
         transposed = embedding or bool(self._config.get("fan_in_fan_out"))
         scale = self._scale(module, parts)
-        delta = scale * (up @ down)
-        delta = delta.T if transposed else delta
-        if delta.shape != weight.shape:
+        left, right = (down.T, up.T) if transposed else (up, down)
+        shape = (left.shape[0], right.shape[1])
+        if shape != weight.shape:
             raise ExportError(
-                f"The adapter of {module} makes a {tuple(delta.shape)} update, its weight is {tuple(weight.shape)}.",
+                f"The adapter of {module} makes a {shape} update, its weight is {tuple(weight.shape)}.",
                 hint=_KEEP_ADAPTER,
             )
         if self._config.get("init_lora_weights") in _STARTS_INSIDE:
             weight = _without_start(weight, self._config, scale, rank=down.shape[0])
-        changed = weight + delta
+        changed = torch.addmm(weight, left, right, alpha=scale)
         magnitude = parts.get("lora_magnitude_vector")
         if magnitude is None:
             return changed

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 
 from swift.checkpoint.container import safetensors_layout, tensor_bytes
-from swift.checkpoint.records import sync, write_json
+from swift.checkpoint.records import SyncedFile, write_json
 from swift.errors import ExportError
 
 WEIGHTS = "model.safetensors"
@@ -44,12 +43,12 @@ class ShardedSafetensorsWriter:
         self._missing = dict.fromkeys(specs)
         self._shards = _deal(specs, shard_bytes)
         self._place: dict[str, tuple[str, int]] = {}
-        self._files: dict[str, BinaryIO] = {}
+        self._files: dict[str, SyncedFile] = {}
         for file, names in self._shards.items():
             entries = {name: (specs[name].dtype, specs[name].shape) for name in names}
             lead, starts = safetensors_layout(entries, {"format": "pt"})
             self._place |= {name: (file, start) for name, start in starts.items()}
-            self._files[file] = (folder / file).open("wb")
+            self._files[file] = SyncedFile(folder / file)
             self._files[file].write(lead)
 
     def __enter__(self) -> ShardedSafetensorsWriter:
@@ -68,8 +67,7 @@ class ShardedSafetensorsWriter:
         if tuple(tensor.shape) != spec.shape:
             raise ExportError(f"{name} has shape {tuple(tensor.shape)}, the model's configuration says {spec.shape}.")
         file, start = self._place[name]
-        self._files[file].seek(start)
-        self._files[file].write(tensor_bytes(tensor.to(spec.dtype)))
+        self._files[file].write(tensor_bytes(tensor.to(spec.dtype)), at=start)
         del self._missing[name]
 
     def finish(self) -> None:
@@ -78,9 +76,8 @@ class ShardedSafetensorsWriter:
             raise ExportError(
                 f"{len(self._missing)} weights were never handed over, the first is {next(iter(self._missing))}."
             )
-        for name, file in self._files.items():
-            file.close()
-            sync(self._folder / name)
+        for file in self._files.values():
+            file.finish()
         if len(self._shards) > 1:
             total = sum(spec.nbytes for spec in self._specs.values())
             where = {name: file for file, names in self._shards.items() for name in names}

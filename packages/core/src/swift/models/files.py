@@ -29,6 +29,7 @@ class SafetensorsFolder:
         self.folder = folder
         self._entries: dict[str, tuple[Path, dict[str, Any]]] = {}
         self._headers: dict[Path, tuple[int, dict[str, Any]]] = {}
+        self._opened: tuple[Path, Any] | None = None
         for path in _weight_files(folder) if file is None else [folder / file]:
             start, header = _header(path)
             self._headers[path] = (start, header)
@@ -55,12 +56,14 @@ class SafetensorsFolder:
         return int(end - begin)
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, in the precision of the file."""
+        """One tensor, in the precision of the file; its bytes are fetched when they are looked at."""
         from safetensors import safe_open
 
         file, _ = self._entries[name]
-        with safe_open(file, framework="pt") as opened:
-            tensor: torch.Tensor = opened.get_tensor(name)
+        # Tensors are mostly read in the order of the files, and opening one reads its header.
+        if self._opened is None or self._opened[0] != file:
+            self._opened = file, safe_open(file, framework="pt")
+        tensor: torch.Tensor = self._opened[1].get_tensor(name)
         return tensor
 
     def digest(self) -> str:
