@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from swift.plugins import discover as plugins
 
 RECORDER = '''
 """Notes which samples each step took on each process."""
@@ -63,6 +66,7 @@ def _hide(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return (found for found in discover(**wanted) if found.metadata["Name"] != distribution)
 
     monkeypatch.setattr(Distribution, "discover", others)
+    monkeypatch.setattr(plugins, "_installed", inspect.unwrap(plugins._installed))  # and not from what was read before
     assert distribution not in {found.metadata["Name"] for found in Distribution.discover()}
 
 

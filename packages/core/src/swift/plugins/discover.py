@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import metadata
+from pathlib import Path
 
 CORE = "swift-core"
 KINDS = {
@@ -51,15 +54,12 @@ class PluginEntry:
 
 def list_plugins(group: str | None = None) -> list[PluginEntry]:
     """All plugins installed (of one group), by kind and name. Reads metadata, imports nothing."""
-    groups = list(KINDS) if group is None else [group]
     allow_list = _allow_list()
-    found = [
-        _entry(point, allow_list)
-        for one in groups
-        for point in metadata.entry_points(group=one)
-        if point.dist is not None
+    return [
+        replace(entry, allowed=_is_allowed(entry, allow_list))
+        for entry in _installed(tuple((path, _changed(path)) for path in sys.path))
+        if group in (None, entry.group)
     ]
-    return sorted(found, key=lambda entry: (groups.index(entry.group), entry.name, entry.distribution))
 
 
 def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[PluginEntry]]:
@@ -71,22 +71,43 @@ def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[Plu
     return {key: rivals for key, rivals in shared.items() if len(rivals) > 1}
 
 
-def _entry(point: metadata.EntryPoint, allow_list: frozenset[str] | None) -> PluginEntry:
+@lru_cache(maxsize=4)
+def _installed(_path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
+    """What the metadata of all distributions says; read anew when something was installed beside them."""
+    points = metadata.entry_points()
+    return tuple(
+        entry
+        for group in KINDS
+        for entry in sorted(
+            (_entry(point) for point in points.select(group=group) if point.dist is not None),
+            key=lambda entry: (entry.name, entry.distribution),
+        )
+    )
+
+
+def _changed(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _entry(point: metadata.EntryPoint) -> PluginEntry:
     distribution = point.dist
     assert distribution is not None
-    name = distribution.metadata["Name"] or "unknown"
-    allowed = (
-        allow_list is None or _normal(name) == CORE or _normal(point.name) in allow_list or _normal(name) in allow_list
-    )
     return PluginEntry(
         group=point.group,
         name=point.name,
-        distribution=name,
+        distribution=distribution.metadata["Name"] or "unknown",
         version=distribution.metadata["Version"] or "unknown",
         target=point.value,
         requires_core=_requires_core(distribution.requires or []),
-        allowed=allowed,
     )
+
+
+def _is_allowed(entry: PluginEntry, allow_list: frozenset[str] | None) -> bool:
+    distribution = _normal(entry.distribution)
+    return allow_list is None or distribution == CORE or bool({_normal(entry.name), distribution} & allow_list)
 
 
 def _allow_list() -> frozenset[str] | None:

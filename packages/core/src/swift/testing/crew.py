@@ -6,6 +6,7 @@ vain, costs its job, not the rest of the list: the crew is replaced and goes on 
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -79,6 +80,7 @@ def _one_crew(size: int, jobs: Sequence[Job], environment: dict[str, str]) -> li
     context = multiprocessing.get_context("fork")
     ports = [free_port() for _ in jobs]
     pipes, workers = [], []
+    gc.freeze()  # what is there already is none of the children's garbage: looking for it would copy all of it
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)
         worker = context.Process(target=_work, args=(rank, size, ports, jobs, environment, sender))
@@ -86,6 +88,7 @@ def _one_crew(size: int, jobs: Sequence[Job], environment: dict[str, str]) -> li
         sender.close()
         pipes.append(receiver)
         workers.append(worker)
+    gc.unfreeze()
     done: list[list[Any]] = []
     try:
         for _ in jobs:
