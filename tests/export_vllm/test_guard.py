@@ -15,6 +15,7 @@ import pytest
 from served import all_gone
 
 from swift_export_vllm import guard
+from swift_export_vllm.server import Ended, Server
 
 # A server with an engine in a session of its own, which has a worker, as daemons do; both outlive their parents.
 SERVER = """
@@ -86,6 +87,20 @@ def test_a_guard_that_is_killed_takes_the_server_along(server: Path) -> None:
     for each in others:  # of which a guard that is killed knows nothing any more
         each.kill()
     assert gone
+
+
+def test_what_a_killed_guard_leaves_is_ended_by_swift(server: Path, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    command = [sys.executable, "-S", str(server), "stubborn"]
+    with Server(command, os.environ, tmp_path / "log", verbose=False) as running:
+        (process,) = psutil.Process().children()
+        started = family(process.pid, 3)
+        process.kill()
+        with pytest.raises(Ended):
+            running.wait()
+        assert not all_gone(started, within=1)
+    assert all_gone(started, within=1)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_server_that_does_not_want_to_end_is_ended(server: Path) -> None:

@@ -43,7 +43,7 @@ def failure(log: Path, code: int, version: str, model: Path, *, ready: bool = Fa
     tail = "\n".join(f"  {line}" for line in lines[-SHOWN:] if line.strip())
     reason = _reason(lines)
     if reason is None:
-        killed = "; it was killed, as a machine does that runs out of memory" if code == 137 else ""
+        killed = "; it was killed, as a machine does that runs out of memory" if code in (137, -9) else ""
         reason = f"it ended with exit code {code}{killed}"
     what = "ended while it served" if ready else "could not serve"
     return ServeError(f"{version} {what} {model}: {reason}", hint=f"The end of {log}:\n{tail}")

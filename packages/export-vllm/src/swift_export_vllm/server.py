@@ -10,15 +10,21 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
+
+import psutil
 
 from swift_export_vllm import guard
 from swift_export_vllm.log import stage_of
 
 GRACE = 15.0
 """Seconds that a server gets to end by itself."""
+MARK = "SWIFT_SERVED_BY"
+"""Environment variable that all processes of one server have in common."""
 _GLANCE = 0.1
 _QUIET = 20.0
 """Seconds between lines of progress where there is no terminal."""
@@ -43,13 +49,14 @@ class Server:
         self._log = log
         self._verbose = verbose
         self._over = threading.Event()
+        self._mark = uuid.uuid4().hex
         self._before = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, _terminate)
         words = [sys.executable, "-I", "-S", guard.__file__, str(GRACE), *command]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 words,
-                env=dict(environment),
+                env={**environment, MARK: self._mark},
                 stdin=subprocess.PIPE,  # the guard's lifeline
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -104,6 +111,8 @@ class Server:
                 break
             except (KeyboardInterrupt, _Terminated):
                 self._process.terminate()
+        if self._process.returncode < 0:
+            _end_marked(self._mark)
         self._over.set()
         if self._verbose:
             self._follower.join()
@@ -147,6 +156,23 @@ class _Progress:
 
     def done(self) -> None:
         sys.stderr.write(f"Ready after {time.monotonic() - self._start:.0f} s.\n")
+
+
+def _end_marked(mark: str) -> None:
+    """End what a guard left behind that was itself killed: asked first, then not."""
+    left = [each for each in psutil.process_iter() if _mark_of(each) == mark]
+    for ask in (psutil.Process.terminate, psutil.Process.kill):
+        for each in left:
+            with suppress(psutil.NoSuchProcess):
+                ask(each)
+        _, left = psutil.wait_procs(left, timeout=guard.LAST_SECONDS)
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK)
+    except (psutil.Error, OSError):  # another user's, or it has just ended
+        return None
 
 
 def _healthy(url: str) -> bool:
