@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.commands import RUNS, SWIFT, call, environment
 from benchmarks.facts import Figure
-from benchmarks.inputs import CHATS, LARGE, MIDDLE, MODEL, WORK, ensure
+from benchmarks.inputs import CHATS, HUGE, LARGE, MIDDLE, WORK, ensure, ensure_huge
 
-SIZES = {"5M": MODEL, "28M": MIDDLE, "84M": LARGE}
+SIZES = {"28M": MIDDLE, "84M": LARGE, "447M": HUGE}
 ROUNDS = 3
 LORA = ("--train_type", "lora", "--max_steps", "1", "--per_device_train_batch_size", "1", "--save_steps", "1")
 """An adapter like any other: what it has learned does not matter here."""
@@ -25,7 +25,7 @@ LORA = ("--train_type", "lora", "--max_steps", "1", "--per_device_train_batch_si
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     """Figures, and what they were made of."""
-    ensure()
+    ensure() if quick else ensure_huge()
     sizes, rounds = (dict(list(SIZES.items())[:1]), 1) if quick else (SIZES, ROUNDS)
     found = {size: _found(size, model, rounds) for size, model in sizes.items()}
     figures = []

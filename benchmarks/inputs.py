@@ -20,6 +20,8 @@ WORK = ROOT / "build" / "benchmarks"
 MODEL = WORK / "model"
 MIDDLE = WORK / "model-28m"
 LARGE = WORK / "model-84m"
+HUGE = WORK / "model-447m"
+"""For what loads no optimizer: made when it is first asked for."""
 DEEP = WORK / "model-deep"
 EXPERTS = WORK / "model-experts"
 CHATS = WORK / "chats.jsonl"
@@ -43,6 +45,13 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
+SHAPES = {
+    MODEL: {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4},
+    MIDDLE: {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8},
+    LARGE: {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12},
+    HUGE: {"hidden_size": 1536, "intermediate_size": 4352, "num_hidden_layers": 16, "num_attention_heads": 24},
+}
+
 Chat = list[dict[str, str]]
 
 
@@ -52,6 +61,13 @@ def ensure() -> None:
         return
     WORK.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-m", "benchmarks.inputs"], check=True)
+
+
+def ensure_huge() -> None:
+    """Make the largest model if it isn't there."""
+    ensure()
+    if not HUGE.exists():
+        subprocess.run([sys.executable, "-m", "benchmarks.inputs", HUGE.name], check=True)
 
 
 def take_chats(count: int) -> None:
@@ -96,13 +112,11 @@ def make() -> None:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
     )
-    small = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}
+    small = SHAPES[MODEL]
     for folder, shape in (
-        (MODEL, small),
+        *((folder, SHAPES[folder]) for folder in (MODEL, MIDDLE, LARGE)),
         (DEEP, {**small, "num_hidden_layers": 8}),
         (EXPERTS, {**small, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}),
-        (MIDDLE, {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8}),
-        (LARGE, {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}),
     ):
         _write_model(folder, fast, shape)
     lines = (json.dumps({"messages": chat}) + "\n" for chat in conversations)
@@ -150,5 +164,12 @@ def _write_model(folder: Path, tokenizer: Any, shape: dict[str, int]) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def make_huge() -> None:
+    """Write the folder of the largest model."""
+    from transformers import AutoTokenizer
+
+    _write_model(HUGE, AutoTokenizer.from_pretrained(MODEL), SHAPES[HUGE])
+
+
 if __name__ == "__main__":
-    make()
+    make_huge() if sys.argv[1:] == [HUGE.name] else make()
