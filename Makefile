@@ -16,9 +16,9 @@ demo: setup ## Train, resume, export and question a tiny model, on the CPU
 	@$(BIN)/swift demo
 
 test: lint typecheck imports docs-check ## Everything that CI checks
-	@$(BIN)/python -m pytest -n 2 --dist loadscope -m "not vllm"
+	@$(BIN)/python -m pytest -n 2 --dist loadscope
 
-test-vllm: setup ## What starts a real vLLM: serving, engines, quantised exports, from training to an answer
+test-vllm: setup ## Of these, what starts a real vLLM: serving, engines, quantised exports, from training to an answer
 	@$(BIN)/python -m pytest -n 2 --dist loadscope -m vllm
 
 conformance: setup ## The conformance kit on every backend, with every case in every layout
