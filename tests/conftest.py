@@ -41,8 +41,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Sharing(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            folder = Path(file).parts[1]
+            file = Path(nodeid.partition("::")[0])
+            folder = file.parts[1]
+            if file.stem in ("test_end_to_end", "test_quantise_memory"):
+                return nodeid
             if folder in ("packaging", "export_vllm"):
                 return folder
             return nodeid.partition("[")[0].rpartition("::")[0]
