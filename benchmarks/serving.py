@@ -99,7 +99,7 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGTERM)  # a script in the background ignores SIGINT, and so does what it starts
         process.wait(60)
 
 

@@ -68,7 +68,7 @@ def _write_trainer(folder: Path, checkpoint: Checkpoint, source: HfSource, state
     engine = open_engine(exporter=load_exporter("hf" if adapter is None else "adapter"))
     engine.export(None, stored_weights(checkpoint, source, adapter), ExportRequest(folder, source, adapter, options))
     if adapter is not None:
-        copy_tokenizer(source.folder, folder, source.tokenizer, replaced=False)
+        copy_tokenizer(source.folder, folder, template=None)
     write_trainer_state(folder, state, checkpoint)
     if not state.slots():
         say("The checkpoint has no state of AdamW: the Trainer resumes from its weights and step alone.")

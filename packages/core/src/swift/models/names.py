@@ -83,6 +83,12 @@ def name_map(model: torch.nn.Module) -> NameMap:
     return _maps[base]
 
 
+def name_map_of_skeleton(skeleton: PreTrainedModel) -> NameMap:
+    """The names of a model on the meta device that nobody has changed since it was built."""
+    skeleton.tie_weights()
+    return _map_of_twin(skeleton)
+
+
 def base_model(model: torch.nn.Module) -> PreTrainedModel:
     """The transformers model, taken out of PEFT's wrapper if there is one."""
     inner: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]

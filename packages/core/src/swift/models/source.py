@@ -16,7 +16,7 @@ from swift.config.sections import ModelSection
 from swift.errors import ModelError
 from swift.models.files import SafetensorsFolder
 from swift.models.locate import locate
-from swift.models.names import NameMap, name_map
+from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.quiet import quiet_libraries
 from swift.models.tokenizer import TOKENIZER_FILES, copy_tokenizer, load_tokenizer
 
@@ -102,7 +102,7 @@ class HfSource:
     @cached_property
     def name_map(self) -> NameMap:
         """Which names on disk each parameter in memory holds."""
-        return name_map(self._skeleton)
+        return name_map_of_skeleton(self._skeleton)
 
     def names(self) -> list[str]:
         """Hugging Face names of all weights, tied ones once."""
@@ -165,7 +165,8 @@ class HfSource:
         if self._section.trust_remote_code:
             for file in self.folder.glob("*.py"):
                 shutil.copyfile(file, folder / file.name)
-        copy_tokenizer(self.folder, folder, self.tokenizer, replaced=self._section.chat_template is not None)
+        replaced = self._section.chat_template is not None
+        copy_tokenizer(self.folder, folder, template=self.tokenizer.chat_template if replaced else None)
 
     @cached_property
     def _files(self) -> SafetensorsFolder:

@@ -44,13 +44,13 @@ def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Cal
     return tokenizer
 
 
-def copy_tokenizer(source: Path, destination: Path, tokenizer: Any, *, replaced: bool) -> None:
-    """Copy the tokenizer's files as they are; with `replaced`, write the chat template in force over them."""
+def copy_tokenizer(source: Path, destination: Path, *, template: str | None) -> None:
+    """Copy the tokenizer's files as they are; a chat template that is in force instead of theirs goes over them."""
     for pattern in (*TOKENIZER_FILES, *COMPANIONS):
         for file in source.glob(pattern):
             shutil.copyfile(file, destination / file.name)
-    if replaced:
-        (destination / TEMPLATE).write_text(tokenizer.chat_template, encoding="utf-8")
+    if template is not None:
+        (destination / TEMPLATE).write_text(template, encoding="utf-8")
 
 
 def _set_template(tokenizer: Any, path: Path) -> None:
