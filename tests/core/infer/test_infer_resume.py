@@ -55,6 +55,16 @@ def copied(whole: Path, to: Path, keep: list[int]) -> Path:
     return to / "answers.jsonl"
 
 
+def test_how_many_were_written_and_cut_off_is_said(
+    model: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = copied(whole, tmp_path, keep=list(range(9)))
+    assert infer(model, tmp_path / "questions.jsonl", result) == 0
+    cut = sum(line.get("finish_reason") == "length" for line in lines(whole)[9:])
+    assert cut
+    assert f"3 answers written to {result}; {cut} cut off after --max_new_tokens 5" in capsys.readouterr().err
+
+
 def test_answers_are_in_order_and_carry_the_rest_of_their_row(whole: Path) -> None:
     assert [line["id"] for line in lines(whole)] == list(range(12))
     assert [line["messages"][0]["content"] for line in lines(whole)] == [row["query"] for row in ROWS]

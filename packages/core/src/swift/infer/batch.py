@@ -68,10 +68,13 @@ def print_answers(speaker: Speaker, questions: Asked, sampling: Sampling) -> Non
             told += 1
 
 
-def write_answers(speaker: Speaker, questions: Asked, sampling: Sampling, journal: Journal) -> None:
-    """Answer what the journal has no answer to, into it."""
+def write_answers(speaker: Speaker, questions: Asked, sampling: Sampling, journal: Journal) -> int:
+    """Answer what the journal has no answer to, into it; how many answers were cut off at their longest."""
+    cut = 0
     for row, question, answer in answered(speaker, questions, sampling, journal.left()):
         journal.write(row, line_of(question, answer))
+        cut += answer.finish_reason == "length"
+    return cut
 
 
 def line_of(question: Question, answer: Answer) -> Mapping[str, Any]:

@@ -282,7 +282,7 @@ def _answer_into(
             open_speaker(name, wanted, say=_say) if found is None else open_local(found, wanted, say=_say)
         )
         try:
-            write_answers(speaker, questions, sampling, journal)
+            cut = write_answers(speaker, questions, sampling, journal)
         except KeyboardInterrupt:
             _say(
                 f"Stopped; {len(questions) - len(journal.left())} of {len(questions)} questions are answered in "
@@ -291,6 +291,8 @@ def _answer_into(
             raise
         finally:
             speaker.close()
+    ending = f"; {cut} cut off after --max_new_tokens {sampling.max_new_tokens}" if cut else ""
+    _say(f"{left} {'answer' if left == 1 else 'answers'} written to {result}{ending}")
 
 
 def _converse(name: str | None, wanted: Wanted, sampling: Sampling) -> int:
