@@ -41,6 +41,8 @@ class Strange(BaseHTTPRequestHandler):
             self._send(401, '{"error": {"message": "no key"}}')
         elif kind == "empty":
             self._send(404, "")
+        elif kind == "adapted":
+            self._send(200, '{"data": [{"id": "bird", "parent": null}, {"id": "swallow", "parent": "bird"}]}')
         elif path == "v1/models":
             self._send(200, '{"data": [{"id": "swallow"}, {"id": "starling"}]}')
         elif kind == "shaky" and type(self).failures > 0:
@@ -152,6 +154,13 @@ def test_messages_go_as_they_are_with_the_system_message_in_front(strange: str, 
     bodies = [body for _, _, body in Strange.asked if body]
     assert {body["messages"][0]["content"] for body in bodies} == {"Shout."}
     assert len({body["seed"] for body in bodies}) == 40
+
+
+def test_what_was_trained_is_asked_where_no_model_is_named(strange: str) -> None:
+    said: list[str] = []
+    assert OpenAiServer(f"{strange}/adapted").choose(None, said.append) == "swallow"
+    assert said == ["Asking swallow; also served, by --model: bird"]
+    assert OpenAiServer(f"{strange}/adapted").choose("bird", said.append) == "bird"
 
 
 def test_log_probabilities_are_not_asked_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,8 @@ class VllmServer:
         at_a_time: int,
     ) -> None:
         self._server = server
-        self._model = server.choose(model, _nothing)
+        # The base, which stands behind its adapters: it is what gets new weights.
+        self._model = server.choose(model or next(reversed(server.models()), None), _nothing)
         self._ends = list(end_tokens)
         self._folder = folder
         self._at_a_time = at_a_time

@@ -48,7 +48,7 @@ class OpenAiServer:
         self._opener = urllib.request.build_opener(proxies)
 
     def choose(self, wanted: str | None, say: Callable[[str], None]) -> str:
-        """The name that requests use; the first of those that the server lists if none is wanted."""
+        """The name that requests use; if none is wanted, the first adapter or else the first model."""
         served = self.models()
         if wanted is None:
             if not served:
@@ -64,11 +64,11 @@ class OpenAiServer:
         return wanted
 
     def models(self) -> list[str]:
-        """Names of all models, adapters included."""
+        """Names of all models, adapters first: they are what was trained. vLLM tells them by their `parent`."""
         listed = self._json("/v1/models", None, tries=1)
         try:
-            return [str(model["id"]) for model in listed["data"]]
-        except (KeyError, TypeError):
+            return [str(model["id"]) for model in sorted(listed["data"], key=lambda model: not model.get("parent"))]
+        except (KeyError, TypeError, AttributeError):
             raise self._not_openai() from None
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
