@@ -23,6 +23,13 @@ def main() -> None:
             save(job.state, folder / "iter_0000003")
 
 
+FORM = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "singleton_local_shards": False,
+    "chained_optim_avoid_prefix": True,
+}
+
+
 def save(state: Any, folder: Path) -> None:
     """As Megatron's own training does it."""
     import torch.distributed as dist
@@ -31,16 +38,36 @@ def save(state: Any, folder: Path) -> None:
     if dist.get_rank() == 0:
         folder.mkdir(parents=True)
     dist.barrier()
-    form = {
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "singleton_local_shards": False,
-        "chained_optim_avoid_prefix": True,
-    }
-    chunks = [each.sharded_state_dict(metadata=form) for each in state.built.chunks]
-    models = {"model": chunks[0]} if len(chunks) == 1 else {f"model{n}": each for n, each in enumerate(chunks)}
-    optimizer = state.optimizer.sharded_state_dict(chunks[0] if len(chunks) == 1 else models, metadata=form)
-    everything = {"iteration": 3, "checkpoint_version": 3.0, **models, "optimizer": optimizer}
-    dist_checkpointing.save(everything, str(folder), validate_access_integrity=False)
+    told = {"iteration": 3, "checkpoint_version": 3.0}
+    dist_checkpointing.save({**told, **everything(state)}, str(folder), validate_access_integrity=False)
+
+
+def load(state: Any, folder: Path) -> int:
+    """The same; answers the step."""
+    from megatron.core import dist_checkpointing
+
+    found = dist_checkpointing.load(everything(state, is_loading=True), str(folder))
+    for name, chunk in named(state).items():
+        # Not strict: Megatron does not save what its attention keeps besides tensors, and goes on without it as well.
+        missing, unexpected = chunk.load_state_dict(found[name], strict=False)
+        assert not unexpected
+        assert all(each.endswith("core_attention._extra_state") for each in missing), missing
+    state.optimizer.load_state_dict(found["optimizer"])
+    step: int = found["iteration"]
+    return step
+
+
+def named(state: Any) -> dict[str, Any]:
+    """Parts of the model by what they are called in a checkpoint."""
+    chunks = state.built.chunks
+    return {"model": chunks[0]} if len(chunks) == 1 else {f"model{number}": each for number, each in enumerate(chunks)}
+
+
+def everything(state: Any, *, is_loading: bool = False) -> dict[str, Any]:
+    """Model and optimizer, sharded."""
+    models = {name: chunk.sharded_state_dict(metadata=FORM) for name, chunk in named(state).items()}
+    whole = models["model"] if len(models) == 1 else models
+    return {**models, "optimizer": state.optimizer.sharded_state_dict(whole, is_loading, metadata=FORM)}
 
 
 if __name__ == "__main__":

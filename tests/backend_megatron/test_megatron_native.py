@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,14 +18,20 @@ sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 
 import megatron_imported  # noqa: F401
+import megatron_saves
 import torch
 from against_torch import MOE
 from processes import on_processes, succeeded
 
 from swift.checkpoint import open_checkpoint
+from swift.checkpoint.save import save_checkpoint
+from swift.config.parse import config_from_mapping
 from swift.errors import CheckpointError
 from swift.export.convert import convert_checkpoint
-from swift.testing.subjects import write_model
+from swift.export.convert_to import convert_to
+from swift.testing.subjects import conversations, write_model
+from swift.train.prepare import opened
+from swift_backend_megatron import engine
 
 TIED = {"tie_word_embeddings": True}
 SAVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -80,6 +86,57 @@ def test_what_megatron_saved_is_what_swift_saved(saved: Callable[[str], Path], t
 
     (answers,) = on_processes(1, differences)
     assert succeeded(answers) == [[]]
+
+
+LOADED: dict[str, dict[str, Any]] = {
+    "tensors": {"parallel.dp_shard": 2},
+    "interleaved": {"parallel.pp": 2},
+    "experts, sharded, in bfloat16": {"parallel.ep": 2, "model.dtype": "bfloat16"},
+}
+"""Other layouts than those that saved, with the distributed optimizer."""
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_megatron_loads_what_is_written_for_it(saved: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    own = saved(name)
+    checkpoint = own / "model" / "run" / "checkpoint-3"
+    settings = json.loads((own / "settings.json").read_text())
+    plan = {key: value for key, value in settings.items() if not key.startswith("parallel.")}
+    plan |= {"logging.run_name": "loads", "logging.output": str(tmp_path), **LOADED[name]}
+    out = tmp_path / "native"
+
+    def write() -> list[str]:
+        said: list[str] = []
+        convert_to(checkpoint, to="megatron", out=out, say=said.append)
+        return said
+
+    def load() -> int:
+        with opened(config_from_mapping(plan), rows=conversations(13)) as job:
+            with engine.active():
+                job.state.step = megatron_saves.load(job.state, out / "iter_0000003")
+            save_checkpoint(
+                tmp_path / "again", job.state.step,
+                fill=lambda writer: job.engine.save_checkpoint(job.run, job.state, writer),
+                manifest=job.manifest.model_copy(update={"step": job.state.step}), is_main=job.is_main,
+            ).wait()  # fmt: skip
+            return job.state.step
+
+    assert succeeded(on_processes(1, write)[0])
+    assert succeeded(on_processes(2, load)[0]) == [3, 3]
+    ours, theirs = open_checkpoint(checkpoint), open_checkpoint(tmp_path / "again" / "checkpoint-3")
+    assert set(ours.names()) == set(theirs.names())
+    assert [each for each in ours.names() if not torch.equal(ours.read(each), theirs.read(each))] == []
+
+
+def test_an_adapter_is_to_be_merged_first(tmp_path: Path) -> None:
+    from swift_backend_megatron.native_writer import write_native
+
+    class Adapted:
+        adapter: ClassVar[dict[str, Any]] = {"peft_type": "LORA"}
+
+    with pytest.raises(CheckpointError, match="holds an adapter") as caught:
+        write_native(Adapted(), tmp_path)  # type: ignore[arg-type]
+    assert "swift export" in (caught.value.hint or "")
 
 
 def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:

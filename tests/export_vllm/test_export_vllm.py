@@ -6,13 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from trained_demo import Trained
 
-from swift.config.sections import ExportOptions
+from swift.config.sections import ExportOptions, ModelSection
 from swift.contracts import ExportRequest
 from swift.errors import ExportError
+from swift.export.by_engine import compare_by_engine
+from swift.export.compare import Tolerance
+from swift.export.reference import Reference, fixed_prompts
 from swift.export.run import export_checkpoint
+from swift.models.source import open_source
 from swift_export_vllm.exporter import VllmExporter
 
 
@@ -34,12 +39,27 @@ def test_vllm_agrees_with_the_training_state_on_what_is_exported_for_it(
     assert all((tensor == whole[name]).all() for name, tensor in load_file(folder / "model.safetensors").items())
 
 
+def test_vllm_is_asked_about_an_adapter_on_top_of_its_base(lora_run: Path, small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    said: list[str] = []
+    export_checkpoint(lora_run, to="adapter", options=ExportOptions(out=folder), say=said.append)
+    report = json.loads((folder / "verification.json").read_text())
+    assert report["vllm"]["asked"]
+    assert report["vllm"]["log_probabilities"]["largest_difference"] < 1e-4
+    assert report["vllm"]["greedy"]["tokens_equal"] > 0
+    assert any(line.startswith("Verified by transformers and vLLM: ") for line in said)
+
+    source = open_source(ModelSection(path=str(small)), say=lambda _: None)
+    without = Reference.of(source.build(dtype=torch.float32), fixed_prompts(source))
+    with pytest.raises(ExportError, match="by vLLM instead of"):
+        compare_by_engine(
+            folder, without, Tolerance(1e-4), dtype="float32", required=False, say=said.append, base=small
+        )
+
+
 def test_a_model_that_vllm_does_not_list_is_refused_before_anything_is_read(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swift.config.sections import ModelSection
-    from swift.models.source import open_source
-
     source = open_source(ModelSection(path=str(trained.exported)), say=lambda _: None)
     source.config.architectures = ["Qwen3ForCausalLMM"]
     with pytest.raises(ExportError, match=r"does not run Qwen3ForCausalLMM\. Did you mean 'Qwen3ForCausalLM'\?"):

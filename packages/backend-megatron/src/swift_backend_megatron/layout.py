@@ -31,6 +31,8 @@ ROOM = 2**36
 """Addresses of each process: elements that it holds at most."""
 SCALE = 4
 """Addresses are told in units of this, so that what the bridge adds to weights (norms around zero) shows."""
+_TOGETHER = 2**18
+"""Elements of which addresses are told apart at a time."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class _Memory:
         entry = Entry(tuple(codes.shape))
         if codes.ndim > 2:
             return entry
-        for offset, sizes, address, shift in _runs(codes.cpu().numpy(), self._first):
+        for offset, sizes, address, shift in _runs(codes, self._first):
             index = bisect_right(self.starts, address) - 1
             self.found.add(index)
             entry.trained = index not in self._buffers
@@ -163,12 +165,39 @@ def _addresses(bridge: Any, memory: _Memory) -> Iterator[None]:
         del bridge._get_weight
 
 
-def _runs(codes: np.ndarray, first: int) -> Iterator[tuple[Offset, Offset, int, float]]:
-    """Rectangles of elements that lie one after the other here: (offset, sizes, address, shift)."""
+Run = tuple[Offset, Offset, int, float]
+"""Elements that lie one after the other here, a rectangle of a Hugging Face tensor: offset, sizes, address, shift."""
+
+
+def _runs(codes: torch.Tensor, first: int) -> Iterator[Run]:
+    """A few rows are looked at together: a vocabulary's are gigabytes."""
     if codes.ndim < 2:
         for (_, column), (_, width), address, shift in _runs(codes.reshape(1, -1), first):
             yield ((column,), (width,), address, shift) if codes.ndim else ((), (), address, shift)
         return
+    height = max(1, _TOGETHER // max(1, codes.shape[1]))
+    last: Run | None = None
+    for top in range(0, codes.shape[0], height):
+        for (row, column), sizes, address, shift in _runs_of(codes[top : top + height].cpu().numpy(), first):
+            run = (top + row, column), sizes, address, shift
+            if last is not None and _goes_on(last, run):
+                (rows, width), (more, _) = last[1], sizes
+                last = last[0], (rows + more, width), last[2], shift
+                continue
+            if last is not None:
+                yield last
+            last = run
+    if last is not None:
+        yield last
+
+
+def _goes_on(last: Run, run: Run) -> bool:
+    """Whether a rectangle is the lower part of the one before."""
+    (row, column), (rows, width), address, shift = last
+    return run[0] == (row + rows, column) and run[1][1] == width and run[2:] == (address + rows * width, shift)
+
+
+def _runs_of(codes: np.ndarray, first: int) -> Iterator[Run]:
     addresses = np.floor(codes / SCALE + 0.5)
     shifts = codes - addresses * SCALE
     addresses -= first
@@ -197,9 +226,7 @@ def _runs(codes: np.ndarray, first: int) -> Iterator[tuple[Offset, Offset, int, 
         yield corner, (int(end - begin), int(widths[begin])), int(heads[begin]), shift
 
 
-def _pieces(
-    row: int, addresses: np.ndarray, shifts: np.ndarray, mine: np.ndarray
-) -> Iterator[tuple[Offset, Offset, int, float]]:
+def _pieces(row: int, addresses: np.ndarray, shifts: np.ndarray, mine: np.ndarray) -> Iterator[Run]:
     columns = np.nonzero(mine)[0]
     jumps = (np.diff(columns) != 1) | (np.diff(addresses[columns]) != 1)
     edges = np.concatenate([[0], np.nonzero(jumps)[0] + 1, [len(columns)]])

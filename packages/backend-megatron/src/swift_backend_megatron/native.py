@@ -12,8 +12,7 @@ import io
 import pickle
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +23,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from swift.checkpoint import Boxes
-from swift.config.sections import Config
-from swift.contracts import ForeignCheckpoint, Run, World
+from swift.contracts import ForeignCheckpoint
 from swift.errors import CheckpointError
-from swift_backend_megatron import engine, topology
-from swift_backend_megatron.config import MegatronConfig
 from swift_backend_megatron.masters import MOMENTS
+from swift_backend_megatron.on_disk import MASTERS, SLOT, Piece, learn
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
     from swift_backend_megatron.layout import Layout, Place
-
-_MASTERS = ("optimizer.state.fp32_param.", "optimizer.state.param.")
 
 
 def open_native(folder: Path) -> ForeignCheckpoint | None:
@@ -55,22 +50,6 @@ def _is_one(folder: Path) -> bool:
     return (folder / ".metadata").is_file() and (folder / "metadata.json").is_file()
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A part of one of Megatron's tensors on disk, and of the parameter of the one process that it belongs to."""
-
-    key: str
-    whole: tuple[int, ...]
-    """Shape of the tensor on disk."""
-    offset: tuple[int, ...]
-    """In the tensor on disk."""
-    leading: int
-    """Dimensions that are only there on disk: layers, experts."""
-    start: int
-    """First element in the flat parameter."""
-    shape: tuple[int, ...]
-
-
 class TorchDist(ForeignCheckpoint):
     """A folder in the format `torch_dist`."""
 
@@ -82,7 +61,7 @@ class TorchDist(ForeignCheckpoint):
         self.step = int(common.get("iteration", 0) or _number(folder))
         self.rows_per_step = int(getattr(common.get("args"), "global_batch_size", 0) or 0)
         self.description = "Megatron's torch_dist checkpoint"
-        if not any(key.startswith(f"optimizer.state.{MOMENTS[0]}.") for key in self._stored):
+        if not any(key.startswith(SLOT.format(MOMENTS[0])) for key in self._stored):
             self.description += (
                 ", with its optimizer's state in flat pieces that have no names (saved as fully_reshardable they would "
                 "have): weights alone are read"
@@ -90,11 +69,12 @@ class TorchDist(ForeignCheckpoint):
                 else ", without the optimizer's state"
             )
         self._layout: Layout = {}
-        self._pieces: dict[int, list[_Piece]] = {}
+        self._pieces: dict[int, list[Piece]] = {}
 
     def attach(self, source: ModelSource) -> None:
         """Learn where the model's tensors lie; names are those on disk."""
-        self._layout, self._pieces = _learn(source)
+        on_disk = learn(source)
+        self._layout, self._pieces = on_disk.layout, on_disk.pieces
         for piece in (piece for pieces in self._pieces.values() for piece in pieces):
             stored = self._stored.get(piece.key)
             if stored is None or tuple(stored.size) != piece.whole:
@@ -110,7 +90,7 @@ class TorchDist(ForeignCheckpoint):
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
         entry = self._layout[name]
         found: dict[str, torch.Tensor] = {}
-        prefixes_of = {"weight": (*_MASTERS, ""), **{each: (f"optimizer.state.{each}.",) for each in MOMENTS}}
+        prefixes_of = {"weight": (*MASTERS, ""), **{each: (SLOT.format(each),) for each in MOMENTS}}
         for slot, prefixes in prefixes_of.items():
             whole = torch.empty(entry.shape, dtype=torch.float32)
             if all(self._fill(whole, place, prefixes, slot) for place in entry.places):
@@ -134,7 +114,7 @@ class TorchDist(ForeignCheckpoint):
         whole[region] = values.view(place.sizes) + shift
         return True
 
-    def _part(self, key: str, piece: _Piece, place: Place) -> tuple[int, torch.Tensor] | None:
+    def _part(self, key: str, piece: Piece, place: Place) -> tuple[int, torch.Tensor] | None:
         """Rows of a piece that lie in a place, read; and where in the place they begin."""
         inner = piece.shape[1:]
         width = 1
@@ -227,50 +207,3 @@ def _common(folder: Path) -> Mapping[str, Any]:
 def _number(folder: Path) -> int:
     found = re.fullmatch(r"iter_0*(\d+)", folder.name)
     return int(found[1]) if found else 0
-
-
-def _learn(source: ModelSource) -> tuple[Layout, dict[int, list[_Piece]]]:
-    """The layout of a model in one process, and which tensors on disk each of its parameters consists of."""
-    from swift_backend_megatron.model import layout_alone
-
-    options = MegatronConfig()
-    config = Config.model_validate({"tuner": {"kind": "full"}, "backend": {"name": "megatron"}})
-    run = Run(config=config, backend_options=options, folder=Path(), world=World(), say=lambda _: None)
-    run.topology = topology.setup(run)
-    try:
-        chunk, layout = layout_alone(run, source)
-        with engine.active():
-            pieces = _pieces(chunk)
-    finally:
-        topology.teardown()
-    return layout, pieces
-
-
-def _pieces(chunk: Any) -> dict[int, list[_Piece]]:
-    from megatron.core.dist_checkpointing.dict_utils import nested_values
-    from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
-
-    state = chunk.sharded_state_dict()
-    apply_factories(state)
-    owners = {each.untyped_storage()._cdata: each for each in _tensors(chunk)}
-    pieces: dict[int, list[_Piece]] = {}
-    for each in nested_values(state):
-        if not isinstance(each, ShardedTensor) or each.data is None:
-            continue
-        owner = owners.get(each.data.untyped_storage()._cdata)
-        if owner is not None:
-            piece = _Piece(
-                key=each.key,
-                whole=tuple(each.global_shape),
-                offset=tuple(each.global_offset),
-                leading=each.prepend_axis_num,
-                start=each.data.storage_offset(),
-                shape=tuple(each.local_shape),
-            )
-            pieces.setdefault(id(owner), []).append(piece)
-    return pieces
-
-
-def _tensors(chunk: Any) -> Iterator[torch.Tensor]:
-    yield from chunk.parameters()
-    yield from chunk.buffers()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Run,
         StepResult,
         Topology,
+        TrainedState,
         WeightStream,
     )
     from swift.data.batch import Batch
@@ -52,6 +53,12 @@ class MegatronBackend:
         from swift_backend_megatron.native import open_native
 
         return open_native(folder)
+
+    def foreign_writer(self, state: TrainedState, folder: Path) -> None:
+        """For `swift convert --to megatron`: a torch_dist checkpoint."""
+        from swift_backend_megatron.native_writer import write_native
+
+        write_native(state, folder)
 
     def describe_plan(self, config: Config, world: int) -> list[str]:
         """For `swift config show`: which process holds what."""

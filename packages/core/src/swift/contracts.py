@@ -279,8 +279,21 @@ class TrainedState(Protocol):
     """Updates that were made."""
     rows_per_step: int
     """Samples per update; 0 where that is not known."""
+    total_steps: int
+    """Updates of the whole training; 0 where that is not known."""
+    warmup_steps: int
     groups: list[list[str]]
     """Names in memory of what is trained: with weight decay, and without."""
+    adapter: Mapping[str, Any] | None
+    """The PEFT configuration when adapters were trained."""
+    source: ModelSource
+    """The model that training started from."""
+    optim: Any
+    """The `optim` section."""
+    peak: float
+    """The highest learning rate of the schedule."""
+    learning_rate: float
+    """Of the next update."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one parameter."""
@@ -290,6 +303,10 @@ class TrainedState(Protocol):
 
     def read(self, name: str, slot: str) -> torch.Tensor:
         """One tensor in fp32, whole: the slot `weight`, or one of `slots`."""
+
+    def read_stored(self, name: str, slot: str) -> torch.Tensor:
+        """The same by a name as it is in Hugging Face files. Any weight of the model; what was not trained is what it
+        was in the beginning, and has zeros for the optimizer's slots."""
 
 
 class CheckpointReader(Protocol):

@@ -11,7 +11,7 @@ import typer
 from swift.cli.app import run_app
 from swift.errors import UsageError
 
-FORMATS = "trainer, deepspeed, hf or adapter"
+FORMATS = "trainer, deepspeed, megatron, hf or adapter"
 
 
 def run(verb: str, args: list[str]) -> int:

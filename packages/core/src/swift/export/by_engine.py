@@ -23,11 +23,19 @@ def engine_is_there() -> bool:
 
 
 def compare_by_engine(
-    folder: Path, reference: Reference, tolerance: Tolerance, *, dtype: str, required: bool, say: Callable[[str], None]
+    folder: Path,
+    reference: Reference,
+    tolerance: Tolerance,
+    *,
+    dtype: str,
+    required: bool,
+    say: Callable[[str], None],
+    base: Path | None = None,
 ) -> dict[str, Any]:
     """What was compared, for the report; `ExportError` names the first token that differs.
 
     Where vLLM cannot load the folder, that is an error if the export is meant for it (`required`), and a note if not.
+    An adapter is asked on top of its `base` model.
     """
     from swift.infer.ask import Question, ask_engine
 
@@ -37,7 +45,8 @@ def compare_by_engine(
     say("Asking vLLM the same prompts, in a process of its own")
     question = Question(
         engine=ENGINE,
-        model=str(folder),
+        model=str(folder if base is None else base),
+        adapter=None if base is None else str(folder),
         prompts=reference.prompts,
         max_new_tokens=_LENGTH,
         dtype=dtype,

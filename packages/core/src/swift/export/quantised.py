@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +17,14 @@ from swift.checkpoint.manifest import installed_versions
 from swift.checkpoint.records import write_json
 from swift.config.sections import ExportOptions, ModelSection
 from swift.contracts import ModelSource, Quantized, QuantizeRequest
-from swift.errors import UsageError
+from swift.errors import ModelError, UsageError
 from swift.export.by_engine import compare_by_engine
 from swift.export.calibration import Calibration
-from swift.export.compare import Tolerance
+from swift.export.compare import Tolerance, account_of_module, compare
 from swift.export.reference import Reference, fixed_prompts
 from swift.export.rendering import compare_rendering
-from swift.export.verify import VERIFICATION, trusted
+from swift.export.verify import VERIFICATION, reload, trusted
+from swift.models.memory import check_memory, model_bytes
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
@@ -90,10 +93,13 @@ def write_quantised(
     found: Quantized = quantiser().quantize(request)
     if options.verify == "none":
         return
+    reference = Reference(prompts, found.logps)
+    tolerance = Tolerance(largest=float("inf"), mean=found.tolerance)
     report: dict[str, Any] = {
         "verified": True,
         "quantised": options.quant,
-        "vllm": _by_vllm(found, temporary, prompts, options, to=to, say=say),
+        "transformers": _by_transformers(temporary, reference, tolerance, source, say=say),
+        "vllm": _by_vllm(temporary, reference, tolerance, options, dtype=found.dtype, required=to == EXPORTER, say=say),
         "rendering": compare_rendering(trained.tokenizer, temporary, trust_remote_code=trusted(trained)),
         "calibration": calibration.described,
         "versions": installed_versions(),
@@ -101,22 +107,49 @@ def write_quantised(
     write_json(temporary / VERIFICATION, report)
 
 
+def _by_transformers(
+    folder: Path, reference: Reference, tolerance: Tolerance, source: ModelSource, *, say: Say
+) -> dict[str, Any]:
+    """Which decodes what it loads; some formats it leaves to libraries that may not be there."""
+    try:
+        check_memory(model_bytes(source, 4), "Decoded, the model", hint="")
+        with redirect_stderr(StringIO()):  # progress bars of compressed-tensors
+            model = reload(folder, source)
+            account = account_of_module(model, reference.prompts, greedy=False)
+    except (ImportError, ModelError) as error:
+        reason = str(error).splitlines()[0]
+        say(f"transformers was not asked: {reason}")
+        return {"asked": False, "reason": reason}
+    cause = "The format is not what transformers takes it for. Report it with this model's config.json."
+    told = compare(reference, account, tolerance, cause=cause)
+    _say_verified("transformers", told, say)
+    return {"asked": True, "dtype": "float32", **told}
+
+
 def _by_vllm(
-    found: Quantized, folder: Path, prompts: list[list[int]], options: ExportOptions, *, to: str, say: Say
+    folder: Path,
+    reference: Reference,
+    tolerance: Tolerance,
+    options: ExportOptions,
+    *,
+    dtype: str,
+    required: bool,
+    say: Say,
 ) -> dict[str, Any]:
     reason = NOT_BY_VLLM.get(str(options.quant))
     if options.verify != "all" or reason is not None:
         if reason is not None:
             say(f"vLLM was not asked: {reason}")
         return {"asked": False, "reason": reason or f"--verify {options.verify}"}
-    tolerance = Tolerance(largest=float("inf"), mean=found.tolerance)
-    told = compare_by_engine(
-        folder, Reference(prompts, found.logps), tolerance, dtype=found.dtype, required=to == EXPORTER, say=say
-    )
+    told = compare_by_engine(folder, reference, tolerance, dtype=dtype, required=required, say=say)
     if told["asked"]:
-        mean = told["log_probabilities"]["mean_difference"]
-        say(f"Verified by vLLM: log-probabilities {mean:.1e} from those of the quantised weights, in the mean")
+        _say_verified("vLLM", told, say)
     return told
+
+
+def _say_verified(who: str, told: dict[str, Any], say: Say) -> None:
+    mean = told["log_probabilities"]["mean_difference"]
+    say(f"Verified by {who}: log-probabilities {mean:.1e} from those of the quantised weights, in the mean")
 
 
 def scratch(destination: Path) -> Path:

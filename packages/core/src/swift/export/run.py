@@ -321,16 +321,31 @@ def _write_and_verify(
     dtype = main_dtype(digests.dtypes.values())
     report = verify_export(request.destination, expected=digests.found, reference=reference, source=source, dtype=dtype)
     if request.options.verify == "all":
-        report["vllm"] = _by_vllm(request.destination, reference, dtype, required=to == EXPORTER, say=say)
+        report["vllm"] = _by_vllm(request.destination, reference, dtype, source, required=to == EXPORTER, say=say)
         write_json(request.destination / VERIFICATION, report)
     _say_verified(report, say)
 
 
-def _by_vllm(folder: Path, reference: Reference, dtype: str, *, required: bool, say: Say) -> dict[str, Any]:
+def _by_vllm(
+    folder: Path, reference: Reference, dtype: str, source: ModelSource, *, required: bool, say: Say
+) -> dict[str, Any]:
+    base = None
     if is_adapter(folder):
-        say("vLLM was not asked: an adapter is compared by PEFT; export with --to vllm to have the merged model asked")
-        return {"asked": False, "reason": "an adapter alone"}
-    return compare_by_engine(folder, reference, tolerance_of(dtype), dtype="float32", required=required, say=say)
+        base = _folder_of(source)
+        if base is None:
+            reason = "the adapter's base model has random weights, which lie in no folder"
+            say(f"vLLM was not asked: {reason}")
+            return {"asked": False, "reason": reason}
+    return compare_by_engine(
+        folder, reference, tolerance_of(dtype), dtype="float32", required=required, say=say, base=base
+    )
+
+
+def _folder_of(source: ModelSource) -> Path | None:
+    """Where others can load a model from."""
+    from swift.models.source import HfSource
+
+    return source.folder if isinstance(source, HfSource) and not source.random else None
 
 
 def _say_verified(report: Mapping[str, Any], say: Say) -> None:

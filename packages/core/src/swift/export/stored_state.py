@@ -22,6 +22,7 @@ class StoredState(TrainedState):
     def __init__(self, checkpoint: Checkpoint, source: ModelSource) -> None:
         facts = checkpoint.facts
         self._checkpoint = checkpoint
+        self.source = source
         self._stored = frozenset(checkpoint.names())
         self.step = facts.step
         self.rows_per_step = facts.rows_per_step
@@ -34,7 +35,9 @@ class StoredState(TrainedState):
         self.optim: OptimSection = config.optim
         self.optim_is_known = "optim" in facts.config
         self.peak = config.learning_rate
-        self.learning_rate = self._next_learning_rate()
+        schedule = Schedule.from_config(self.optim, self.peak, self.total_steps) if self.total_steps else None
+        self.learning_rate = self.peak if schedule is None else schedule(self.step)
+        self.warmup_steps = 0 if schedule is None else schedule.warmup_steps
         model = skeleton_of(source, facts.adapter)
         if facts.adapter is None:
             model = apply_tuner(model, config.tuner.model_copy(update={"kind": "full"}), seed=0, say=lambda _: None)
@@ -64,7 +67,9 @@ class StoredState(TrainedState):
             piece.view_of(whole).copy_(self._checkpoint.read(stored[piece]))
         return whole
 
-    def _next_learning_rate(self) -> float:
-        if not self.total_steps:
-            return self.peak
-        return Schedule.from_config(self.optim, self.peak, self.total_steps)(self.step)
+    def read_stored(self, name: str, slot: str) -> torch.Tensor:
+        """From the checkpoint, and where that has nothing, from the model that training started from."""
+        stored = model_name(name) if slot == WEIGHT else optim_name(name, slot)
+        if stored in self._stored:
+            return self._checkpoint.read(stored).float()
+        return self.source.read(name).float() if slot == WEIGHT else torch.zeros(self.source.shape(name))

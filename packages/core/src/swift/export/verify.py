@@ -67,7 +67,7 @@ def verify_export(
     `expected` are the checksums of all tensors; `dtype` is the precision of the export.
     """
     _compare_weights(folder, expected)
-    model = _reload(folder, source)
+    model = reload(folder, source)
     account = account_of_module(model, reference.prompts, greedy=reference.greedy is not None)
     del model
     report = {
@@ -126,7 +126,7 @@ def _compare_weights(folder: Path, expected: Mapping[str, str]) -> None:
         raise ExportError(f"The export in {folder} lacks {len(left)} weights, the first is {next(iter(left))}.")
 
 
-def _reload(folder: Path, source: ModelSource) -> torch.nn.Module:
+def reload(folder: Path, source: ModelSource) -> torch.nn.Module:
     """As a user of the export would, in fp32."""
     if (folder / ADAPTER_WEIGHTS).is_file():
         from peft import PeftModel

@@ -59,7 +59,7 @@ class _Quantiser:
         shards = Shards(request.destination, int(request.options.shard_size_gb * 10**9))
         for index, block in progress(walk.walk(), f"Quantising ({scheme.name})", total=len(walk.blocks)):
             self._block(walk, index, block, shards, group=group, dtype=dtype, left=left)
-        cost = self._measure(walk)
+        cost = self._measure(walk, dtype)
         for name, tensor in walk.outside():
             shards.add(name, tensor.to(dtype))
         del walk
@@ -128,6 +128,20 @@ class _Quantiser:
     ) -> None:
         for batch in self._before:
             batch.hidden = walk.run(index, batch).cpu()
+        with walk.as_written(dtype):
+            self._rounded(walk, index, block, shards, group=group, dtype=dtype, left=left)
+
+    def _rounded(
+        self,
+        walk: Walk,
+        index: int,
+        block: torch.nn.Module,
+        shards: Shards,
+        *,
+        group: int,
+        dtype: torch.dtype,
+        left: set[str],
+    ) -> None:
         seen = observe(walk, index, self._samples) if self._samples else []
         sample = self._samples[0] if self._scheme.method == "scaling" else None
         probe = None if sample is None else walk.run(index, sample)
@@ -154,11 +168,13 @@ class _Quantiser:
                 shards.add(f"{name}.{suffix}", tensor)
 
     @torch.no_grad()
-    def _measure(self, walk: Walk) -> Cost:
+    def _measure(self, walk: Walk, dtype: torch.dtype) -> Cost:
         cost = Cost()
         pairs: list[tuple[Batch, Batch]] = list(zip(self._before, self._after, strict=True))
         for before, after in pairs:
-            was, now = walk.logits(before), walk.logits(after)
+            was = walk.logits(before)
+            with walk.as_written(dtype):
+                now = walk.logits(after)
             for at, text in enumerate(before.rows):
                 length = int(before.real[at].sum())
                 tokens = before.tokens[at, :length].to(was.device)

@@ -8,6 +8,7 @@ they are given, block k starts from the activations that were kept, and the call
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,11 +100,22 @@ class Walk:
             _empty(block)
 
     def outside(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Weights that belong to no block, by name."""
-        inside = {id(parameter) for block in self.blocks for parameter in block.parameters()}
-        for name, parameter in self.model.named_parameters():
-            if id(parameter) not in inside:
-                yield self._names.pieces(name)[0].name, parameter
+        """Weights that belong to no block, by their names in files."""
+        for name, parameter in self._outside().items():
+            yield self._names.pieces(name)[0].name, parameter
+
+    @contextmanager
+    def as_written(self, dtype: torch.dtype) -> Iterator[None]:
+        """While entered, weights that belong to no block have the values that a file in this precision holds."""
+        outside = self._outside()
+        whole = [parameter.data for parameter in outside.values()]
+        for parameter in outside.values():
+            parameter.data = parameter.data.to(dtype).float()
+        try:
+            yield
+        finally:
+            for parameter, values in zip(outside.values(), whole, strict=True):
+                parameter.data = values
 
     @torch.no_grad()
     def run(self, index: int, batch: Batch) -> torch.Tensor:
@@ -128,6 +140,10 @@ class Walk:
         finally:
             self._give_back()
         return output
+
+    def _outside(self) -> dict[str, torch.nn.Parameter]:
+        inside = {id(parameter) for block in self.blocks for parameter in block.parameters()}
+        return {name: each for name, each in self.model.named_parameters() if id(each) not in inside}
 
     def _stand_in(self, number: int, wanted: int, batch: Batch) -> Any:
         def hand_on(*arguments: Any, **named: Any) -> Any:
@@ -209,7 +225,7 @@ def check_fits(walk_of: ModelSource, hidden_tokens: int) -> None:
     around = sum(p.numel() for p in model.parameters()) - sum(p.numel() for b in blocks for p in b.parameters())
     hidden = hidden_tokens * model.config.get_text_config().hidden_size
     check_memory(
-        4.0 * (3 * of_block + 6 * widest**2 + around + hidden),
+        4.0 * (3 * of_block + 6 * widest**2 + 2 * around + hidden),
         "Quantising goes through the model a block at a time, which",
         hint="Calibrate with fewer samples (--calibration-samples), or on a machine with more memory.",
     )
