@@ -21,6 +21,7 @@ from swift.infer.drawing import Drawing
 from swift.models.attention import choose_attention
 from swift.models.names import base_model, name_map
 from swift.models.precision import DTYPES, resolve_dtype
+from swift.models.quiet import import_peft
 from swift.models.source import open_source
 from swift.models.view import ViewModule
 
@@ -252,6 +253,7 @@ def _end_tokens(model: Any, given: Sequence[int]) -> list[int]:
 
 
 def _with_adapter(model: Any, request: EngineRequest) -> Any:
+    import_peft()
     from peft import PeftModel
 
     assert request.adapter is not None

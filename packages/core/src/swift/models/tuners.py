@@ -20,6 +20,7 @@ import xxhash
 
 from swift.errors import ConfigError, ModelError, did_you_mean
 from swift.models.names import ADAPTER, adapter_names, base_model, canonical_parameters, name_map
+from swift.models.quiet import import_peft
 
 if TYPE_CHECKING:
     from swift.config.sections import TunerSection
@@ -159,6 +160,7 @@ def _is_trained(name: str, section: TunerSection) -> bool:
 def _attach_adapter(
     model: torch.nn.Module, section: TunerSection, seed: int, say: Callable[[str], None]
 ) -> torch.nn.Module:
+    import_peft()
     from peft import LoraConfig, TaskType, get_peft_model
 
     config = LoraConfig(
@@ -226,6 +228,7 @@ def _fused_expert_modules(model: torch.nn.Module) -> set[str]:
 
 
 def _load_adapter(model: torch.nn.Module, folder: Path, say: Callable[[str], None]) -> torch.nn.Module:
+    import_peft()
     from peft import PeftModel
 
     for file in ("adapter_config.json", "adapter_model.safetensors"):
