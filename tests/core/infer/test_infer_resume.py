@@ -131,6 +131,38 @@ sys.exit(run(["infer", {str(model)!r}, "--dataset", "questions.jsonl", *flags.sp
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_an_interrupted_evaluation_goes_on_to_the_same_score(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from swift.infer.local import LocalEngine
+
+    rows = [{**row, "response": "no such answer"} for row in ROWS]
+    data, result = write_jsonl(tmp_path / "questions.jsonl", rows), tmp_path / "answers.jsonl"
+    flags = ["--dataset", str(data), "--result_path", str(result), "--max_new_tokens", "5", "--batch_size", "2"]
+
+    def evaluate(*more: str) -> Any:
+        assert run(["eval", str(model), *flags, *more]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert evaluate() == {"accuracy": 0.0, "right": 0, "questions": 12}
+    whole = result.read_text()
+    said = json.loads(whole.splitlines()[4])["answer"]
+    rows[4]["response"] = f" {said}\n"
+    write_jsonl(data, rows)
+    assert evaluate("--overwrite") == {"accuracy": 1 / 12, "right": 1, "questions": 12}
+    whole = result.read_text()
+    result.write_text("".join(whole.splitlines(keepends=True)[3:9]))
+    assert evaluate() == {"accuracy": 1 / 12, "right": 1, "questions": 12}
+    assert result.read_text() == whole
+    monkeypatch.setattr(LocalEngine, "__init__", None)  # nothing is left: no model is loaded
+    assert evaluate()["right"] == 1
+
+    assert run(["infer", str(model), *flags]) == 2  # another kind of file
+    assert "made with metric accuracy; now it is not set" in capsys.readouterr().err
+    assert run(["eval", str(model), *flags, "--metric", "loss"]) == 2
+    assert "asks for none" in capsys.readouterr().err
+
+
 def changed_row(folder: Path) -> None:
     rows = [{**row, "query": "another question"} if row["id"] == 4 else row for row in ROWS]
     write_jsonl(folder / "questions.jsonl", rows)
@@ -155,9 +187,9 @@ def nothing_beside(folder: Path) -> None:
         (fewer_rows, [], "of another input"),
         (not_ours, [], "is not a line that swift infer wrote"),
         (nothing_beside, [], "nothing says how it was made"),
-        (None, ["--seed", "4"], "were made with seed 3, not 4"),
-        (None, ["--system", "Be brief."], "were made with system not set, not Be brief."),
-        (None, ["--torch_dtype", "bfloat16"], "were made with dtype auto, not bfloat16"),
+        (None, ["--seed", "4"], "were made with seed 3; now it is 4"),
+        (None, ["--system", "Be brief."], "were made with system not set; now it is Be brief."),
+        (None, ["--torch_dtype", "bfloat16"], "were made with dtype auto; now it is bfloat16"),
     ],
 )
 def test_answers_to_something_else_are_left_alone(

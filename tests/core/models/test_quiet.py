@@ -6,13 +6,16 @@ import subprocess
 import sys
 
 _SCRIPT = """
-import sys
-from swift.models.quiet import import_peft
-import_peft()
+import sys, torch
+from swift.models.quiet import without_bitsandbytes
+
+with without_bitsandbytes():
+    from peft import LoraConfig, get_peft_model
+    get_peft_model(torch.nn.Sequential(torch.nn.Linear(64, 64)), LoraConfig(target_modules=["0"]))
 assert "bitsandbytes" not in sys.modules
-import bitsandbytes, torch
-from peft import LoraConfig, get_peft_model
+import bitsandbytes
 model = torch.nn.Sequential(bitsandbytes.nn.Linear4bit(64, 64))
+model.is_loaded_in_4bit = True
 print(type(get_peft_model(model, LoraConfig(target_modules=["0"])).base_model.model[0]).__module__)
 """
 

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from swift.toolkit import import_peft
+from swift.toolkit import without_bitsandbytes
 
 VERSION = "2.8.0"
 """The version of Transformer Engine that megatron-core sees. Later ones promise what the stand-in lacks."""
@@ -59,8 +59,8 @@ def prepare() -> None:
     # Tensor and context parallelism insist on it.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     # They look for Transformer Engine when they are imported, and are not to find the stand-in.
-    import_peft()
-    import peft  # noqa: F401
+    with without_bitsandbytes():
+        import peft  # noqa: F401
     import transformers  # noqa: F401
 
     _install()

@@ -40,7 +40,7 @@ from swift.models.names import (
 )
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import quantized_build
-from swift.models.quiet import import_peft
+from swift.models.quiet import without_bitsandbytes
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.source import architecture_of
 from swift.models.tensor_plan import COLUMNS, ROWS, TensorPlan, check_heads, tensor_plan
@@ -104,7 +104,6 @@ __all__ = [
     "flat_boxes",
     "heartbeat",
     "hollow_model",
-    "import_peft",
     "initial_adapter",
     "join_group",
     "leave_group",
@@ -131,4 +130,5 @@ __all__ = [
     "use_attention",
     "varlen_attention",
     "whole_shape",
+    "without_bitsandbytes",
 ]

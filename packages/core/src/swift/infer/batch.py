@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -13,6 +13,8 @@ from swift.infer.journal import Journal
 from swift.infer.questions import Question
 from swift.infer.speaker import Answer, Speaker
 from swift.train.progress import progress
+
+LineOf = Callable[[Question, Answer], Mapping[str, Any]]
 
 WINDOW = 8192
 """Questions that are in memory at a time: enough for an engine to fill its batches from."""
@@ -68,11 +70,16 @@ def print_answers(speaker: Speaker, questions: Asked, sampling: Sampling) -> Non
             told += 1
 
 
-def write_answers(speaker: Speaker, questions: Asked, sampling: Sampling, journal: Journal) -> int:
-    """Answer what the journal has no answer to, into it; how many answers were cut off at their longest."""
+def write_answers(
+    speaker: Speaker, questions: Asked, sampling: Sampling, journal: Journal, *, line: LineOf | None = None
+) -> int:
+    """Answer what the journal has no answer to, into it; how many answers were cut off at their longest. `line` makes
+    what is written of an answer.
+    """
+    make = line or line_of
     cut = 0
     for row, question, answer in answered(speaker, questions, sampling, journal.left()):
-        journal.write(row, line_of(question, answer))
+        journal.write(row, make(question, answer))
         cut += answer.finish_reason == "length"
     return cut
 

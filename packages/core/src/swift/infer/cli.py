@@ -17,7 +17,7 @@ from swift.infer.wanted import Wanted, is_address
 from swift.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:
-    from swift.infer.batch import Asked
+    from swift.infer.batch import Asked, LineOf
     from swift.infer.speaker import FoundModel, Speaker
 
 
@@ -62,6 +62,9 @@ Length = Annotated[
     int | None,
     typer.Option("--max_length", "--max-length", "--max_model_len", min=1, help="Longest question and answer together"),
 ]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Begin anew instead of going on with what is in --result_path")
+]
 Dtype = Annotated[str, typer.Option("--torch_dtype", "--torch-dtype", "--dtype", help="auto, float32, bfloat16, ...")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default: a GPU if there is one")]
 
@@ -76,9 +79,7 @@ def infer(
     result: Annotated[
         Path | None, typer.Option("--result_path", "--result-path", help="Write answers here, as JSONL")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew instead of going on with what is in --result_path")
-    ] = False,
+    overwrite: Overwrite = False,
     columns: Columns = "{}",
     system: System = None,
     max_new_tokens: Tokens = 512,
@@ -100,10 +101,7 @@ def infer(
     if prompt and dataset:
         raise UsageError("--prompt and --dataset are two sources of questions.", hint="Give one of them.")
     renames = _mapping("--columns", columns, '{"question": "query"}')
-    if result is not None and not result.parent.is_dir():
-        raise UsageError(
-            f"There is no folder {result.parent} for --result_path.", hint=f"Type: mkdir -p {result.parent}"
-        )
+    _check_result(result)
     wanted = _wanted(engine, adapters, system, dtype, device, batch_size, max_length, engine_options, api_key)
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
     quiet_libraries()
@@ -175,6 +173,7 @@ def evaluate(
     result: Annotated[
         Path | None, typer.Option("--result_path", "--result-path", help="Write every answer here, as JSONL")
     ] = None,
+    overwrite: Overwrite = False,
     columns: Columns = "{}",
     system: System = None,
     max_new_tokens: Tokens = 512,
@@ -196,6 +195,9 @@ def evaluate(
         raise UsageError("--dataset and --tasks are two sources of questions.", hint="Give one of them.")
     if metric not in ("accuracy", "loss"):
         raise UsageError(f"--metric is accuracy or loss, not {metric!r}.")
+    _check_result(result)
+    if metric == "loss" and result is not None and not tasks:
+        raise UsageError("--result_path takes answers, and --metric loss asks for none.", hint="Leave it out.")
     remote = is_address(engine)
     if remote and (metric == "loss" or tasks):
         raise UsageError(
@@ -221,7 +223,9 @@ def evaluate(
             say=_say,
         )
     else:
-        scores = _scores(name, wanted, dataset or [], renames, metric, max_new_tokens, result)
+        scores = _scores(
+            name, wanted, dataset or [], renames, metric, Sampling(max_new_tokens), result, overwrite=overwrite
+        )
     sys.stdout.write(json.dumps(scores) + "\n")
     return 0
 
@@ -232,18 +236,29 @@ def _scores(
     dataset: list[str],
     renames: dict[str, str],
     metric: str,
-    max_new_tokens: int,
+    sampling: Sampling,
     result: Path | None,
+    *,
+    overwrite: bool,
 ) -> dict[str, float]:
-    from swift.infer.evaluate import score_accuracy, score_loss
+    from swift.infer.batch import answered
+    from swift.infer.evaluate import accuracy_of, judged, score_loss, with_answers
+    from swift.infer.journal import read_lines
     from swift.infer.questions import read_questions
     from swift.infer.speaker import EngineSpeaker, open_speaker
 
     questions = read_questions(dataset, renames, system=wanted.system)
+    if metric == "accuracy" and result is not None:
+        compared = with_answers(questions)
+        _answer_into(result, name, wanted, sampling, compared, overwrite=overwrite, metric=metric, line=judged)
+        return accuracy_of(read_lines(result))
     speaker = open_speaker(name, wanted, say=_say)
     try:
         if metric == "accuracy":
-            return score_accuracy(speaker, questions, Sampling(max_new_tokens), result=result)
+            compared = with_answers(questions)
+            return accuracy_of(
+                judged(question, answer) for _, question, answer in answered(speaker, compared, sampling)
+            )
         assert isinstance(speaker, EngineSpeaker)
         return score_loss(speaker, dataset, renames)
     finally:
@@ -251,9 +266,20 @@ def _scores(
 
 
 def _answer_into(
-    result: Path, name: str | None, wanted: Wanted, sampling: Sampling, questions: Asked, *, overwrite: bool
+    result: Path,
+    name: str | None,
+    wanted: Wanted,
+    sampling: Sampling,
+    questions: Asked,
+    *,
+    overwrite: bool,
+    metric: str | None = None,
+    line: LineOf | None = None,
 ) -> None:
-    """What the file holds already is not asked again; where nothing is left, no model is loaded."""
+    """What the file holds already is not asked again; where nothing is left, no model is loaded.
+
+    Files in which answers are judged by a `metric`, each on a `line`, are not mixed with others.
+    """
     from swift.infer.batch import write_answers
     from swift.infer.journal import Journal
     from swift.infer.speaker import find_model, open_local, open_speaker
@@ -271,6 +297,7 @@ def _answer_into(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "seed": sampling.seed,
+        **({} if metric is None else {"metric": metric}),
     }
     with Journal(result, questions, settings, overwrite=overwrite) as journal:
         left = len(journal.left())
@@ -282,7 +309,7 @@ def _answer_into(
             open_speaker(name, wanted, say=_say) if found is None else open_local(found, wanted, say=_say)
         )
         try:
-            cut = write_answers(speaker, questions, sampling, journal)
+            cut = write_answers(speaker, questions, sampling, journal, line=line)
         except KeyboardInterrupt:
             _say(
                 f"Stopped; {len(questions) - len(journal.left())} of {len(questions)} questions are answered in "
@@ -314,6 +341,13 @@ def _named(verb: str, model: str | None, flag: str | None, engine: str) -> str |
             f"swift {verb} needs a model.", hint=f"For example: swift {verb} output/my-model/v0-20260101-120000"
         )
     return name
+
+
+def _check_result(result: Path | None) -> None:
+    if result is not None and not result.parent.is_dir():
+        raise UsageError(
+            f"There is no folder {result.parent} for --result_path.", hint=f"Type: mkdir -p {result.parent}"
+        )
 
 
 def _mapping(flag: str, text: str, example: str) -> dict[str, Any]:

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from swift.config.sections import DataSection
-from swift.contracts import Sampling
 from swift.data.pipeline import prepare_data
 from swift.errors import DataError
-from swift.infer.batch import WINDOW, Asked, answered
+from swift.infer.batch import WINDOW, Asked
 from swift.infer.questions import Question
-from swift.infer.speaker import EngineSpeaker, Speaker
+from swift.infer.speaker import Answer, EngineSpeaker
 from swift.train.progress import progress
 
 
-def score_accuracy(speaker: Speaker, questions: Asked, sampling: Sampling, *, result: Path | None) -> dict[str, float]:
-    """How often the whole answer is what the data set expects, white space at its ends left out."""
+def with_answers(questions: Asked) -> list[Question]:
+    """Those that have an answer to compare with."""
     asked = [question for question in questions if question.expected is not None]
     if not asked:
         raise DataError(
             f"None of the {len(questions)} questions has an answer to compare with.",
             hint="Give a data set whose rows end with the assistant's message, or ask with swift infer.",
         )
-    lines: list[dict[str, Any]] = [{} for _ in asked]
-    for row, question, answer in answered(speaker, asked, sampling):
-        lines[row] = _judged(question, answer.text)
-    if result is not None:
-        with result.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    right = sum(line["right"] for line in lines)
-    return {"accuracy": right / len(lines), "right": right, "questions": len(lines)}
+    return asked
+
+
+def judged(question: Question, answer: Answer) -> dict[str, Any]:
+    """A line that says whether the whole answer is what was expected, white space at its ends left out."""
+    right = answer.text.strip() == str(question.expected).strip()
+    asked = {"messages": question.messages, "answer": answer.text, "expected": question.expected, "right": right}
+    return {**question.extras, **asked}
+
+
+def accuracy_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """How many of these lines are right."""
+    rights = [bool(line["right"]) for line in lines]
+    return {"accuracy": sum(rights) / len(rights), "right": sum(rights), "questions": len(rights)}
 
 
 def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, str]) -> dict[str, float]:
@@ -55,12 +58,6 @@ def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, 
                 loss, weight = loss - each * logprob, weight + each
                 right, counted = right + likeliest, counted + 1
     return {"loss": loss / weight, "token_acc": right / counted, "tokens": counted}
-
-
-def _judged(question: Question, text: str) -> dict[str, Any]:
-    right = text.strip() == str(question.expected).strip()
-    asked = {"messages": question.messages, "answer": text, "expected": question.expected, "right": right}
-    return {**question.extras, **asked}
 
 
 def _silent(_: str) -> None:

@@ -87,7 +87,7 @@ class Journal:
         for name in dict.fromkeys([*settings, *before]):
             if before.get(name) != settings.get(name):
                 raise self._other(
-                    f"The answers in {self._path} were made with {name} {_shown(before.get(name))}, not "
+                    f"The answers in {self._path} were made with {name} {_shown(before.get(name))}; now it is "
                     f"{_shown(settings.get(name))}."
                 )
 

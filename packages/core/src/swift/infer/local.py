@@ -21,7 +21,7 @@ from swift.infer.drawing import Drawing
 from swift.models.attention import choose_attention
 from swift.models.names import base_model, name_map
 from swift.models.precision import DTYPES, resolve_dtype
-from swift.models.quiet import import_peft
+from swift.models.quiet import without_bitsandbytes
 from swift.models.source import open_source
 from swift.models.view import ViewModule
 
@@ -253,10 +253,11 @@ def _end_tokens(model: Any, given: Sequence[int]) -> list[int]:
 
 
 def _with_adapter(model: Any, request: EngineRequest) -> Any:
-    import_peft()
-    from peft import PeftModel
+    with without_bitsandbytes():
+        from peft import PeftModel
 
     assert request.adapter is not None
     if not (request.adapter / ADAPTER_FILE).is_file():
         raise ModelError(f"{request.adapter} is not an adapter: {ADAPTER_FILE} is missing.", hint="Check --adapter.")
-    return PeftModel.from_pretrained(model, str(request.adapter), is_trainable=False)
+    with without_bitsandbytes():
+        return PeftModel.from_pretrained(model, str(request.adapter), is_trainable=False)

@@ -6,6 +6,8 @@ import functools
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 @functools.cache
@@ -24,16 +26,21 @@ def quiet_libraries() -> None:
     transformers_logging.set_verbosity_error()
 
 
-def import_peft() -> None:
-    """Called before the first import of PEFT, which takes bitsandbytes along wherever that is installed; importing it
-    takes several times as long as PEFT itself. Meanwhile it is not to be found; who quantises imports it then.
+@contextmanager
+def without_bitsandbytes() -> Iterator[None]:
+    """For the first import of PEFT, and for putting adapters on: PEFT takes bitsandbytes along wherever that is
+    installed, and importing it takes several times as long as PEFT itself. While this is entered it is not to be found,
+    unless it is imported already, as it is by whoever quantises.
     """
-    if "peft" in sys.modules or "bitsandbytes" in sys.modules:
+    if "bitsandbytes" in sys.modules:
+        yield
         return
     sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # what Python takes for: not there
     try:
-        import peft.import_utils
+        yield
     finally:
         del sys.modules["bitsandbytes"]
-    for known in (peft.import_utils.is_bnb_available, peft.import_utils.is_bnb_4bit_available):
-        known.cache_clear()
+        from peft import import_utils
+
+        for remembered in (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available):
+            remembered.cache_clear()

@@ -20,7 +20,7 @@ import xxhash
 
 from swift.errors import ConfigError, ModelError, did_you_mean
 from swift.models.names import ADAPTER, adapter_names, base_model, canonical_parameters, name_map
-from swift.models.quiet import import_peft
+from swift.models.quiet import without_bitsandbytes
 
 if TYPE_CHECKING:
     from swift.config.sections import TunerSection
@@ -160,8 +160,8 @@ def _is_trained(name: str, section: TunerSection) -> bool:
 def _attach_adapter(
     model: torch.nn.Module, section: TunerSection, seed: int, say: Callable[[str], None]
 ) -> torch.nn.Module:
-    import_peft()
-    from peft import LoraConfig, TaskType, get_peft_model
+    with without_bitsandbytes():
+        from peft import LoraConfig, TaskType, get_peft_model
 
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
@@ -176,7 +176,7 @@ def _attach_adapter(
     )
     try:
         # PEFT draws from the global generator; what it draws is replaced, and the generator put back.
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), without_bitsandbytes():
             tuned: torch.nn.Module = get_peft_model(model, config, adapter_name=ADAPTER)
     except ValueError as error:
         raise ConfigError(f"The adapter does not fit this model: {error}", hint="Check tuner.targets.") from error
@@ -228,8 +228,8 @@ def _fused_expert_modules(model: torch.nn.Module) -> set[str]:
 
 
 def _load_adapter(model: torch.nn.Module, folder: Path, say: Callable[[str], None]) -> torch.nn.Module:
-    import_peft()
-    from peft import PeftModel
+    with without_bitsandbytes():
+        from peft import PeftModel
 
     for file in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / file).is_file():
@@ -237,7 +237,8 @@ def _load_adapter(model: torch.nn.Module, folder: Path, say: Callable[[str], Non
                 f"{folder} is not an adapter: {file} is missing.", hint="Give a folder that has both files."
             )
     try:
-        tuned: torch.nn.Module = PeftModel.from_pretrained(model, str(folder), ADAPTER, is_trainable=True)
+        with without_bitsandbytes():
+            tuned: torch.nn.Module = PeftModel.from_pretrained(model, str(folder), ADAPTER, is_trainable=True)
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"The adapter in {folder} does not fit this model: {error}") from error
     say(f"going on from the adapter in {folder}; its rank, alpha and targets are in force")
