@@ -247,8 +247,11 @@ def _cleanliness() -> Iterator[list[str]]:
     environment = dict(os.environ)
     threads = set(threading.enumerate())
     listening = set(_listening(process))
+    had_frozen = gc.get_freeze_count() > 0
     yield found
     gc.collect()
+    if had_frozen and not gc.get_freeze_count():
+        gc.freeze()  # as the crew has done: what was there before is looked at once, not after every case
     if dist.is_initialized():
         found.append("a process group")
     changed = {name for name in {*environment, *os.environ} if environment.get(name) != os.environ.get(name)}
