@@ -14,7 +14,7 @@ from tiny_runs import conversations, run_training, write_model
 from transformers import TrainerCallback
 
 from swift.checkpoint import open_checkpoint
-from swift.errors import ExportError, UsageError
+from swift.errors import CheckpointError, UsageError
 from swift.export.convert import convert_checkpoint
 from swift.export.convert_to import convert_to
 
@@ -126,8 +126,9 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     folder = convert_to(stored, to="trainer", out=tmp_path / "out", say=said.append)
     assert not (folder / "optimizer.pt").exists()
     assert any("weights and step alone" in line for line in said)
-    with pytest.raises(ExportError, match="is there already"):
+    with pytest.raises(CheckpointError, match="is there already") as caught:
         convert_to(stored, to="trainer", out=tmp_path / "out", say=lambda _: None)
+    assert caught.value.hint == "Choose another folder with --out."
 
 
 def test_the_command_tells_directions_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

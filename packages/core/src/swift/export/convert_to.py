@@ -11,9 +11,9 @@ from swift.checkpoint.folders import find_checkpoint
 from swift.checkpoint.load import Checkpoint, open_checkpoint
 from swift.config.sections import ExportSection
 from swift.contracts import ExportRequest, TrainedState
-from swift.errors import PluginError, UsageError, did_you_mean
+from swift.errors import CheckpointError, PluginError, UsageError, did_you_mean
 from swift.export.hf_folder import OPTIMIZER
-from swift.export.run import base_of, check_destination, export_checkpoint, put_in_place, stored_weights
+from swift.export.run import base_of, export_checkpoint, put_in_place, stored_weights
 from swift.export.stored_state import StoredState
 from swift.export.trainer_folder import write_optimizer, write_trainer_state
 from swift.models.quiet import quiet_libraries
@@ -37,12 +37,12 @@ _WHOLE_SHARDS = 10.0**6  # the Trainer reads its own fp32 weights, in one file o
 def convert_to(path: Path, *, to: str, out: Path, say: Say) -> Path:
     """Write `out` from a checkpoint, or the last one of a run, in the format `to`."""
     quiet_libraries()
+    if out.exists():
+        raise CheckpointError(f"{out} is there already.", hint="Choose another folder with --out.")
     if to in MODELS:
         return export_checkpoint(path, to=to, options=ExportSection(to=to, out=out, verify="none"), say=say)
     writer = None if to == TRAINER else _writer_of(to)
     folder = find_checkpoint(path)
-    options = ExportSection(out=out)
-    check_destination(out, options)
     checkpoint = open_checkpoint(folder)
     source = base_of(checkpoint, say)
     state = StoredState(checkpoint, source)
@@ -55,6 +55,8 @@ def convert_to(path: Path, *, to: str, out: Path, say: Say) -> Path:
             _write_trainer(temporary, checkpoint, source, state, say)
         else:
             writer(state, temporary)
+            if not state.slots():
+                say("The checkpoint has no state of AdamW, and what was written has none either.")
         put_in_place(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
