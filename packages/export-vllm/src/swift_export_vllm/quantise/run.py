@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -128,35 +129,23 @@ class _Quantiser:
     ) -> None:
         for batch in self._before:
             batch.hidden = walk.run(index, batch).cpu()
-        with walk.as_written(dtype):
-            self._rounded(walk, index, block, shards, group=group, dtype=dtype, left=left)
+        # What comes before the first block goes through it as it will be read.
+        with walk.as_written(dtype) if index == 0 else nullcontext():
+            seen = observe(walk, index, self._samples) if self._samples else []
+            sample = self._samples[0] if self._scheme.method == "scaling" else None
+            probe = None if sample is None else walk.run(index, sample)
 
-    def _rounded(
-        self,
-        walk: Walk,
-        index: int,
-        block: torch.nn.Module,
-        shards: Shards,
-        *,
-        group: int,
-        dtype: torch.dtype,
-        left: set[str],
-    ) -> None:
-        seen = observe(walk, index, self._samples) if self._samples else []
-        sample = self._samples[0] if self._scheme.method == "scaling" else None
-        probe = None if sample is None else walk.run(index, sample)
+            def scaled() -> None:
+                if sample is not None and probe is not None:
+                    check_unchanged(probe, walk.run(index, sample), walk.path(block))
 
-        def scaled() -> None:
-            if sample is not None and probe is not None:
-                check_unchanged(probe, walk.run(index, sample), walk.path(block))
-
-        stored = round_block(walk, self._scheme, seen, block, group=group, dtype=dtype, left=left, scaled=scaled)
-        del seen
-        rounded = [module for module in block.modules() if isinstance(module, torch.nn.Linear)]
-        rounded = [module for module in rounded if walk.path(module) in stored]
-        with rounded_inputs(self._scheme, rounded):
-            for batch in (*self._samples, *self._after):
-                batch.hidden = walk.run(index, batch).cpu()
+            stored = round_block(walk, self._scheme, seen, block, group=group, dtype=dtype, left=left, scaled=scaled)
+            del seen
+            rounded = [module for module in block.modules() if isinstance(module, torch.nn.Linear)]
+            rounded = [module for module in rounded if walk.path(module) in stored]
+            with rounded_inputs(self._scheme, rounded):
+                for batch in (*self._samples, *self._after):
+                    batch.hidden = walk.run(index, batch).cpu()
         for module in block.modules():
             for leaf, parameter in module._parameters.items():
                 name = walk.path(module)
