@@ -479,7 +479,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("mcore_bridge") is None, reason="needs megatron-core and mcore-bridge")
 def test_models_of_the_bridge_answer_as_those_of_transformers_and_other_libraries_still_work(tmp_path: Path) -> None:
     (tmp_path / "whole.py").write_text(WHOLE)

@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "tiny", hidden=32, layers=1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", PAGES)
 def test_the_plugin_on_a_page_is_built_installed_and_used(name: str, model: Path, tmp_path: Path) -> None:
     page, site, work = DOCS / name, tmp_path / "site", tmp_path / "work"

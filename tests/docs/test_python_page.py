@@ -21,7 +21,7 @@ with open("alphabet.jsonl", "w") as file:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_snippets_of_the_python_page_train(tmp_path: Path) -> None:
     snippets = [block.text for block in blocks(DOCS / "how-to" / "python.md") if block.language == "python"]
     assert len(snippets) == 2
@@ -30,14 +30,14 @@ def test_the_snippets_of_the_python_page_train(tmp_path: Path) -> None:
     assert printed.rstrip().endswith("checkpoint-4")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_engine_answers_in_tokens_as_the_page_on_rollouts_says(tmp_path: Path) -> None:
     snippets = [block.text for block in blocks(DOCS / "how-to" / "rollouts.md") if block.language == "python"]
     printed = _run("\n".join([PARTS, snippets[0]]), tmp_path)
     assert len(printed.splitlines()) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_export_is_used_in_transformers_and_peft_as_the_page_says(tmp_path: Path) -> None:
     snippets = [block.text for block in blocks(DOCS / "how-to" / "export-and-use.md") if block.language == "python"]
     assert len(snippets) == 2

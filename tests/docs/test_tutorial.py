@@ -43,7 +43,7 @@ def follow(page: Path, folder: Path, serve: Callable[[Command], None] | None = N
     return followed
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     followed = follow(FIRST_MODEL, folder)
@@ -57,7 +57,7 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     assert verified["verified"] is True
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_zero_prototype_goes_on_as_a_pipeline(tmp_path: Path) -> None:
     followed = follow(TO_PIPELINE, tmp_path / "work")
     assert followed.count(["swift", "sft"]) == 2
@@ -66,7 +66,7 @@ def test_a_zero_prototype_goes_on_as_a_pipeline(tmp_path: Path) -> None:
     assert verified["verified"] is True
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.vllm
 def test_what_was_trained_is_served_and_asked(tmp_path: Path) -> None:
     """The server of the second terminal runs while the commands after it are typed, and ends with Ctrl-C."""

@@ -61,7 +61,7 @@ SERVED = [check for check in CHECKS if check.__name__ != "half_an_update_is_refu
 """A server reads what it is given, and says nothing of what it is not."""
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("check", SERVED, ids=lambda check: check.__name__)
 def test_a_server_answers_in_tokens(check: Check, server: InferenceEngine, reference: Reference) -> None:
     check(server, reference)
@@ -76,13 +76,13 @@ def fed(address: str, reference: Reference, tmp_path_factory: pytest.TempPathFac
     return told
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_on_two_processes_feeds_a_server(fed: dict[str, Any]) -> None:
     assert fed["after"] == fed["expected"]
     assert fed["after"] != fed["before"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_was_learned_is_asked_through_the_address(
     fed: dict[str, Any],
     address: str,
@@ -119,25 +119,25 @@ def told(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> dict
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_vllm_in_process_answers_in_tokens(check: Check, told: dict[str, Any]) -> None:
     assert told[check.__name__] == ""
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("tuner", ["full", "lora"])
 def test_a_run_feeds_the_vllm_in_its_process(tuner: str, told: dict[str, Any]) -> None:
     assert told[tuner]["after"] == told[tuner]["expected"]
     assert told[tuner]["after"] != told[tuner]["before"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_process_is_left_as_it_was(told: dict[str, Any]) -> None:
     assert told["left behind"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_adapter_is_scored_as_transformers_scores_it(told: dict[str, Any]) -> None:
     assert told["score of vllm"] == pytest.approx(told["score of transformers"], rel=1e-4)
     assert told["answers of vllm"] == told["answers of transformers"]

@@ -158,7 +158,7 @@ def test_float16_scales_its_gradients_and_learns(tiny: Path, tmp_path: Path) -> 
     assert finite[-1] < 100, "reported gradient norms are those of the unscaled gradients"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_compiled_blocks_give_the_same_numbers(tmp_path: Path) -> None:
     shallow = write_model(tmp_path / "shallow", num_hidden_layers=1)
     trained = run_training(shallow, tmp_path, ROWS, {"train.compile": True, "train.max_steps": 3})
