@@ -38,6 +38,7 @@ PUBLIC = (
     "swift.plugins",
     "swift.testing",
     "swift.toolkit",
+    "swift.untrusted",
 )
 """What other packages may import from; to add a module here is to promise to keep it."""
 

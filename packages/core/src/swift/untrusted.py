@@ -1,0 +1,216 @@
+"""Reading what somebody else made: files that are not what they claim, that never end, or that keep a parser busy.
+
+A folder from elsewhere may hold anything under the names that swift looks for. Whoever opens such a file does it
+through this module: only regular files are opened, only up to a size that is plausible for their kind, JSON only as
+deep as people nest it, and names that a file gives to other files never lead out of its folder. Every function raises
+the `error` of its caller (`ModelError`, `DataError`, ...), with the file and the place in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from types import FrameType
+from typing import Any, BinaryIO
+
+from swift.errors import SwiftError
+
+SMALL = 64 << 20
+"""Bytes that a file of settings may have: the largest known tokenizer.json has half of it."""
+DEPTH = 100
+"""Levels that JSON from a file may nest: a tokenizer or a JSON schema of a tool takes about 20."""
+_NAME_BYTES = 255
+
+Failure = type[SwiftError]
+
+
+def open_regular(path: Path, error: Failure) -> BinaryIO:
+    """Opens a regular file for reading; raises `error` for pipes, devices, folders and what cannot be read.
+
+    Opening a pipe would wait for somebody to write to it, and a device such as /dev/zero never ends.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise error(f"There is no file {shown(path)}.") from None
+    except (OSError, ValueError) as cause:  # ValueError: a NUL in the name
+        raise error(f"{shown(path)} cannot be read: {_reason(cause)}.") from None
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise error(f"{shown(path)} cannot be read: it is {_kind(mode)}, not a file.")
+    return os.fdopen(handle, "rb")
+
+
+def check_regular(path: Path, error: Failure) -> None:
+    """Raises `error` unless this is a regular file that can be read: for readers that open files themselves."""
+    open_regular(path, error).close()
+
+
+def read_bytes(path: Path, error: Failure, *, limit: int = SMALL) -> bytes:
+    """Returns the whole of a small file."""
+    with open_regular(path, error) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as cause:
+            raise error(f"{shown(path)} cannot be read: {_reason(cause)}.") from None
+    if len(content) > limit:
+        raise error(f"{shown(path)} has more than {limit:,} bytes, which no file of its kind needs.")
+    return content
+
+
+def read_text(path: Path, error: Failure, *, limit: int = SMALL) -> str:
+    """Returns the text of a small UTF-8 file, without a byte order mark."""
+    content = read_bytes(path, error, limit=limit)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as cause:
+        raise error(f"{shown(path)} is not UTF-8 text (byte {cause.start}).") from None
+
+
+def read_json(path: Path, error: Failure, *, limit: int = SMALL) -> Any:
+    """Returns what a small JSON file holds."""
+    return parse_json(read_text(path, error, limit=limit), str(path), error)
+
+
+def read_json_object(path: Path, error: Failure, *, limit: int = SMALL) -> dict[str, Any]:
+    """Returns the object that a small JSON file holds; raises `error` where it holds anything else."""
+    content = read_json(path, error, limit=limit)
+    if not isinstance(content, dict):
+        raise error(f"{shown(path)} should hold a JSON object, and holds {json_kind(content)}.")
+    return content
+
+
+def parse_json(text: str | bytes, source: str, error: Failure, *, depth: int = DEPTH) -> Any:
+    """Returns the value of a JSON text; `source` names the text in messages, as `file` or `file:line`."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as cause:
+        line = f":{cause.lineno}" if cause.lineno > 1 else ""
+        raise error(f"{source}{line}: malformed JSON: {cause.msg} (column {cause.colno}).") from None
+    except UnicodeDecodeError as cause:
+        raise error(f"{source}: not UTF-8 text (byte {cause.start}).") from None
+    except RecursionError:
+        raise error(f"{source}: the JSON is nested more than {depth} levels deep.") from None
+    except ValueError:  # the interpreter's own limit on digits
+        raise error(f"{source}: the JSON holds a number of thousands of digits.") from None
+    if is_deeper(value, depth):
+        raise error(f"{source}: the JSON is nested more than {depth} levels deep.")
+    return value
+
+
+def is_deeper(value: object, depth: int) -> bool:
+    """Returns whether lists and mappings are nested more than `depth` levels deep."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        level = [
+            item
+            for parent in level
+            for item in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(item, dict | list)
+        ]
+    return bool(level)
+
+
+def json_kind(value: object) -> str:
+    """Returns what a JSON value is, in words for people: 'a list', 'null'."""
+    if value is None:
+        return "null"
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+def inside(folder: Path, name: object, error: Failure, *, source: str) -> Path:
+    """Returns the path of a file that `source` names, which must be a plain name inside `folder`.
+
+    A name that leads elsewhere ('../x', '/etc/passwd', a symbolic link that leaves the folder) would let a file from
+    somebody else choose what is opened on this machine. In a hub's cache every file is a link into the store of the
+    same model: that is allowed.
+    """
+    if not isinstance(name, str) or not name or "\0" in name or len(name.encode("utf-8", "replace")) > 16 * _NAME_BYTES:
+        raise error(f"{source} should name a file of its folder, and holds {_clipped(repr(name))}.")
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in name:
+        raise error(
+            f"{source} names {_clipped(repr(name))}, which leads out of {shown(folder)}.",
+            hint="The folder was made by somebody who wants other files of this machine to be read: do not use it.",
+        )
+    path = folder / pure
+    try:
+        real, home = path.resolve(), folder.resolve()
+    except (OSError, RuntimeError) as cause:
+        raise error(f"{shown(path)}, which {source} names, cannot be read: {_reason(cause)}.") from None
+    if not any(real.is_relative_to(root) for root in (home, *_hub_store(home))):
+        raise error(
+            f"{source} names {_clipped(repr(name))}, a link to {real}, which leads out of {shown(folder)}.",
+            hint="Copy the file into the folder, if it is what you mean.",
+        )
+    return path
+
+
+def _hub_store(folder: Path) -> list[Path]:
+    """Returns where a hub's cache keeps the contents of `snapshots/<revision>`: in `blobs`, beside `snapshots`."""
+    for parent in folder.parents:
+        if parent.name == "snapshots" and (parent.parent / "blobs").is_dir():
+            return [parent.parent / "blobs"]
+    return []
+
+
+@contextmanager
+def time_limit(seconds: float, error: SwiftError) -> Iterator[None]:
+    """Raises `error` in the body when it takes longer: for patterns and templates that can run for ever.
+
+    Works through an alarm of the process, which only its main thread receives; elsewhere the body runs unlimited.
+    Python code, and C code that looks for signals as `re` does, is interrupted; other C code only when it returns.
+    Somebody else's alarm is put off until the body has ended, and left alone where it is due before ours.
+    """
+    others, interval = signal.getitimer(signal.ITIMER_REAL)
+    if threading.current_thread() is not threading.main_thread() or 0.0 < others <= seconds:
+        yield
+        return
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise error
+
+    started = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
+        if others:
+            signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - started), 0.001), interval)
+
+
+def shown(path: Path | str) -> str:
+    """Returns a path for a message: long ones clipped, and what a terminal cannot print escaped."""
+    return _clipped(str(path).encode("utf-8", "backslashreplace").decode())
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:150]}…{text[-45:]}"
+
+
+def _reason(cause: BaseException) -> str:
+    return getattr(cause, "strerror", None) or str(cause)
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
