@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
-from launched_runs import SWIFT, noise, sabotage, sft, started
+from commands import SWIFT, noise, sabotage, sft, started
 from processes import on_processes
 from tiny_runs import run_training
 
@@ -41,7 +38,7 @@ ARTICLE = {
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """The folder in which a command is typed."""
-    write_model(tmp_path / "tiny", num_hidden_layers=2)
+    write_model(tmp_path / "tiny")
     write_jsonl(tmp_path / "data.jsonl", conversations(64))
     (tmp_path / "ds_config_zero3.json").write_text(json.dumps(ARTICLE))
     return tmp_path

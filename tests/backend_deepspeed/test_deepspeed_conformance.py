@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-from pathlib import Path
 from typing import ClassVar
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
 
 from kit_cases import chosen
 

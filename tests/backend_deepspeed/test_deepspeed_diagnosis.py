@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
 
 from processes import on_processes, succeeded
 from tiny_runs import run_training

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
 from against_torch import COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Both, Pair, assert_equal, run_pairs
 from tiny_runs import pairs, verdicts
 

@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
-from launched_runs import SWIFT, started
+from commands import SWIFT, started
 from processes import on_processes, succeeded
+from torch import nn
 
 from swift.checkpoint import open_checkpoint
 from swift.errors import CheckpointError
@@ -153,7 +150,7 @@ def by_torch(model: Path, *, lora: bool, steps: int = STEPS) -> dict[str, list[t
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A model, its data, and what DeepSpeed made of it in all ways."""
     folder = tmp_path_factory.mktemp("native")
-    model = write_model(folder / "tiny", num_hidden_layers=2)
+    model = write_model(folder / "tiny")
     write_jsonl(folder / "data.jsonl", conversations(16))
     before = os.environ.get("DS_ACCELERATOR")
     os.environ["DS_ACCELERATOR"] = "cpu"

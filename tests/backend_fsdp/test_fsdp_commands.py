@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
-from launched_runs import SWIFT, noise, sabotage, sft, started
+from commands import SWIFT, noise, sabotage, sft, started
 
 from swift.testing.subjects import conversations, write_jsonl, write_model
 
@@ -20,7 +16,7 @@ FSDP = ("--backend", "fsdp", "--nproc", "2")
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """The folder in which a command is typed."""
-    write_model(tmp_path / "tiny", num_hidden_layers=2)
+    write_model(tmp_path / "tiny")
     write_jsonl(tmp_path / "data.jsonl", conversations(64))
     return tmp_path
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
 from kit_cases import chosen
 
 from swift.testing import BackendConformance, Layout

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
 from processes import on_processes, succeeded
 from tiny_runs import conversations, run_training
 
@@ -32,7 +28,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=2)
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_path: Path) -> None:

@@ -7,10 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
-from launched_runs import SWIFT, noise, sabotage, sft, started
+from commands import SWIFT, noise, sabotage, sft, started
 
 from swift.testing.subjects import conversations, write_jsonl, write_model
 
@@ -29,7 +26,7 @@ Swift.from_config(config).train()
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """The folder in which a command is typed."""
-    write_model(tmp_path / "tiny", architecture="Llama", num_hidden_layers=2)
+    write_model(tmp_path / "tiny", architecture="Llama")
     write_jsonl(tmp_path / "data.jsonl", conversations(64))
     return tmp_path
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import ClassVar
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
 
 from kit_cases import chosen
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.append(str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
 import megatron_imported  # noqa: F401
+import pytest
 import torch
 from against_torch import MOE
 from processes import on_processes, succeeded
@@ -40,7 +35,7 @@ STAGES = {**BALANCED, "parallel.pp": 2, "train.micro_batch": 8}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "moe", architecture="Qwen3Moe", **MOE, num_hidden_layers=2)
+    return write_model(tmp_path_factory.mktemp("models") / "moe", architecture="Qwen3Moe", **MOE)
 
 
 @pytest.fixture(scope="module")

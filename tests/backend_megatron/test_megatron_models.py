@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.append(str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
 import megatron_imported  # noqa: F401
+import pytest
 from against_torch import LORA, MOE, PACKED, Both, Pair, assert_equal, run_pairs
 from tiny_runs import pairs, verdicts
 

@@ -12,13 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
-
-sys.path.append(str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
 import megatron_imported  # noqa: F401
 import megatron_saves
+import pytest
 import torch
 from against_torch import MOE
 from processes import on_processes, succeeded
@@ -53,7 +49,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def folder_of(name: str) -> Path:
         own = tmp_path_factory.mktemp("native")
         architecture, shape, plan = SAVED[name]
-        model = write_model(own / "model", architecture=architecture, **{"num_hidden_layers": 2, **shape})
+        model = write_model(own / "model", architecture=architecture, **shape)
         settings = {
             "model.path": str(model), "model.dtype": "float32", "tuner.kind": "full", "backend.name": "megatron",
             "train.global_batch": 4, "train.max_steps": 3, "optim.lr": 1e-3, "logging.output": str(own),

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.append(str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
 import megatron_imported  # noqa: F401
+import pytest
 import torch
 from against_torch import LORA, MOE
 from processes import on_processes, succeeded
@@ -48,7 +43,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=2)
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_path: Path) -> None:
@@ -100,7 +95,7 @@ STREAMED: dict[str, tuple[int, dict[str, Any], str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", STREAMED)
 def test_what_was_read_is_streamed_bit_for_bit(tmp_path: Path, name: str) -> None:
     processes, plan, architecture, shape = STREAMED[name]
-    folder = write_model(tmp_path / "model", architecture=architecture, **{"num_hidden_layers": 2, **shape})
+    folder = write_model(tmp_path / "model", architecture=architecture, **shape)
 
     def streamed() -> list[str]:
         from swift.train.prepare import opened

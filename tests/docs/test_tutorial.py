@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
+from commands import SWIFT, started
 from pages import DOCS, Command, blocks, commands, missing
 from reader import Reader
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
-from launched_runs import SWIFT, started
 
 FIRST_MODEL = DOCS / "tutorial" / "first-model.md"
 TO_PIPELINE = DOCS / "tutorial" / "prototype-to-pipeline.md"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from swift.testing.cases import CHATS
 from swift.testing.subjects import Subject, shared_model
 from swift.train.loop import Loop
 from swift.train.prepare import opened
-
-sys.path.append(str(Path(__file__).parent.parent / "backend_megatron"))
 
 PLACES = (
     Place("torch", TORCH, Layout(1)),

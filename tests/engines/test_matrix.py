@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
@@ -23,8 +22,6 @@ from swift.testing.crew import Job, succeeded
 from swift.testing.subjects import Subject
 from swift.testing.trial import Outcome
 from swift.testing.trials import KILLED_AT, Trials
-
-sys.path.append(str(Path(__file__).parent.parent / "backend_megatron"))  # what its processes import beforehand
 
 PAIRS = list(pairs())
 ENGINES = ("deepspeed", "megatron-core", "mcore-bridge")

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,6 @@ from swift.testing.cases import CHATS
 from swift.testing.subjects import Subject, shared_model
 from swift.train.loop import Loop
 from swift.train.prepare import opened
-
-sys.path.append(str(Path(__file__).parent.parent / "backend_megatron"))
 
 PLACES = (
     Place("torch", TORCH, Layout(2)),

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-sys.path.append(str(Path(__file__).parent))
 
 KEY = "a-key-that-nobody-sees"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-
-sys.path.append(str(Path(__file__).parent.parent / "core"))
-
-from launched_runs import SWIFT, Run, started
+from commands import SWIFT, Run, started
 
 ENVIRONMENT = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 READY = "Ctrl-C stops it"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,8 +23,6 @@ from processes import on_processes, succeeded
 from safetensors import safe_open
 from served import READY, Served, serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-sys.path.append(str(Path(__file__).parent.parent / "backend_megatron"))  # what its processes import beforehand
 
 from swift.cli.main import run as swift
 from swift.config.parse import parse

@@ -38,7 +38,7 @@ GREEDY = Sampling(max_new_tokens=16)
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """A model with heads as vLLM has them on a CPU."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    return Reference(write_model(folder, num_hidden_layers=2, head_dim=32), tolerance=2e-5)
+    return Reference(write_model(folder, head_dim=32), tolerance=2e-5)
 
 
 # --- on a server ----------------------------------------------------------------------------------------------------

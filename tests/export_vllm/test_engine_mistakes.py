@@ -17,7 +17,7 @@ from swift_export_vllm.vllm_installed import in_plain_words
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=2, head_dim=32)
+    return write_model(tmp_path_factory.mktemp("models") / "tiny", head_dim=32)
 
 
 def test_without_vllm_the_extras_are_named(
@@ -38,7 +38,7 @@ def test_a_model_too_large_for_memory_is_refused_before_loading(model: Path, mon
 
 
 def test_the_cache_is_bounded_and_as_long_as_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = write_model(tmp_path / "long", num_hidden_layers=2, head_dim=32, max_position_embeddings=4096)
+    model = write_model(tmp_path / "long", head_dim=32, max_position_embeddings=4096)
     # 2 layers, keys and values, 2 heads of 32 numbers in fp32.
     token = 2 * 2 * 2 * 32 * 4
     roomy = cpu_settings(EngineRequest(model=model, dtype="float32"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched_runs import Run, sft, started
+from commands import Run, sft, started
 
 from swift.testing.crew import free_port
 

@@ -9,7 +9,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from launched_runs import Run, noise, sabotage, sft, started
+from commands import Run, noise, sabotage, sft, started
 
 ROOT = Path(__file__).parents[3]
 MEETING = r"Backend +torch, (\d+) process"

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched_runs import Run, noise, resume_command, sft, started
+from commands import Run, noise, resume_command, sft, started
 
 from swift.checkpoint import find_checkpoint
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_models import batch, configurations, tiny, write_model, write_tokenizer
+from tiny_models import batch, configurations, tiny, write_architecture, write_tokenizer
 
 from swift.config.sections import ModelSection
 from swift.errors import ConfigError, ModelError
@@ -30,13 +30,13 @@ def opened(folder: Path, **options: object) -> HfSource:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_model(tmp_path)
+    write_architecture(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("shard_size", ["5GB", "20KB"])
 def test_weights_are_read_by_name_from_one_file_or_from_shards(tmp_path: Path, shard_size: str) -> None:
-    model = write_model(tmp_path, "qwen3-moe", shard_size=shard_size)
+    model = write_architecture(tmp_path, "qwen3-moe", shard_size=shard_size)
     assert (tmp_path / "model.safetensors").is_file() == (shard_size == "5GB")
     source = opened(tmp_path)
     tensors = {name: source.read(name) for file in tmp_path.glob("*.safetensors") for name in load_file(file)}
@@ -56,7 +56,7 @@ def test_what_is_built_computes_what_the_saved_model_computes(folder: Path) -> N
 
 
 def test_a_folder_without_the_base_models_prefix_is_read_under_canonical_names(tmp_path: Path) -> None:
-    model = write_model(tmp_path, "gpt2")
+    model = write_architecture(tmp_path, "gpt2")
     tensors = load_file(tmp_path / "model.safetensors")
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     save_file(bare, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -64,7 +64,7 @@ def test_a_folder_without_the_base_models_prefix_is_read_under_canonical_names(t
 
 
 def test_tied_weights_have_one_name_even_where_both_are_on_disk(tmp_path: Path) -> None:
-    write_model(tmp_path, "qwen3-tied")
+    write_architecture(tmp_path, "qwen3-tied")
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -179,7 +179,7 @@ def test_a_spoilt_folder_is_refused_with_the_reason(
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    write_model(tmp_path, shard_size="20KB")
+    write_architecture(tmp_path, shard_size="20KB")
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     shard.unlink()
     with pytest.raises(ModelError, match=shard.name):
@@ -276,7 +276,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence_too(tmp_path: Path) -> Non
 def test_a_model_in_the_hub_cache_is_found_offline(tmp_path: Path) -> None:
     snapshot = tmp_path / "hub/models--some--model/snapshots/abc"
     snapshot.mkdir(parents=True)
-    write_model(snapshot)
+    write_architecture(snapshot)
     (tmp_path / "hub/models--some--model/refs").mkdir()
     (tmp_path / "hub/models--some--model/refs/main").write_text("abc")
     done = run_open("some/model", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny_models import batch, tiny, write_model
+from tiny_models import batch, tiny, write_architecture
 
 from swift.config.sections import ModelSection, TunerSection
 from swift.errors import ConfigError, ModelError
@@ -225,7 +225,7 @@ def wide(tmp_path: Path) -> Path:
         bos_token_id=1,
         eos_token_id=2,
     )
-    write_model(tmp_path)
+    write_architecture(tmp_path)
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     return tmp_path
@@ -261,7 +261,7 @@ def test_qlora_learns_on_a_frozen_quantised_base(wide: Path, kind: str, package:
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3-tied", "qwen3-moe", "deepseek-v3"])
 def test_biases_ties_experts_and_buffers_survive_quantisation(architecture: str, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
-    write_model(tmp_path, architecture)
+    write_architecture(tmp_path, architecture)
     source = open_source(ModelSection(path=str(tmp_path)), say=lambda _: None)
     base = quantized_build(source, TunerSection(quantize="bnb-nf4"), torch.float32, "cpu")
     exact = dict(source.build(dtype=torch.float32).state_dict())
@@ -290,7 +290,7 @@ def test_an_evaluation_leaves_a_quantised_model_as_it_was(wide: Path, kind: str,
 def test_qlora_without_its_package_says_what_to_install(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_model(tmp_path)
+    write_architecture(tmp_path)
     for module in ("bitsandbytes", "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"):
         monkeypatch.setitem(__import__("sys").modules, module, None)
     source = open_source(ModelSection(path=str(tmp_path)), say=lambda _: None)

@@ -91,7 +91,9 @@ def write_tokenizer(folder: Path, tokens: int = VOCABULARY) -> None:
     fast.save_pretrained(folder)
 
 
-def write_model(folder: Path, architecture: str = "qwen3", *, shard_size: str = "5GB", tokens: int = VOCABULARY) -> Any:
+def write_architecture(
+    folder: Path, architecture: str = "qwen3", *, shard_size: str = "5GB", tokens: int = VOCABULARY
+) -> Any:
     """The folder of a whole model; returns the model that is in it."""
     model = tiny(architecture)
     model.save_pretrained(folder, max_shard_size=shard_size)

@@ -30,7 +30,7 @@ class EngineConformance:
     @classmethod
     def reference(cls, tmp_path_factory: pytest.TempPathFactory) -> Reference:
         """The same model in transformers."""
-        folder = write_model(tmp_path_factory.mktemp("engine") / "tiny", num_hidden_layers=2, head_dim=32)
+        folder = write_model(tmp_path_factory.mktemp("engine") / "tiny", head_dim=32)
         return Reference(folder, tolerance=cls.tolerance)
 
     @pytest.fixture(scope="class")

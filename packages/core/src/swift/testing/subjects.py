@@ -21,7 +21,7 @@ SHAPE: dict[str, Any] = {
     "vocab_size": 264,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,

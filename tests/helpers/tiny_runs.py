@@ -12,8 +12,7 @@ import torch
 
 from swift.config.parse import config_from_mapping
 from swift.contracts import RunSummary
-from swift.testing import subjects
-from swift.testing.subjects import conversations, pairs, verdicts, write_jsonl
+from swift.testing.subjects import conversations, pairs, verdicts, write_jsonl, write_model
 from swift.train.loop import train
 
 __all__ = ["BASE", "Trained", "conversations", "pairs", "run_training", "verdicts", "write_jsonl", "write_model"]
@@ -83,8 +82,3 @@ def run_training(
     settings = {**BASE, "model.path": str(model), "logging.output": str(output), **(changes or {})}
     summary = train(config_from_mapping(settings), rows=rows, validation_rows=validation)
     return Trained(summary, output / model.name / settings["logging.run_name"])
-
-
-def write_model(folder: Path, **changes: Any) -> Path:
-    """The tiny model of the conformance kit, with two layers."""
-    return subjects.write_model(folder, **{"num_hidden_layers": 2, **changes})

@@ -65,7 +65,7 @@ class Both:
 def run_pairs(folder: Path, pairs: Mapping[str, Pair], backend: str, *, fresh: bool = False) -> dict[str, Both]:
     """Each pair on torch and on the backend."""
     models = {
-        name: write_model(folder / slug(name), architecture=pair.architecture, **{"num_hidden_layers": 2, **pair.shape})
+        name: write_model(folder / slug(name), architecture=pair.architecture, **pair.shape)
         for name, pair in pairs.items()
     }
     out = folder / "out"
