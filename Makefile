@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm conformance matrix lint typecheck imports docs docs-check bench wheels lock clean
+.PHONY: help setup demo test test-all test-vllm conformance matrix check lint typecheck imports docs docs-check bench wheels lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,11 +15,14 @@ setup: ## Create .venv and install everything from the pins; returns at once whe
 demo: setup ## Train, resume, export and question a tiny model, on the CPU
 	@$(BIN)/swift demo
 
-test: lint typecheck imports docs-check ## Everything that CI checks
-	@$(BIN)/python -m pytest -n 2 --dist loadscope
+test: check ## Before every commit: ruff, mypy, import rules, generated pages, and the tests that are quick
+	@$(BIN)/python -m pytest -n 2 -m "not full" --times build/test-times/quick.txt
 
-test-vllm: setup ## Of these, what starts a real vLLM: serving, engines, quantised exports, from training to an answer
-	@$(BIN)/python -m pytest -n 2 --dist loadscope -m vllm
+test-all: test ## Then all other tests: further layouts and variants, whole commands, vLLM; what CI runs
+	@$(BIN)/python -m pytest -n 2 -m full --times build/test-times/full.txt
+
+test-vllm: setup ## Of all tests, what starts a real vLLM: serving, engines, quantised exports, from training to an answer
+	@$(BIN)/python -m pytest -n 2 -m vllm --times build/test-times/vllm.txt
 
 conformance: setup ## The conformance kit on every backend, with every case in every layout
 	@SWIFT_WHOLE_KIT=1 $(BIN)/python -m pytest tests -k "conformance or catches"
@@ -27,6 +30,9 @@ conformance: setup ## The conformance kit on every backend, with every case in e
 matrix: setup ## Every engine's checkpoint resumed on every engine; writes docs/reference/resume-matrix.md
 	@SWIFT_WHOLE_MATRIX=1 SWIFT_MATRIX_RESULTS=docs/reference/resume-matrix.json $(BIN)/python -m pytest tests/engines/test_matrix.py
 	@$(BIN)/python tools/docs.py
+
+check: setup ## Everything but the tests, two at a time
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target typecheck lint imports docs-check
 
 lint: setup ## ruff: rules and format
 	@$(BIN)/ruff check
@@ -54,5 +60,5 @@ lock: setup ## Write the pins in requirements/ anew
 	@$(BIN)/python tools/lock.py
 
 clean: ## Remove the environment, caches and build results
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

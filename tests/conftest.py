@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import Groups, is_full, longest_first
+
+pytest_plugins = ["times"]
 
 # Before anything imports torch or huggingface_hub, which read these once. Commands that tests start inherit them.
 CACHE = Path(tempfile.mkdtemp(prefix="swift-tests-cache-"))
@@ -37,27 +40,19 @@ def pytest_unconfigure() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Under `-n 2`, tests that share what takes long to make stay in one process."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Sharing(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = Path(nodeid.partition("::")[0])
-            folder = file.parts[1]
-            if file.stem in ("test_end_to_end", "test_quantise_memory"):
-                return nodeid
-            if folder in ("packaging", "export_vllm"):
-                return folder
-            return nodeid.partition("[")[0].rpartition("::")[0]
-
-    return Sharing(config, log)
+    return Groups(config, log)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.path.parent.name == "export_vllm":
         item.add_marker(pytest.mark.vllm)
+    if is_full(item):
+        item.add_marker(pytest.mark.full)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=longest_first)
     needing_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not needing_gpu:
         return

@@ -42,6 +42,7 @@ class TestDeepSpeed(BackendConformance):
     )
     layouts = (
         Layout(2, {"dp_shard": 2}, zero("zero3")),
+        Layout(4, {"tp": 2, "dp_shard": 2}, zero("zero2"), cases=chosen("packed", "dpo, lora"), without=NOT_CUT),
         Layout(2, {"dp_replicate": 2}, zero("zero0"), cases=chosen("accumulated")),
         Layout(2, {"dp_shard": 2}, zero("zero1"), cases=chosen("dpo, lora", "float16")),
         Layout(
@@ -59,5 +60,4 @@ class TestDeepSpeed(BackendConformance):
         Layout(
             2, {"tp": 2}, zero("zero1"), cases=chosen("clipped hard, tied", "accumulated", "dpo, lora"), without=NOT_CUT
         ),
-        Layout(4, {"tp": 2, "dp_shard": 2}, zero("zero2"), cases=chosen("packed", "dpo, lora"), without=NOT_CUT),
     )

@@ -14,6 +14,7 @@ class TestFsdp(BackendConformance):
     preload = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "swift_backend_fsdp.shard")
     layouts = (
         Layout(2, {"dp_shard": 2}),
+        Layout(4, {"tp": 2, "dp_shard": 2}, cases=chosen("packed", "dpo, lora"), without=NO_DORA),
         Layout(4, {"dp_shard": 4}, cases=chosen("packed")),
         Layout(4, {"dp_replicate": 2, "dp_shard": 2}, cases=chosen("dpo, lora")),
         Layout(
@@ -22,7 +23,6 @@ class TestFsdp(BackendConformance):
             cases=chosen("clipped hard, tied", "accumulated", "checkpointed", "lora", "bfloat16"),
             without=NO_DORA,
         ),
-        Layout(4, {"tp": 2, "dp_shard": 2}, cases=chosen("packed", "dpo, lora"), without=NO_DORA),
         Layout(2, {"ulysses": 2}, cases=chosen("packed", "checkpointed", "dpo, lora")),
         Layout(2, {"cp": 2}, cases=chosen("packed", "lora", "bfloat16")),
         Layout(4, {"cp": 2, "dp_shard": 2}, cases=chosen("packed")),

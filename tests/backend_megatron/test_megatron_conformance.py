@@ -23,6 +23,9 @@ class TestMegatron(BackendConformance):
     layouts = (
         Layout(2, {"tp": 2}),
         Layout(
+            4, {"tp": 2, "pp": 2, "sequence_parallel": True}, cases=chosen("clipped hard, tied", "packed", "dpo, lora")
+        ),
+        Layout(
             2,
             {"tp": 2, "sequence_parallel": True},
             cases=chosen("checkpointed", "clipped hard, tied", "packed", "lora"),
@@ -35,9 +38,6 @@ class TestMegatron(BackendConformance):
         Layout(4, {"pp": 4}, cases=chosen("dpo, lora")),
         Layout(2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "lora")),
         Layout(2, {"pp": 2}, {"backend.stages": (3, 1)}, "uneven", cases=chosen("packed")),
-        Layout(
-            4, {"tp": 2, "pp": 2, "sequence_parallel": True}, cases=chosen("clipped hard, tied", "packed", "dpo, lora")
-        ),
         Layout(4, {"cp": 2, "tp": 2, "sequence_parallel": True}, cases=chosen("packed")),
     )
 
@@ -52,11 +52,11 @@ class TestMegatronExperts(BackendConformance):
     deviations: ClassVar = {"test_every_claim_is_tried": "the dense model's layouts have the others; see below"}
     layouts = (
         Layout(2, {"ep": 2}, cases=chosen("packed", "dpo, lora", "bfloat16")),
+        Layout(4, {"ep": 2, "pp": 2}, cases=chosen("dpo, lora")),
         Layout(2, {"ep": 2}, {"backend.dispatcher": "allgather"}, "allgather", cases=chosen()),
         Layout(2, {"tp": 2}, cases=chosen("dpo, lora")),
         Layout(2, {"tp": 2, "ep": 2, "sequence_parallel": True}, cases=chosen("packed")),
         Layout(2, {"tp": 2, "etp": 2, "sequence_parallel": True}, cases=chosen()),
-        Layout(4, {"ep": 2, "pp": 2}, cases=chosen("dpo, lora")),
     )
 
 

@@ -11,6 +11,6 @@ class TestTorch(BackendConformance):
     backend = "torch"
     layouts = (
         Layout(2),
-        Layout(1, cases=chosen("accumulated", "packed", "dpo, lora")),
         Layout(4, {"dp_replicate": 4}, cases=chosen("packed")),
+        Layout(1, cases=chosen("accumulated", "packed", "dpo, lora")),
     )

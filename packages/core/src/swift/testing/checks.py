@@ -34,9 +34,11 @@ PARALLEL = ("dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "u
 class Checks:
     """The checks of one backend under its layouts."""
 
-    def __init__(self, trials: Trials, layouts: Sequence[Layout]) -> None:
+    def __init__(self, trials: Trials, layouts: Sequence[Layout], selected: Sequence[Mapping[str, Any]] = ()) -> None:
         self.trials = trials
         self.layouts = layouts
+        self.selected = selected
+        """Parameters of the tests that pytest was asked to run: what they need under one layout is run together."""
 
     def trajectory(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
         """Loss, gradient norm and learning rate of every step, on every process, are the reference's."""

@@ -106,7 +106,7 @@ class BackendConformance:
         checks.resume(resumed, layout)
 
     def test_resume_elsewhere(self, checks: Checks, layout: Layout, reads: Layout) -> None:
-        writers = [one for one, other in self._resumes() if other is reads]
+        writers = [each["layout"] for each in checks.selected if each.get("reads") is reads]
         checks.resume_elsewhere(BY_NAME["clipped"], layout, reads, together=writers)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -144,7 +144,7 @@ class BackendConformance:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def checks(cls, tmp_path_factory: pytest.TempPathFactory) -> Checks:
+    def checks(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checks:
         """The trials of this class, made when a test asks for them."""
         folder = tmp_path_factory.mktemp(cls.__name__)
         environment = dict(cls.environment)
@@ -156,7 +156,7 @@ class BackendConformance:
             fresh=cls.fresh_processes,
             subject=Subject(cls.architecture, cls.blocks, tuple(cls.shape.items())),
         )
-        return Checks(trials, cls.layouts)
+        return Checks(trials, cls.layouts, _parameters(cls, request.session.items))
 
     @pytest.fixture(autouse=True)
     def _stated_deviation(self, request: pytest.FixtureRequest) -> None:
@@ -166,4 +166,10 @@ class BackendConformance:
             pytest.skip(f"left out by {type(self).__name__}: {self.deviations[name]}")
 
     def _together(self, checks: Checks, layout: Layout) -> list[Case]:
-        return checks.trials.cases(layout)
+        return [each["case"] for each in checks.selected if each["layout"] is layout and "case" in each]
+
+
+def _parameters(kit: type, items: Iterable[pytest.Item]) -> list[Mapping[str, Any]]:
+    """Returns the parameters of the selected tests of one class."""
+    calls = [getattr(item, "callspec", None) for item in items if getattr(item, "cls", None) is kit]
+    return [call.params for call in calls if call is not None]

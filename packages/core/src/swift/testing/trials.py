@@ -15,7 +15,7 @@ from swift.data.sampler import BatchPlan
 from swift.models.source import open_source
 from swift.models.tuners import initial_adapter
 from swift.plugins.load import load_backend, load_objective
-from swift.testing.cases import BY_NAME, CASES, EVALUATED_EVERY, HELD_OUT, STEPS, Case
+from swift.testing.cases import BY_NAME, EVALUATED_EVERY, HELD_OUT, STEPS, Case
 from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
 from swift.testing.reference import Expected, Recipe, run_reference, samples_of
@@ -52,10 +52,6 @@ class Trials:
         loaded = load_backend(self.backend).capabilities
         assert loaded is not None
         return loaded
-
-    def cases(self, layout: Layout) -> list[Case]:
-        """Those that the backend claims, under a layout."""
-        return [case for case in CASES if case.applies_to(self.capabilities) and layout.tries(case.name)]
 
     def trial(self, case: Case, layout: Layout, name: str = "whole") -> Trial:
         """One that has not been run."""

@@ -1,0 +1,81 @@
+"""Which tests wait for `make test-all`, and how tests are dealt out to several processes.
+
+`make test` runs what has not the marker `full`, `make test-all` also what has it. Most tests get the marker by hand;
+those of the conformance kit get it here, from their layout and case.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+LONGEST_FIRST = (
+    "tests/export_vllm/test_quantise.py",
+    "tests/backend_megatron/test_megatron_conformance.py",
+    "tests/backend_deepspeed/test_deepspeed_conformance.py",
+    "tests/engines/test_matrix.py",
+    "tests/export_vllm/",
+    "tests/backend_fsdp/test_fsdp_conformance.py",
+    "tests/core/train/test_crash_safety.py",
+    "tests/packaging/",
+    "tests/engines/",
+    "tests/backend_",
+    "tests/core/launch/",
+    "tests/docs/",
+)
+"""Beginnings of names: what takes minutes is begun first, so that one process does not go on alone in the end."""
+
+TOGETHER = {
+    "tests/packaging/": "packaging",
+    "tests/export_vllm/test_quantise.py": "trained",
+    "tests/export_vllm/test_export_vllm.py": "trained",
+}
+"""What shares something that takes long to make: the wheels of all packages, a model that was trained."""
+
+APART = ("tests/export_vllm/test_end_to_end.py", "tests/export_vllm/test_quantise_memory.py", "tests/core/launch/")
+"""Files whose tests share nothing that takes long."""
+
+
+class Groups(LoadScopeScheduling):
+    """Deals out tests by class or file, except as said above, in the order of `longest_first`.
+
+    xdist's own marker for groups has no effect under pytest 9.2: it writes them into an attribute that is not read.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        config.option.loadscopereorder = False  # which would begin with what has the most tests
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        for beginning, group in TOGETHER.items():
+            if nodeid.startswith(beginning):
+                return group
+        return nodeid if nodeid.startswith(APART) else nodeid.partition("[")[0].rpartition("::")[0]
+
+
+def longest_first(item: pytest.Item) -> int:
+    """Returns what to sort by."""
+    return next((at for at, each in enumerate(LONGEST_FIRST) if item.nodeid.startswith(each)), len(LONGEST_FIRST))
+
+
+def is_full(item: pytest.Item) -> bool:
+    """Whether a test of the conformance kit tries a layout or case that only the whole run needs.
+
+    The first layout of a backend is tried with every case; the second, which combines several dimensions, with the
+    plainest, and with what the first has saved.
+    """
+    layouts = getattr(getattr(item, "cls", None), "layouts", ())
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    if "layout" not in parameters or not layouts:
+        return False
+    layout, first, second = parameters["layout"], *(*layouts, None)[:2]
+    if "reads" in parameters:
+        return not (layout is first and parameters["reads"] is second)
+    if layout is first:
+        return False
+    of_the_plainest = {"test_one_tensor_at_a_time", "test_nothing_is_left_behind"}
+    case = parameters.get("case")
+    plainest = case.name == "clipped" if case is not None else item.originalname in of_the_plainest
+    return not (layout is second and plainest)
