@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Python keeps what it compiles, also where the environment says otherwise: starting twice must not mean compiling twice.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-vllm conformance matrix check lint typecheck imports docs docs-check bench wheels lock clean
 

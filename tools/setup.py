@@ -151,10 +151,10 @@ def pip(*arguments: str, quiet: bool = False) -> None:
 
 
 def uv_install(settings: dict[str, str], *arguments: str) -> None:
-    """uv's own progress bars on a terminal, silence in a log."""
+    """Install with uv, which compiles what it installs: its own progress bars on a terminal, silence in a log."""
     silent = [] if sys.stderr.isatty() else ["--quiet"]
     command = [str(VENV / "bin" / "uv"), "pip", "install", *silent, "--no-config", "--python", str(PYTHON)]
-    run([*command, *arguments], environment={**settings, **os.environ})
+    run([*command, "--compile-bytecode", *arguments], environment={**settings, **os.environ})
 
 
 def run(command: list[str], environment: dict[str, str] | None = None, quiet: bool = False) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pip_settings
@@ -63,6 +67,40 @@ def test_a_cpu_wheel_whose_hash_nobody_pinned_is_taken_aloud(tmp_path: Path) -> 
     (tmp_path / "torch-1.0+cpu-cp311-cp311-linux_riscv64.whl").write_bytes(b"wheel")
     said = setup.check_hash(tmp_path / "torch-1.0+cpu-cp311-cp311-linux_riscv64.whl")
     assert "no hash of torch-1.0+cpu" in said
+
+
+def test_what_is_installed_is_compiled_once_even_where_python_is_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    monkeypatch.setattr(setup, "PYTHON", tmp_path / "venv" / "bin" / "python")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    setup.uv_install({"UV_OFFLINE": "1"}, "--no-deps", str(_wheel_of_one_module(tmp_path)))
+    (compiled,) = (tmp_path / "venv").rglob("one_module.*.pyc")
+    assert compiled.parent.parent.name == "site-packages"
+
+
+def test_the_makefile_lets_python_keep_bytecode(tmp_path: Path) -> None:
+    written = tmp_path / "makefile"
+    written.write_text(f"include {setup.ROOT / 'Makefile'}\nprobe:\n\t@echo kept=$$PYTHONDONTWRITEBYTECODE\n")
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        ["make", "-f", str(written), "probe"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "kept="
+
+
+def _wheel_of_one_module(folder: Path) -> Path:
+    path = folder / "one_module-1.0-py3-none-any.whl"
+    info = "one_module-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("one_module.py", "VALUE = 1\n")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: one-module\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", f"one_module.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    return path
 
 
 def test_pip_settings_become_those_of_uv() -> None:
