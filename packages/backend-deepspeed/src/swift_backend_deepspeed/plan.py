@@ -22,7 +22,8 @@ def options_of(run: Run) -> DeepSpeedOptions:
 
 def data_size(run: Run) -> int:
     """Processes that train on samples of their own."""
-    return run.world.size // (run.config.parallel.ulysses * run.config.parallel.tp)
+    replicate, shard = run.config.parallel.data_parallel(run.world.size)
+    return replicate * shard
 
 
 def check_plan(run: Run) -> None:
@@ -31,23 +32,7 @@ def check_plan(run: Run) -> None:
     parallel, tuner = config.parallel, config.tuner
     content = options_of(run).content
     stage = stage_of(content)
-    sharing = parallel.ulysses * parallel.tp
-    replicas = (parallel.dp_replicate or 1) * (parallel.dp_shard or 1)
-    given = parallel.dp_replicate is not None or parallel.dp_shard is not None
-    if world % sharing or (given and world != replicas * sharing):
-        wanted = replicas * sharing
-        product = " × ".join(
-            f"{name} {size}"
-            for name, size in (
-                ("dp_replicate", parallel.dp_replicate), ("dp_shard", parallel.dp_shard),
-                ("ulysses", parallel.ulysses), ("tp", parallel.tp),
-            )
-            if size not in (None, 1)
-        )  # fmt: skip
-        raise UnsupportedPlan(
-            f"The plan {product or 'dp 1'} takes {wanted} processes, but {world} were started.",
-            hint=f"Start with --nproc {wanted}" + ("." if given else " or a multiple of it."),
-        )
+    parallel.data_parallel(world)
     if stage == 3 and tuner.quantize != "none":
         raise UnsupportedPlan(
             f"ZeRO 3 cuts weights into flat pieces, which {tuner.quantize} cannot be cut into.",

@@ -27,27 +27,10 @@ class Sizes:
     @classmethod
     def of(cls, parallel: ParallelSection, world: int, *, per_machine: int | None = None) -> Sizes:
         """The sizes for so many processes; what was left open is taken up by `dp_shard`, within a machine if told."""
-        sequence = parallel.cp * parallel.ulysses
-        replicate = parallel.dp_replicate or 1
-        fixed = replicate * sequence * parallel.tp
-        if per_machine is not None and parallel.dp_shard is None and parallel.dp_replicate is None:
-            replicate = max(1, world // per_machine)
-            fixed *= replicate
-        data = parallel.dp_shard or max(1, world // fixed)
-        if fixed * data != world:
-            product = " × ".join(
-                f"{name} {size}"
-                for name, size in (
-                    ("dp_replicate", replicate), ("dp_shard", data), ("tp", parallel.tp),
-                    ("cp", parallel.cp), ("ulysses", parallel.ulysses),
-                )
-                if size > 1 or name == "dp_shard"
-            )  # fmt: skip
-            raise UnsupportedPlan(
-                f"The plan {product} takes {fixed * data} processes, but {world} were started.",
-                hint=f"Start with --nproc {fixed * data}, or leave --parallel.dp_shard out.",
-            )
-        return cls(replicate, data, sequence, parallel.tp)
+        within_machines = per_machine is not None and parallel.dp_shard is None
+        replicas = max(1, world // per_machine) if within_machines and per_machine else None
+        replicate, data = parallel.data_parallel(world, replicas=replicas)
+        return cls(replicate, data, parallel.cp * parallel.ulysses, parallel.tp)
 
 
 def sizes_of(run: Run) -> Sizes:

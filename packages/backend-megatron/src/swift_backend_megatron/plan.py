@@ -31,21 +31,7 @@ class Sizes:
     @classmethod
     def of(cls, parallel: ParallelSection, world: int) -> Sizes:
         """The sizes for so many processes; what was left open is taken up by data parallelism."""
-        fixed = parallel.tp * parallel.pp * parallel.cp
-        replicate = parallel.dp_replicate or 1
-        shard = parallel.dp_shard or max(1, world // (fixed * replicate))
-        wanted = fixed * replicate * shard
-        if wanted != world:
-            sizes = {
-                "tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp,
-                "dp_replicate": replicate, "dp_shard": shard,
-            }  # fmt: skip
-            product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "dp_shard 1"
-            raise UnsupportedPlan(
-                f"The plan {product} takes {wanted} processes, but {world} were started.",
-                hint=f"Start with --nproc {wanted}"
-                + ("." if parallel.dp_shard or parallel.dp_replicate else " or a multiple of it."),
-            )
+        replicate, shard = parallel.data_parallel(world)
         own = cls(replicate, shard, parallel.pp, parallel.cp, parallel.tp, parallel.ep, parallel.etp, parallel.vpp)
         dense = world // parallel.pp
         if dense % (own.ep * own.etp):

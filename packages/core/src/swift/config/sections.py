@@ -19,6 +19,8 @@ from pydantic import (
     field_validator,
 )
 
+from swift.errors import UnsupportedPlan
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -116,7 +118,7 @@ class OptimSection(Section):
 
 
 class ParallelSection(Section):
-    """The parallel plan: world = dp × tp × pp × cp, where dp = dp_replicate × dp_shard."""
+    """The parallel plan: world = dp × tp × pp × cp × ulysses, where dp = dp_replicate × dp_shard."""
 
     dp_replicate: PositiveInt | None = Field(None, description="Replicas of the model")
     dp_shard: PositiveInt | None = Field(None, description="Processes that share one replica's state")
@@ -128,6 +130,33 @@ class ParallelSection(Section):
     etp: PositiveInt = Field(1, description="Tensor parallel inside the experts")
     sequence_parallel: bool = Field(False, description="Shard activations between tensor parallel regions")
     ulysses: PositiveInt = Field(1, description="Sequence parallel by all-to-all over attention heads")
+
+    @property
+    def sharing(self) -> int:
+        """How many processes work on the same samples."""
+        return self.tp * self.pp * self.cp * self.ulysses
+
+    def data_parallel(self, world: int, *, replicas: int | None = None) -> tuple[int, int]:
+        """`dp_replicate` and `dp_shard` in force on so many processes; `dp_shard` takes up what was left open.
+
+        `replicas` is for a backend that has a number of its own where `dp_replicate` is left open. Raises
+        `UnsupportedPlan` where the sizes do not multiply to `world`.
+        """
+        replicate = self.dp_replicate or replicas or 1
+        shard = self.dp_shard or max(1, world // (self.sharing * replicate))
+        wanted = self.sharing * replicate * shard
+        if wanted == world:
+            return replicate, shard
+        sizes = {
+            "tp": self.tp, "pp": self.pp, "cp": self.cp, "ulysses": self.ulysses,
+            "dp_replicate": replicate, "dp_shard": shard,
+        }  # fmt: skip
+        product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "dp_shard 1"
+        instead = ", or leave --parallel.dp_shard out." if self.dp_shard else " or a multiple of it."
+        raise UnsupportedPlan(
+            f"The plan {product} takes {wanted} processes, but {world} were started.",
+            hint=f"Start with --nproc {wanted}{instead}",
+        )
 
 
 class TrainSection(Section):

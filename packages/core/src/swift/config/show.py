@@ -25,13 +25,14 @@ def layout(parsed: Parsed) -> str:
     """How the processes are laid out, as comment lines below the YAML."""
     plan = parsed.config.parallel
     processes = parsed.nproc or 1
-    model_parallel = plan.tp * plan.pp * plan.cp
-    replicas, rest = divmod(processes, model_parallel)
+    replicas, rest = divmod(processes, plan.sharing)
+    shared = {"tp": plan.tp, "pp": plan.pp, "cp": plan.cp, **({"ulysses": plan.ulysses} if plan.ulysses > 1 else {})}
     lines = [f"# backend: {parsed.config.backend.name}, objective: {parsed.config.objective.name}"]
     if rest:
-        lines.append(f"# {processes} processes on this machine are not a multiple of tp × pp × cp = {model_parallel}")
+        product = " × ".join(shared)
+        lines.append(f"# {processes} processes on this machine are not a multiple of {product} = {plan.sharing}")
     else:
-        sizes = f"dp {replicas} × tp {plan.tp} × pp {plan.pp} × cp {plan.cp}"
+        sizes = " × ".join(f"{name} {size}" for name, size in {"dp": replicas, **shared}.items())
         lines.append(f"# processes on this machine: {processes} = {sizes}")
         train = parsed.config.train
         rows = train.global_batch or train.micro_batch * train.accumulation * replicas

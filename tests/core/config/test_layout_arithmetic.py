@@ -1,0 +1,72 @@
+"""How many processes share a sample and how many train on samples of their own: one arithmetic, used everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swift.cli.main import run
+from swift.config.sections import ParallelSection
+from swift.errors import UnsupportedPlan
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_config_show_counts_processes_that_share_a_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--backend", "fsdp", "--ulysses", "2", "--tp", "2", "--per_device_train_batch_size", "3", "--nproc", "8"]
+    assert run(["config", "show", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "# processes on this machine: 8 = dp 2 × tp 2 × pp 1 × cp 1 × ulysses 2\n" in printed
+    assert "# rows per optimizer step: 6\n" in printed
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_config_show_says_when_processes_are_no_multiple(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["config", "show", "--backend", "fsdp", "--ulysses", "4", "--nproc", "6"]) == 0
+    assert "6 processes on this machine are not a multiple of tp × pp × cp × ulysses = 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("plan", "world", "expected"),
+    [
+        ({}, 1, (1, 1)),
+        ({}, 6, (1, 6)),
+        ({"tp": 2, "pp": 2, "cp": 2}, 16, (1, 2)),
+        ({"ulysses": 2, "tp": 2}, 8, (1, 2)),
+        ({"dp_replicate": 2}, 8, (2, 4)),
+        ({"dp_shard": 4, "dp_replicate": 2, "ulysses": 2}, 16, (2, 4)),
+    ],
+)
+def test_shards_take_up_what_a_plan_leaves_open(plan: dict[str, int], world: int, expected: tuple[int, int]) -> None:
+    assert ParallelSection(**plan).data_parallel(world) == expected  # type: ignore[arg-type]  # whole numbers
+
+
+@pytest.mark.parametrize(
+    ("plan", "world", "said"),
+    [
+        ({"ulysses": 3}, 4, "The plan ulysses 3 takes 3 processes, but 4 were started."),
+        ({"dp_shard": 4}, 2, "The plan dp_shard 4 takes 4 processes, but 2 were started."),
+        ({"dp_replicate": 2, "tp": 2}, 3, "The plan tp 2 × dp_replicate 2 takes 4 processes, but 3 were started."),
+    ],
+)
+def test_a_plan_for_other_processes_is_refused(plan: dict[str, int], world: int, said: str) -> None:
+    with pytest.raises(UnsupportedPlan) as caught:
+        ParallelSection(**plan).data_parallel(world)  # type: ignore[arg-type]  # whole numbers
+    assert caught.value.message == said
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "deepspeed", "megatron"])
+def test_sharding_backends_refuse_replicas_that_were_not_started(backend: str, tmp_path: Path) -> None:
+    from swift.config.parse import config_from_mapping
+    from swift.contracts import Run, World
+    from swift.plugins.facade import open_engine
+    from swift.plugins.load import load_backend
+
+    pytest.importorskip(f"swift_backend_{backend}")
+    parsed = config_from_mapping({"backend.name": backend, "tuner.kind": "full", "parallel.dp_replicate": 4})
+    asked = Run(parsed.config, parsed.backend_options, tmp_path, World(0, 0, 2), say=lambda _: None)
+    with pytest.raises(UnsupportedPlan, match="dp_replicate 4 takes 4 processes, but 2 were started"):
+        open_engine(load_backend(backend)).check_plan(asked)
