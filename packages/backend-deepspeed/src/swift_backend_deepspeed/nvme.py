@@ -31,7 +31,7 @@ def prepare(run: Run, config: dict[str, Any]) -> None:
     """Give this run a folder of its own, and DeepSpeed something to read and write with."""
     global _folder
     section = config["zero_optimization"]["offload_optimizer"]
-    # The same on every process, and another one for every run; what a killed run left there is replaced.
+    # The same on every process, and another one for every run; what a killed session of this run left is replaced.
     name = hashlib.sha256(str(run.folder.resolve()).encode()).hexdigest()[:12]
     folder = Path(section["nvme_path"]) / f"swift-{name}"
     section["nvme_path"] = str(folder)

@@ -34,7 +34,8 @@ from swift.train import reference
 from swift.train.best import BestSoFar
 from swift.train.comms import Comms
 from swift.train.job import Job, in_order
-from swift.train.resume import Beginning, beginning, claim_folder, resume
+from swift.train.resume import Beginning, beginning, claim_folder, describe_run, resume
+from swift.train.run_folder import RunClaim
 from swift.train.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def opened(
     engine.check_plan(run)
     comms: Comms | None = None
     watchdog: Watchdog | None = None
-    lock = None
+    claim: RunClaim | None = None
+    began = False
     try:
         run.topology = engine.setup(run)
         comms = Comms()
@@ -69,14 +71,16 @@ def opened(
         limit = timedelta(minutes=config.train.timeout_minutes)
         watchdog = Watchdog(world, limit, comms.broadcast, folder=run.folder)
         begin = beginning(config, comms)
+        claim = claim_folder(run, comms, begin)
+        watchdog.folder = run.folder
         job = _prepare(parsed, run, engine, comms, watchdog, begin, rows, validation_rows)
         _check_evaluation(job)
-        run.folder, lock = claim_folder(job, parsed, begin)
-        watchdog.folder = run.folder
+        describe_run(job, parsed, begin)
+        began = True
         yield job
     finally:
-        if lock is not None:
-            lock.release()
+        if claim is not None:
+            claim.lock.release() if began else claim.discard()
         if watchdog is not None:
             watchdog.close()
         close_comms()

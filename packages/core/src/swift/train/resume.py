@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swift.checkpoint.coordination import agree
 from swift.checkpoint.folders import clean_stale, find_checkpoint, last_checkpoint, whole_checkpoints
-from swift.checkpoint.load import check_resume, open_checkpoint
+from swift.checkpoint.load import check_resume, facts_of, open_checkpoint
 from swift.config.sections import Config
-from swift.errors import ConfigError
+from swift.errors import ConfigError, SwiftError
 from swift.launch import elastic_launcher
 from swift.train.comms import Comms
 from swift.train.run_folder import (
     ARGS_FILE,
-    RunLock,
-    create_run_folder,
+    RunClaim,
+    claim_new_folder,
     lock_run_folder,
     named_run_folder,
     run_of_launcher,
@@ -24,6 +25,7 @@ from swift.train.run_folder import (
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
+    from swift.contracts import Run
     from swift.train.job import Job
 
 PATIENCE = 120.0
@@ -89,50 +91,70 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
         )
 
 
-def claim_folder(job: Job, parsed: Parsed, begin: Beginning) -> tuple[Path, RunLock | None]:
-    """The run's folder, made by the main process; a resumed run goes on in its own unless later steps lie there."""
-    run = job.run
-    folder, lock, problem = run.folder, None, None
-    if job.is_main:
+def claim_folder(run: Run, comms: Comms, begin: Beginning) -> RunClaim | None:
+    """Makes and locks the run's folder on the main process, which gets the claim, and sets `run.folder` on all.
+
+    A resumed run goes on in its own folder unless later steps lie there.
+    """
+    claim: RunClaim | None = None
+    problem: SwiftError | None = None
+    if comms.rank == 0:
         try:
-            folder = begin.folder or _folder_of(job)
-            # A process of the same run that its launcher has not ended yet still holds the folder.
-            lock = lock_run_folder(folder, patience=PATIENCE if begin.folder else 0.0)
-            clean_stale(folder)
-            write_run_files(
-                folder,
-                run.config,
-                parsed.backend_options,
-                parsed.objective_options,
-                run.plugins,
-                {
-                    "versions": job.manifest.versions,
-                    "processes": run.world.size,
-                    "launchers": list(begin.launchers),
-                },
-            )
-            if job.data.validation is not None:
-                job.data.validation.write_rows(folder / "val_dataset.jsonl")
-        except ConfigError as error:
+            claim = _claim(run, begin)
+            clean_stale(claim.folder)
+        except SwiftError as error:
             problem = error
-    folder, failure = job.comms.broadcast((folder, problem and (problem.message, problem.hint)))
-    if failure:
-        raise ConfigError(failure[0], hint=failure[1])
-    return folder, lock
+    try:
+        agree(comms, problem)
+    except SwiftError:
+        if claim is not None:
+            claim.discard()
+        raise
+    run.folder = comms.broadcast(claim and claim.folder) or run.folder
+    return claim
 
 
-def _folder_of(job: Job) -> Path:
-    config = job.run.config
-    if job.resumed_from is not None:
-        own = job.resumed_from.parent
-        later = [step for step in whole_checkpoints(own) if step > job.state.step]
-        if _meant_elsewhere(config, own):
-            return create_run_folder(config, config.model.path or "model")
-        if (own / ARGS_FILE).is_file() and not later:
-            return own
-        if later:
-            job.run.say(f"{own} holds later checkpoints, which stay as they are: this run gets a folder of its own.")
-    return create_run_folder(config, config.model.path or "model")
+def describe_run(job: Job, parsed: Parsed, begin: Beginning) -> None:
+    """Writes into the run's folder what it is, before its first step."""
+    if not job.is_main:
+        return
+    run = job.run
+    write_run_files(
+        run.folder,
+        run.config,
+        parsed.backend_options,
+        parsed.objective_options,
+        run.plugins,
+        {
+            "versions": job.manifest.versions,
+            "processes": run.world.size,
+            "launchers": list(begin.launchers),
+        },
+    )
+    if job.data.validation is not None:
+        job.data.validation.write_rows(run.folder / "val_dataset.jsonl")
+
+
+def _claim(run: Run, begin: Beginning) -> RunClaim:
+    if begin.folder is not None:
+        # A process of the same run that its launcher has not ended yet still holds the folder.
+        return RunClaim(begin.folder, lock_run_folder(begin.folder, patience=PATIENCE))
+    own = None if begin.checkpoint is None else _own_folder(run, begin.checkpoint)
+    if own is not None:
+        return RunClaim(own, lock_run_folder(own))
+    return claim_new_folder(run.config, run.config.model.path or "model")
+
+
+def _own_folder(run: Run, checkpoint: Path) -> Path | None:
+    """The folder that a resumed run goes on in; None where it gets a new one."""
+    own = checkpoint.parent
+    if _meant_elsewhere(run.config, own):
+        return None
+    step = facts_of(checkpoint).step
+    if any(saved > step for saved in whole_checkpoints(own)):
+        run.say(f"{own} holds later checkpoints, which stay as they are: this run gets a folder of its own.")
+        return None
+    return own if (own / ARGS_FILE).is_file() else None
 
 
 def _meant_elsewhere(config: Config, own: Path) -> bool:

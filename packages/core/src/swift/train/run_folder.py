@@ -16,6 +16,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,36 @@ class RunLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+@dataclass(frozen=True)
+class RunClaim:
+    """A run's folder with its lock, on the main process."""
+
+    folder: Path
+    lock: RunLock
+    before: Path | None = None
+    """The innermost folder around it that was there before; None for a folder that is not new."""
+
+    def discard(self) -> None:
+        """Release the folder and, where it is new and holds nothing yet, remove it: the run did not begin."""
+        if self.before is not None:
+            with contextlib.suppress(OSError):
+                (self.folder / LOCK_FILE).unlink(missing_ok=True)
+                for made in (self.folder, *self.folder.parents):
+                    if made == self.before:
+                        break
+                    made.rmdir()
+        self.lock.release()
+
+
+def claim_new_folder(config: Config, model_name: str) -> RunClaim:
+    """Make the folder of a new run, and lock it."""
+    parent = _parent(config, model_name)
+    wanted = parent / (config.logging.run_name or "")
+    before = next((path for path in (wanted, *wanted.parents) if path.exists()), None)
+    folder = create_run_folder(config, model_name)
+    return RunClaim(folder, lock_run_folder(folder), before)
 
 
 def lock_run_folder(folder: Path, *, patience: float = 0.0) -> RunLock:
@@ -204,12 +235,12 @@ def _folder_name(model_name: str) -> str:
 
 
 def _make_numbered(parent: Path) -> Path:
-    versions = [int(found[1]) for child in parent.iterdir() if (found := re.match(r"v(\d+)-", child.name))]
+    versions = [int(found[1]) for child in parent.glob("v*") if (found := re.match(r"v(\d+)-", child.name))]
     version = max(versions, default=-1) + 1
     while True:
         folder = parent / f"v{version}-{datetime.now():%Y%m%d-%H%M%S}"
         try:
-            folder.mkdir()
+            folder.mkdir(parents=True)  # another run that did not begin may have removed the parent again
             return folder
         except FileExistsError:
             version += 1
