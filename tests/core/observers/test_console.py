@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from swift.contracts import ModelFacts
 from swift.observers import console
 from swift.observers.console import ConsoleObserver
 
@@ -39,7 +40,8 @@ def test_ci_gets_plain_lines_even_with_a_terminal(monkeypatch):
 
 def test_the_header_shows_model_backend_and_every_fact_in_words(make_run, drive, said):
     run = make_run()
-    run.facts |= {"attention": "sdpa: flash-attn is not installed", "parameters": "10"}
+    run.facts |= {"attention": "sdpa: flash-attn is not installed"}
+    run.model_facts = ModelFacts("float32", parameters=10, trainable=10)
     drive(ConsoleObserver(), run, range(1, 2))
     header = "\n".join(said[:4])
     assert "Qwen/Qwen3-0.6B" in header

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.contracts import ModelFacts
 from swift.errors import UnsupportedPlan, did_you_mean
 from swift.toolkit import (
     LogitTransform,
@@ -20,8 +21,8 @@ from swift.toolkit import (
     hollow_model,
     resolve_dtype,
     summary_of,
-    trainable_summary,
     transform_of,
+    weight_counts,
 )
 from swift_backend_megatron import engine, portable
 from swift_backend_megatron.adapters import adapt
@@ -244,20 +245,26 @@ def _tune(run: Run, built: Built) -> None:
     """Freeze what is not trained, and put adapters beside the layers."""
     tuner = run.config.tuner
     weights = sum(math.prod(entry.shape) for entry in built.layout.values())
-    run.facts["parameters"] = str(weights)
-    run.facts["trainable"] = summary_of(weights, weights)
+    _note_weights(run, weights, weights)
     if tuner.kind == "full" and not tuner.freeze and not tuner.train_only:
         return
     # Asked of transformers and PEFT themselves, on a model without weights.
     twin = apply_tuner(hollow_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)
     run.adapter_config = adapter_config(twin)
-    run.facts["trainable"] = trainable_summary(twin)
+    _note_weights(run, *weight_counts(twin))
     if tuner.kind == "full":
         _freeze(built, twin)
         return
     for chunk in built.chunks:
         chunk.requires_grad_(False)
     built.adapter_tensors = adapt(run, built, twin)
+
+
+def _note_weights(run: Run, trained: int, total: int) -> None:
+    precision, _ = resolve_dtype(run.config.model.dtype, run.topology.device if run.topology else "cpu")
+    fp8 = options_of(run).fp8
+    run.facts["trainable"] = summary_of(trained, total)
+    run.model_facts = ModelFacts(precision if fp8 == "none" else f"{precision} fp8 {fp8}", total, trained)
 
 
 def _freeze(built: Built, twin: torch.nn.Module) -> None:

@@ -87,6 +87,18 @@ class Topology:
         return self.world.rank == 0
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of the model in training, to count with. `Run.facts` has the same in words, for people."""
+
+    precision: str
+    """Of the arithmetic: 'float32', 'bfloat16', 'float16', or what a backend calls its own ('bfloat16 fp8 hybrid')."""
+    parameters: int
+    """All weights, adapters included."""
+    trainable: int
+    """Those of them that are trained."""
+
+
 @dataclass
 class Run:
     """Everything about one run that hooks may need. One object per process, made by core."""
@@ -95,6 +107,7 @@ class Run:
     backend_options: BaseModel
     """The `backend` section, validated by the backend's own model."""
     folder: Path
+    """The run's own, which no other run writes into; in `swift_check_plan` and `swift_setup` still its parent."""
     world: World
     say: Callable[[str], None]
     """Prints a line for the user, on one process only."""
@@ -109,8 +122,11 @@ class Run:
     send_weights: Callable[[InferenceEngine | None], None] | None = None
     """Makes an inference engine go on with the weights in training, adapters merged in. Called on every process
     between two steps, with the engine on the one that has it and None on the others; set once there is a model."""
+    model_facts: ModelFacts | None = None
+    """Set by `swift_wrap_model` (`build_view` of the toolkit does); without it no MFU is shown."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Decisions that a reader of the run would want to know (attention chosen and why, kernels, ...)."""
+    """Decisions that a reader of the run would want to know (attention chosen and why, kernels, ...), for people: what
+    is text is shown as it stands."""
 
     @property
     def timeout(self) -> timedelta:

@@ -51,6 +51,7 @@ from swift.models.tuners import (
     initial_adapter,
     summary_of,
     trainable_summary,
+    weight_counts,
 )
 from swift.models.view import ViewModule, causal_lm_of, transform_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
@@ -129,6 +130,7 @@ __all__ = [
     "update",
     "use_attention",
     "varlen_attention",
+    "weight_counts",
     "whole_shape",
     "without_bitsandbytes",
 ]

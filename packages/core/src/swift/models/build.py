@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.contracts import ModelFacts
 from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.hollow import hollow_model
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import quantized_build
-from swift.models.tuners import adapter_config, apply_tuner, trainable_summary
+from swift.models.tuners import adapter_config, apply_tuner, summary_of, weight_counts
 from swift.models.view import ViewModule
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def build_view(
     view = view_class(model, attention=attention, say=run.say)
     if config.train.compile:
         compile_blocks(view)
-    run.facts["trainable"] = trainable_summary(model)
-    run.facts["parameters"] = str(sum(parameter.numel() for parameter in model.parameters()))
+    trained, total = weight_counts(model)
+    run.facts["trainable"] = summary_of(trained, total)
+    run.model_facts = ModelFacts(dtype_name, total, trained)
     return view
 
 

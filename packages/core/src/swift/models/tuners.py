@@ -82,8 +82,13 @@ def adapters_off(model: torch.nn.Module) -> Iterator[None]:
 
 def trainable_summary(model: torch.nn.Module) -> str:
     """'1.2 M of 5.2 M weights (23 %)': how many of them are trained."""
+    return summary_of(*weight_counts(model))
+
+
+def weight_counts(model: torch.nn.Module) -> tuple[int, int]:
+    """How many weights are trained, and how many there are."""
     counts = [(_count(parameter), parameter.requires_grad) for parameter in model.parameters()]
-    return summary_of(sum(count for count, grad in counts if grad), sum(count for count, _ in counts))
+    return sum(count for count, grad in counts if grad), sum(count for count, _ in counts)
 
 
 def summary_of(trained: int, total: int) -> str:

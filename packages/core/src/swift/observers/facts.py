@@ -31,14 +31,10 @@ def unusable_samples(run: Run) -> list[Unusable]:
     return found
 
 
-FOR_ARITHMETIC = {"parameters", "trainable_parameters"}
-"""Facts that `swift.observers.mfu` counts with; people read them in words in `trainable`."""
-
-
 def setup_facts(run: Run) -> dict[str, str]:
     """The run in a few words, for a header: model, backend and layout, then every fact that is a string."""
     facts = {"model": run.config.model.path or "", "backend": backend_and_layout(run)}
-    facts |= {name: value for name, value in run.facts.items() if isinstance(value, str) and name not in FOR_ARITHMETIC}
+    facts |= {name: value for name, value in run.facts.items() if isinstance(value, str)}
     return {name: value for name, value in facts.items() if value}
 
 

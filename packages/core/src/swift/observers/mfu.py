@@ -25,28 +25,19 @@ PEAK_TFLOPS = {
 def mfu_of(run: Run) -> Callable[[float], float | None]:
     """Tokens per second → share of the peak of all devices of the run, or None where something is not known.
 
-    Reads `run.facts`: `parameters` (weights that one token passes through), `trainable_parameters`, `precision`.
+    A token is taken to pass through all weights.
     """
-    parameters = _whole(run.facts.get("parameters"))
-    trainable = _whole(run.facts.get("trainable_parameters"))
-    if trainable is None and run.config.tuner.kind == "full":
-        trainable = parameters
-    peak = _peak_flops(run)
-    if parameters is None or trainable is None or peak is None:
+    model, peak = run.model_facts, _peak_flops(run)
+    if model is None or peak is None:
         return lambda tokens_per_second: None
-    flops_per_token = 4 * parameters + 2 * trainable
+    flops_per_token = 4 * model.parameters + 2 * model.trainable
     return lambda tokens_per_second: tokens_per_second * flops_per_token / peak
 
 
-def _whole(fact: object) -> int | None:
-    """Facts are often kept as text, for people to read."""
-    return int(str(fact)) if str(fact).isdigit() else None
-
-
 def _peak_flops(run: Run) -> float | None:
-    """Of all processes' devices together; None on other hardware, and in float32, which the table does not hold."""
+    """Of all processes' devices together; None on other hardware, and in a precision that the table does not hold."""
     on_gpu = run.topology is not None and run.topology.device.startswith("cuda")
-    if not on_gpu or "16" not in str(run.facts.get("precision", run.config.model.dtype)):
+    if not on_gpu or run.model_facts is None or run.model_facts.precision not in ("bfloat16", "float16"):
         return None
     import torch
 

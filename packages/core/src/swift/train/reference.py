@@ -16,6 +16,7 @@ from swift.contracts import Need
 from swift.data.pipeline import cache_folder
 from swift.data.store import SampleSet, hash_of
 from swift.errors import ConfigError
+from swift.models.precision import resolve_dtype
 from swift.objectives.score import SegmentScore
 from swift.train.progress import progress
 
@@ -84,9 +85,16 @@ class ScoreCache:
         tuner = self._run.config.tuner
         if tuner.adapter is not None:
             return None  # The reference holds the adapter that training goes on from; its content is not hashed.
-        dtype = self._run.facts.get("precision", "")
-        key = hash_of("reference", self._model, dataset.fingerprint, str(dtype), tuner.quantize)
+        key = hash_of("reference", self._model, dataset.fingerprint, self._precision(), tuner.quantize)
         return cache_folder(self._run.config.data) / f"reference-{key}.npy"
+
+    def _precision(self) -> str:
+        """That of the arithmetic; a backend that does not say it computes in what the configuration comes to here."""
+        run = self._run
+        if run.model_facts is not None:
+            return run.model_facts.precision
+        assert run.topology is not None
+        return resolve_dtype(run.config.model.dtype, run.topology.device)[0]
 
     def _score(self, dataset: SampleSet, batches: Iterable[Batch]) -> np.ndarray:
         self._run.say(f"Scoring {len(dataset):,} samples with the reference model, once")
