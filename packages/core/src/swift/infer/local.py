@@ -119,7 +119,7 @@ class LocalEngine:
             raise ModelError(
                 f"The engine was not handed {len(missing)} weights, the first is {next(iter(missing))}: its answers "
                 "would be those of two models.",
-                hint="Stream every weight of the model; adapters are merged first, by swift.infer.whole_weights.",
+                hint="Stream every weight of the model; swift.contracts.Run.send_weights does, and merges adapters.",
             )
 
     def close(self) -> None:

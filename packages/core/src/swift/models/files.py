@@ -22,7 +22,7 @@ SAMPLE = 4096
 
 
 class SafetensorsFolder:
-    """A single `model.safetensors` or shards behind an index. Nothing is unpickled, here or anywhere."""
+    """A single `model.safetensors` or shards behind an index. A pickle (`PICKLES`) is never opened."""
 
     def __init__(self, folder: Path, *, file: str | None = None) -> None:
         """With `file`, that one of the folder alone: an adapter's, say."""

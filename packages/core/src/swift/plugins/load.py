@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from swift import __version__
@@ -158,23 +157,10 @@ def _not_installed(group: str, name: str, installed: list[PluginEntry]) -> Plugi
     kind = KINDS[group]
     command = install_command(group, name)
     if command:
-        return _reserved(kind, name) or PluginError(f"The {kind} {name!r} is not installed.", hint=f"Run: {command}")
+        return PluginError(f"The {kind} {name!r} is not installed.", hint=f"Run: {command}")
     usable = sorted({entry.name for entry in installed if entry.allowed})
     known = sorted(set(usable) | set(KNOWN.get(group, ())))
     return PluginError(
         f"There is no {kind} {name!r}.{did_you_mean(name, known)}",
         hint=f"Installed: {', '.join(usable) or 'none'}. See: swift plugins",
-    )
-
-
-def _reserved(kind: str, name: str) -> PluginError | None:
-    """The answer where the package is there but registers nothing, so that installing it would not help."""
-    distribution = f"swift-{'backend' if kind == 'backend' else 'export'}-{name}"
-    try:
-        version = metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-    return PluginError(
-        f"{distribution} {version} is installed, but it registers no {kind} {name!r}.",
-        hint=f"Upgrade it: pip install --upgrade {distribution}. What is there: swift plugins",
     )

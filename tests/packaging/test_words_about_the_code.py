@@ -1,0 +1,64 @@
+"""What hints, docstrings and pages say of the code is so."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from tiny_runs import write_model
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
+READS_PICKLES = re.compile(r"\btorch\.load\(|\bpickle\.(?:loads?|Unpickler)\b")
+
+
+def test_what_an_incomplete_stream_of_weights_is_told_to_use_exists(tmp_path: Path) -> None:
+    from swift.errors import ModelError
+    from swift.infer import open_engine
+
+    engine = open_engine("transformers", write_model(tmp_path / "tiny"), device="cpu")
+    try:
+        with pytest.raises(ModelError) as caught:
+            engine.update_weights(iter(()))
+    finally:
+        engine.close()
+    named = re.findall(r"swift(?:\.\w+)+", caught.value.hint or "")
+    assert named
+    for dotted in named:
+        _found(dotted)
+
+
+def _found(dotted: str) -> object:
+    parts = dotted.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        for name in parts[end:]:
+            known = getattr(found, "__dataclass_fields__", {})
+            found = known[name] if name in known else getattr(found, name)
+        return found
+    raise AssertionError(f"there is no {dotted}")
+
+
+def test_every_package_brings_what_its_description_says() -> None:
+    for project in sorted(ROOT.glob("packages/*/pyproject.toml")):
+        [source] = project.parent.glob("src/*/__init__.py")
+        assert "registers no" not in source.read_text(encoding="utf-8")
+        name = re.search(r'^name = "(.+)"', project.read_text(encoding="utf-8"), re.M)
+        assert name is not None
+        groups = {point.group for point in metadata.distribution(name[1]).entry_points}
+        assert any(group.startswith("swift.") for group in groups), name[1]
+
+
+def test_pickles_are_read_where_the_page_about_the_format_says() -> None:
+    page = (ROOT / "docs/explanation/checkpoint-format.md").read_text(encoding="utf-8")
+    assert "ever unpickled" not in page
+    readers = {path.name for path in SOURCES if READS_PICKLES.search(path.read_text(encoding="utf-8"))}
+    # Optimizer states of transformers, DeepSpeed and Megatron; all are opened by `swift convert` alone.
+    assert readers == {"hf_folder.py", "trainer_folder.py", "native.py"}
+    assert "swift convert" in page
