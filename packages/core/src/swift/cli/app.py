@@ -5,21 +5,46 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 _FLAG = re.compile(r"--?[a-zA-Z]")
 
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust_remote_code",
+        "--trust-remote-code",
+        help="Run Python code that comes with the model: only if you trust who made it",
+    ),
+]
+
 
 def run_app(name: str, function: Callable[..., int], args: Sequence[str]) -> int:
     """Run `function` on `args`. Typer prints its own usage errors (exit 2); a `SwiftError` goes on to the caller."""
-    app = _app(function)
+    command = typer.main.get_command(_app(function))
     try:
-        typer.main.get_command(app).main(args=list(args), prog_name=name)
+        command.main(args=_plain_switches(command, args), prog_name=name)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0
     return 0
+
+
+def _plain_switches(command: Any, args: Sequence[str]) -> list[str]:
+    """Returns the words with `--switch true` as `--switch` and without `--switch false`, as `swift sft` takes them."""
+    switches = {each for option in command.params if getattr(option, "is_flag", False) for each in option.opts}
+    words: list[str] = []
+    for word in args:
+        switch, joined, value = word.partition("=")
+        if joined and switch in switches:
+            words.append(switch)
+            word = value
+        if not words or words[-1] not in switches or word.lower() not in ("true", "false"):
+            words.append(word)
+        elif word.lower() == "false":
+            words.pop()
+    return words
 
 
 def split_unknown(function: Callable[..., int], args: Sequence[str]) -> tuple[list[str], list[str]]:

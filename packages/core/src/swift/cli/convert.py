@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from swift.cli.app import run_app
+from swift.cli.app import TrustRemoteCode, run_app
 from swift.errors import UsageError
 
 FORMATS = "trainer, deepspeed, megatron, hf or adapter"
@@ -38,6 +38,7 @@ def convert(
     weights_only: Annotated[
         bool, typer.Option("--weights-only", "--weights_only", help="Leave the optimizer's state behind")
     ] = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> int:
     """Take weights and optimizer state over, so that training goes on under any backend; with --to, hand them back.
 
@@ -53,7 +54,7 @@ def convert(
             raise UsageError("With --to, the checkpoint itself says all else.", hint="Leave the other options out.")
         from swift.export.convert_to import convert_to
 
-        convert_to(checkpoint, to=to, out=out, say=_say)
+        convert_to(checkpoint, to=to, out=out, say=_say, trust_remote_code=trust_remote_code)
         return 0
     if to is not None:
         raise UsageError(
@@ -63,7 +64,13 @@ def convert(
     from swift.export.convert import convert_checkpoint
 
     convert_checkpoint(
-        checkpoint, model=model, out=out, adapter_config=adapter_config, say=_say, weights_only=weights_only
+        checkpoint,
+        model=model,
+        out=out,
+        adapter_config=adapter_config,
+        say=_say,
+        weights_only=weights_only,
+        trust_remote_code=trust_remote_code,
     )
     return 0
 

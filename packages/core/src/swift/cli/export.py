@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swift.cli.app import run_app
+from swift.cli.app import TrustRemoteCode, run_app
 from swift.config.sections import QUANTISATIONS, ExportOptions
 from swift.errors import UsageError, did_you_mean
 from swift.plugins.load import find
@@ -78,6 +78,7 @@ def export(
     verify: Verify = "all",
     no_verify: NoVerify = False,
     push: Push = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> int:
     """Write a checkpoint, or a model folder, for others to load, and check it against the training state."""
     path = checkpoint or adapters
@@ -104,7 +105,7 @@ def export(
         "verify": "none" if no_verify else verify,
         "push": push,
     }
-    return _export(path, to, settings)
+    return _export(path, to, settings, trust_remote_code=trust_remote_code)
 
 
 def merge_lora(
@@ -116,6 +117,7 @@ def merge_lora(
     exist_ok: ExistOk = False,
     verify: Verify = "all",
     no_verify: NoVerify = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> int:
     """Merge a checkpoint's adapters into the model's weights: swift export --to hf."""
     return export(
@@ -127,10 +129,11 @@ def merge_lora(
         exist_ok=exist_ok,
         verify=verify,
         no_verify=no_verify,
+        trust_remote_code=trust_remote_code,
     )
 
 
-def _export(path: Path, to: str, settings: dict[str, Any]) -> int:
+def _export(path: Path, to: str, settings: dict[str, Any], *, trust_remote_code: bool) -> int:
     from pydantic import ValidationError
 
     from swift.config.problems import config_error
@@ -143,7 +146,7 @@ def _export(path: Path, to: str, settings: dict[str, Any]) -> int:
     # Only now: the module imports torch, and a mistake should be answered at once.
     from swift.export.run import export_checkpoint
 
-    export_checkpoint(path, to=to, options=options, say=_say)
+    export_checkpoint(path, to=to, options=options, say=_say, trust_remote_code=trust_remote_code)
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from swift.cli.app import run_app, split_unknown
+from swift.cli.app import TrustRemoteCode, run_app, split_unknown
 from swift.errors import UsageError
 from swift.plugins.facade import serve as serve_with
 from swift.plugins.load import load_engine
@@ -73,6 +73,7 @@ def serve(
     ] = None,
     engine: Annotated[str, typer.Option("--engine", "--infer_backend", "--infer-backend", help="Who serves")] = "vllm",
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the server's own log")] = False,
+    trust_remote_code: TrustRemoteCode = False,
     passed_on: Annotated[list[str] | None, typer.Option("--passed-on", hidden=True)] = None,
 ) -> int:
     """Serve a model to OpenAI clients: completions, chat and models, the base and its adapters by name.
@@ -100,6 +101,7 @@ def serve(
         python=python,
         runtime_adapters=runtime_adapters,
         verbose=verbose,
+        trust_remote_code=trust_remote_code,
         passed_on=tuple(passed_on or ()),
     )
     return serve_with(found, serve_request(wish, say=_say))

@@ -25,6 +25,8 @@ from swift.errors import ConfigError, UsageError
 from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective
 from swift.plugins.plan import check_capabilities
 
+TRUST = "model.trust_remote_code"
+"""Decided on the command line or by a caller's argument, never by a file."""
 VERB_OBJECTIVES = {"pt": "pt", "sft": "sft"}
 """Verbs that stand for one objective. `rlhf` takes any of preference learning, `train` takes any."""
 
@@ -52,6 +54,7 @@ def parse(argv: Sequence[str], verb: str, *, complete: bool = True) -> Parsed:
         if flag.name not in own:
             layer.add_flag(flag)
     file = _file_layer(_config_file(own.get("config"), words))
+    _check_trust(file, layer)
     nproc = own.get("nproc") or own.get("nproc_per_node")
     parsed = _resolve([file, layer], verb, _count(nproc.value, nproc.said) if nproc else None)
     if complete:
@@ -87,6 +90,20 @@ def _file_layer(path: Path | None) -> Draft:
         content, lines = read_yaml(path)
         layer.add_mapping(content, {key: f"{path}:{line}" for key, line in lines.items()}, str(path))
     return layer
+
+
+def _check_trust(file: Draft, flags: Draft) -> None:
+    """Refuses a file that lets Python code run which comes with a model, unless a flag says so too.
+
+    The configuration of a run may have been written by anybody, and is handed on with its folder.
+    """
+    wish = file.assignments.get(TRUST)
+    if wish is not None and wish.value not in (False, None) and TRUST not in flags.assignments:
+        raise ConfigError(
+            f"{wish.said} asks for Python code to be run that comes with the model ({TRUST}). A file cannot decide "
+            "that.",
+            hint=f"If you trust whoever made the model, add --{TRUST} true",
+        )
 
 
 def _count(value: Any, said: str) -> int:

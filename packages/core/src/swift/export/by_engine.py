@@ -31,6 +31,7 @@ def compare_by_engine(
     required: bool,
     say: Callable[[str], None],
     base: Path | None = None,
+    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """What was compared, for the report; `ExportError` names the first token that differs.
 
@@ -51,6 +52,7 @@ def compare_by_engine(
         max_new_tokens=_LENGTH,
         dtype=dtype,
         max_length=max(map(len, reference.prompts)) + _LENGTH,
+        trust_remote_code=trust_remote_code,
         options={"enforce_eager": True},
     )
     try:

@@ -12,7 +12,7 @@ from swift.checkpoint.folders import checkpoint_folder
 from swift.checkpoint.manifest import Manifest
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import save_checkpoint
-from swift.config.sections import Config
+from swift.config.sections import Config, ModelSection
 from swift.errors import CheckpointError, PluginError
 from swift.export.hf_folder import has_weights, is_whole, open_hf_folder
 from swift.export.host import Told, adapter_beside, told_beside
@@ -42,6 +42,7 @@ def convert_checkpoint(
     adapter_config: Path | None,
     say: Say,
     weights_only: bool = False,
+    trust_remote_code: bool = False,
 ) -> Path:
     """Write `out/checkpoint-<step>`; what was trained is compared with the model by name and shape.
 
@@ -56,7 +57,7 @@ def convert_checkpoint(
         raise CheckpointError(
             f"{checkpoint_folder(out, foreign.step)} is there already.", hint="Choose another folder with --out."
         )
-    source = open_source(Config.model_validate({"model": {"path": model}}).model, say=say)
+    source = open_source(ModelSection(path=model, trust_remote_code=trust_remote_code), say=say)
     attach = getattr(foreign, "attach", None)
     if attach is not None:
         attach(source)
@@ -95,7 +96,9 @@ def _manifest(
         {"kind": "full"} if adapter is None else {"kind": "lora", "rank": adapter["r"], "alpha": adapter["lora_alpha"]}
     )
     optim, total = _hyperparameters(getattr(foreign, "param_groups", ())), getattr(foreign, "total_steps", 0)
-    config = Config.model_validate({"model": {"path": model}, "tuner": tuner, "optim": optim})
+    config = Config.model_validate(
+        {"model": {"path": model, "trust_remote_code": source.trust_remote_code}, "tuner": tuner, "optim": optim}
+    )
     known = ("model", "tuner", "optim") if optim else ("model", "tuner")
     return Manifest(
         step=foreign.step,

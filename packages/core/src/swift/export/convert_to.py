@@ -34,17 +34,18 @@ MODELS = ("hf", "adapter")
 _WHOLE_SHARDS = 10.0**6  # the Trainer reads its own fp32 weights, in one file or several; one is simplest to move
 
 
-def convert_to(path: Path, *, to: str, out: Path, say: Say) -> Path:
+def convert_to(path: Path, *, to: str, out: Path, say: Say, trust_remote_code: bool = False) -> Path:
     """Write `out` from a checkpoint, or the last one of a run, in the format `to`."""
     quiet_libraries()
     if out.exists():
         raise CheckpointError(f"{out} is there already.", hint="Choose another folder with --out.")
     if to in MODELS:
-        return export_checkpoint(path, to=to, options=ExportSection(to=to, out=out, verify="none"), say=say)
+        options = ExportSection(to=to, out=out, verify="none")
+        return export_checkpoint(path, to=to, options=options, say=say, trust_remote_code=trust_remote_code)
     writer = None if to == TRAINER else _writer_of(to)
     folder = find_checkpoint(path)
     checkpoint = open_checkpoint(folder)
-    source = base_of(checkpoint, say)
+    source = base_of(checkpoint, say, trust_remote_code=trust_remote_code)
     state = StoredState(checkpoint, source)
     say(f"Converting step {state.step} of {folder}")
     temporary = out.with_name(f".{out.name}.tmp")

@@ -99,7 +99,16 @@ def write_quantised(
         "verified": True,
         "quantised": options.quant,
         "transformers": _by_transformers(temporary, reference, tolerance, source, say=say),
-        "vllm": _by_vllm(temporary, reference, tolerance, options, dtype=found.dtype, required=to == EXPORTER, say=say),
+        "vllm": _by_vllm(
+            temporary,
+            reference,
+            tolerance,
+            options,
+            dtype=found.dtype,
+            required=to == EXPORTER,
+            trust_remote_code=trusted(trained),
+            say=say,
+        ),
         "rendering": compare_rendering(trained.tokenizer, temporary, trust_remote_code=trusted(trained)),
         "calibration": calibration.described,
         "versions": installed_versions(),
@@ -134,6 +143,7 @@ def _by_vllm(
     *,
     dtype: str,
     required: bool,
+    trust_remote_code: bool,
     say: Say,
 ) -> dict[str, Any]:
     reason = NOT_BY_VLLM.get(str(options.quant))
@@ -141,7 +151,9 @@ def _by_vllm(
         if reason is not None:
             say(f"vLLM was not asked: {reason}")
         return {"asked": False, "reason": reason or f"--verify {options.verify}"}
-    told = compare_by_engine(folder, reference, tolerance, dtype=dtype, required=required, say=say)
+    told = compare_by_engine(
+        folder, reference, tolerance, dtype=dtype, required=required, say=say, trust_remote_code=trust_remote_code
+    )
     if told["asked"]:
         _say_verified("vLLM", told, say)
     return told

@@ -15,6 +15,7 @@ import torch
 from swift.checkpoint.coordination import agree, comms_for, write_failure
 from swift.checkpoint.folders import find_checkpoint, is_checkpoint
 from swift.checkpoint.load import Checkpoint, open_checkpoint
+from swift.checkpoint.manifest import MANIFEST
 from swift.checkpoint.names import model_name, weight_name
 from swift.checkpoint.records import sync, write_json
 from swift.checkpoint.storage import StoredTensors
@@ -29,8 +30,9 @@ from swift.export.precision import export_dtypes, main_dtype
 from swift.export.push import push
 from swift.export.quantised import EXPORTER, check_wish, quantiser, scratch, write_quantised
 from swift.export.reference import LogProbabilities, PlainState, Reference, fixed_prompts
-from swift.export.verify import ADAPTER_WEIGHTS, VERIFICATION, Digests, can_verify, is_adapter, verify_export
+from swift.export.verify import ADAPTER_WEIGHTS, VERIFICATION, Digests, can_verify, is_adapter, trusted, verify_export
 from swift.models.memory import check_memory, model_bytes
+from swift.models.trust import section_from_file
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
@@ -46,16 +48,22 @@ class Exporter(Protocol):
 
 
 def export_checkpoint(
-    path: str | Path, *, to: str, options: ExportSection, say: Say, exporter: Exporter | None = None
+    path: str | Path,
+    *,
+    to: str,
+    options: ExportSection,
+    say: Say,
+    exporter: Exporter | None = None,
+    trust_remote_code: bool = False,
 ) -> Path:
     """Export a checkpoint, the last one of a run, or a model folder, without the engine that trained it. One process.
 
     `to` is the name of an exporter; `exporter` replaces the installed one of that name. With `ExportOptions` the model
-    may be quantised, and uploaded.
+    may be quantised, and uploaded. `trust_remote_code` lets Python code run that comes with the model.
     """
     wish = options if isinstance(options, ExportOptions) else ExportOptions(**options.model_dump())
     check_wish(to, wish)
-    origin = _origin(Path(path).expanduser(), say)
+    origin = _origin(Path(path).expanduser(), trust_remote_code, say)
     destination = options.out or origin.beside(f"export-{to}" if wish.quant is None else f"export-{wish.quant}")
     check_destination(destination, options)
     exporter = exporter or _installed(to)
@@ -90,7 +98,7 @@ class _Origin:
         return ((name, self.source.read(name)) for name in self.source.names())
 
 
-def _origin(path: Path, say: Say) -> _Origin:
+def _origin(path: Path, trust_remote_code: bool, say: Say) -> _Origin:
     from swift.models.source import open_source
 
     if (path / "config.json").is_file() and not is_checkpoint(path):
@@ -102,11 +110,12 @@ def _origin(path: Path, say: Say) -> _Origin:
                 f"{path} is quantised already ({method}).", hint="Export from the model in full precision."
             )
         say(f"Exporting the model in {folder}")
-        return _Origin(folder, open_source(ModelSection(path=str(folder)), say=say))
+        section = ModelSection(path=str(folder), trust_remote_code=trust_remote_code)
+        return _Origin(folder, open_source(section, say=say))
     folder = find_checkpoint(path)
     checkpoint = open_checkpoint(folder)
     say(f"Exporting step {checkpoint.facts.step} of {folder}")
-    return _Origin(folder, base_of(checkpoint, say), checkpoint)
+    return _Origin(folder, base_of(checkpoint, say, trust_remote_code=trust_remote_code), checkpoint)
 
 
 def _export_whole(
@@ -172,12 +181,16 @@ def _quantise(
     say(f"Exported ({to}, {options.quant}) to {destination}")
 
 
-def base_of(checkpoint: Checkpoint, say: Say) -> HfSource:
-    """The model that training started from, which must be what it was."""
+def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False) -> HfSource:
+    """Returns the model that training started from, which must be what it was."""
     from swift.models.source import open_source
 
     facts = checkpoint.facts
-    section = ModelSection.model_validate(facts.config.get("model", {}))
+    section = section_from_file(
+        ModelSection.model_validate(facts.config.get("model", {})),
+        checkpoint.folder / MANIFEST,
+        trust_remote_code=trust_remote_code,
+    )
     source = open_source(section, say=say, seed=facts.seed)
     if source.fingerprint != facts.model_fingerprint:
         raise CheckpointError(
@@ -337,7 +350,14 @@ def _by_vllm(
             say(f"vLLM was not asked: {reason}")
             return {"asked": False, "reason": reason}
     return compare_by_engine(
-        folder, reference, tolerance_of(dtype), dtype="float32", required=required, say=say, base=base
+        folder,
+        reference,
+        tolerance_of(dtype),
+        dtype="float32",
+        required=required,
+        say=say,
+        base=base,
+        trust_remote_code=trusted(source),
     )
 
 

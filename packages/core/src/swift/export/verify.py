@@ -89,8 +89,8 @@ def is_adapter(folder: Path) -> bool:
 
 
 def trusted(source: ModelSource) -> bool:
-    """Code that comes with a model runs only when the source was opened with leave to do so."""
-    return type(source.config).__module__.startswith("transformers_modules")
+    """Returns whether Python code that comes with the model may run: when the source was opened with leave to do so."""
+    return bool(getattr(source, "trust_remote_code", False))
 
 
 def _digest(tensor: torch.Tensor) -> str:

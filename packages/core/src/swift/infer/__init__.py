@@ -24,10 +24,12 @@ def open_engine(
     batch_size: int | None = None,
     max_length: int | None = None,
     options: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
 ) -> InferenceEngine:
     """A run, a checkpoint, an adapter, a folder or a hub id, loaded by the inference engine of that name.
 
     Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are settings of the engine's own.
+    `trust_remote_code` lets Python code run that comes with the model.
     """
     from swift.infer.speaker import find_model, open_local
     from swift.infer.wanted import Wanted
@@ -40,6 +42,7 @@ def open_engine(
         batch_size=batch_size,
         max_length=max_length,
         options=options or {},
+        trust_remote_code=trust_remote_code,
     )
     say = _nothing
     return open_local(find_model(str(model), wanted, say=say), wanted, say=say).engine

@@ -39,6 +39,7 @@ class Question:
     adapter: str | None = None
     dtype: str = "auto"
     max_length: int | None = None
+    trust_remote_code: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -134,6 +135,7 @@ def _answer(question: Question) -> Answers:
         adapter=None if question.adapter is None else Path(question.adapter),
         dtype=question.dtype,
         max_length=question.max_length,
+        trust_remote_code=question.trust_remote_code,
         options=question.options,
     )
     engine = open_inference(load_engine(question.engine), request)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swift.cli.app import run_app
+from swift.cli.app import TrustRemoteCode, run_app
 from swift.contracts import Sampling
 from swift.errors import UsageError
 from swift.infer.wanted import Wanted, is_address
@@ -92,6 +92,7 @@ def infer(
     device: Device = None,
     engine_options: EngineOptions = "{}",
     api_key: ApiKey = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> int:
     """Answer prompts, or the questions of a data set; without either, read questions from the keyboard.
 
@@ -102,7 +103,9 @@ def infer(
         raise UsageError("--prompt and --dataset are two sources of questions.", hint="Give one of them.")
     renames = _mapping("--columns", columns, '{"question": "query"}')
     _check_result(result)
-    wanted = _wanted(engine, adapters, system, dtype, device, batch_size, max_length, engine_options, api_key)
+    wanted = _wanted(
+        engine, adapters, system, dtype, device, batch_size, max_length, engine_options, api_key, trust_remote_code
+    )
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
     quiet_libraries()
     if not prompt and not dataset:
@@ -142,10 +145,13 @@ def chat(
     device: Device = None,
     engine_options: EngineOptions = "{}",
     api_key: ApiKey = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> int:
     """Talk to a model; it remembers what was said. /clear forgets, /exit or Ctrl-D leaves."""
     name = _named("chat", model, model_flag, engine)
-    wanted = _wanted(engine, adapters, system, dtype, device, None, max_length, engine_options, api_key)
+    wanted = _wanted(
+        engine, adapters, system, dtype, device, None, max_length, engine_options, api_key, trust_remote_code
+    )
     quiet_libraries()
     return _converse(name, wanted, Sampling(max_new_tokens, temperature, top_p, seed))
 
@@ -183,6 +189,7 @@ def evaluate(
     device: Device = None,
     engine_options: EngineOptions = "{}",
     api_key: ApiKey = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> int:
     """Score a model: on a data set with answers, or on tasks of lm-evaluation-harness."""
     name = _named("eval", model, model_flag, engine)
@@ -206,7 +213,9 @@ def evaluate(
             hint="Load the model instead: --engine vllm or --engine transformers, and MODEL.",
         )
     renames = _mapping("--columns", columns, '{"question": "query"}')
-    wanted = _wanted(engine, adapters, system, dtype, device, batch_size, max_length, engine_options, api_key)
+    wanted = _wanted(
+        engine, adapters, system, dtype, device, batch_size, max_length, engine_options, api_key, trust_remote_code
+    )
     quiet_libraries()
     if tasks:
         from swift.infer.harness import run_tasks
@@ -370,9 +379,10 @@ def _wanted(
     max_length: int | None,
     options: str,
     api_key: str | None,
+    trust_remote_code: bool,
 ) -> Wanted:
     own = _mapping("--engine_options", options, '{"max_num_seqs": 64}')
-    return Wanted(engine, adapters, system, dtype, device, batch_size, max_length, own, api_key)
+    return Wanted(engine, adapters, system, dtype, device, batch_size, max_length, own, api_key, trust_remote_code)
 
 
 def _say(line: str) -> None:

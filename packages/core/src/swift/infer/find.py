@@ -15,6 +15,7 @@ from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
 from swift.checkpoint.manifest import MANIFEST, read_manifest
 from swift.config.sections import ModelSection
 from swift.errors import CheckpointError, ModelError
+from swift.models.trust import section_from_file
 
 ADAPTER_FILE = "adapter_config.json"
 _UNFINISHED = re.compile(r"(checkpoint-\d+)(?:\.\w+)?\.tmp")
@@ -31,20 +32,23 @@ class Place:
     """The system message of the run's data section."""
 
 
-def find_weights(name: str, *, adapter: Path | None = None) -> Place:
-    """What `name` stands for. A run means its last checkpoint; a checkpoint knows the model it was trained from."""
+def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: bool = False) -> Place:
+    """Returns what `name` stands for. A run means its last checkpoint; a checkpoint knows its base model.
+
+    `trust_remote_code` is what the user says; what files say about it does not count.
+    """
     path = Path(name).expanduser()
     is_run = (path / LAST).exists() or (path.is_dir() and bool(whole_checkpoints(path)))
     if is_run or (path / MANIFEST).is_file():
-        return _of_checkpoint(_whole(path), adapter)
+        return _of_checkpoint(_whole(path), adapter, trust_remote_code)
     if path.is_dir():
         _check_finished(path)
     if (path / ADAPTER_FILE).is_file():
         base = json.loads((path / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
         if not base:
             raise ModelError(f"{path} does not say which model it adapts.", hint="Type: --model BASE --adapter ADAPTER")
-        return Place(ModelSection(path=base), path)
-    return Place(ModelSection(path=name), adapter)
+        return Place(ModelSection(path=base, trust_remote_code=trust_remote_code), path)
+    return Place(ModelSection(path=name, trust_remote_code=trust_remote_code), adapter)
 
 
 def what_it_is_called(name: str) -> str:
@@ -83,10 +87,12 @@ def _unfinished(folder: Path) -> CheckpointError:
     )
 
 
-def _of_checkpoint(folder: Path, adapter: Path | None) -> Place:
+def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) -> Place:
     manifest = read_manifest(folder)
     config: Any = manifest.config
-    model = ModelSection.model_validate(config["model"])
+    model = section_from_file(
+        ModelSection.model_validate(config["model"]), folder / MANIFEST, trust_remote_code=trust_remote_code
+    )
     system = config["data"].get("system")
     if manifest.adapter is not None:
         if not (folder / ADAPTER_FILE).is_file():

@@ -101,8 +101,7 @@ def _check_origin(adapter: Path, model: Path, said: str) -> None:
     from swift.config.sections import ModelSection
     from swift.models.source import HfSource
 
-    section = ModelSection(path=str(model), trust_remote_code=config["model"].get("trust_remote_code", False))
-    source = HfSource(str(model), model, section, seed=0, say=lambda _: None)
+    source = HfSource(str(model), model, ModelSection(path=str(model)), seed=0, say=lambda _: None)
     if source.fingerprint != manifest.model_fingerprint:
         raise _misfit(adapter, model, f"the shapes agree, but these are other weights{said}")
 

@@ -35,12 +35,13 @@ class Wish:
     python: Path | None = None
     runtime_adapters: bool = False
     verbose: bool = False
+    trust_remote_code: bool = False
     passed_on: tuple[str, ...] = ()
 
 
 def serve_request(wish: Wish, *, say: Callable[[str], None]) -> ServeRequest:
     """Find everything, and check that it is there, whole, and belongs together."""
-    place = find_weights(wish.model)
+    place = find_weights(wish.model, trust_remote_code=wish.trust_remote_code)
     known_as, folder = locate(place.weights, say=say)
     _check_model(folder, place.weights)
     called = what_it_is_called(wish.model)
@@ -70,7 +71,7 @@ def serve_request(wish: Wish, *, say: Callable[[str], None]) -> ServeRequest:
         max_length=wish.max_length,
         system=place.system,
         chat_template=place.weights.chat_template,
-        trust_remote_code=place.weights.trust_remote_code,
+        trust_remote_code=wish.trust_remote_code,
         runtime_adapters=wish.runtime_adapters,
         python=wish.python,
         verbose=wish.verbose,
@@ -92,7 +93,8 @@ def _adapter_of(path: Path) -> Path:
         raise ModelError(f"There is no folder {path} for --adapters.", hint="Type: --adapters NAME=FOLDER")
     if (path / ADAPTER_FILE).is_file():
         return path.resolve()
-    adapter = find_weights(str(path)).adapter
+    # Only the adapter's folder is asked for; the model that it was trained on is not opened.
+    adapter = find_weights(str(path), trust_remote_code=True).adapter
     if adapter is None:
         read_adapter(path)  # says that it is none
         raise ModelError(f"{path} trained all weights, not an adapter.", hint=f"Type: swift serve {path}")

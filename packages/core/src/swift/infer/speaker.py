@@ -87,7 +87,7 @@ class FoundModel:
 def find_model(name: str, wanted: Wanted, *, say: Callable[[str], None]) -> FoundModel:
     """The engine and the model `name`: a run, a checkpoint, an adapter, a folder or a hub id."""
     engine = load_engine(wanted.engine)
-    place = find_weights(name, adapter=wanted.adapter)
+    place = find_weights(name, adapter=wanted.adapter, trust_remote_code=wanted.trust_remote_code)
     if place.weights.random_weights:
         raise ModelError(
             f"{name} adapts a model of random weights, which lie in no folder.",
@@ -199,6 +199,7 @@ def _nothing_to_load(wanted: Wanted) -> None:
         "--device": wanted.device,
         "--max_length": wanted.max_length,
         "--engine_options": wanted.options,
+        "--trust_remote_code": wanted.trust_remote_code,
     }
     for flag, value in given.items():
         if value:

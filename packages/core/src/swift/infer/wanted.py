@@ -22,6 +22,8 @@ class Wanted:
     max_length: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     api_key: str | None = None
+    trust_remote_code: bool = False
+    """Whether Python code that comes with the model may run."""
 
 
 def is_address(engine: str) -> bool:

@@ -53,6 +53,8 @@ class HfSource:
         """What the user knows the model by: the hub id or the path."""
         self.folder = folder
         self.random = section.random_weights
+        self.trust_remote_code = section.trust_remote_code
+        """Whether Python code that comes with the model may run, as the user said."""
         self._section = section
         self._seed = seed
         self._say = say

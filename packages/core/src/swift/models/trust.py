@@ -1,0 +1,32 @@
+"""Whether Python code that comes with a model may run: the flag of this very command or a caller's argument decides.
+
+Manifests, configurations of runs and the model's own files may have been written by anybody. What they say about trust
+is shown to the user, with the flag to type, and never followed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swift.errors import ModelError
+
+if TYPE_CHECKING:
+    from swift.config.sections import ModelSection
+
+TRUST_FLAG = "--trust_remote_code true"
+
+
+def section_from_file(section: ModelSection, file: Path, *, trust_remote_code: bool) -> ModelSection:
+    """Returns the `model` section that a file holds, with the trust of this command in place of the file's.
+
+    Raises `ModelError` where the file asks for trust that this command was not given: without its own code the model
+    might load as something else.
+    """
+    if section.trust_remote_code and not trust_remote_code:
+        raise ModelError(
+            f"{file} says that Python code which comes with the model {section.path} is to be run "
+            "(model.trust_remote_code: true). A file cannot decide that.",
+            hint=f"If you trust whoever made the model and this folder, add {TRUST_FLAG}",
+        )
+    return section.model_copy(update={"trust_remote_code": trust_remote_code})
