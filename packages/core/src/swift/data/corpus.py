@@ -12,8 +12,9 @@ from typing import Any
 from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
 from swift.data.formats import Sample, check_columns, check_format, rename, understand
-from swift.data.read import ListRows, RowData, Rows, read_path
+from swift.data.read import read_path
 from swift.data.roles import STANDARD_TAGS, RoleTags
+from swift.data.rows import ListRows, RowData, Rows
 from swift.data.spec import Source, parse_source
 from swift.data.store import hash_of
 from swift.errors import DataError

@@ -15,8 +15,8 @@ from swift.data.conversation import (
     read_messages,
     rounds,
 )
-from swift.data.read import RowData
 from swift.data.roles import STANDARD_TAGS, RoleTags
+from swift.data.rows import RowData
 from swift.errors import DataError, did_you_mean
 
 MESSAGES = ("messages", "conversations", "conversation")

@@ -1,11 +1,11 @@
-"""Data sets that other libraries hold: the Hugging Face hub, ModelScope, saved and in-memory `datasets.Dataset`s."""
+"""Data sets that other libraries hold: the Hugging Face hub, ModelScope, and in-memory `datasets.Dataset`s."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from swift.data.read import RowData, as_row, first_line
+from swift.data.rows import RowData, as_row, first_line
 from swift.data.spec import Source
 from swift.errors import DataError
 
@@ -43,13 +43,6 @@ def stream_hub(source: Source) -> Iterator[RowData]:
     """The same, read while it is being used."""
     dataset = _pick_split(_load_hugging_face(source, streaming=True), source)
     return (as_row(row, source.text) for row in dataset)
-
-
-def read_saved(source: Source) -> DatasetRows:
-    """A folder written by `save_to_disk` of `datasets`."""
-    import datasets
-
-    return _rows(_pick_split(datasets.load_from_disk(source.location), source), source)
 
 
 def _rows(dataset: Any, source: Source) -> DatasetRows:
