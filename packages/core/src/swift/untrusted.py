@@ -198,13 +198,33 @@ def time_limit(seconds: float, error: SwiftError) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - started), 0.001), interval)
 
 
-def shown(path: Path | str) -> str:
-    """Returns a path for a message: long ones clipped, and what a terminal cannot print escaped."""
-    return _clipped(str(path).encode("utf-8", "backslashreplace").decode())
+def check_unicode(text: str, what: str, error: Failure) -> None:
+    """Raises `error` for a text with half of a surrogate pair, which no file, terminal or tokenizer takes."""
+    if not is_unicode(text):
+        raise error(f"{what} is not Unicode text: {shown(text)}", hint="Write it in UTF-8.")
 
 
-def _clipped(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:150]}…{text[-45:]}"
+def is_unicode(text: str) -> bool:
+    """Returns whether a text can be written as UTF-8: one with half of a surrogate pair cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(what: Path | str, limit: int = 200) -> str:
+    """Returns a path or a text for a message: long ones clipped, and what a terminal cannot print escaped."""
+    text = _clipped(str(what), limit)
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def _clipped(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else f"{text[: 3 * limit // 4]}…{text[5 - limit // 4 :]}"
 
 
 def _reason(cause: BaseException) -> str:

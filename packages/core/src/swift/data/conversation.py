@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift.data.roles import STANDARD_TAGS, RoleTags
+from swift.untrusted import DEPTH, is_deeper, is_unicode, shown
 
 Message = dict[str, Any]
 """What a chat template reads: 'role', 'content', perhaps 'tool_calls' and the data set's own keys."""
 
+_DETAIL = 600
+"""Letters of what is said about one sample, whatever it holds."""
+_HEAVIEST = 1e6
+"""Weight of a message: single precision keeps the others beside it."""
 _LOSS_KEYS = ("loss", "loss_scale", "weight")
 _MAY_FOLLOW = {
     "": {"system", "user"},
@@ -28,7 +33,7 @@ class Unusable(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
         self.reason = reason
-        self.detail = detail
+        self.detail = shown(detail, _DETAIL)
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Conversation:
 
 def raw_text(text: str) -> Conversation:
     """Text that nobody says to anybody."""
+    if not is_unicode(text):
+        raise _not_unicode("the text")
     return Conversation(({"role": "assistant", "content": text},), (1.0,), plain=True)
 
 
@@ -97,6 +104,10 @@ def checked(conversation: Conversation) -> Conversation:
         role = message["role"]
         if role not in _MAY_FOLLOW[before]:
             raise Unusable("roles out of order", f"message {index + 1} is the {role}'s{_after(before)}")
+        if not is_unicode(message["content"]):
+            raise _not_unicode(f"message {index + 1}, the {role}'s,")
+        if len(message) > 2:
+            _check_values(message, f"message {index + 1}, the {role}'s,")
         if role == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
             if not message.get("reasoning_content"):
                 raise Unusable("empty answer", f"message {index + 1}, the assistant's, says nothing")
@@ -105,7 +116,23 @@ def checked(conversation: Conversation) -> Conversation:
         before = role
     if before != "assistant":
         raise Unusable("roles out of order", f"the last message is the {before}'s, so nothing answers it")
+    if conversation.tools:
+        _check_values(conversation.tools, "the column 'tools'")
     return conversation
+
+
+def _check_values(values: object, what: str) -> None:
+    """Refuses what a chat template could not write out: it is JSON, of Unicode text."""
+    try:
+        text = json.dumps(values, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):
+        raise Unusable("malformed message", f"{what} holds a value that JSON does not have") from None
+    if not is_unicode(text):
+        raise _not_unicode(what)
+
+
+def _not_unicode(what: str) -> Unusable:
+    return Unusable("not Unicode text", f"{what} holds half of a surrogate pair, which no tokenizer takes")
 
 
 def _after(before: str) -> str:
@@ -128,9 +155,13 @@ def _read_message(written: object, index: int, tags: RoleTags) -> tuple[Message,
     weight = _weight(fields, role, index)
     message: Message = {"role": role, "content": content, **fields}
     if "tool_calls" in message:
-        message["tool_calls"] = [_tool_call(call, index) for call in message["tool_calls"]]
-        if not message["tool_calls"]:
-            del message["tool_calls"]
+        if role != "assistant":
+            raise Unusable("malformed message", f"message {index + 1}, the {role}'s, has tool_calls")
+        calls = parse_json(message.pop("tool_calls"), f"the tool calls of message {index + 1}")
+        if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+            raise Unusable("malformed tool call", f"the tool_calls of message {index + 1} are {_a(calls)}, not a list")
+        if calls:
+            message["tool_calls"] = [_tool_call(call, index) for call in calls]
     return message, weight
 
 
@@ -144,7 +175,7 @@ def _text(content: object, index: int) -> str:
             return "".join(map(str, parts))
         raise Unusable("not only text", f"message {index + 1} holds a part that is not text")
     if isinstance(content, Mapping):
-        return json.dumps(content, ensure_ascii=False)
+        return json.dumps(content, ensure_ascii=False, default=str)
     raise Unusable("malformed message", f"the content of message {index + 1} is a {type(content).__name__}")
 
 
@@ -154,8 +185,11 @@ def _weight(fields: Message, role: str, index: int) -> float:
     if not values:
         return 1.0
     weight = values[0]
-    if not isinstance(weight, int | float) or weight < 0:
-        raise Unusable("malformed message", f"the loss of message {index + 1} is {weight!r}; true, false or a weight")
+    if not isinstance(weight, int | float) or not 0 <= weight <= _HEAVIEST:  # nor NaN, which is not in any range
+        raise Unusable(
+            "malformed message",
+            f"the loss of message {index + 1} is {weight!r}; true, false or a weight up to {_HEAVIEST:,.0f}",
+        )
     if weight and role not in ("assistant", "call"):
         raise Unusable(
             "malformed message", f"message {index + 1}, the {role}'s, asks for a loss; only answers have one"
@@ -180,16 +214,27 @@ def _tool_call(call: object, index: int) -> Message:
         raise Unusable("malformed tool call", f"a tool call of message {index + 1} has no name")
     arguments = function.get("arguments", function.get("parameters")) or {}
     arguments = parse_json(arguments, f"the arguments of the tool call of message {index + 1}")
+    if not isinstance(arguments, Mapping):
+        raise Unusable(
+            "malformed tool call",
+            f"the arguments of a tool call of message {index + 1} are {_a(arguments)}, not an object",
+        )
     shaped: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if isinstance(call, Mapping) and call.get("id"):
         shaped["id"] = call["id"]
     return shaped
 
 
+def _a(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
 def _read_tools(tools: object) -> list[Any]:
     if not tools:
         return []
     listed = parse_json(tools, "the column 'tools'")
+    if listed is None:
+        return []
     if not isinstance(listed, Sequence) or not all(isinstance(tool, Mapping) for tool in listed):
         raise Unusable("malformed tools", "the column 'tools' is not a list of objects")
     return [tool if "function" in tool else {"type": "function", "function": dict(tool)} for tool in listed]
@@ -199,7 +244,13 @@ def parse_json(value: object, what: str) -> Any:
     """The value itself, or what it says when it is JSON in a string."""
     if not isinstance(value, str):
         return value
+    too_deep = Unusable("malformed JSON", f"{what} is nested more than {DEPTH} levels deep")
     try:
-        return json.loads(value)
+        parsed = json.loads(value)
+    except RecursionError:
+        raise too_deep from None
     except ValueError:
         raise Unusable("malformed JSON", f"{what} is a string that is not JSON") from None
+    if value.count("{") + value.count("[") > DEPTH and is_deeper(parsed, DEPTH):
+        raise too_deep
+    return parsed

@@ -18,6 +18,7 @@ from swift.data.rows import ListRows, RowData, Rows
 from swift.data.spec import Source, parse_source
 from swift.data.store import hash_of
 from swift.errors import DataError
+from swift.untrusted import shown
 
 _LOOKED_AT = 20
 
@@ -158,7 +159,7 @@ def _stream_hub(source: Source, section: DataSection) -> Iterator[tuple[Part, st
 def _shown(source: Source) -> str:
     """The name in reports: what was typed, and what it stands for where that is something else."""
     same = source.location in source.text or Path(source.location).name in source.text
-    return source.text if same else f"{source.text} ({source.location})"
+    return shown(source.text if same else f"{source.text} ({source.location})")
 
 
 def _fingerprint(part: Part) -> tuple[str, str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from swift.data.roles import ROLES, STANDARD_TAGS, RoleTags
 from swift.errors import DataError
+from swift.untrusted import inside, json_kind, read_json_object, shown
 
 FILE = "dataset_info.json"
 
@@ -24,6 +24,13 @@ _TAGS = {
     "function_tag": "call",
     "system_tag": "system",
 }
+_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("formatting", "file_name", "hf_hub_url", "ms_hub_url", "subset", "split"), str),
+    "num_samples": int,
+    "columns": dict,
+    "tags": dict,
+}
+_KIND_NAMES = {str: "a text", int: "a whole number", dict: "an object"}
 
 
 @dataclass(frozen=True)
@@ -61,45 +68,60 @@ def _candidates(name: str, folder: Path) -> list[tuple[Path, str]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is not valid JSON: {error}.") from error
+        if not path.is_file():
+            return {}
+    except (OSError, ValueError):  # a name that no file can have
+        return {}
     # Saved Hugging Face data sets have a file of the same name whose values are not all entries.
-    return {name: value for name, value in entries.items() if isinstance(value, dict)}
+    return {name: value for name, value in read_json_object(path, DataError).items() if isinstance(value, dict)}
 
 
 def _entry(name: str, entry: Mapping[str, Any], directory: Path) -> InfoEntry:
-    where = f"The entry {name!r} of {directory / FILE}"
-    formatting = entry.get("formatting", "alpaca")
+    where = f"The entry {shown(name)!r} of {shown(directory / FILE)}"
+    _check_types(where, entry)
+    formatting = entry.get("formatting") or "alpaca"
     if formatting not in _DEFAULTS:
-        raise DataError(f"{where} has the formatting {formatting!r}; 'alpaca' and 'sharegpt' are understood.")
+        raise DataError(f"{where} has the formatting {shown(formatting)!r}; 'alpaca' and 'sharegpt' are understood.")
     file_name = entry.get("file_name")
     hf_id, ms_id = entry.get("hf_hub_url"), entry.get("ms_hub_url")
     if not (file_name or hf_id or ms_id):
         raise DataError(f"{where} says neither file_name nor hf_hub_url nor ms_hub_url.")
-    path = directory / file_name if file_name else None
+    path = inside(directory, file_name, DataError, source=where) if file_name else None
     if path is not None and not path.exists():
-        raise DataError(f"{where} names the file {str(path)!r}, which does not exist.")
+        raise DataError(f"{where} names the file {shown(path)!r}, which does not exist.")
+    limit = entry.get("num_samples")
+    if limit is not None and limit < 1:
+        raise DataError(f"{where} has {limit} num_samples; it should be 1 or more.")
     return InfoEntry(
         path=str(path) if path else None,
         hf_id=hf_id,
         ms_id=ms_id,
         subset=entry.get("subset"),
-        split=entry.get("split", "train"),
-        limit=entry.get("num_samples"),
-        columns=_columns(where, formatting, entry.get("columns", {})),
-        tags=_role_tags(entry.get("tags", {})),
+        split=entry.get("split") or "train",
+        limit=limit,
+        columns=_columns(where, formatting, entry.get("columns") or {}),
+        tags=_role_tags(entry.get("tags") or {}),
     )
+
+
+def _check_types(where: str, entry: Mapping[str, Any]) -> None:
+    """Raises `DataError` for a key that holds another kind of value than it should."""
+    for key, kind in _KINDS.items():
+        value = entry.get(key)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise DataError(f"{where} has {json_kind(value)} for {key}; it should be {_KIND_NAMES[kind]}.")
+    for key in ("columns", "tags"):
+        for inner, value in (entry.get(key) or {}).items():
+            if value is not None and not isinstance(value, str):
+                raise DataError(f"{where} has {json_kind(value)} for {key}.{shown(inner)}; it should be a text.")
 
 
 def _columns(where: str, formatting: str, written: Mapping[str, str]) -> dict[str, str]:
     """Column of the data set → our name. LLaMA-Factory writes it the other way round."""
     targets = {**(_ALPACA if formatting == "alpaca" else _SHAREGPT), **_BOTH}
     if unknown := sorted(set(written) - set(targets) - {"images", "videos", "audios"}):
-        raise DataError(f"{where} has unknown columns: {', '.join(unknown)}.")
+        raise DataError(f"{where} has unknown columns: {shown(', '.join(unknown))}.")
     named = {**_DEFAULTS[formatting], **written}
     return {column: targets[key] for key, column in named.items() if key in targets and column}
 
@@ -107,6 +129,7 @@ def _columns(where: str, formatting: str, written: Mapping[str, str]) -> dict[st
 def _role_tags(written: Mapping[str, str]) -> RoleTags:
     if not written:
         return STANDARD_TAGS
+    written = {tag: name for tag, name in written.items() if name is not None}
     own = {written[tag]: role for tag, role in _TAGS.items() if tag in written}
     return RoleTags(
         role_keys=(written.get("role_tag", "from"), "role"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -146,7 +147,9 @@ class _Reader:
         label = self._row.get("label")
         if label is None:
             raise self._unknown("no boolean column 'label'")
-        truth = _TRUTH.get(str(label).strip().lower())
+        truth = _TRUTH.get(label.strip().lower()) if isinstance(label, str) else None
+        if isinstance(label, bool | int | float) and label in (0, 1):
+            truth = bool(label)
         if truth is None:
             raise Unusable("malformed label", f"the label is {label!r}; it should be true or false")
         return float(truth)
@@ -156,9 +159,12 @@ class _Reader:
             return {}
         self.used.add("margin")
         try:
-            return {"margin": float(self._row["margin"])}
-        except (TypeError, ValueError):
+            margin = float(self._row["margin"])
+        except (TypeError, ValueError, OverflowError):
+            margin = math.nan
+        if not math.isfinite(margin):
             raise Unusable("malformed margin", f"the margin is {self._row['margin']!r}, not a number") from None
+        return {"margin": margin}
 
     def _completed(self, column: str) -> Conversation:
         """`chosen` or `rejected`: a whole conversation, the end of one, or an answer to the question columns."""
@@ -166,19 +172,21 @@ class _Reader:
         answer = self._row[column]
         messages = self._take(MESSAGES) if _speaks_last(answer) else None
         if messages is not None:  # LLaMA-Factory's ranking: the conversation so far, and the two answers to it
-            return self._answered(list(parse_json(messages, "messages")), answer)
+            return self._answered(parse_json(messages, "messages"), answer)
         if isinstance(answer, str) or _speaks_last(answer):
             question = self._take(QUESTION)
             if question is None:
                 raise self._unknown(f"an answer ({column!r}) but no question (prompt, query or instruction)")
             if isinstance(question, list | tuple):
-                return self._answered(list(question), answer)
+                return self._answered(question, answer)
             return self._answered(self._history(self._with_input(question)), answer)
         self._take(QUESTION)  # the conversation repeats it
         return self._messages(answer)
 
     def _answered(self, prompt: Any, answer: object, tools: object = None) -> Conversation:
         """The prompt's messages, and the answer: a string, a message, or the messages of a round."""
+        if not isinstance(prompt, list | tuple):
+            raise Unusable("no messages", f"the question is a {type(prompt).__name__}, not a list of messages")
         said: Sequence[Any]
         if isinstance(answer, str):
             said = [{self._tags.role_keys[0]: "assistant", self._tags.content_keys[0]: answer}]
@@ -217,10 +225,11 @@ class _Reader:
     def _past(self) -> list[tuple[str, str]]:
         self.used.add("history")
         history = parse_json(self._row.get("history") or [], "the column 'history'")
-        try:
-            return [(self._say("history", asked), self._say("history", answered)) for asked, answered in history]
-        except (TypeError, ValueError):
-            raise Unusable("malformed history", "the history is not a list of [question, answer]") from None
+        if not isinstance(history, list | tuple) or not all(
+            isinstance(turn, list | tuple) and len(turn) == 2 for turn in history
+        ):
+            raise Unusable("malformed history", "the history is not a list of [question, answer]")
+        return [(self._say("history", asked), self._say("history", answered)) for asked, answered in history]
 
     def _with_input(self, question: object) -> str:
         text = self._say("question", question)

@@ -97,7 +97,8 @@ def _read_csv(file: SteadyFile) -> Rows:
             continue
         if len(fields) != len(header):
             raise DataError(
-                f"{file.name}:{reader.line_num}: the number of fields ({len(fields)}) differs from the header's ({len(header)})."
+                f"{file.name}:{reader.line_num}: the number of fields ({len(fields)}) differs from the header's "
+                f"({len(header)})."
             )
         # An empty field says nothing, like a missing key of a JSON object; nor does a column without a name.
         rows.append({name: value for name, value in zip(header, fields, strict=True) if name and value})

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from swift.data.dataset_info import InfoEntry, find_entry, known_names
 from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.errors import DataError, did_you_mean
+from swift.untrusted import check_unicode, inside, shown
 
 ALIASES = {
     "alpaca-en": "vicgalle/alpaca-gpt4",
@@ -22,6 +24,11 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 """Files that can be read."""
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_DIGITS = 18
+"""Of N in `#N`: more rows than any data set has."""
+_LONGEST_NAME = 255
+_LISTED = 2000
+"""Names of a folder among which the one that was meant is looked for."""
 _EXAMPLE = "It should be a file or folder (--dataset data/train.jsonl) or a hub id (--dataset owner/name)."
 
 
@@ -46,6 +53,7 @@ def parse_source(text: str, folder: Path | None = None) -> Source:
     folder = folder or Path()
     if not text.strip():
         raise DataError("A data set's name is empty.", hint=_EXAMPLE)
+    check_unicode(text, "The name of a data set", DataError)
     if _exists(folder, text):
         return Source(text, "path", str(folder / Path(text).expanduser()))
     body, limit = _limit(text)
@@ -60,7 +68,7 @@ def parse_source(text: str, folder: Path | None = None) -> Source:
     if base and _exists(folder, base):
         return _inside(text, folder / Path(base).expanduser(), subset, limit)
     if _looks_like_path(body):
-        raise DataError(f"There is no file or folder {body!r}.{_near(folder / body)}", hint=_EXAMPLE)
+        raise DataError(f"There is no file or folder {shown(body)!r}.{_near(folder / body)}", hint=_EXAMPLE)
     return _hub(text, "hf", body, limit, folder)
 
 
@@ -68,9 +76,10 @@ def _limit(text: str) -> tuple[str, int | None]:
     match = re.fullmatch(r"(.+)#(\d+)", text, flags=re.DOTALL)
     if match is None:
         return text, None
-    if int(match[2]) == 0:
-        raise DataError(f"{text!r} asks for 0 rows.", hint="Write #N with N of at least 1, or leave it out.")
-    return match[1], int(match[2])
+    limit = int(match[2]) if len(match[2]) <= _DIGITS else 10**_DIGITS
+    if limit == 0:
+        raise DataError(f"{shown(text)!r} asks for 0 rows.", hint="Write #N with N of at least 1, or leave it out.")
+    return match[1], limit
 
 
 def _exists(folder: Path, text: str) -> bool:
@@ -81,9 +90,10 @@ def _exists(folder: Path, text: str) -> bool:
 
 
 def _inside(text: str, base: Path, subset: str, limit: int | None) -> Source:
-    if not (base / subset).exists():
-        raise DataError(f"{str(base)!r} has no subset {subset!r}: there is no such folder or file in it.")
-    return Source(text, "path", str(base / subset), limit=limit)
+    path = inside(base, subset, DataError, source=f"The data set {shown(text)!r}") if subset else base
+    if not subset or not _exists(base, subset):
+        raise DataError(f"{shown(base)!r} has no subset {shown(subset)!r}: there is no such folder or file in it.")
+    return Source(text, "path", str(path), limit=limit)
 
 
 def _looks_like_path(text: str) -> bool:
@@ -91,16 +101,25 @@ def _looks_like_path(text: str) -> bool:
 
 
 def _near(path: Path) -> str:
-    names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-    return did_you_mean(path.name, names)
+    return did_you_mean(path.name, _names(path.parent)) if len(path.name) <= _LONGEST_NAME else ""
+
+
+def _names(folder: Path) -> list[str]:
+    """Returns names of a folder to choose a likely one from: not of all where there are very many."""
+    try:
+        return [each.name for each in islice(folder.iterdir(), _LISTED)]
+    except (OSError, ValueError):
+        return []
 
 
 def _hub(text: str, kind: Literal["hf", "ms"], body: str, limit: int | None, folder: Path | None = None) -> Source:
     name, _, subset = body.partition(":")
     if not _HUB_ID.fullmatch(name):
-        raise DataError(f"{text!r} is neither a file or folder that exists nor a hub id.", hint=_EXAMPLE)
+        raise DataError(f"{shown(text)!r} is neither a file or folder that exists nor a hub id.", hint=_EXAMPLE)
+    if len(name) > _LONGEST_NAME:
+        raise DataError(f"{shown(text)!r} is too long for a hub id.", hint=_EXAMPLE)
     if "/" not in name and name not in ALIASES and folder is not None:
-        options = [*ALIASES, *known_names(folder), *(each.name for each in folder.iterdir())]
+        options = [*ALIASES, *known_names(folder), *_names(folder)]
         if guess := did_you_mean(name, options):
             raise DataError(f"There is no data set {name!r}.{guess}", hint=_EXAMPLE)
     return Source(text, kind, ALIASES.get(name, name), subset=subset or None, limit=limit)

@@ -38,7 +38,7 @@ class SteadyFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.name = shown(path)
+        self.name = shown(path, 1000)
         """For messages."""
         with open_regular(path, DataError) as file:
             self.size = os.fstat(file.fileno()).st_size

@@ -62,7 +62,7 @@ def print_answers(speaker: Speaker, questions: Asked, sampling: Sampling) -> Non
     ready: dict[int, str] = {}
     told = 0
     for row, question, answer in answered(speaker, questions, sampling):
-        line = json.dumps(line_of(question, answer), ensure_ascii=False)
+        line = json.dumps(line_of(question, answer), ensure_ascii=False, default=str)
         ready[row] = answer.text if len(questions) == 1 else line
         while told in ready:
             sys.stdout.write(f"{ready.pop(told)}\n")

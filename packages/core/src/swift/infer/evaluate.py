@@ -34,7 +34,11 @@ def judged(question: Question, answer: Answer) -> dict[str, Any]:
 
 def accuracy_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """How many of these lines are right."""
-    rights = [bool(line["right"]) for line in lines]
+    rights: list[Any] = [line.get("right") for line in lines]
+    if not all(isinstance(right, bool) for right in rights):
+        raise DataError(
+            "A line of the results does not say whether its answer is right.", hint="Begin anew: --overwrite"
+        )
     return {"accuracy": sum(rights) / len(rights), "right": sum(rights), "questions": len(rights)}
 
 

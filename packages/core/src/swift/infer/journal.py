@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from swift.errors import DataError
 from swift.infer.questions import Question
+from swift.untrusted import open_regular, read_json
 
 ASKED = "asked"
 """In every line: the number of the row that it answers, and a hash of what that row held."""
@@ -60,7 +61,7 @@ class Journal:
     def write(self, row: int, line: Mapping[str, Any]) -> None:
         """The answer to a row, on disk before the next one is looked at."""
         marked = {**line, ASKED: {"row": row, "hash": f"{self._hashes[row]:016x}"}}
-        data = json.dumps(marked, ensure_ascii=False).encode() + b"\n"
+        data = json.dumps(marked, ensure_ascii=False, default=str).encode() + b"\n"
         start = self._file.tell()
         # One call, and nothing kept back: Ctrl-C comes before it or after it.
         self._file.write(data)
@@ -69,7 +70,7 @@ class Journal:
     def _go_on(self, settings: Mapping[str, Any]) -> None:
         self._check_settings(settings)
         end = 0
-        with self._path.open("rb") as file:
+        with open_regular(self._path, DataError) as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break
@@ -79,8 +80,8 @@ class Journal:
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
         try:
-            before = json.loads(self._beside.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            before = read_json(self._beside, DataError)
+        except DataError:
             raise self._other(f"{self._path} is there already, and nothing says how it was made.") from None
         if not isinstance(before, dict):
             raise self._other(f"{self._beside} says nothing about how {self._path.name} was made.")
@@ -94,10 +95,12 @@ class Journal:
     def _row_of(self, line: bytes, number: int) -> int:
         try:
             asked = json.loads(line)[ASKED]
-            row, found = int(asked["row"]), int(asked["hash"], 16)
-        except (ValueError, KeyError, TypeError):
+            row, found = asked["row"], int(asked["hash"], 16)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            row = found = None
+        if not isinstance(row, int) or isinstance(row, bool):
             raise self._other(f"{self._path}:{number} is not a line that swift infer wrote.") from None
-        if row >= len(self._hashes) or self._hashes[row] != found:
+        if not 0 <= row < len(self._hashes) or self._hashes[row] != found:
             raise self._other(
                 f"{self._path}:{number} answers row {row + 1} of another input: that row holds something else now."
             )

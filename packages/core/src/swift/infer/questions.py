@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from swift.config.sections import DataSection
-from swift.data.conversation import Unusable
+from swift.data.conversation import Conversation, Unusable
 from swift.data.corpus import Part, open_parts
-from swift.data.formats import ANSWER, MESSAGES, QUESTION, SYSTEM, rename
+from swift.data.formats import ANSWER, MESSAGES, QUESTION, SYSTEM, rename, understand
+from swift.data.roles import RoleTags
+from swift.data.rows import RowData
 from swift.errors import DataError
+from swift.untrusted import is_unicode
 
 _CONVERSATION = frozenset({*MESSAGES, *QUESTION, *ANSWER, *SYSTEM, "input", "history", "tools", "text"})
 """Columns that are part of the question or of what is expected."""
+_PROBE = "?"
 
 
 @dataclass(frozen=True)
@@ -65,29 +70,43 @@ def with_system(messages: Sequence[dict[str, Any]], system: str | None) -> list[
 def _question(part: Part, index: int, system: str | None) -> Question:
     row, place = part.rows[index], part.rows.place(index)
     renamed = rename(row, part.columns, place)
+    if not is_unicode(json.dumps(renamed, ensure_ascii=False, default=repr)):
+        raise DataError(f"{place}: not Unicode text: the row holds half of a surrogate pair.", hint="Mend the row.")
     extras = {name: value for name, value in renamed.items() if name not in _CONVERSATION}
     try:
         conversation = part.understand(row, "chat", place).conversation
     except Unusable as unusable:
-        messages = _unanswered(renamed)
-        if messages is None:
-            raise DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Mend the row.") from None
-        return Question(with_system(messages, system), extras=extras, place=place)
-    messages = list(conversation.messages)
-    expected = str(messages.pop()["content"])
+        conversation, expected = _unanswered(part, renamed, place, unusable), None
+    else:
+        expected = str(conversation.messages[-1]["content"])
+    messages = list(conversation.messages[:-1])
+    if not messages:
+        raise DataError(f"{place}: nothing is asked in this row.", hint="Rows of text alone are learned by swift pt.")
     return Question(with_system(messages, system), expected, conversation.tools, extras, place)
 
 
-def _unanswered(row: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """The messages of a row that ends with a question."""
+def _unanswered(part: Part, row: RowData, place: str, unusable: Unusable) -> Conversation:
+    """Returns a row that ends with a question, understood as if something answered it."""
     for name in MESSAGES:
         messages = row.get(name)
-        if isinstance(messages, list) and messages and messages[-1].get("role") == "user":
-            return messages
-    for name in QUESTION:
-        question = row.get(name)
-        if isinstance(question, str) and question.strip():
-            following = row.get("input") if name == "instruction" else None
-            messages = [{"role": "user", "content": f"{question}\n{following}" if following else question}]
-            return with_system(messages, row.get("system"))
-    return None
+        if isinstance(messages, list) and messages and _role(messages[-1], part.tags) == "user":
+            answer = {part.tags.role_keys[0]: "assistant", part.tags.content_keys[0]: _PROBE}
+            row = {**row, name: [*messages, answer]}
+            break
+    else:
+        if any(name in row for name in (*MESSAGES, *ANSWER)) or not any(name in row for name in QUESTION):
+            raise _cannot_be_asked(unusable, place)
+        row = {**row, ANSWER[0]: _PROBE}
+    try:
+        return understand(row, "chat", place, part.tags).conversation
+    except Unusable as still:
+        raise _cannot_be_asked(still, place) from None
+
+
+def _role(message: object, tags: RoleTags) -> str | None:
+    said = next((message[key] for key in tags.role_keys if key in message), None) if isinstance(message, dict) else None
+    return tags.roles.get(said) if isinstance(said, str) else None
+
+
+def _cannot_be_asked(unusable: Unusable, place: str) -> DataError:
+    return DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Mend the row.")
