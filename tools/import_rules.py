@@ -23,6 +23,7 @@ LIGHT = ("swift.cli", "swift.config", "swift.contracts", "swift.errors", "swift.
 PUBLIC = (
     "swift",
     "swift.checkpoint",
+    "swift.config.limits",
     "swift.config.sections",
     "swift.contracts",
     "swift.data.batch",

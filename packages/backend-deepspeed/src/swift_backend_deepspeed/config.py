@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, field_validator
 
+from swift.config.limits import Threads
 from swift.config.sections import Section
 from swift_backend_deepspeed.ds_json import implied_settings, read_config
 
@@ -21,7 +22,7 @@ class DeepSpeedOptions(Section):
         description="DeepSpeed's JSON: a file, or zero0, zero1, zero2, zero3, zero2_offload, zero3_offload",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
-    cpu_threads: PositiveInt | None = Field(
+    cpu_threads: Threads | None = Field(
         None, description="Threads per process on the CPU; default: the cores divided by the processes here"
     )
 

@@ -15,15 +15,24 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
+from swift.config.sections import Config
 from swift.errors import ConfigError, UnsupportedPlan, did_you_mean
+from swift.untrusted import is_deeper, parse_json, read_text, shown
 from swift_backend_deepspeed.known_keys import ELSEWHERE, FREE, KNOWN, OLD_NAMES
+from swift_backend_deepspeed.value_kinds import check_kinds, without_nulls
 
 if TYPE_CHECKING:
-    from swift.config.sections import Config, TrainSection
+    from swift.config.sections import TrainSection
 
 PRESETS = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 STAGES = (0, 1, 2, 3)
 AUTO = "auto"
+
+_PRESETS = f"Presets: {', '.join(PRESETS)}. To begin from one: swift config deepspeed zero3 > ds.json"
+_LIMIT = 1 << 20
+_DEPTH = 20
 
 Json = dict[str, Any]
 
@@ -33,16 +42,33 @@ def read_config(said: Any) -> Json:
     name = "the DeepSpeed configuration"
     if isinstance(said, Mapping):
         content: Any = copy.deepcopy(dict(said))
+    elif not isinstance(said, str | Path):
+        raise ConfigError(f"{name} is a file, a preset or a mapping, not {type(said).__name__}.", hint=_PRESETS)
     elif str(said) in PRESETS:
         content = json.loads(preset_text(str(said)))
     else:
-        name = str(said)
-        content = _read_file(Path(name))
+        name = shown(str(said))
+        content = _read_file(Path(said))
     if not isinstance(content, dict):
         raise ConfigError(f"{name} holds {type(content).__name__}, not a JSON object.")
-    numbers: Json = _numbers(content)
+    if is_deeper(content, _DEPTH):
+        raise ConfigError(f"{name} is nested more than {_DEPTH} levels deep.")
+    check_kinds(content, name)
+    numbers: Json = _numbers(without_nulls(content))
     check(numbers, name)
+    _check_implied(numbers, name)
     return numbers
+
+
+def _check_implied(content: Json, name: str) -> None:
+    """What the JSON says of core's keys must be what these take: said here, where the file has a name."""
+    for key, (value, said) in implied_settings(content).items():
+        section, _, field = key.partition(".")
+        try:
+            Config.model_validate({section: {field: value}})
+        except ValidationError as problem:
+            reason = problem.errors(include_url=False)[0]["msg"]
+            raise ConfigError(f"{name}: {said} is {value!r}, which {key} does not take: {reason}.") from None
 
 
 def preset_text(name: str) -> str:
@@ -243,20 +269,30 @@ def _fill_buckets(zero: Json) -> None:
 
 
 def _read_file(path: Path) -> Any:
-    if not path.is_file():
+    name = shown(path)
+    if not _exists(path):
         raise ConfigError(
-            f"{path} is neither a file nor a preset of DeepSpeed.{did_you_mean(str(path), PRESETS)}",
-            hint=f"Presets: {', '.join(PRESETS)}. To begin from one: swift config deepspeed zero3 > ds.json",
+            f"{name} is neither a file nor a preset of DeepSpeed.{did_you_mean(name, PRESETS)}", hint=_PRESETS
         )
+    text = read_text(path, ConfigError, limit=_LIMIT)
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"{path}:{error.lineno}:{error.colno} is not JSON: {error.msg}.",
+            f"{name}:{error.lineno}:{error.colno} is not JSON: {error.msg}.",
             hint="JSON has no comments and no commas before a closing bracket.",
         ) from None
     except _TwiceError as error:
-        raise ConfigError(f"{path}: the key {error.args[0]!r} stands there twice.", hint="Keep one of them.") from None
+        raise ConfigError(f"{name}: the key {error.args[0][:200]!r} stands there twice.", hint="Keep one.") from None
+    except (RecursionError, ValueError):  # ValueError: the interpreter's own limit on digits
+        return parse_json(text, name, ConfigError)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return True  # reading it says what is wrong
 
 
 class _TwiceError(Exception):

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from swift.config.limits import Threads
 from swift.config.sections import Section
 
 
@@ -13,7 +14,7 @@ class FsdpConfig(Section):
     """Options of the FSDP backend."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
-    cpu_threads: PositiveInt | None = Field(
+    cpu_threads: Threads | None = Field(
         None, description="Threads per process on the CPU; default: the cores divided by the processes here"
     )
     hybrid: bool = Field(False, description="Shard within each machine, and keep a replica on every one (HSDP)")

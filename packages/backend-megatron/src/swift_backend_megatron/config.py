@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from swift.config.limits import Threads
 from swift.config.sections import Section
 
 
@@ -13,7 +14,7 @@ class MegatronConfig(Section):
     """Options of the Megatron backend."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
-    cpu_threads: PositiveInt | None = Field(
+    cpu_threads: Threads | None = Field(
         None, description="Threads per process on the CPU; default: the cores divided by the processes here"
     )
     use_distributed_optimizer: bool = Field(

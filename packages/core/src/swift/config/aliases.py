@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal
 
 from swift.config.fields import core_fields
-from swift.config.values import as_switch
+from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
 
 Settings = dict[str, Any]
@@ -120,7 +120,7 @@ def _choice(choices: Mapping[str, Settings]) -> Translation:
         name = str(value).lower()
         if name not in choices:
             raise ConfigError(
-                f"{said} does not know {value!r}.{did_you_mean(name, choices)}",
+                f"{said} does not know {quoted(value)}.{did_you_mean(name, choices)}",
                 hint=f"It takes one of: {', '.join(choices)}",
             )
         return dict(choices[name])
@@ -150,7 +150,7 @@ def _resume(_said: str, value: Any) -> Settings:
 
 def _report_to(_said: str, value: Any) -> Settings:
     """`tensorboard` adds to what every run writes; `none` leaves only that."""
-    names = [value] if isinstance(value, str) else list(value)
+    names = list(value) if isinstance(value, list | tuple) else [value]
     if names == ["all"]:
         return {}
     always = ("console", "jsonl", "report")

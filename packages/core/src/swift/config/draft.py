@@ -10,7 +10,7 @@ from swift.config.aliases import Settings, aliases
 from swift.config.fields import core_fields
 from swift.config.flags import OPEN_SECTIONS, Flag, mapping_of
 from swift.config.sections import Config
-from swift.config.values import coerce, literal
+from swift.config.values import coerce, literal, quoted
 from swift.errors import ConfigError, did_you_mean
 
 
@@ -39,7 +39,7 @@ class Draft:
         if earlier is not None and _text(earlier.value) != _text(value):
             raise ConfigError(
                 f"{earlier.said} and {said} contradict each other: {key.lstrip('@')} cannot be both "
-                f"{earlier.value!r} and {value!r}.",
+                f"{quoted(earlier.value)} and {quoted(value)}.",
                 hint="Keep one of them.",
             )
         self.assignments.setdefault(key, Assignment(value, said))
@@ -61,7 +61,7 @@ class Draft:
         """A nested mapping: sections by name, and aliases at the top. `say` names the place of a key, where known."""
         for name, value in content.items():
             if not isinstance(name, str):
-                raise ConfigError(f"{source}: {name!r} is not the name of a section.")
+                raise ConfigError(f"{source}: {quoted(name)} is not the name of a section.")
             place = say.get(name, f"{source} ({name})")
             if name in Config.model_fields and isinstance(value, Mapping):
                 for key, inner in value.items():
@@ -69,11 +69,19 @@ class Draft:
             elif name in Config.model_fields and value is None:
                 continue  # an empty section
             elif name in Config.model_fields and name not in aliases():
-                raise ConfigError(f"{place}: {name} is a section with keys of its own, not {value!r}.")
+                raise ConfigError(f"{place}: {name} is a section with keys of its own, not {quoted(value)}.")
             else:
                 self._add_key(name, value, place)
 
     def _add_key(self, name: str, value: Any, place: str) -> None:
+        try:
+            self._add(name, value, place)
+        except ConfigError as error:
+            if name.rpartition(".")[2] not in error.message:  # a flag says what it sets, a line of a file does not
+                error.message += f" (The key is {name}.)"
+            raise
+
+    def _add(self, name: str, value: Any, place: str) -> None:
         spelled = name.replace("-", "_")
         alias = aliases().get(spelled)
         if alias is not None:
@@ -82,7 +90,7 @@ class Draft:
             self.set(spelled, value, place)
         else:
             known = [*Config.model_fields, *core_fields(), *aliases()]
-            raise ConfigError(f"{place}: there is no key {name!r}.{did_you_mean(name, known)}")
+            raise ConfigError(f"{place}: there is no key {quoted(name)}.{did_you_mean(name, known)}")
 
 
 def merge(layers: list[Draft]) -> dict[str, Assignment]:
@@ -107,7 +115,7 @@ def nest(assignments: Mapping[str, Assignment]) -> dict[str, Any]:
             inner = inside.setdefault(parent, {})
             if not isinstance(inner, dict):
                 said = assignments[key].said
-                raise ConfigError(f"{said} sets a part of {parent!r}, which is set to {inner!r} elsewhere.")
+                raise ConfigError(f"{said} sets a part of {quoted(parent)}, which is set to {quoted(inner)} elsewhere.")
             inside = inner
         value = assignments[key].value
         inside[leaf] = dict(value) if isinstance(value, Mapping) else value
@@ -118,5 +126,5 @@ def _text(value: Any) -> str:
     """For comparing what was typed with what a file says: '1e-5' and 1e-05 are the same."""
     try:
         return repr(float(value))
-    except (TypeError, ValueError):
-        return str(value)
+    except (TypeError, ValueError, OverflowError):
+        return quoted(value)

@@ -1,50 +1,178 @@
-"""Reading a YAML configuration, with the line of every key, so that an error can point at it."""
+"""Reading a YAML configuration, with the line of every key, so that an error can point at it.
+
+YAML can do more than a configuration needs: make Python objects, refer to itself, or grow from a line to gigabytes
+through aliases. Only texts, numbers, switches, lists and mappings are read, within limits that no configuration meets.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from swift.config.values import clipped
 from swift.errors import ConfigError
+from swift.untrusted import read_text, shown
+
+LIMIT = 1 << 20
+"""Bytes of a configuration file."""
+DEPTH = 30
+NODES = 20_000
+"""Values in a configuration, counted as often as aliases repeat them."""
+_PREFIX = "tag:yaml.org,2002:"
+_SCALARS = {_PREFIX + name for name in ("str", "int", "float", "bool", "null")}
+_MERGE = _PREFIX + "merge"
+_NUMBERS = {_PREFIX + "int", _PREFIX + "float"}
+_DIGITS = 30
+_OCTAL = re.compile(r"[-+]?0[0-7_]+")
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The mapping in a file, and dotted key → line. A repeated key is an error: YAML would keep the last in silence."""
+    name = shown(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"There is no configuration file {path}.", hint="Write one with: swift config show") from None
-    except (OSError, UnicodeDecodeError) as cause:
-        raise ConfigError(f"The configuration file {path} cannot be read: {cause}.") from cause
-    loader = yaml.SafeLoader(text)
+        missing = not path.exists()
+    except (OSError, ValueError):
+        missing = False  # reading it says what is wrong
+    if missing:
+        raise ConfigError(f"There is no configuration file {name}.", hint="Write one with: swift config show")
+    text = read_text(path, ConfigError, limit=LIMIT)
+    loader: _Loader | None = None
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return {}, {}
-        if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{path}:1: a configuration is a mapping such as `train: {{epochs: 1}}`.")
+        if not isinstance(node, MappingNode):
+            raise ConfigError(f"{name}:1: a configuration is a mapping such as `train: {{epochs: 1}}`.")
         lines: dict[str, int] = {}
-        _note_lines(node, "", lines, path)
+        _Check(loader, name, lines).mapping(node, "")
         content: dict[str, Any] = loader.construct_document(node)
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         line = mark.line + 1 if mark else 1
-        raise ConfigError(f"{path}:{line}: this is not YAML: {problem.problem or problem.context}.") from None
+        said = clipped(problem.problem or problem.context or "")
+        raise ConfigError(f"{name}:{line}: this is not YAML: {said}.") from None
+    except yaml.reader.ReaderError as problem:
+        line = text.count("\n", 0, problem.position) + 1
+        raise ConfigError(f"{name}:{line}: this is not YAML: it holds the character {problem.character!a}.") from None
     except yaml.YAMLError as problem:
-        raise ConfigError(f"{path}: this is not YAML: {problem}.") from None
+        raise ConfigError(f"{name}: this is not YAML: {clipped(str(problem))}.") from None
+    except _Refused as problem:
+        raise ConfigError(f"{name}:{problem.line}: {problem.reason}") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return content, lines
 
 
-def _note_lines(node: yaml.MappingNode, prefix: str, lines: dict[str, int], path: Path) -> None:
-    for key_node, value_node in node.value:
-        key = f"{prefix}{key_node.value}"
-        line = key_node.start_mark.line + 1
-        if key in lines:
-            raise ConfigError(f"{path}:{line}: {key} is there already, in line {lines[key]}.", hint="Keep one of them.")
-        lines[key] = line
-        if isinstance(value_node, yaml.MappingNode):
-            _note_lines(value_node, f"{key}.", lines, path)
+_RESOLVERS = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _PREFIX + "timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class _Refused(Exception):
+    def __init__(self, node: Node | yaml.Event, reason: str) -> None:
+        super().__init__(reason)
+        self.line = node.start_mark.line + 1 if node.start_mark else 1
+        self.reason = reason
+
+
+class _Loader(yaml.SafeLoader):
+    """Makes texts of dates, and stops at what is nested too deeply or too long before it is in memory."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.yaml_implicit_resolvers = _RESOLVERS
+        self._depth = self._nodes = 0
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        self._depth += 1
+        self._nodes += 1
+        if self._depth > DEPTH:
+            raise _Refused(self._next(), f"this is nested more than {DEPTH} levels deep.")
+        if self._nodes > NODES:
+            raise _Refused(self._next(), f"a configuration has fewer than {NODES:,} values.")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def _next(self) -> yaml.Event:
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]  # its stubs leave it so
+        return event
+
+
+class _Check:
+    """Walks through the values as they would be in memory, and notes the lines of keys."""
+
+    def __init__(self, loader: _Loader, name: str, lines: dict[str, int]) -> None:
+        self._loader = loader
+        self._name = name
+        self._lines = lines
+        self._around: list[Node] = []
+        self._nodes = 0
+
+    def mapping(self, node: MappingNode, prefix: str) -> None:
+        self._enter(node, "map")
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                self._value(value_node, None)
+                continue
+            if not isinstance(key_node, ScalarNode) or key_node.tag != _PREFIX + "str":
+                what = f"the key {clipped(key_node.value)}" if isinstance(key_node, ScalarNode) else "this key"
+                raise _Refused(key_node, f"{what} is not a text for YAML: write it in quotes.")
+            key = f"{prefix}{key_node.value}"
+            line = key_node.start_mark.line + 1
+            if key in self._lines:
+                raise ConfigError(
+                    f"{self._name}:{line}: {clipped(key)} is there already, in line {self._lines[key]}.",
+                    hint="Keep one of them.",
+                )
+            self._lines[key] = line
+            self._value(value_node, f"{key}.")
+        self._around.pop()
+
+    def _value(self, node: Node, prefix: str | None) -> None:
+        """One value; None for a prefix where keys are not to be noted: in lists, and in what is merged."""
+        if isinstance(node, MappingNode) and prefix is not None:
+            self.mapping(node, prefix)
+        elif isinstance(node, MappingNode | SequenceNode):
+            self._enter(node, "map" if isinstance(node, MappingNode) else "seq")
+            members = [part for pair in node.value for part in pair] if isinstance(node, MappingNode) else node.value
+            for member in members:
+                self._value(member, None)
+            self._around.pop()
+        elif isinstance(node, ScalarNode) and node.tag != _MERGE:
+            self._scalar(node)
+
+    def _enter(self, node: Node, kind: str) -> None:
+        if node.tag != _PREFIX + kind:
+            raise _Refused(node, f"the tag {clipped(node.tag)} is not read: a configuration holds plain values.")
+        if any(node is outer for outer in self._around):
+            raise _Refused(node, "this refers to itself.")
+        self._around.append(node)
+        self._count(node)
+
+    def _count(self, node: Node) -> None:
+        self._nodes += 1
+        if self._nodes > NODES:
+            raise _Refused(node, f"aliases make more than {NODES:,} values of this.")
+
+    def _scalar(self, node: ScalarNode) -> None:
+        self._count(node)
+        if node.tag not in _SCALARS:
+            raise _Refused(node, f"the tag {clipped(node.tag)} is not read: a configuration holds plain values.")
+        if node.tag in _NUMBERS:
+            if ":" in node.value or _OCTAL.fullmatch(node.value):
+                raise _Refused(node, f"YAML reads {node.value} as another number: write it in quotes, or in full.")
+            if len(node.value) > _DIGITS:
+                raise _Refused(node, f"a number of {len(node.value)} digits is more than any key takes.")
+        try:
+            self._loader.construct_object(node)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            kind = node.tag.removeprefix(_PREFIX)
+            raise _Refused(node, f"{clipped(node.value)!r} is not of the type !!{kind}.") from None

@@ -79,7 +79,8 @@ def _group(argv: Sequence[str], rest: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def _is_short_flag(word: str) -> bool:
-    return word.startswith("-") and len(word) > 1 and word[1].isalpha() and " " not in word
+    letter = word.startswith("-") and len(word) > 1 and word[1].isalpha() and " " not in word
+    return letter and word.lower() not in ("-inf", "-infinity", "-nan")
 
 
 def _flag(said: str, name: str, values: list[str], rest: list[str]) -> Flag:

@@ -17,9 +17,10 @@ from swift.config.draft import Assignment, Draft, merge, nest
 from swift.config.fields import core_fields, model_fields
 from swift.config.files import read_yaml
 from swift.config.flags import OWN_FLAGS, Flag, read_flags
+from swift.config.limits import MOST_PROCESSES
 from swift.config.problems import config_error
 from swift.config.sections import BackendSection, Config, ObjectiveSection
-from swift.config.values import coerce
+from swift.config.values import coerce, quoted
 from swift.config.wishes import settle
 from swift.errors import ConfigError, UsageError
 from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective
@@ -75,7 +76,7 @@ def _config_file(flag: Flag | None, words: list[str]) -> Path | None:
     stray = [word for word in words if word not in files]
     if stray:
         raise UsageError(
-            f"{stray[0]!r} belongs to no flag.", hint="Flags begin with --; a configuration file ends in .yaml."
+            f"{quoted(stray[0])} belongs to no flag.", hint="Flags begin with --; a configuration file ends in .yaml."
         )
     if flag is not None:
         files.append(str(flag.value))
@@ -107,9 +108,13 @@ def _check_trust(file: Draft, flags: Draft) -> None:
 
 
 def _count(value: Any, said: str) -> int:
-    if not str(value).isdecimal() or int(value) < 1:
-        raise ConfigError(f"{said} takes a number of processes, not {value!r}.", hint="For example: --nproc 2")
-    return int(value)
+    text = quoted(value).strip("'")
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MOST_PROCESSES:
+        raise ConfigError(
+            f"{said} takes a number of processes from 1 to {MOST_PROCESSES}, not {quoted(value)}.",
+            hint="For example: --nproc 2",
+        )
+    return int(text)
 
 
 def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
@@ -118,7 +123,10 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
     _name_objective(merged, verb, notes)
 
     def place(key: str) -> str:
-        """Where a key, or the nearest mapping around it, was set."""
+        """Where a key, something in it, or the nearest mapping around it, was set."""
+        inside = next((other for other in merged if other.startswith(f"{key}.")), None)
+        if key not in merged and inside is not None:
+            return merged[inside].said
         while key and key not in merged:
             key = key.rpartition(".")[0]
         return merged[key].said if key else "configuration"
@@ -164,7 +172,8 @@ def _imply(merged: dict[str, Assignment], options: BaseModel) -> bool:
             changed = True
         elif not _same(typed.value, value):
             raise ConfigError(
-                f"{typed.said} and {said} contradict each other: {key} cannot be both {typed.value!r} and {value!r}.",
+                f"{typed.said} and {said} contradict each other: {key} cannot be both {quoted(typed.value)} and "
+                f"{quoted(value)}.",
                 hint="Keep one of them.",
             )
     return changed
@@ -173,7 +182,7 @@ def _imply(merged: dict[str, Assignment], options: BaseModel) -> bool:
 def _same(one: Any, other: Any) -> bool:
     try:
         return float(one) == float(other)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return bool(one == other)
 
 
@@ -209,7 +218,7 @@ def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) 
         if asked is not None and asked.value != meant:
             other = str(asked.value) if asked.value in VERB_OBJECTIVES else "train"
             raise ConfigError(
-                f"swift {verb} minimises the objective {meant!r}, but {asked.said} asks for {asked.value!r}.",
+                f"swift {verb} minimises the objective {meant!r}, but {asked.said} asks for {quoted(asked.value)}.",
                 hint=f"Type: swift {other}" + ("" if other != "train" else f" --objective {asked.value}"),
             )
         merged["objective.name"] = Assignment(meant, f"swift {verb}")
@@ -219,7 +228,7 @@ def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) 
             notes.append("The objective is dpo; --rlhf_type names another.")
         elif asked.value in VERB_OBJECTIVES:
             raise ConfigError(
-                f"{asked.said} asks for {asked.value!r}, which does not learn from preferences.",
+                f"{asked.said} asks for {quoted(asked.value)}, which does not learn from preferences.",
                 hint=f"Type: swift {asked.value}",
             )
 

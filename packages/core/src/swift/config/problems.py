@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from swift.config.values import clipped, quoted
 from swift.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
+_MOST = 20
+"""Problems that one answer lists."""
 _RULES: dict[str, str] = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
@@ -42,11 +45,13 @@ def config_error(
     A plugin's model knows its keys without their `section`; `owner` names the plugin.
     """
     sentences = [_sentence(detail, place, list(known), section, owner) for detail in problem.errors(include_url=False)]
-    return ConfigError("\n".join(dict.fromkeys(sentences)))
+    different = list(dict.fromkeys(sentences))
+    more = [f"And {len(different) - _MOST} more."] if len(different) > _MOST else []
+    return ConfigError("\n".join(different[:_MOST] + more))
 
 
 def _sentence(detail: ErrorDetails, place: Callable[[str], str], known: list[str], section: str, owner: str) -> str:
-    key = ".".join([*filter(None, [section]), *(str(part) for part in detail["loc"])])
+    key = ".".join([*filter(None, [section]), *(clipped(str(part)) for part in detail["loc"])])
     if detail["type"] == "extra_forbidden":
         of_whom = f" for the {owner}" if owner else ""
         parent, _, leaf = key.rpartition(".")
@@ -56,9 +61,16 @@ def _sentence(detail: ErrorDetails, place: Callable[[str], str], known: list[str
         return f"{key} is missing."
     rule = _RULES.get(detail["type"])
     if rule is None:
-        return f"{_subject(place(key), key)}: {detail['msg'].removeprefix('Value error, ')}."
+        return f"{_subject(place(key), key)} {_said(detail)}, not {quoted(detail['input'])}."
     wanted = rule.format(**detail.get("ctx", {}))
-    return f"{_subject(place(key), key)} must be {wanted}, not {detail['input']!r}."
+    return f"{_subject(place(key), key)} must be {wanted}, not {quoted(detail['input'])}."
+
+
+def _said(detail: ErrorDetails) -> str:
+    """What a validator of swift's or of pydantic's says, as the end of a sentence."""
+    said = detail["msg"]
+    own = said.removeprefix("Value error, ")
+    return own.rstrip(".") if own != said else f"is wrong: {clipped(said)}"
 
 
 def _subject(said: str, key: str) -> str:

@@ -8,33 +8,65 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from swift.config.limits import (
+    LARGEST,
+    MOST_PROCESSES,
+    BelowOne,
+    FilePath,
+    FolderName,
+    Fraction,
+    Name,
+    Pattern,
+    Rows,
+    Seed,
+    Steps,
+    Tokens,
+    Ways,
+    fault_of,
+    takes_numbers_only,
 )
-
 from swift.errors import UnsupportedPlan
-
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):
     """Base of all sections, of core and of plugins."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _well_formed(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses what no field takes, and a switch where a number is meant, which pydantic would take for 0 or 1."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and takes_numbers_only(field.annotation):
+            raise PydanticCustomError("float_type", "must be a number")
+        if isinstance(value, BaseModel) or _is_section(field.annotation):
+            return value
+        if fault := fault_of(value):
+            raise ValueError(fault)
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _of_usual_size(cls, value: Any) -> Any:
+        """A number that was text before."""
+        if isinstance(value, int | float) and (fault := fault_of(value)):
+            raise ValueError(fault)
+        return value
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 class ModelSection(Section):
     """Which model is trained, and in which precision."""
 
-    path: str | None = Field(None, description="Folder, hub id, or a short name such as qwen3-7b")
-    revision: str | None = Field(None, description="Branch, tag or commit on the hub")
+    path: Name | None = Field(None, description="Folder, hub id, or a short name such as qwen3-7b")
+    revision: Name | None = Field(None, description="Branch, tag or commit on the hub")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Precision of the arithmetic; auto is bfloat16 on a GPU that has it, else float32"
     )
@@ -42,7 +74,7 @@ class ModelSection(Section):
         "auto", description="Attention kernel; auto takes the fastest that this machine has and says which"
     )
     random_weights: bool = Field(False, description="Start from random weights; path needs only a config.json")
-    chat_template: Path | None = Field(None, description="Jinja file that replaces the tokenizer's chat template")
+    chat_template: FilePath | None = Field(None, description="Jinja file that replaces the tokenizer's chat template")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model")
     liger: bool = Field(False, description="Liger kernels (GPU only, needs liger-kernel)")
 
@@ -50,12 +82,12 @@ class ModelSection(Section):
 class DataSection(Section):
     """What the model learns from."""
 
-    train: tuple[str, ...] = Field((), description="[hf::|ms::]path_or_id[:subset][#N], several are concatenated")
-    validation: tuple[str, ...] = Field((), description="Same syntax; evaluated every train.eval_steps")
-    split_ratio: Fraction = Field(0.0, description="Part of the training set to keep for validation")
-    columns: dict[str, str] = Field(default_factory=dict, description='Renames columns: {"question": "query"}')
+    train: tuple[Name, ...] = Field((), description="[hf::|ms::]path_or_id[:subset][#N], several are concatenated")
+    validation: tuple[Name, ...] = Field((), description="Same syntax; evaluated every train.eval_steps")
+    split_ratio: BelowOne = Field(0.0, description="Part of the training set to keep for validation")
+    columns: dict[Name, Name] = Field(default_factory=dict, description='Renames columns: {"question": "query"}')
     system: str | None = Field(None, description="System message where a sample has none")
-    max_length: PositiveInt = Field(2048, description="Longest sample, and size of a pack, in tokens")
+    max_length: Tokens = Field(2048, description="Longest sample, and size of a pack, in tokens")
     truncation: Literal["delete", "right", "left", "split"] = Field(
         "delete", description="What happens to longer samples; split is for pt only"
     )
@@ -67,8 +99,10 @@ class DataSection(Section):
     shuffle: bool = Field(True, description="Permute the samples in every epoch (the seed decides how)")
     streaming: bool = Field(False, description="Read the data set while training; needs train.max_steps")
     strict: bool = Field(False, description="An unusable sample is an error instead of a counted one")
-    workers: NonNegativeInt = Field(0, description="Processes that tokenise; 0 takes the number of cores")
-    cache: Path | None = Field(None, description="Folder of tokenised data; default: the user's cache folder")
+    workers: Annotated[int, Field(ge=0, le=MOST_PROCESSES)] = Field(
+        0, description="Processes that tokenise; 0 takes the number of cores"
+    )
+    cache: FilePath | None = Field(None, description="Folder of tokenised data; default: the user's cache folder")
     template_kwargs: dict[str, Any] = Field(default_factory=dict, description="Passed to the chat template")
 
 
@@ -76,11 +110,11 @@ class TunerSection(Section):
     """Which weights are trained."""
 
     kind: Literal["full", "lora"] = Field("lora", description="All weights, or low-rank adapters")
-    rank: PositiveInt = Field(8, description="Rank of the adapters")
+    rank: Annotated[int, Field(ge=1, le=2**16)] = Field(8, description="Rank of the adapters")
     alpha: PositiveFloat = Field(32.0, description="Scale of the adapters (divided by the rank)")
-    dropout: Fraction = Field(0.05, description="Dropout on the adapters' input")
-    targets: tuple[str, ...] = Field(("all-linear",), description="Modules that get an adapter")
-    modules_to_save: tuple[str, ...] = Field((), description="Modules trained whole beside the adapters")
+    dropout: BelowOne = Field(0.05, description="Dropout on the adapters' input")
+    targets: tuple[Pattern, ...] = Field(("all-linear",), description="Modules that get an adapter")
+    modules_to_save: tuple[Pattern, ...] = Field((), description="Modules trained whole beside the adapters")
     dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
     rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
     lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
@@ -88,48 +122,52 @@ class TunerSection(Section):
     quantize: Literal["none", "bnb-nf4", "bnb-int8", "torchao-nf4"] = Field(
         "none", description="QLoRA: how the frozen weights are stored"
     )
-    freeze: tuple[str, ...] = Field((), description="Patterns of weight names that stay as they are (full only)")
-    train_only: tuple[str, ...] = Field((), description="Patterns of the only weight names to train (full only)")
-    adapter: Path | None = Field(None, description="Adapter folder to go on from")
+    freeze: tuple[Pattern, ...] = Field((), description="Patterns of weight names that stay as they are (full only)")
+    train_only: tuple[Pattern, ...] = Field((), description="Patterns of the only weight names to train (full only)")
+    adapter: FilePath | None = Field(None, description="Adapter folder to go on from")
 
 
 class ObjectiveSection(Section):
     """What is minimised. `name` is an entry point of `swift.objectives`; the other keys are that objective's own."""
 
     model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
-    name: str = Field("sft", description="pt, sft, dpo, kto, orpo, simpo, cpo, or an installed plugin's")
+    name: Name = Field("sft", description="pt, sft, dpo, kto, orpo, simpo, cpo, or an installed plugin's")
 
 
 class OptimSection(Section):
     """Optimizer and learning-rate schedule."""
 
     name: Literal["adamw", "adamw_8bit", "adafactor"] = Field("adamw", description="Optimizer")
-    lr: PositiveFloat | None = Field(None, description="Peak learning rate; default 1e-5 full, 1e-4 LoRA")
+    lr: Annotated[float, Field(gt=0.0, le=1e3)] | None = Field(
+        None, description="Peak learning rate; default 1e-5 full, 1e-4 LoRA"
+    )
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field("cosine", description="Shape after the warm-up")
     warmup_ratio: Fraction = Field(0.05, description="Part of all steps spent warming up")
-    warmup_steps: NonNegativeInt | None = Field(None, description="Steps of warm-up; outranks warmup_ratio")
+    warmup_steps: Annotated[int, Field(ge=0, le=LARGEST)] | None = Field(
+        None, description="Steps of warm-up; outranks warmup_ratio"
+    )
     min_lr_ratio: Fraction = Field(0.0, description="Learning rate at the end, as part of the peak")
     decay_ratio: Fraction = Field(0.1, description="Part of all steps in which wsd decays")
     weight_decay: NonNegativeFloat = Field(0.1, description="On matrices and embeddings, not on biases and norms")
-    beta1: Fraction = Field(0.9, description="Adam's first moment")
-    beta2: Fraction = Field(0.95, description="Adam's second moment")
-    eps: PositiveFloat = Field(1e-8, description="Adam's epsilon")
+    beta1: BelowOne = Field(0.9, description="Adam's first moment")
+    beta2: BelowOne = Field(0.95, description="Adam's second moment")
+    eps: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1e-8, description="Adam's epsilon")
     max_grad_norm: NonNegativeFloat = Field(1.0, description="Clip the gradient norm to this; 0 does not clip")
 
 
 class ParallelSection(Section):
     """The parallel plan: world = dp × tp × pp × cp × ulysses, where dp = dp_replicate × dp_shard."""
 
-    dp_replicate: PositiveInt | None = Field(None, description="Replicas of the model")
-    dp_shard: PositiveInt | None = Field(None, description="Processes that share one replica's state")
-    tp: PositiveInt = Field(1, description="Tensor parallel: a layer's matrices are cut")
-    pp: PositiveInt = Field(1, description="Pipeline parallel: the layers are dealt out in stages")
-    vpp: PositiveInt = Field(1, description="Virtual stages per pipeline rank (interleaving)")
-    cp: PositiveInt = Field(1, description="Context parallel: a sequence is cut")
-    ep: PositiveInt = Field(1, description="Expert parallel: the experts of an MoE are dealt out")
-    etp: PositiveInt = Field(1, description="Tensor parallel inside the experts")
+    dp_replicate: Ways | None = Field(None, description="Replicas of the model")
+    dp_shard: Ways | None = Field(None, description="Processes that share one replica's state")
+    tp: Ways = Field(1, description="Tensor parallel: a layer's matrices are cut")
+    pp: Ways = Field(1, description="Pipeline parallel: the layers are dealt out in stages")
+    vpp: Ways = Field(1, description="Virtual stages per pipeline rank (interleaving)")
+    cp: Ways = Field(1, description="Context parallel: a sequence is cut")
+    ep: Ways = Field(1, description="Expert parallel: the experts of an MoE are dealt out")
+    etp: Ways = Field(1, description="Tensor parallel inside the experts")
     sequence_parallel: bool = Field(False, description="Shard activations between tensor parallel regions")
-    ulysses: PositiveInt = Field(1, description="Sequence parallel by all-to-all over attention heads")
+    ulysses: Ways = Field(1, description="Sequence parallel by all-to-all over attention heads")
 
     @property
     def sharing(self) -> int:
@@ -162,26 +200,26 @@ class ParallelSection(Section):
 class TrainSection(Section):
     """How long, in which batches, and what is watched."""
 
-    epochs: PositiveFloat = Field(1.0, description="Passes over the data")
-    max_steps: PositiveInt | None = Field(None, description="Optimizer steps; outranks epochs")
-    micro_batch: PositiveInt = Field(1, description="Rows that one process takes at a time")
-    accumulation: PositiveInt = Field(1, description="Micro-batches per process and optimizer step")
-    global_batch: PositiveInt | None = Field(
+    epochs: Annotated[float, Field(gt=0.0, le=1e6)] = Field(1.0, description="Passes over the data")
+    max_steps: Steps | None = Field(None, description="Optimizer steps; outranks epochs")
+    micro_batch: Rows = Field(1, description="Rows that one process takes at a time")
+    accumulation: Rows = Field(1, description="Micro-batches per process and optimizer step")
+    global_batch: Rows | None = Field(
         None,
         description="Rows per optimizer step over all processes; accumulation, or else micro_batch, follows from it",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
     compile: bool = Field(False, description="torch.compile the model")
-    seed: int = Field(42, description="Decides initial adapters, order of samples and dropout")
-    eval_steps: PositiveInt | None = Field(None, description="Evaluate every so many steps; default: once an epoch")
-    eval_batch: PositiveInt | None = Field(None, description="Rows per process in evaluation; default micro_batch")
-    metric_for_best: str = Field("loss", description="Which evaluation metric picks the best checkpoint")
+    seed: Seed = Field(42, description="Decides initial adapters, order of samples and dropout")
+    eval_steps: Steps | None = Field(None, description="Evaluate every so many steps; default: once an epoch")
+    eval_batch: Rows | None = Field(None, description="Rows per process in evaluation; default micro_batch")
+    metric_for_best: Name = Field("loss", description="Which evaluation metric picks the best checkpoint")
     greater_is_better: bool | None = Field(
         None, description="Whether a larger value of it is better; default: yes, unless it is a loss"
     )
-    early_stopping: PositiveInt | None = Field(None, description="Stop after so many evaluations without a better one")
+    early_stopping: Steps | None = Field(None, description="Stop after so many evaluations without a better one")
     detect_nan: bool = Field(True, description="Stop before an update whose loss or gradient is not finite")
-    timeout_minutes: PositiveFloat = Field(
+    timeout_minutes: Annotated[float, Field(ge=0.001, le=525_600)] = Field(
         8.0,
         description="End a run of several processes in which nothing has moved for so long, and say who is waited for",
     )
@@ -190,9 +228,9 @@ class TrainSection(Section):
 class CheckpointSection(Section):
     """What is kept of a run, and what it starts from."""
 
-    save_steps: PositiveInt | None = Field(None, description="Save every so many steps; default: once an epoch")
-    keep: PositiveInt | None = Field(None, description="Keep only so many newest checkpoints, and the best one")
-    resume: str | None = Field(
+    save_steps: Steps | None = Field(None, description="Save every so many steps; default: once an epoch")
+    keep: Steps | None = Field(None, description="Keep only so many newest checkpoints, and the best one")
+    resume: Name | None = Field(
         None,
         description="Checkpoint or run folder to go on from; 'last' for the newest run; 'auto' for the run of "
         "logging.run_name, which is begun if it is not there",
@@ -205,10 +243,12 @@ class CheckpointSection(Section):
 class LoggingSection(Section):
     """Where a run's folder lies and what is written into it."""
 
-    output: Path = Field(Path("output"), description="Parent of the run's folder")
-    run_name: str | None = Field(None, description="Name of the run's folder; default vN-date-time under the model's")
-    steps: PositiveInt = Field(5, description="Log every so many steps")
-    report_to: tuple[str, ...] = Field(
+    output: FilePath = Field(Path("output"), description="Parent of the run's folder")
+    run_name: FolderName | None = Field(
+        None, description="Name of the run's folder; default vN-date-time under the model's"
+    )
+    steps: Steps = Field(5, description="Log every so many steps")
+    report_to: tuple[Name, ...] = Field(
         ("console", "jsonl", "tensorboard", "report"), description="Observers, by entry point name"
     )
 
@@ -217,18 +257,18 @@ class BackendSection(Section):
     """Which engine trains. The other keys are that engine's own and are validated by its plugin."""
 
     model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
-    name: str = Field("torch", description="torch, fsdp, deepspeed, megatron, or an installed plugin's")
+    name: Name = Field("torch", description="torch, fsdp, deepspeed, megatron, or an installed plugin's")
 
 
 class ExportSection(Section):
     """What is written when a run is done, and how `swift export` writes."""
 
-    to: str | None = Field(None, description="Export at the end of the run: hf (merged), adapter, or a plugin's")
-    out: Path | None = Field(None, description="Destination; default: a folder in the run's")
+    to: Name | None = Field(None, description="Export at the end of the run: hf (merged), adapter, or a plugin's")
+    out: FilePath | None = Field(None, description="Destination; default: a folder in the run's")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Precision of the exported weights; auto is the model's own"
     )
-    shard_size_gb: PositiveFloat = Field(5.0, description="Largest safetensors file")
+    shard_size_gb: Annotated[float, Field(ge=1e-6, le=1e6)] = Field(5.0, description="Largest safetensors file")
     exist_ok: bool = Field(False, description="Replace an export that is there already")
     verify: Literal["transformers", "all", "none"] = Field(
         "transformers",
@@ -240,7 +280,8 @@ class ExportSection(Section):
     @classmethod
     def _switch(cls, value: Any) -> Any:
         """It was a switch once, and is one to many."""
-        return {True: "transformers", False: "none", "true": "transformers", "false": "none"}.get(value, value)
+        word = str(value).lower() if isinstance(value, bool | str) else ""
+        return {"true": "transformers", "false": "none"}.get(word, value)
 
 
 QUANTISATIONS = ("w4a16", "w8a8", "gptq", "awq", "fp8", "bnb")
@@ -259,11 +300,11 @@ class ExportOptions(ExportSection):
     quant_tolerance: PositiveFloat | None = Field(
         None, description="How much the loss per token may rise by quantising; default: as the format is known to cost"
     )
-    calibration_dataset: tuple[str, ...] = Field(
+    calibration_dataset: tuple[Name, ...] = Field(
         (), description="What to quantise for, as for --dataset; default: the run's own training data"
     )
-    calibration_samples: PositiveInt = Field(128, description="Samples to calibrate with")
-    push: str | None = Field(None, description="Repository on the Hugging Face Hub to upload to, once verified")
+    calibration_samples: Rows = Field(128, description="Samples to calibrate with")
+    push: Name | None = Field(None, description="Repository on the Hugging Face Hub to upload to, once verified")
 
 
 class Config(Section):

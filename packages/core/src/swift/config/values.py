@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from swift.config.fields import Field
 from swift.errors import ConfigError
+from swift.untrusted import parse_json
+
+if TYPE_CHECKING:
+    from swift.config.fields import Field
 
 _ON = ("true", "yes", "on", "1")
 _OFF = ("false", "no", "off", "0")
+_MAY_BE_EMPTY = ("data.system",)
+"""Optional keys for which a script may have nothing to say: `--system "$SYSTEM"`."""
+
+
+def clipped(text: str) -> str:
+    """Returns a text for a message: long ones without their middle, and what no terminal prints escaped."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 200 else f"{text[:150]}…{text[-45:]}"
+
+
+def quoted(value: object) -> str:
+    """Returns a value as it is written in Python, for a message."""
+    try:
+        return clipped(repr(value))
+    except ValueError:  # the interpreter's own limit on digits
+        return "a number of thousands of digits"
 
 
 def looks_like_switch(text: str) -> bool:
@@ -23,7 +41,10 @@ def as_switch(value: Any, said: str) -> bool:
         return value
     word = str(value).lower()
     if word not in _ON + _OFF:
-        raise ConfigError(f"{said} is a switch, and {value!r} is neither true nor false.", hint=f"Type: {said} true")
+        raise ConfigError(
+            f"{said} is a switch, and {quoted(value)} is neither true nor false.",
+            hint=f"Type: {said} true" if said.startswith("--") else "Write true or false.",
+        )
     return word in _ON
 
 
@@ -32,37 +53,37 @@ def literal(value: Any) -> Any:
     if not isinstance(value, str) or value.startswith(('"', "[", "{")):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError:
+        return parse_json(value, "this value", ConfigError)
+    except ConfigError:
         return value
 
 
 def coerce(field: Field, value: Any, said: str) -> Any:
     """`value` in the shape of `field`. Text comes from the command line, or from YAML."""
-    if isinstance(value, str):
-        if field.optional and value.lower() in ("none", "null", ""):
-            return None
-        if field.kind == "list":
-            return tuple(_json(value, list, said)) if value.startswith("[") else (value,)
-        if field.kind == "mapping":
-            return _json(value, dict, said)
-        if field.kind == "switch":
-            return as_switch(value, said)
-    if field.kind == "list" and isinstance(value, list):
-        return tuple(value)
-    return value
+    if field.kind == "list" and isinstance(value, list | tuple):
+        # One word of a command line may be a JSON list of several.
+        one = value[0] if len(value) == 1 else None
+        value = one if isinstance(one, str) and one.startswith("[") else tuple(value)
+    if not isinstance(value, str):
+        return value
+    if field.optional and (value.lower() in ("none", "null") or (value == "" and field.key in _MAY_BE_EMPTY)):
+        return None
+    if field.kind == "list":
+        return tuple(_json(value, list, said)) if value.startswith("[") else (value,)
+    if field.kind == "mapping":
+        return _json(value, dict, said)
+    return as_switch(value, said) if field.kind == "switch" else value
 
 
 def _json(text: str, shape: type, said: str) -> Any:
     wanted = "list" if shape is list else "object"
     example = '["a", "b"]' if shape is list else '\'{"question": "query"}\''
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as problem:
+        value = parse_json(text, quoted(text), ConfigError)
+    except ConfigError as problem:
         raise ConfigError(
-            f"{said} takes a JSON {wanted}, and {text!r} is not JSON: {problem.msg} at character {problem.pos + 1}.",
-            hint=f"For example: {said} {example}",
+            f"{said} takes a JSON {wanted}, and this is none: {problem.message}", hint=f"For example: {example}"
         ) from None
     if not isinstance(value, shape):
-        raise ConfigError(f"{said} takes a JSON {wanted}, not {text!r}.", hint=f"For example: {said} {example}")
+        raise ConfigError(f"{said} takes a JSON {wanted}, not {quoted(text)}.", hint=f"For example: {example}")
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from swift.config.draft import Assignment
+from swift.config.values import quoted
 from swift.errors import ConfigError
 
 Merged = dict[str, Assignment]
@@ -76,10 +77,7 @@ def _adapter_settings_without_adapter(merged: Merged, notes: list[str]) -> None:
 
 
 def _whole(assignment: Assignment) -> int:
-    try:
-        number = int(assignment.value)
-    except (TypeError, ValueError):
-        number = 0
-    if number < 1:
-        raise ConfigError(f"{assignment.said} takes a whole number from 1, not {assignment.value!r}.")
-    return number
+    text = quoted(assignment.value).strip("'")
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise ConfigError(f"{assignment.said} takes a whole number from 1, not {quoted(assignment.value)}.")
+    return int(text)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 
+from swift.config.limits import Threads
 from swift.config.sections import Section
 
 
@@ -14,6 +15,6 @@ class TorchConfig(Section):
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where to train; auto is a GPU if there is one")
     bucket_mb: PositiveFloat = Field(25.0, description="Gradients are added up across processes in pieces this large")
-    cpu_threads: PositiveInt | None = Field(
+    cpu_threads: Threads | None = Field(
         None, description="Threads per process on the CPU; default: the cores divided by the processes here"
     )

@@ -1,0 +1,114 @@
+"""What a value of a configuration can be at all: types of fields with bounds, and a check of every value.
+
+A bound is far beyond what anybody trains with. It is there so that a slip (`1e30` steps, a name of megabytes) is
+answered where it was typed, and does not end in an overflow, or in a million processes, somewhere else.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+LARGEST = 2**31 - 1
+MOST_PROCESSES = 1024
+"""On one machine."""
+_DEPTH = 30
+_NUMBER = 1e15
+_TEXT = 4096
+_FILE_NAME = 255
+
+
+def _named(text: str) -> str:
+    """Refuses what cannot be the name of a file, a folder or anything else, before a system call does."""
+    if not text.strip():
+        raise ValueError("must not be empty; to leave it open, leave it out")
+    if len(text) > _TEXT or any(len(part.encode("utf-8", "replace")) > _FILE_NAME for part in text.split("/")):
+        raise ValueError(f"is longer than a name can be ({_FILE_NAME} bytes, {_TEXT} with its folders)")
+    return text
+
+
+def _not_empty(value: object) -> object:
+    """Before it is a path: an empty one would be the working folder."""
+    return _named("") if value == "" else value
+
+
+def _file_path(path: Path) -> Path:
+    _named(str(path))
+    return path
+
+
+def _folder_name(text: str) -> str:
+    path = Path(text)
+    if path.is_absolute() or ".." in path.parts or path == Path():
+        raise ValueError("must be the name of a folder, without a way out of its parent")
+    return text
+
+
+def _below_one(number: float) -> float:
+    if number == 1:
+        raise ValueError("must be less than 1")
+    return number
+
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+BelowOne = Annotated[Fraction, AfterValidator(_below_one)]
+Steps = Annotated[int, Field(ge=1, le=LARGEST)]
+"""Steps, evaluations, checkpoints: anything that is counted from one."""
+Rows = Annotated[int, Field(ge=1, le=2**24)]
+Tokens = Annotated[int, Field(ge=1, le=2**27)]
+Ways = Annotated[int, Field(ge=1, le=2**20)]
+"""Into how many parts work is dealt out."""
+Threads = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+"""What all generators take: numpy's are the narrowest."""
+Name = Annotated[str, AfterValidator(_named)]
+Pattern = Annotated[str, Field(min_length=1, max_length=_TEXT)]
+"""Of names of modules or weights."""
+FolderName = Annotated[Name, AfterValidator(_folder_name)]
+FilePath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_file_path)]
+
+
+def fault_of(value: object, depth: int = 0) -> str | None:
+    """Returns what no configuration can hold, wherever it stands inside of `value`; None for what is well-formed."""
+    if isinstance(value, str):
+        return _fault_of_text(value)
+    if isinstance(value, float):
+        return None if math.isfinite(value) and abs(value) <= _NUMBER else "must be a number of usual size"
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**63 else "must be a number of usual size"
+    if isinstance(value, Mapping):
+        members = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        members = [*value]
+    else:
+        return None
+    if depth >= _DEPTH:
+        return f"is nested more than {_DEPTH} levels deep"
+    return next(filter(None, (fault_of(member, depth + 1) for member in members)), None)
+
+
+def takes_numbers_only(annotation: Any) -> bool:
+    """Returns whether a field of this type takes numbers and no switch: `true` must not become 1 there."""
+    members = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Annotated:
+        return takes_numbers_only(members[0])
+    if not members:
+        return annotation in (int, float)
+    rest = [member for member in members if member is not type(None)]
+    union = typing.get_origin(annotation) is not tuple
+    return union and all(takes_numbers_only(member) for member in rest)
+
+
+def _fault_of_text(text: str) -> str | None:
+    if "\0" in text:
+        return "holds a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is not text: it holds half a character (a lone surrogate, or bytes that are not UTF-8)"
+    return None
