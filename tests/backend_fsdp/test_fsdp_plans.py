@@ -33,6 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_path: Path) -> None:
     odd = write_model(tmp_path / "odd", num_hidden_layers=1, num_attention_heads=3, num_key_value_heads=1)
+    uneven = write_model(tmp_path / "uneven", num_hidden_layers=1, intermediate_size=255)
     moe = write_model(tmp_path / "moe", architecture="Qwen3Moe", num_hidden_layers=1, **MOE)
     gpt = tmp_path / "gpt2"
     write_model(gpt, architecture="GPT2", n_embd=64, n_head=4, n_layer=1)
@@ -43,6 +44,7 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
     jobs += [
         (odd, {"parallel.ulysses": 2}),
         (odd, {"parallel.tp": 2}),
+        (uneven, {"parallel.tp": 2}),
         (moe, {"parallel.tp": 2}),
         (gpt, {"parallel.tp": 2}),
         (capped, {"parallel.cp": 2}),
@@ -51,6 +53,7 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
     said += [
         "3 attention heads cannot be dealt to parallel.ulysses 2",
         "3 attention heads with 1 key-value heads cannot be dealt to parallel.tp 2",
+        "A width of 255 (intermediate_size) cannot be cut for parallel.tp 2 processes evenly",
         "which this backend cannot do",
         "has no plan for tensor parallel",
         "cannot be trained with sequences cut",

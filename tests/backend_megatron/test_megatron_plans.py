@@ -49,6 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_path: Path) -> None:
     odd = write_model(tmp_path / "odd", num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=3)
     few = write_model(tmp_path / "few", num_hidden_layers=1, num_key_value_heads=1)
+    uneven = write_model(tmp_path / "uneven", num_hidden_layers=1, intermediate_size=255)
     moe = write_model(tmp_path / "moe", architecture="Qwen3Moe", num_hidden_layers=1, **{**MOE, "num_experts": 3})
     gpt = write_model(tmp_path / "gpt2", architecture="GPT2", n_embd=64, n_head=4, n_layer=2)
     jobs = [(model, changes) for changes, _ in REFUSED.values()]
@@ -58,6 +59,7 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
         "3 layers cannot be dealt to pp 2 stages evenly": (odd, {"parallel.pp": 2}),
         "1 heads of keys and values cannot be dealt to tp 2": (few, {"parallel.tp": 2}),
         "3 experts cannot be dealt to ep 2": (moe, {"parallel.ep": 2}),
+        "A width of 255 (intermediate_size) cannot be cut for parallel.tp 2": (uneven, {"parallel.tp": 2}),
         "mcore-bridge does not know the architecture gpt2": (gpt, {}),
     }
     jobs += list(more.values())

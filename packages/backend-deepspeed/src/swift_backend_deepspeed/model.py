@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from swift.contracts import ModelView, Need
-from swift.toolkit import SequenceView, ViewModule, build_view, check_heads, sequence_attention
+from swift.toolkit import SequenceView, ViewModule, build_view, check_heads, check_widths, sequence_attention
 from swift_backend_deepspeed.ds_json import stage_of
 from swift_backend_deepspeed.plan import options_of
 from swift_backend_deepspeed.topology import sequence_group
@@ -33,6 +33,7 @@ class Built:
 def build(run: Run, source: ModelSource) -> Built:
     """Model, tuner and view."""
     check_heads(source.config, run.config.parallel.tp)
+    check_widths(source.config, run.config.parallel.tp)
     hollow = stage_of(options_of(run).content) == 3
     attention, view_class = None, ViewModule
     if run.config.parallel.ulysses > 1:

@@ -51,7 +51,7 @@ def partition_config(model: nn.Module, said: dict[str, Any]) -> dict[str, Any]:
     """What AutoTP is told: what the user's JSON says, or else the model's own plan, with embedding and head whole."""
     if any(said.get(key) for key in OWN_CUT):
         return {}
-    plan = tensor_plan(model)
+    plan = tensor_plan(model, ways=said["autotp_size"])
     specs: dict[tuple[str, ...], None] = {}
     for name, how in plan.cut.items():
         specs[_pattern(f"{name}.weight"), "column" if how == COLUMNS else "row"] = None

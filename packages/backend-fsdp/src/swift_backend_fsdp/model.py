@@ -15,6 +15,7 @@ from swift.toolkit import (
     base_model,
     build_view,
     check_heads,
+    check_widths,
     decoder_blocks,
     sequence_attention,
 )
@@ -38,6 +39,7 @@ class Hollow:
 def build(run: Run, source: ModelSource) -> Hollow:
     """Everything about the model but its weights."""
     check_heads(source.config, run.config.parallel.tp)
+    check_widths(source.config, run.config.parallel.tp)
     config = run.config
     attention = sequence_attention(run, source.config) if meshes().sizes.sequence > 1 else None
     quantised = config.tuner.quantize != "none"

@@ -18,6 +18,7 @@ from swift.toolkit import (
     apply_tuner,
     canonical_parameters,
     choose_attention,
+    experts_of,
     hollow_model,
     resolve_dtype,
     summary_of,
@@ -28,7 +29,7 @@ from swift_backend_megatron import engine, portable
 from swift_backend_megatron.adapters import adapt
 from swift_backend_megatron.experts import mark_experts
 from swift_backend_megatron.layout import Layout, find_layout
-from swift_backend_megatron.plan import check_model, experts_of, options_of, sizes_of
+from swift_backend_megatron.plan import check_model, options_of, sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +72,14 @@ def build(run: Run, source: ModelSource) -> Built:
         config = model_config(run, source, dtype)
         from mcore_bridge import get_mcore_model
 
-        chunks = get_mcore_model(config)
+        try:
+            chunks = get_mcore_model(config)
+        except AssertionError as error:
+            # How Megatron refuses sizes that its own arithmetic does not divide.
+            raise UnsupportedPlan(
+                f"Megatron cannot build {source.config.model_type} under this plan: {error}.",
+                hint="Choose another parallel plan, or type --backend fsdp.",
+            ) from error
         for chunk in chunks:
             # The head is ours: on the last stage the model ends with hidden states.
             if chunk.post_process:

@@ -158,13 +158,10 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def experts_of(text: Any) -> int:
-    """How many experts each routed layer of a model has; 0 for a dense one."""
-    return max(getattr(text, name, None) or 0 for name in ("num_experts", "n_routed_experts", "num_local_experts"))
-
-
 def check_model(run: Run, model_config: Any) -> None:
     """Refuse a model whose sizes the plan does not divide, before weights are read."""
+    from swift.toolkit import check_widths, experts_of
+
     parallel, options = run.config.parallel, options_of(run)
     text = model_config.get_text_config()
     layers, stages = text.num_hidden_layers, parallel.pp * parallel.vpp
@@ -196,6 +193,7 @@ def check_model(run: Run, model_config: Any) -> None:
             f"{groups} heads of keys and values cannot be dealt to tp {tp} processes evenly.",
             hint=f"Choose a divisor of {groups}.",
         )
+    check_widths(model_config, tp)
     experts = experts_of(text)
     for name, size in (("ep", parallel.ep), ("etp", parallel.etp)):
         if size > 1 and not experts:
@@ -214,7 +212,7 @@ def check_model(run: Run, model_config: Any) -> None:
             f"backend.moe_capacity {options.moe_capacity:g} pads every expert to more than all tokens.",
             hint=f"Type --backend.moe_capacity {experts / chosen:g} (no token is dropped then), or less.",
         )
-    width = getattr(text, "moe_intermediate_size", None) or 0
+    width = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or 0
     if experts and width % parallel.etp:
         raise UnsupportedPlan(
             f"Experts of width {width} cannot be cut for etp {parallel.etp} processes evenly.",

@@ -43,7 +43,7 @@ from swift.models.quantize import quantized_build
 from swift.models.quiet import without_bitsandbytes
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.source import architecture_of
-from swift.models.tensor_plan import COLUMNS, ROWS, TensorPlan, check_heads, tensor_plan
+from swift.models.tensor_plan import COLUMNS, ROWS, TensorPlan, check_heads, check_widths, experts_of, tensor_plan
 from swift.models.tuners import (
     adapter_config,
     adapters_off,
@@ -97,10 +97,12 @@ __all__ = [
     "causal_lm_of",
     "check_heads",
     "check_memory",
+    "check_widths",
     "choose_attention",
     "choose_device",
     "compile_blocks",
     "decoder_blocks",
+    "experts_of",
     "fill",
     "flat_boxes",
     "heartbeat",

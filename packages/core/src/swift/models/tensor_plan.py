@@ -31,8 +31,11 @@ class TensorPlan:
     """Parameters that every process has whole and uses on its own heads: their gradients are parts of a sum."""
 
 
-def tensor_plan(model: nn.Module) -> TensorPlan:
-    """The plan of a transformers or PEFT model; where a linear module has an adapter, that is cut on the same side."""
+def tensor_plan(model: nn.Module, *, ways: int = 1) -> TensorPlan:
+    """The plan of a transformers or PEFT model; where a linear module has an adapter, that is cut on the same side.
+
+    Raises `UnsupportedPlan` for a matrix that cannot be cut into so many equal parts.
+    """
     base: Any = base_model(model)
     plan = _plan_of(base)
     cut: dict[str, str] = {}
@@ -41,7 +44,8 @@ def tensor_plan(model: nn.Module) -> TensorPlan:
         how = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
         if how == _PARTIAL:
             partial |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters()}
-        elif how in (COLUMNS, ROWS) and isinstance(getattr(module, "base_layer", module), nn.Linear):
+        elif how in (COLUMNS, ROWS) and isinstance(linear := getattr(module, "base_layer", module), nn.Linear):
+            _check_width(name, linear.out_features if how == COLUMNS else linear.in_features, ways)
             cut |= dict.fromkeys(_linear_modules(name, module, how), how)
         elif how is not None and how not in _KEPT_WHOLE and next(module.parameters(), None) is not None:
             raise UnsupportedPlan(
@@ -63,6 +67,48 @@ def check_heads(model_config: Any, tp: int) -> None:
             f"{heads} attention heads with {groups} key-value heads cannot be dealt to parallel.tp {tp} processes "
             "evenly.",
             hint=f"Choose a divisor of {groups}.",
+        )
+
+
+def check_widths(model_config: Any, tp: int) -> None:
+    """Refuse a number of processes that does not divide the width of an MLP, or of experts that every token takes.
+
+    Told by the model's configuration, before anything is built of it. Experts that tokens are dealt out to are the
+    backend's own business.
+    """
+    text = model_config.get_text_config()
+    routed = experts_of(text)
+    own_width = getattr(text, "moe_intermediate_size", None)
+    widths: dict[str, Any] = {}
+    if not routed or (own_width is not None and _has_dense_layers(text)):
+        widths["intermediate_size"] = getattr(text, "intermediate_size", None)
+    widths["shared_expert_intermediate_size"] = getattr(text, "shared_expert_intermediate_size", None)
+    shared = getattr(text, "n_shared_experts", None)
+    if shared and own_width:
+        widths["n_shared_experts × moe_intermediate_size"] = shared * own_width
+    for name, width in widths.items():
+        for each in width if isinstance(width, list | tuple) else [width]:
+            if isinstance(each, int):
+                _check_width(name, each, tp)
+
+
+def experts_of(text: Any) -> int:
+    """How many experts each routed layer of a model has; 0 for a dense one."""
+    return max(getattr(text, name, None) or 0 for name in ("num_experts", "n_routed_experts", "num_local_experts"))
+
+
+def _has_dense_layers(text: Any) -> bool:
+    """Whether some layers of a model with experts have an MLP instead."""
+    step = getattr(text, "decoder_sparse_step", None)
+    first = getattr(text, "first_k_dense_replace", None)
+    return bool((step or 1) > 1 or getattr(text, "mlp_only_layers", None) or first)
+
+
+def _check_width(name: str, width: int, ways: int) -> None:
+    if width % ways:
+        raise UnsupportedPlan(
+            f"A width of {width} ({name}) cannot be cut for parallel.tp {ways} processes evenly.",
+            hint=f"Choose a divisor of {width}, or --parallel.tp 1.",
         )
 
 
