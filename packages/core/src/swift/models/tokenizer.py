@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from swift.errors import ConfigError, ModelError
+from swift.models.tokenizer_file import tell_difference
 
 if TYPE_CHECKING:
     from swift.config.sections import ModelSection
@@ -38,6 +39,7 @@ def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Cal
             f"{folder} has no tokenizer that can be read: {str(error).strip().splitlines()[0]}",
             hint="Copy tokenizer.json and tokenizer_config.json beside the weights.",
         ) from error
+    tell_difference(tokenizer, folder, say)
     if section.chat_template is not None:
         _set_template(tokenizer, section.chat_template)
     _check_vocabulary(tokenizer, config, folder, say)
