@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+import swift.checkpoint.dcp  # noqa: F401 - so that nothing is imported while bytes are counted
 from swift.checkpoint import Boxes, Manifest, flat_boxes, open_checkpoint, save_checkpoint
 from swift.checkpoint.reading import SafetensorsFile
 

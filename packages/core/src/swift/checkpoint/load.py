@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from swift.checkpoint.coordination import agree, comms_for
 from swift.checkpoint.folders import earlier_checkpoint
 from swift.checkpoint.manifest import Manifest, read_manifest
+from swift.checkpoint.planning import fill
 from swift.checkpoint.records import hash_file
-from swift.checkpoint.storage import INDEX, Index, IndexReader, StoredTensors, index_from_json
+from swift.checkpoint.storage import INDEX, Index, StoredTensors, index_from_json
 from swift.errors import CheckpointError, SwiftError
 from swift.train.comms import Comms
 
@@ -72,15 +70,7 @@ class Checkpoint:
                 f"{self.folder} has other shapes: {_some(other)}.",
                 hint="It was saved with another model or other adapter settings.",
             )
-        with warnings.catch_warnings():
-            # Each process plans for itself; DCP would warn that no process group is used.
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load(
-                tensors,
-                storage_reader=IndexReader(self._stored),
-                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                no_dist=True,
-            )
+        fill(tensors, self._stored)
 
 
 def open_checkpoint(folder: Path, *, verify: bool | Literal["sizes"] = True) -> Checkpoint:

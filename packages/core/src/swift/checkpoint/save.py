@@ -21,6 +21,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from swift.checkpoint.coordination import agree, comms_for, write_failure
 from swift.checkpoint.folders import LAST, checkpoint_folder, link, whole_checkpoints
 from swift.checkpoint.manifest import Manifest, write_manifest
+from swift.checkpoint.planning import plan_shares
 from swift.checkpoint.records import FileRecord, hash_file, sync, write_json
 from swift.checkpoint.staging import work_until_now
 from swift.checkpoint.storage import (
@@ -31,7 +32,6 @@ from swift.checkpoint.storage import (
     StoredTensors,
     StreamFiles,
     index_to_json,
-    plan_shares,
 )
 from swift.contracts import CheckpointWriter
 from swift.errors import CheckpointError, SwiftError

@@ -1,0 +1,77 @@
+"""Whole tensors on one process are saved and read without torch distributed checkpoint, exactly as it would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from swift.checkpoint import Manifest, dcp, open_checkpoint, planning, save_checkpoint
+from swift.checkpoint.container import write_safetensors
+from swift.checkpoint.storage import INDEX, Chunk, StoredTensor, StoredTensors, share_file
+from swift.contracts import CheckpointWriter
+from swift.train.comms import Comms
+
+TENSORS = {
+    "model.matrix": torch.randn(5, 3),
+    "model.turned": torch.randn(4, 6).t(),
+    "model.parameter": torch.nn.Parameter(torch.randn(7).bfloat16()),
+    "model.empty": torch.zeros(0, 3),
+    "optim.matrix.step": torch.tensor(4.0),
+    "model.flags": torch.tensor([True, False]),
+}
+MANIFEST = Manifest(step=0, rows_per_step=8, seed=7, model_fingerprint="m", data_fingerprint="d", backend="torch")
+
+
+def saved(folder: Path) -> Path:
+    def fill(writer: CheckpointWriter) -> None:
+        writer.tensors(TENSORS)
+
+    return save_checkpoint(folder, 1, fill=fill, manifest=MANIFEST, is_main=True).wait()
+
+
+def test_a_share_is_what_the_planner_of_torch_makes_of_it() -> None:
+    comms = Comms()
+    own, own_index = planning.plan_shares(TENSORS, comms)
+    planned, planned_index = dcp.plan_shares(TENSORS, comms)
+    assert own_index == planned_index
+    assert own.file == planned.file
+    assert list(own.tensors) == list(planned.tensors)
+    for name, tensor in planned.tensors.items():
+        assert own.tensors[name].data_ptr() == tensor.data_ptr()
+        assert not own.tensors[name].requires_grad
+
+
+def test_files_are_the_same_byte_for_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = saved(tmp_path / "own")
+    monkeypatch.setattr(planning, "_is_whole", lambda tensor: False)
+    planned = saved(tmp_path / "planned")
+    for name in (INDEX, "state/00000.safetensors"):
+        assert (own / name).read_bytes() == (planned / name).read_bytes()
+
+
+def test_what_is_read_is_what_was_saved_in_the_precision_of_the_target(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(saved(tmp_path))
+    targets = {name: torch.zeros(tensor.shape, dtype=torch.float32) for name, tensor in TENSORS.items()}
+    targets["model.turned"] = torch.zeros(4, 6).t()  # with strides of its own
+    targets["model.parameter"] = torch.nn.Parameter(torch.zeros(7))
+    checkpoint.tensors(targets)
+    for name, tensor in TENSORS.items():
+        assert torch.equal(targets[name], tensor.float()), name
+
+
+def test_a_whole_tensor_is_read_from_the_parts_of_several_processes(tmp_path: Path) -> None:
+    whole = torch.arange(24.0).view(6, 4)
+    (tmp_path / "state").mkdir()
+    chunks = []
+    for rank, (row, column) in enumerate(((0, 0), (0, 2), (3, 0), (3, 2))):
+        part = whole[row : row + 3, column : column + 2].contiguous()
+        write_safetensors(tmp_path / share_file(rank), {"part": part})
+        chunks.append(Chunk((row, column), (3, 2), share_file(rank), "part"))
+    stored = StoredTensors(tmp_path, {"model.a": StoredTensor(whole.dtype, (6, 4), tuple(chunks))})
+    own, planned = {"model.a": torch.zeros(6, 4)}, {"model.a": torch.zeros(6, 4)}
+    planning.fill(own, stored)
+    dcp.fill(planned, stored)
+    assert torch.equal(own["model.a"], whole)
+    assert torch.equal(planned["model.a"], whole)
