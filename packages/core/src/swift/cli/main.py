@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from swift import __version__
 from swift.cli.verbs import ELSEWHERE, VERBS
+from swift.deferred import has_own_process
 from swift.errors import SwiftError, UsageError, did_you_mean
 
 SHOW_TRACEBACK = "SWIFT_TRACEBACK"
@@ -20,6 +21,7 @@ SHOW_TRACEBACK = "SWIFT_TRACEBACK"
 
 def main() -> None:
     """The `swift` command."""
+    has_own_process()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -59,9 +59,12 @@ def _launch(parsed: Parsed, argv: list[str]) -> int:
     if group.size > 1:
         join(group, os.environ)
     check_port(os.environ)
+    from swift.deferred import defer_heavy_imports
     from swift.models.quiet import quiet_libraries
 
     quiet_libraries()  # first: the libraries speak up while they are imported
+    if group.size == 1:
+        defer_heavy_imports(parsed.config)
     from swift.train.loop import train
 
     return exit_code(train(parsed))

@@ -1,0 +1,218 @@
+"""Heavy modules that are imported when they are used, not when torch or transformers mention them.
+
+`import transformers` and every optimizer of torch import torch's compiler (`torch._dynamo`, with DTensor and sympy
+behind it), and transformers torchao, for a decorator or a name that does nothing unless something is compiled, sharded
+or quantised. That is half of the CPU time that a training process takes to its first step.
+
+Here they are deferred, in a process that the `swift` command has to itself, that trains alone and compiles nothing.
+Whatever is asked of them beyond the decorators imports them as ever: what was put off is then made up for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swift.config.sections import Config
+
+COMPILER = "torch._dynamo"
+_CALLED_ONLY = {
+    f"{COMPILER}._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),
+    "torchao.prototype.safetensors.safetensors_support": ("flatten_tensor_state_dict",),
+}
+"""Module → names that transformers takes from it when it is imported itself, and later does nothing with but call."""
+
+_own_process = False
+
+
+def has_own_process() -> None:
+    """Say that this process runs one command of swift and nothing else."""
+    global _own_process
+    _own_process = True
+
+
+def defer_heavy_imports(config: Config) -> None:
+    """Import transformers without the compiler and torchao, if this process trains alone and needs neither."""
+    if not _own_process or config.backend.name != "torch" or config.train.compile:
+        return
+    import torch
+
+    if COMPILER in sys.modules or "transformers.modeling_utils" in sys.modules:
+        return
+    compiler = _Compiler(torch.__path__)
+    sys.modules[COMPILER] = compiler
+    sys.meta_path.insert(0, _Submodules(compiler))
+    _without_distributed()
+    with _called_only(compiler):
+        for name in ("masking_utils", "modeling_utils", "models.auto.modeling_auto"):
+            importlib.import_module(f"transformers.{name}")
+
+
+class _Compiler(ModuleType):
+    """Stands for `torch._dynamo` until something is asked of it that only the real one can do.
+
+    Outside of compiled code the methods below do the same as the functions of their names.
+    """
+
+    def __init__(self, path_of_torch: Sequence[str]) -> None:
+        super().__init__(COMPILER)
+        spec = PathFinder.find_spec(COMPILER, path_of_torch)
+        assert spec is not None
+        self.__spec__ = spec
+        self.__path__ = list(spec.submodule_search_locations or ())
+        self.real: ModuleType | None = None
+        self.stand_ins: dict[str, ModuleType] = {}
+        self._lock = threading.RLock()
+        self._loading = False
+        self._marked: list[tuple[str, Callable[..., Any]]] = []
+
+    def allow_in_graph(self, function: Any) -> Any:
+        return self._mark("allow_in_graph", function)
+
+    def assume_constant_result(self, function: Any) -> Any:
+        return self._mark("assume_constant_result", function)
+
+    def graph_break(self, msg: str = "") -> None:
+        if self.real is not None:
+            self.real.graph_break(msg)
+
+    def disable(self, fn: Any = None, recursive: bool = True, **options: Any) -> Any:
+        if fn is None:
+            return partial(self.disable, recursive=recursive, **options)
+        disabled: Any = None
+
+        @wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal disabled
+            if self.real is None:
+                return fn(*args, **kwargs)
+            if disabled is None:
+                disabled = self.real.disable(fn, recursive, **options)
+            return disabled(*args, **kwargs)
+
+        return call
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {COMPILER!r} has no attribute {name!r}")
+        return getattr(self.load(), name)
+
+    def load(self) -> ModuleType:
+        """The real one."""
+        with self._lock:
+            if self._loading:  # it asks for itself while it is imported
+                return sys.modules[COMPILER]
+            if self.real is None:
+                self._loading = True
+                self.withdraw()
+                if sys.modules.get(COMPILER) is self:
+                    del sys.modules[COMPILER]
+                real = importlib.import_module(COMPILER)
+                for mark, function in self._marked:
+                    getattr(real, mark)(function)
+                self.real, self._loading = real, False
+            return self.real
+
+    def withdraw(self) -> None:
+        """Take the stand-ins away that only transformers was to see."""
+        for name, module in self.stand_ins.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+    def _mark(self, mark: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if self.real is None:
+            self._marked.append((mark, function))
+            return function
+        marked: Callable[..., Any] = getattr(self.real, mark)(function)
+        return marked
+
+
+class _Submodules(MetaPathFinder):
+    """Imports the real package before any of its modules."""
+
+    def __init__(self, compiler: _Compiler) -> None:
+        self._compiler = compiler
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """A module that is there already where the stand-in was asked for it, else what other finders say."""
+        if not fullname.startswith(f"{COMPILER}.") or sys.modules.get(COMPILER) is not self._compiler:
+            return None
+        self._compiler.load()
+        module = importlib.import_module(fullname)
+        # Python takes the module's own spec over what is returned, where the module is there already.
+        module.__spec__ = ModuleSpec(fullname, _AlreadyThere(module))
+        return module.__spec__
+
+
+class _AlreadyThere(Loader):
+    """Loads a module that has been imported: importing the package may have done so."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
+@contextmanager
+def _called_only(compiler: _Compiler) -> Iterator[None]:
+    """Inside, importing the modules of `_CALLED_ONLY` gives functions that import them when they are called."""
+    for module, names in _CALLED_ONLY.items():
+        if module not in sys.modules:
+            sys.modules[module] = compiler.stand_ins[module] = _StandIn(module, names)
+    try:
+        yield
+    finally:
+        compiler.withdraw()
+
+
+class _StandIn(ModuleType):
+    """A module of functions that import the real one of its name when they are called."""
+
+    def __init__(self, name: str, functions: Sequence[str]) -> None:
+        super().__init__(name)
+        for function in functions:
+            setattr(self, function, partial(self._call, function))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(self._real(), name)
+
+    def _call(self, function: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._real(), function)(*args, **kwargs)
+
+    def _real(self) -> ModuleType:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return importlib.import_module(self.__name__)
+
+
+def _without_distributed() -> None:
+    """Let transformers see a torch that is built without torch.distributed, as there is on some platforms.
+
+    It asks once, remembers the answer, and then needs no DTensor. A process that trains alone shards nothing.
+    """
+    import torch.distributed
+    from transformers.utils import is_torch_distributed_available
+
+    is_available = torch.distributed.is_available
+    torch.distributed.is_available = lambda: False
+    try:
+        is_torch_distributed_available()
+    finally:
+        torch.distributed.is_available = is_available

@@ -1,0 +1,126 @@
+"""A process that trains alone does without what torch and transformers only mention, and loses nothing by it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import conversations, run_training, write_jsonl
+
+from swift import deferred
+from swift.config.parse import config_from_mapping
+
+HEAVY = (
+    "torch._dynamo.convert_frame",
+    "torch._inductor",
+    "torch.distributed.tensor",
+    "torch.distributed.checkpoint",
+    "torchao",
+    "bitsandbytes",
+    "deepspeed",
+    "vllm",
+)
+"""What nothing of a plain run uses; of the compiler a module, since the package itself has a stand-in."""
+
+PROGRAM = """
+import json, sys
+import swift.cli.main as cli
+try:
+    sys.argv = ["swift", *sys.argv[1:]]
+    cli.main()
+except SystemExit as done:
+    assert not done.code, done.code
+imported = sorted(sys.modules)
+
+import torch
+from torch import nn
+
+counted = []
+
+@torch._dynamo.allow_in_graph
+def opaque(value):
+    counted.append(1)
+    return value + 1
+
+deferred = "torch._dynamo.eval_frame" not in sys.modules
+from torch._dynamo.eval_frame import OptimizedModule  # the real package comes with it
+
+real = sys.modules["torch._dynamo"]
+graphs = []
+
+def backend(module, _):
+    graphs.append([node.target for node in module.graph.nodes])
+    return module.forward
+
+compiled = torch.compile(lambda value: opaque(value) * 2, backend=backend)
+answer = compiled(torch.ones(2)).tolist()
+
+from transformers import masking_utils
+
+sizes = dict(batch_size=2, q_length=5, kv_length=5, q_offset=0, kv_offset=0, allow_is_causal_skip=False)
+masks = [masking_utils.sdpa_mask(use_vmap=each, **sizes) for each in (False, True)]
+print("FOUND " + json.dumps({
+    "imported": imported,
+    "deferred": deferred,
+    "one package": real.eval_frame.OptimizedModule is OptimizedModule and torch._dynamo is real,
+    "compiled module": isinstance(torch.compile(nn.Linear(2, 2)), OptimizedModule),
+    "in graph": any(target is opaque for targets in graphs for target in targets),
+    "answer": answer,
+    "same masks": torch.equal(*masks),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[float], Path]:
+    """What a process found that ran `swift sft` and compiled something afterwards, its losses, and its data."""
+    folder = tmp_path_factory.mktemp("alone")
+    data = write_jsonl(folder / "chats.jsonl", conversations(16))
+    arguments = [
+        "sft", "--model", str(tiny), "--dataset", str(data), "--backend.device", "cpu", "--tuner.kind", "full",
+        "--optim.lr", "1e-3", "--optim.warmup_steps", "2", "--data.shuffle", "false", "--data.workers", "1",
+        "--train.micro_batch", "4", "--train.max_steps", "3", "--logging.steps", "1", "--logging.run_name", "run",
+        "--logging.report_to", "jsonl", "--logging.output", str(folder), "--data.cache", str(folder / "cache"),
+    ]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.split("FOUND ")[1])
+    lines = map(json.loads, (folder / tiny.name / "run" / "logging.jsonl").read_text().splitlines())
+    return found, [line["loss"] for line in lines if "loss" in line and "step" in line], data
+
+
+@pytest.mark.full
+def test_a_run_on_one_process_imports_neither_compiler_nor_sharding_nor_quantisation(alone: Any) -> None:
+    imported = set(alone[0]["imported"])
+    assert "transformers.modeling_utils" in imported
+    assert [name for name in HEAVY if name in imported] == []
+
+
+@pytest.mark.full
+def test_its_losses_are_those_of_a_process_that_defers_nothing(alone: Any, tiny: Path, tmp_path: Path) -> None:
+    changes = {"train.max_steps": 3, "data.train": [str(alone[2])], "data.cache": str(tmp_path / "cache")}
+    assert alone[1] == run_training(tiny, tmp_path, None, changes).losses
+
+
+@pytest.mark.full
+def test_the_compiler_is_whole_as_soon_as_it_is_used(alone: Any) -> None:
+    found = alone[0]
+    assert found["deferred"]
+    assert found["one package"]
+    assert found["compiled module"]
+    assert found["in graph"], "what was marked before the compiler was there is not marked"
+    assert found["answer"] == [4.0, 4.0]
+    assert found["same masks"]
+
+
+def test_a_process_that_is_not_swifts_own_is_left_as_it_is(tmp_path: Path) -> None:
+    before = sys.modules.get(deferred.COMPILER), list(sys.meta_path)
+    config = config_from_mapping({"model.path": "m", "data.train": ["d"], "logging.output": str(tmp_path)}).config
+    deferred.defer_heavy_imports(config)
+    assert (sys.modules.get(deferred.COMPILER), list(sys.meta_path)) == before
+    assert torch.distributed.is_available()
