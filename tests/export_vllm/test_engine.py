@@ -207,7 +207,7 @@ def _train_beside_a_server(address: str, reference: Reference, output: Path) -> 
 def _everything_in_process(reference: Reference, output: Path) -> dict[str, Any]:
     import os
 
-    from swift.plugins.facade import open_inference
+    from swift.plugins.inference import open_inference
     from swift.plugins.load import load_engine
 
     before = dict(os.environ), torch.set_num_threads, torch.random.get_rng_state()

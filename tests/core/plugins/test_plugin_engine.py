@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from swift.errors import PluginError
 from swift.plugins.facade import open_engine
@@ -22,14 +24,16 @@ def test_each_phase_reaches_the_backend_with_the_arguments_that_it_names(install
     log: Any = []
     assert engine.setup(ANYTHING).data_size == 1
     assert engine.wrap_model(ANYTHING, ANYTHING) is ANYTHING
-    assert engine.shard(ANYTHING, "model") == "model"
+    state: Any = SimpleNamespace(step=0)
+    assert engine.shard(ANYTHING, state) is state
     assert engine.train_step(ANYTHING, ANYTHING, 3, ANYTHING).loss == 3.0  # type: ignore[arg-type]  # a stand-in batch
     engine.check_plan(ANYTHING)  # optional: nobody implements it
     engine.save_checkpoint(ANYTHING, ANYTHING, log)
     engine.load_checkpoint(ANYTHING, ANYTHING, log)
     engine.teardown(log)
     assert log == ["saved", "loaded", "torn down"]
-    assert list(engine.iter_weights(ANYTHING, ANYTHING)) == [("weight", ANYTHING)]
+    weight: Any = torch.zeros(2)
+    assert list(engine.iter_weights(ANYTHING, weight)) == [("weight", weight)]
 
 
 def test_an_observers_wrapper_goes_around_the_backends_step(installed: Path) -> None:

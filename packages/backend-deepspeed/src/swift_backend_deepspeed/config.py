@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from swift.config.limits import Threads
 from swift.config.sections import Section
-from swift_backend_deepspeed.ds_json import implied_settings, read_config
+from swift_backend_deepspeed.ds_json import read_config
 
 DEFAULT = "zero2"
 
@@ -31,10 +30,6 @@ class DeepSpeedOptions(Section):
     def _read(cls, said: Any) -> dict[str, Any]:
         """The content of the file, so that a run's own configuration says all that it was made of."""
         return read_config(said)
-
-    def core_settings(self) -> Mapping[str, tuple[Any, str]]:
-        """What the JSON says of core's own keys."""
-        return implied_settings(self.content)
 
     @property
     def content(self) -> dict[str, Any]:

@@ -5,15 +5,15 @@ Every hook is one line that leads to the file where the work is done; nothing he
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift.contracts import HOOK_API, Capabilities, Need
 from swift.hookspecs import hookimpl
 from swift_backend_deepspeed.config import DeepSpeedOptions
-from swift_backend_deepspeed.ds_json import PRESETS, preset_text
+from swift_backend_deepspeed.ds_json import PRESETS, implied_settings, preset_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from swift.contracts import (
@@ -39,8 +39,6 @@ class DeepSpeedBackend:
 
     HOOK_API = HOOK_API
     config_model = DeepSpeedOptions
-    presets = MappingProxyType({name: preset_text(name) for name in PRESETS})
-    """What `swift config deepspeed NAME` prints."""
     capabilities = Capabilities(
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "ulysses"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
@@ -50,18 +48,6 @@ class DeepSpeedBackend:
         calls_before_update=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing"}),
     )
-
-    def foreign_checkpoint(self, folder: Path) -> ForeignCheckpoint | None:
-        """For `swift convert`: what DeepSpeed's own `save_checkpoint` and `ds_to_universal` write."""
-        from swift_backend_deepspeed.native import open_native
-
-        return open_native(folder)
-
-    def foreign_writer(self, state: TrainedState, folder: Path) -> None:
-        """For `swift convert --to deepspeed`: a universal checkpoint, which any number of processes loads."""
-        from swift_backend_deepspeed.universal import write_universal
-
-        write_universal(state, folder)
 
     @hookimpl
     def swift_check_plan(self, run: Run) -> None:
@@ -124,4 +110,27 @@ class DeepSpeedBackend:
         from swift_backend_deepspeed.topology import teardown
 
         teardown()
+        return True
+
+    @hookimpl
+    def swift_core_settings(self, options: DeepSpeedOptions) -> Mapping[str, tuple[Any, str]]:
+        return implied_settings(options.content)
+
+    @hookimpl
+    def swift_presets(self) -> Mapping[str, str]:
+        return {name: preset_text(name) for name in PRESETS}
+
+    @hookimpl
+    def swift_read_foreign(self, folder: Path) -> ForeignCheckpoint | None:
+        """Read what DeepSpeed's own `save_checkpoint` and `ds_to_universal` write."""
+        from swift_backend_deepspeed.native import open_native
+
+        return open_native(folder)
+
+    @hookimpl
+    def swift_write_foreign(self, state: TrainedState, folder: Path) -> bool:
+        """Write a universal checkpoint, which any number of processes loads."""
+        from swift_backend_deepspeed.universal import write_universal
+
+        write_universal(state, folder)
         return True

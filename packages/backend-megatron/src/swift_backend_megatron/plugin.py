@@ -48,24 +48,6 @@ class MegatronBackend:
         features=frozenset({"train.gradient_checkpointing"}),
     )
 
-    def foreign_checkpoint(self, folder: Path) -> ForeignCheckpoint | None:
-        """For `swift convert`: what Megatron itself saved."""
-        from swift_backend_megatron.native import open_native
-
-        return open_native(folder)
-
-    def foreign_writer(self, state: TrainedState, folder: Path) -> None:
-        """For `swift convert --to megatron`: a torch_dist checkpoint."""
-        from swift_backend_megatron.native_writer import write_native
-
-        write_native(state, folder)
-
-    def describe_plan(self, config: Config, world: int) -> list[str]:
-        """For `swift config show`: which process holds what."""
-        from swift_backend_megatron.plan import describe
-
-        return describe(config.parallel, world)
-
     @hookimpl
     def swift_check_plan(self, run: Run) -> None:
         from swift_backend_megatron.plan import check_plan
@@ -127,4 +109,25 @@ class MegatronBackend:
         from swift_backend_megatron.topology import teardown
 
         teardown()
+        return True
+
+    @hookimpl
+    def swift_describe_plan(self, config: Config, processes: int) -> list[str]:
+        from swift_backend_megatron.plan import describe
+
+        return describe(config.parallel, processes)
+
+    @hookimpl
+    def swift_read_foreign(self, folder: Path) -> ForeignCheckpoint | None:
+        """Read what Megatron itself saved."""
+        from swift_backend_megatron.native import open_native
+
+        return open_native(folder)
+
+    @hookimpl
+    def swift_write_foreign(self, state: TrainedState, folder: Path) -> bool:
+        """Write a torch_dist checkpoint."""
+        from swift_backend_megatron.native_writer import write_native
+
+        write_native(state, folder)
         return True

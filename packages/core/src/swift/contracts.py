@@ -202,7 +202,8 @@ class Objective(Protocol):
     """A pure function from a view of the model and a batch to sums.
 
     Entry points of the group `swift.objectives` name a class with these members; it is made as
-    `cls(options)` where `options` is an instance of its `options_model`.
+    `cls(options)` where `options` is an instance of its `options_model`. One that needs reference log-probabilities
+    may have an option `reference`: 'auto', 'adapter' or 'cached'.
     """
 
     name: str
@@ -261,8 +262,10 @@ class CheckpointWriter(Protocol):
 
 
 class ForeignCheckpoint(Protocol):
-    """A checkpoint in an engine's own format. A backend's plugin that can read some answers one from its method
-    `foreign_checkpoint(folder)`, or None where the folder holds nothing that it knows.
+    """A checkpoint in an engine's own format, as the hook `swift_read_foreign` answers it.
+
+    It may have two more methods. `attach(source)` is given the model before anything is read; `names` and `read` then
+    go by names on disk. `left_out()` answers the names of tensors that it holds and that are not among what is trained.
     """
 
     description: str
@@ -277,18 +280,15 @@ class ForeignCheckpoint(Protocol):
     """The settings of AdamW's groups, under torch's keys, where they are known."""
 
     def names(self) -> Collection[str]:
-        """Names of the parameters in memory, tied ones once: those of the transformers or PEFT model.
-
-        A checkpoint that has a method `attach(source)` is given the model first, and answers names on disk.
-        """
+        """Names of the parameters in memory, tied ones once: those of the transformers or PEFT model."""
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
         """One parameter: `weight` in fp32, and `exp_avg`, `exp_avg_sq` and `step` if it was trained by then."""
 
 
 class TrainedState(Protocol):
-    """A checkpoint of swift by the parameters of the transformers or PEFT model in memory. A backend's plugin that can
-    write checkpoints in its engine's own format takes one in its method `foreign_writer(state, folder)`.
+    """A checkpoint of swift by the parameters of the transformers or PEFT model in memory, as `swift_write_foreign`
+    takes it.
     """
 
     step: int

@@ -18,7 +18,7 @@ import typer
 
 from swift import __version__
 from swift.cli.app import run_app
-from swift.errors import PluginError
+from swift.errors import SwiftError
 from swift.plugins.discover import CORE, list_plugins
 from swift.plugins.load import load
 
@@ -171,7 +171,7 @@ def _plugins() -> Iterator[Finding]:
             continue
         try:
             load(entry)
-        except PluginError as error:
+        except SwiftError as error:
             yield Finding("plugins", error.message, "broken", error.hint or "")
         else:
             usable.setdefault(entry.kind, []).append(entry.name)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+SHOW_TRACEBACK = "SWIFT_TRACEBACK"
+"""Environment variable: show where an error was raised."""
+
 
 class SwiftError(Exception):
     """Base of all errors that are meant for the user's eyes."""
@@ -18,6 +21,8 @@ class SwiftError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.traceback_of: BaseException | None = None
+        """What a plugin raised, whose traceback is kept in a file when this is shown."""
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message

@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import Any
 
+    from pydantic import BaseModel
+
+    from swift.config.sections import Config
     from swift.contracts import (
         CheckpointReader,
         CheckpointWriter,
         EngineRequest,
         ExportRequest,
+        ForeignCheckpoint,
         ForwardResult,
         InferenceEngine,
         ModelSource,
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
         StepRecord,
         StepResult,
         Topology,
+        TrainedState,
         TrainState,
         WeightStream,
     )
@@ -44,7 +50,10 @@ hookimpl = pluggy.HookimplMarker("swift")
 
 
 class BackendHooks:
-    """One backend per run implements these."""
+    """One backend per run implements these.
+
+    Those after `swift_teardown` are called outside of runs, by `swift config` and `swift convert`.
+    """
 
     @hookspec(firstresult=True)
     def swift_check_plan(self, run: Run) -> bool | None:
@@ -124,6 +133,36 @@ class BackendHooks:
     @hookspec(firstresult=True)
     def swift_teardown(self, run: Run) -> bool | None:
         """Leave nothing behind: process groups, threads, environment. Called on every process, after errors too."""
+
+    @hookspec(firstresult=True)
+    def swift_core_settings(self, options: BaseModel) -> Mapping[str, tuple[Any, str]] | None:
+        """Say what the backend's own options say of core's keys. Optional.
+
+        Called with validated options, before the configuration is final. Answers core's key → (value, where it
+        stands). Core takes the value over, and shows both to a user who typed another one.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_describe_plan(self, config: Config, processes: int) -> list[str] | None:
+        """Say which process holds what, in lines for `swift config show`. Optional.
+
+        Raise `UnsupportedPlan` where the plan does not fit this number of processes.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_presets(self) -> Mapping[str, str] | None:
+        """Answer files to begin from: name → text, printed by `swift config BACKEND NAME`. Optional."""
+
+    @hookspec(firstresult=True)
+    def swift_read_foreign(self, folder: Path) -> ForeignCheckpoint | None:
+        """Open a checkpoint that the engine itself saved, for `swift convert`. Optional.
+
+        Answer None where the folder holds nothing that the backend knows. Nothing in it is to be run.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_write_foreign(self, state: TrainedState, folder: Path) -> bool | None:
+        """Write a checkpoint in the engine's own format, for `swift convert --to BACKEND`. Optional."""
 
 
 class ExporterHooks:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from swift.errors import SwiftError
+from swift.plugins.blame import blamed, words_of
 from swift.train.comms import Comms
 
 _opened: dict[str, tuple[object, Comms]] = {}
@@ -64,9 +65,18 @@ _REMEDIES = {
 
 def write_failure(what: str, folder: Path, error: Exception) -> tuple[str, str | None]:
     """Message and hint for a write that failed."""
-    if not isinstance(error, OSError):
-        return f"{what} could not be written to {folder}: {type(error).__name__}: {error}.", None
+    blame = blamed(error)
+    raised = f" It was raised by {blame}." if blame else ""
+    if not isinstance(error, OSError) or (blame and not _is_about(error, folder)):
+        return f"{what} could not be written to {folder}: {words_of(error)}{raised}", None
     code = error.errno or 0
     cause = _CAUSES.get(code, error.strerror or str(error))
     remedy = _REMEDIES.get(code, "Take a folder that can be written to with --output_dir.")
     return f"{what} could not be written to {folder}: {cause}.", remedy
+
+
+def _is_about(error: OSError, folder: Path) -> bool:
+    """Whether a plugin's error is about the folder that it was to write into, and not about a file of its own."""
+    if error.errno is None or not isinstance(error.filename, str | None):
+        return False
+    return error.filename is None or folder.absolute().parent in Path(error.filename).absolute().parents

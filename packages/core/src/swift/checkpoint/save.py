@@ -35,6 +35,7 @@ from swift.checkpoint.storage import (
 )
 from swift.contracts import CheckpointWriter
 from swift.errors import CheckpointError, SwiftError
+from swift.plugins.blame import blamed, keep_traceback
 from swift.train.comms import Comms
 
 _FACTS = TypeAdapter(dict[str, JsonValue])
@@ -256,6 +257,9 @@ class _Save:
             message, hint = write_failure(f"Checkpoint {self._step}", self._temporary.parent, error)
             failure = CheckpointError(message, hint=hint)
             failure.__cause__ = error
+            if blamed(error) is not None:
+                failure.traceback_of = error
+                keep_traceback(failure, self._temporary.parent, name=f"traceback-{self.comms.rank}")
         try:
             agree(comms, failure)
         except SwiftError:

@@ -53,19 +53,20 @@ def run(_verb: str, args: list[str]) -> int:
 
 
 def presets_of_backends() -> dict[str, Mapping[str, str]]:
-    """Installed backend → its presets, by name, of those that have any: `presets` of the plugin."""
-    from swift.errors import PluginError
+    """Installed backend → its presets, by name, of those that have any."""
+    from swift.errors import SwiftError
     from swift.plugins.discover import list_plugins
     from swift.plugins.load import load
+    from swift.plugins.outside import presets
 
     found = {}
     for entry in list_plugins("swift.backends"):
         try:
-            presets = getattr(load(entry).object, "presets", None)
-        except PluginError:
+            offered = presets(load(entry))
+        except SwiftError:
             continue  # `swift plugins` says what is wrong with it
-        if presets:
-            found[entry.name] = presets
+        if offered:
+            found[entry.name] = offered
     return found
 
 

@@ -18,7 +18,7 @@ from swift.config.fields import Field, core_fields, model_fields
 from swift.config.flags import OWN_FLAGS, read_flags
 from swift.config.parse import VERB_OBJECTIVES
 from swift.config.sections import Config
-from swift.errors import ConfigError, PluginError
+from swift.errors import ConfigError, SwiftError
 from swift.plugins.load import LoadedPlugin, load_backend, load_objective
 
 _EXAMPLES = {
@@ -67,7 +67,7 @@ def _show_plugin(console: Console, section: str, name: str) -> None:
     load = load_backend if section == "backend" else load_objective
     try:
         plugin: LoadedPlugin = load(name)
-    except PluginError as error:
+    except SwiftError as error:
         console.print(Text(f"  {error}", style="yellow"))
         return
     assert plugin.config_model is not None

@@ -13,10 +13,7 @@ from collections.abc import Sequence
 from swift import __version__
 from swift.cli.verbs import ELSEWHERE, VERBS
 from swift.deferred import has_own_process
-from swift.errors import SwiftError, UsageError, did_you_mean
-
-SHOW_TRACEBACK = "SWIFT_TRACEBACK"
-"""Environment variable: show where an error was raised."""
+from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
 
 
 def main() -> None:
@@ -32,6 +29,10 @@ def run(argv: Sequence[str]) -> int:
     except SwiftError as error:
         if os.environ.get(SHOW_TRACEBACK):
             raise
+        if error.traceback_of is not None:
+            from swift.plugins.blame import keep_traceback
+
+            keep_traceback(error)
         _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from swift.cli.app import run_app
-from swift.errors import PluginError
+from swift.errors import PluginError, SwiftError
 from swift.plugins.discover import PluginEntry, duplicates, list_plugins
 from swift.plugins.load import find, load
 
@@ -85,6 +85,8 @@ def plugin_rows(*, check: bool) -> list[Row]:
 def _status(entry: PluginEntry, rivals: list[PluginEntry], check: bool) -> str:
     if not entry.allowed:
         return "not allowed (SWIFT_PLUGINS)"
+    if entry.problem is not None:
+        return f"{entry} {entry.problem}"
     others = [rival.distribution for rival in rivals if rival != entry]
     if others:
         return f"name also taken by {', '.join(others)}"
@@ -92,7 +94,7 @@ def _status(entry: PluginEntry, rivals: list[PluginEntry], check: bool) -> str:
         return FOUND
     try:
         load(entry)
-    except PluginError as error:
+    except SwiftError as error:
         return str(error)
     return OK
 
@@ -111,6 +113,10 @@ def _facts(row: Row) -> dict[str, str | bool | None]:
     }
 
 
+def _shown(name: str) -> str:
+    return name if name.isprintable() else repr(name)
+
+
 def _print_table(rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -124,5 +130,5 @@ def _print_table(rows: list[Row]) -> None:
         entry = row.entry
         style = "red" if row.broken else "green" if row.status == OK else "dim"
         status = Text(row.status, style=style)
-        table.add_row(Text(entry.name, style="bold"), entry.kind, entry.distribution, entry.version, status)
+        table.add_row(Text(_shown(entry.name), style="bold"), entry.kind, entry.distribution, entry.version, status)
     Console().print(table)

@@ -11,7 +11,7 @@ import typer
 
 from swift.cli.app import TrustRemoteCode, run_app, split_unknown
 from swift.errors import UsageError
-from swift.plugins.facade import serve as serve_with
+from swift.plugins.inference import serve as serve_with
 from swift.plugins.load import load_engine
 
 KEYS = ("SWIFT_API_KEY", "VLLM_API_KEY")

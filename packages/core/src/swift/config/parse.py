@@ -22,8 +22,11 @@ from swift.config.problems import config_error
 from swift.config.sections import BackendSection, Config, ObjectiveSection
 from swift.config.values import coerce, quoted
 from swift.config.wishes import settle
-from swift.errors import ConfigError, UsageError
+from swift.errors import ConfigError, SwiftError, UsageError
+from swift.plugins.blame import Blame, failure_of
 from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective
+from swift.plugins.objective import make_objective
+from swift.plugins.outside import core_settings
 from swift.plugins.plan import check_capabilities
 
 TRUST = "model.trust_remote_code"
@@ -136,7 +139,7 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
     objective = load_objective(config.objective.name)
     _check_names(config)
     backend_options = _own_options(backend, "backend", config.backend, place)
-    if _imply(merged, backend_options):
+    if _imply(merged, core_settings(backend, backend_options)):
         config = _validated(merged, place)
     objective_options = _own_options(objective, "objective", config.objective, place)
     config = config.model_copy(
@@ -146,7 +149,7 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
         }
     )
     assert backend.capabilities is not None
-    check_capabilities(backend.capabilities, config, objective.object(objective_options))
+    check_capabilities(backend.capabilities, config, make_objective(objective, objective_options))
     return Parsed(config, backend_options, objective_options, notes, nproc)
 
 
@@ -157,13 +160,11 @@ def _validated(merged: dict[str, Assignment], place: Callable[[str], str]) -> Co
         raise config_error(problem, place, core_fields()) from None
 
 
-def _imply(merged: dict[str, Assignment], options: BaseModel) -> bool:
+def _imply(merged: dict[str, Assignment], settings: Mapping[str, tuple[Any, str]]) -> bool:
     """Take over what a backend's own options say of core's keys; True if that changed any.
 
-    An options model says it with a method `core_settings()`, by key: (value, where it stands). A user who typed
-    something else is shown both.
+    A user who typed something else is shown both.
     """
-    settings: Mapping[str, tuple[Any, str]] = getattr(options, "core_settings", dict)()
     changed = False
     for key, (value, said) in settings.items():
         typed = merged.get(key)
@@ -208,6 +209,11 @@ def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, place: C
     except ValidationError as problem:
         owner = f"{plugin.entry.kind} {plugin.entry.name!r}"
         raise config_error(problem, place, fields, section=section, owner=owner) from None
+    except SwiftError:
+        raise
+    except Exception as cause:
+        blame = Blame(plugin.entry, f"{model.__name__}, which validates the section {section!r}")
+        raise failure_of(blame, cause) from cause
 
 
 def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) -> None:

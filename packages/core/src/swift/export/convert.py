@@ -13,7 +13,7 @@ from swift.checkpoint.manifest import Manifest
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import save_checkpoint
 from swift.config.sections import Config, ModelSection
-from swift.errors import CheckpointError, PluginError
+from swift.errors import CheckpointError, PluginError, SwiftError
 from swift.export.hf_folder import has_weights, is_whole, open_hf_folder
 from swift.export.host import Told, adapter_beside, told_beside
 from swift.export.run import write_model_weights
@@ -23,6 +23,7 @@ from swift.models.source import HfSource, open_source
 from swift.plugins.discover import list_plugins
 from swift.plugins.known import install_command
 from swift.plugins.load import load
+from swift.plugins.outside import implements, read_foreign
 from swift.train.progress import progress
 
 if TYPE_CHECKING:
@@ -136,19 +137,26 @@ def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> F
         weights = open_hf_folder(path, adapter=adapter, weights_only=True)
         assert weights is not None
         return weights
-    readers = []
+    readers: list[str] = []
+    broken: list[PluginError] = []
     found: ForeignCheckpoint | None
     for entry in list_plugins("swift.backends"):
         try:
-            reader = getattr(load(entry).object, "foreign_checkpoint", None)
-        except PluginError:
+            backend = load(entry)
+            if not implements(backend, "swift_read_foreign"):
+                continue
+        except SwiftError:
             continue  # `swift plugins` says what is wrong with it
-        if reader is None:
-            continue
         readers.append(entry.name)
-        found = reader(path)
+        try:
+            found = read_foreign(backend, path)
+        except PluginError as error:
+            broken.append(error)  # the folder may be another backend's
+            continue
         if found is not None:
             return found
+    if broken:
+        raise broken[0]
     _refuse_without_backend(path, readers)
     found = open_hf_folder(path, adapter=adapter, weights_only=weights_only)
     if found is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from swift.checkpoint.folders import find_checkpoint
 from swift.checkpoint.load import Checkpoint, open_checkpoint
 from swift.config.sections import ExportSection
 from swift.contracts import ExportRequest, TrainedState
-from swift.errors import CheckpointError, PluginError, UsageError, did_you_mean
+from swift.errors import CheckpointError, SwiftError, UsageError, did_you_mean
 from swift.export.hf_folder import OPTIMIZER
 from swift.export.run import base_of, export_checkpoint, put_in_place, stored_weights
 from swift.export.stored_state import StoredState
@@ -22,6 +23,7 @@ from swift.plugins.discover import list_plugins
 from swift.plugins.facade import open_engine
 from swift.plugins.known import install_command
 from swift.plugins.load import load, load_exporter
+from swift.plugins.outside import implements, write_foreign
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
@@ -102,13 +104,13 @@ def _writer_of(name: str) -> Writer:
     known = [TRAINER, *MODELS]
     for entry in list_plugins("swift.backends"):
         try:
-            writer: Writer | None = getattr(load(entry).object, "foreign_writer", None)
-        except PluginError:
+            backend = load(entry)
+            if not implements(backend, "swift_write_foreign"):
+                continue
+        except SwiftError:
             continue  # `swift plugins` says what is wrong with it
-        if writer is None:
-            continue
         if entry.name == name:
-            return writer
+            return partial(write_foreign, backend)
         known.append(entry.name)
     command = install_command("swift.backends", name)
     raise UsageError(

@@ -127,7 +127,7 @@ def main() -> int:
 
 def _answer(question: Question) -> Answers:
     from swift.contracts import EngineRequest, Sampling
-    from swift.plugins.facade import open_inference
+    from swift.plugins.inference import open_inference
     from swift.plugins.load import load_engine
 
     request = EngineRequest(

@@ -14,7 +14,7 @@ from swift.infer.questions import Question, with_system
 from swift.infer.wanted import Wanted, is_address
 from swift.models.files import SafetensorsFolder
 from swift.models.source import HfSource, open_source
-from swift.plugins.facade import open_inference
+from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
 
 Messages = Sequence[dict[str, Any]]

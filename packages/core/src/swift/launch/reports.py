@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from swift.errors import SwiftError
+from swift.errors import SHOW_TRACEBACK, SwiftError
+from swift.plugins.blame import keep_traceback
 from swift.train.signals import is_worker
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable: where torch's elastic launcher looks for what a worker has to say."""
 
-_SHOW_TRACEBACK = "SWIFT_TRACEBACK"
 _STOPPED = "stopped"
 _HOLD_BACK = 5.0
 _LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")
@@ -80,10 +80,11 @@ def _is_echo(error: BaseException | None) -> bool:
 
 
 def _words(error: Exception, rank: int, *, echo: bool) -> str:
-    if _SHOW_TRACEBACK not in os.environ:
+    if SHOW_TRACEBACK not in os.environ:
         if echo:
             return f"Process {rank} lost the connection to another one, which failed or was killed and should say why."
         if isinstance(error, SwiftError):
+            keep_traceback(error)
             return str(error)
     return f"Process {rank} failed:\n{traceback.format_exc()}".rstrip()
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from swift.contracts import HOOK_API, Capabilities
+from swift.contracts import HOOK_API, Capabilities, Need
 from swift.errors import PluginError, did_you_mean
 from swift.hookspecs import (
     BACKEND_REQUIRED,
@@ -24,7 +25,11 @@ from swift.hookspecs import (
     ExporterHooks,
     ObserverHooks,
 )
+from swift.plugins.blame import upgrade, words_of
 from swift.plugins.discover import PluginEntry
+
+if TYPE_CHECKING:
+    from swift.contracts import Objective
 
 
 def _hooks_of(spec: type) -> dict[str, tuple[str, ...]]:
@@ -50,6 +55,8 @@ _REQUIRED = {
     "observer": (),
 }
 _OBJECTIVE_MEMBERS = ("options_model", "row_weight", "loss", "given")
+_OBJECTIVE_ATTRIBUTES = ("name", "needs", "encoding", "adapters_off", "baseline")
+ENCODINGS = ("text", "chat", "preference", "unpaired")
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ class Implementation:
     method: str
     wrapper: bool
     signature: inspect.Signature
+    options: Mapping[str, Any]
+    """As `hookimpl` took them."""
 
 
 def check_hook_api(entry: PluginEntry, plugin: Any) -> tuple[int, int]:
@@ -88,10 +97,11 @@ def check_hook_api(entry: PluginEntry, plugin: Any) -> tuple[int, int]:
 
 def check_hooks(entry: PluginEntry, plugin: Any) -> None:
     """Known hooks only, with arguments that exist, and each required one implemented exactly once."""
-    implementations = _implementations(entry, plugin)
-    for implementation in implementations:
+    found_hooks = implementations(entry, plugin)
+    for implementation in found_hooks:
         _check_implementation(entry, implementation)
-    counts = Counter(found.hook for found in implementations if not found.wrapper)
+        _check_call(entry, plugin, implementation)
+    counts = Counter(found.hook for found in found_hooks if not found.wrapper)
     own = {**_HOOKS[entry.kind], **_HOOKS["observer"]}
     for hook, count in counts.items():
         if hook not in own:
@@ -102,25 +112,56 @@ def check_hooks(entry: PluginEntry, plugin: Any) -> None:
                 "Make it a wrapper: @hookimpl(wrapper=True)",
             )
         if count > 1:
-            methods = ", ".join(found.method for found in implementations if found.hook == hook and not found.wrapper)
+            methods = ", ".join(found.method for found in found_hooks if found.hook == hook and not found.wrapper)
             raise _faulty(entry, f"implements {hook} {count} times ({methods})", "Keep one of them")
     missing = [hook for hook in _REQUIRED[entry.kind] if hook not in counts]
     if missing:
         raise _faulty(entry, f"does not implement {', '.join(missing)}", f"Every {entry.kind} implements them once")
+    if not found_hooks:
+        raise _faulty(
+            entry, f"names {_described(plugin)}, which implements no hook", "Name a class, an object or a module"
+        )
 
 
 def check_backend_attributes(entry: PluginEntry, plugin: Any) -> None:
     """A backend declares `capabilities`, and `config_model` for its section of the configuration."""
-    from pydantic import BaseModel
-
     capabilities = getattr(plugin, "capabilities", None)
     if not isinstance(capabilities, Capabilities):
         raise _faulty(
             entry, f"declares {capabilities!r} as its capabilities", "Give the plugin a swift.Capabilities attribute"
         )
-    config_model = getattr(plugin, "config_model", None)
-    if not (isinstance(config_model, type) and issubclass(config_model, BaseModel)):
-        raise _faulty(entry, f"declares {config_model!r} as its config_model", "Give the plugin a pydantic model class")
+    for field in fields(Capabilities):
+        value = getattr(capabilities, field.name)
+        if isinstance(field.default, bool):
+            if not isinstance(value, bool):
+                raise _faulty(entry, f"declares the capability {field.name} as {value!r}", "It is True or False")
+        elif isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(e, str) for e in value):
+            raise _faulty(entry, f"declares the capability {field.name} as {value!r}", "It is a frozenset of texts")
+    check_options(entry, getattr(plugin, "config_model", None), "config_model", "backend")
+
+
+def check_options(entry: PluginEntry, model: Any, member: str, section: str) -> None:
+    """The options of a backend or an objective are a pydantic model that core can show, read and write."""
+    from pydantic import BaseModel
+
+    from swift.config.fields import model_fields
+
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise _faulty(entry, f"declares {model!r} as its {member}", "Give the plugin a pydantic model class")
+    if "name" in model.model_fields:
+        raise _faulty(entry, f"has a field 'name' in its {member}, which is core's own", "Rename it")
+    try:
+        list(model_fields(model, section))
+        if not any(field.is_required() for field in model.model_fields.values()):
+            model().model_dump(mode="json")
+    except Exception as cause:
+        failure = _faulty(
+            entry,
+            f"has a {member} that cannot be used with its default values. {words_of(cause).rstrip('.')}",
+            "Every default must be valid, and something that JSON can hold",
+        )
+        failure.traceback_of = cause
+        raise failure from cause
 
 
 def check_objective_class(entry: PluginEntry, target: Any) -> None:
@@ -129,14 +170,28 @@ def check_objective_class(entry: PluginEntry, target: Any) -> None:
     if not isinstance(target, type) or missing:
         problem = f"lacks {', '.join(missing)}" if missing else "is not a class"
         raise _faulty(entry, problem, "See the members of swift.contracts.Objective")
+    check_options(entry, getattr(target, "options_model", None), "options_model", "objective")
 
 
-def upgrade(entry: PluginEntry) -> str:
-    """The command that brings the newest release of a plugin, with all that it depends on."""
-    return f"pip install --upgrade {entry.distribution}"
+def check_objective(entry: PluginEntry, objective: Objective) -> None:
+    """What an objective says of itself once it is made."""
+    missing = [member for member in _OBJECTIVE_ATTRIBUTES if not hasattr(objective, member)]
+    if missing:
+        raise _faulty(entry, f"lacks {', '.join(missing)}", "See the members of swift.contracts.Objective")
+    if not isinstance(objective.name, str):
+        raise _faulty(entry, f"has the name {objective.name!r}", "It is a text")
+    needs: object = objective.needs
+    if not isinstance(needs, Set) or not all(need in frozenset(Need) for need in needs):
+        offered = ", ".join(f"Need.{need.name}" for need in Need)
+        raise _faulty(entry, f"needs {needs!r}", f"It is a frozenset of {offered}")
+    if not all(hasattr(objective.baseline or objective, member) for member in ("needs", "adapters_off", "loss")):
+        raise _faulty(entry, f"has the baseline {objective.baseline!r}", "It is an objective, or None")
+    if objective.encoding not in ENCODINGS:
+        raise _faulty(entry, f"has the encoding {objective.encoding!r}", f"There are: {', '.join(ENCODINGS)}")
 
 
-def _implementations(entry: PluginEntry, plugin: Any) -> list[Implementation]:
+def implementations(entry: PluginEntry, plugin: Any) -> list[Implementation]:
+    """The methods of a plugin that are marked with `hookimpl`."""
     manager = pluggy.PluginManager("swift")
     found = []
     for name in dir(plugin):
@@ -152,10 +207,29 @@ def _implementations(entry: PluginEntry, plugin: Any) -> list[Implementation]:
                 hook=options.get("specname") or name,
                 method=name,
                 wrapper=bool(options.get("wrapper") or options.get("hookwrapper")),
-                signature=inspect.signature(getattr(plugin, name)),
+                signature=_signature(entry, plugin, name),
+                options=options,
             )
         )
     return found
+
+
+def _signature(entry: PluginEntry, plugin: Any, name: str) -> inspect.Signature:
+    try:
+        return inspect.signature(getattr(plugin, name))
+    except (TypeError, ValueError):
+        raise _faulty(entry, f"has a method {name} without self", f"Write def {name}(self, ...)") from None
+
+
+def _check_call(entry: PluginEntry, plugin: Any, found: Implementation) -> None:
+    """Hooks are called as they stand: nobody awaits them, and only wrappers yield."""
+    method = inspect.unwrap(getattr(plugin, found.method))
+    if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+        raise _faulty(
+            entry, f"has an asynchronous {found.method}, which nobody would await", "Write def, not async def"
+        )
+    if found.wrapper and not inspect.isgeneratorfunction(method):
+        raise _faulty(entry, f"has a wrapper {found.method} that does not yield", "A wrapper yields exactly once")
 
 
 def _check_implementation(entry: PluginEntry, found: Implementation) -> None:
@@ -171,12 +245,19 @@ def _check_implementation(entry: PluginEntry, found: Implementation) -> None:
                 f"gives {argument!r} of {found.method} a default value, which would hide the real one",
                 f"Write {argument} without '='",
             )
+        if parameter.kind is parameter.KEYWORD_ONLY and argument in offered:
+            raise _faulty(entry, f"takes {argument!r} of {found.method} by keyword only", "Write it without '*'")
         if argument not in offered or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise _faulty(
                 entry,
                 f"asks for {str(parameter)!r} in {found.method}, but {found.hook} offers {', '.join(offered)}",
                 f"Rename it.{did_you_mean(argument, offered)}",
             )
+
+
+def _described(plugin: Any) -> str:
+    kind = type(plugin).__name__
+    return f"the module {plugin.__name__}" if inspect.ismodule(plugin) else f"an object of the type {kind}"
 
 
 def _faulty(entry: PluginEntry, problem: str, remedy: str) -> PluginError:

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
@@ -28,6 +29,11 @@ ALLOW_LIST = "SWIFT_PLUGINS"
 """Environment variable: names or distributions, comma separated, that may be loaded beside those of swift-core."""
 
 
+_NAME = re.compile(r"\w[\w.+-]*")
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\s*(:\s*[^\W\d]\w*(\.[^\W\d]\w*)*)?\s*(\[.*\])?")
+"""`package.module:attribute.of.it`, perhaps with extras."""
+
+
 @dataclass(frozen=True)
 class PluginEntry:
     """One entry point, as its distribution's metadata tells it."""
@@ -40,6 +46,8 @@ class PluginEntry:
     """`module:attribute`."""
     requires_core: str | None
     """The versions of swift-core that the distribution asks for, such as '>=0.1,<0.2'."""
+    problem: str | None = None
+    """What its metadata alone shows to be wrong with it, to be read after the plugin's name."""
     allowed: bool = True
     """False when SWIFT_PLUGINS leaves it out."""
 
@@ -74,15 +82,30 @@ def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[Plu
 @lru_cache(maxsize=4)
 def _installed(_path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
     """What the metadata of all distributions says; read anew when something was installed beside them."""
-    points = metadata.entry_points()
+    points = _entry_points()
     return tuple(
         entry
         for group in KINDS
         for entry in sorted(
-            (_entry(point) for point in points.select(group=group) if point.dist is not None),
+            (_entry(point) for point in points if point.group == group and point.dist is not None),
             key=lambda entry: (entry.name, entry.distribution),
         )
     )
+
+
+def _entry_points() -> Iterable[metadata.EntryPoint]:
+    """All of them; where one distribution's file cannot be read, those of all others."""
+    try:
+        installed = metadata.entry_points()
+        return [point for group in KINDS for point in installed.select(group=group)]
+    except Exception:  # the parser raises what the damaged file makes it raise
+        found: dict[str, Iterable[metadata.EntryPoint]] = {}
+        for distribution in metadata.distributions():
+            with suppress(Exception):
+                name = _normal(distribution.metadata["Name"])
+                if name not in found:  # what comes first on the path is what is imported
+                    found[name] = distribution.entry_points
+        return [point for points in found.values() for point in points]
 
 
 def _changed(path: str) -> int:
@@ -95,14 +118,29 @@ def _changed(path: str) -> int:
 def _entry(point: metadata.EntryPoint) -> PluginEntry:
     distribution = point.dist
     assert distribution is not None
+    name, version, requirements = "unknown", "unknown", list[str]()
+    with suppress(Exception):  # metadata that is missing or damaged
+        name = distribution.metadata["Name"] or name
+        version = distribution.metadata["Version"] or version
+        requirements = distribution.requires or requirements
     return PluginEntry(
         group=point.group,
         name=point.name,
-        distribution=distribution.metadata["Name"] or "unknown",
-        version=distribution.metadata["Version"] or "unknown",
+        distribution=name,
+        version=version,
         target=point.value,
-        requires_core=_requires_core(distribution.requires or []),
+        requires_core=_requires_core(requirements),
+        problem=_problem(point),
     )
+
+
+def _problem(point: metadata.EntryPoint) -> str | None:
+    """A name becomes part of flags, folders and lists; a target is looked up with `import`."""
+    if not _NAME.fullmatch(point.name):
+        return "has a name that cannot be typed: letters, digits, '-', '_', '.' and '+' may be in it"
+    if not _TARGET.fullmatch(point.value.strip()):
+        return f"has the entry point {point.value!r}, which names nothing that could be imported"
+    return None
 
 
 def _is_allowed(entry: PluginEntry, allow_list: frozenset[str] | None) -> bool:
@@ -128,7 +166,10 @@ def _requires_core(requirements: Iterable[str]) -> str | None:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue  # pip refuses such a distribution: it was installed in another way
-        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        try:
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        except (ValueError, KeyError):  # a marker about something that this Python does not know
+            continue
         if _normal(requirement.name) == CORE and applies:
             specifiers.append(str(requirement.specifier))
     return ",".join(filter(None, specifiers)) or None

@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from swift import __version__
 from swift.contracts import HOOK_API, Capabilities
-from swift.errors import PluginError, did_you_mean
-from swift.plugins.check import (
-    check_backend_attributes,
-    check_hook_api,
-    check_hooks,
-    check_objective_class,
-    upgrade,
-)
+from swift.errors import PluginError, SwiftError, did_you_mean
+from swift.plugins.blame import failing, interrupts, upgrade, words_of
+from swift.plugins.check import check_backend_attributes, check_hook_api, check_hooks, check_objective_class
 from swift.plugins.discover import ALLOW_LIST, CORE, KINDS, PluginEntry, list_plugins
 from swift.plugins.known import KNOWN, install_command
+from swift.plugins.waiting import waiting_for
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -81,19 +77,26 @@ def find(group: str, name: str) -> PluginEntry:
 
 
 def load(entry: PluginEntry) -> LoadedPlugin:
-    """Import one plugin and make the checks of its kind."""
+    """Import one plugin and make the checks of its kind. Whatever is wrong with it is a `PluginError`."""
+    if entry.problem is not None:
+        raise PluginError(f"{entry} {entry.problem}.", hint=f"If the plugin is not yours: {upgrade(entry)}")
     _check_core_requirement(entry)
-    target = _import(entry)
-    if entry.kind == "objective":
-        check_objective_class(entry, target)
-        return LoadedPlugin(entry, target, config_model=target.options_model)
-    hook_api = check_hook_api(entry, target)
-    plugin = _make(entry, target) if isinstance(target, type) else target
-    check_hooks(entry, plugin)
-    if entry.kind != "backend":
-        return LoadedPlugin(entry, plugin, hook_api, config_model=getattr(plugin, "config_model", None))
-    check_backend_attributes(entry, plugin)
-    return LoadedPlugin(entry, plugin, hook_api, plugin.capabilities, plugin.config_model)
+    with waiting_for(entry, "importing"):
+        target = _import(entry)
+        plugin = target
+        if entry.kind != "objective":
+            with failing(entry, "HOOK_API"):
+                hook_api = check_hook_api(entry, target)
+            plugin = _make(entry, target) if isinstance(target, type) else target
+        with failing(entry, "its checks"):
+            if entry.kind == "objective":
+                check_objective_class(entry, target)
+                return LoadedPlugin(entry, target, config_model=target.options_model)
+            check_hooks(entry, plugin)
+            if entry.kind != "backend":
+                return LoadedPlugin(entry, plugin, hook_api, config_model=getattr(plugin, "config_model", None))
+            check_backend_attributes(entry, plugin)
+            return LoadedPlugin(entry, plugin, hook_api, plugin.capabilities, plugin.config_model)
 
 
 def _check_core_requirement(entry: PluginEntry) -> None:
@@ -112,12 +115,17 @@ def _import(entry: PluginEntry) -> Any:
         target: Any = importlib.import_module(module.strip())
         for part in filter(None, attribute.split("[")[0].strip().split(".")):
             target = getattr(target, part)
-    except (Exception, SystemExit) as cause:  # whatever a plugin's code raises when it is imported
-        reason = f"{type(cause).__name__}: {cause}"
-        raise PluginError(
-            f"{entry} could not be imported: {reason}.", hint=f"Run: {_mend_import(entry, cause)}"
-        ) from cause
+    except BaseException as cause:  # whatever a plugin's code raises when it is imported
+        if isinstance(cause, SwiftError) or interrupts(cause):
+            raise
+        raise _failed(entry, "could not be imported", cause, f"Run: {_mend_import(entry, cause)}") from cause
     return target
+
+
+def _failed(entry: PluginEntry, what: str, cause: BaseException, hint: str) -> PluginError:
+    failure = PluginError(f"{entry} {what}: {words_of(cause)}", hint=hint)
+    failure.traceback_of = cause
+    return failure
 
 
 def _mend_import(entry: PluginEntry, cause: BaseException) -> str:
@@ -134,11 +142,11 @@ def _mend_import(entry: PluginEntry, cause: BaseException) -> str:
 def _make(entry: PluginEntry, target: type) -> Any:
     try:
         return target()
-    except Exception as cause:
-        raise PluginError(
-            f"{entry} could not be made: {type(cause).__name__}: {cause}.",
-            hint=f"A plugin's class is called without arguments. If it is not yours: {upgrade(entry)}",
-        ) from cause
+    except BaseException as cause:
+        if isinstance(cause, SwiftError) or interrupts(cause):
+            raise
+        hint = f"A plugin's class is called without arguments. If it is not yours: {upgrade(entry)}"
+        raise _failed(entry, "could not be made", cause, hint) from cause
 
 
 def _ambiguous(rivals: list[PluginEntry]) -> PluginError:

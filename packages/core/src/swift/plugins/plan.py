@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swift.contracts import Capabilities, Need
-from swift.errors import PluginError, UnsupportedPlan
+from swift.errors import SwiftError, UnsupportedPlan
 from swift.plugins.discover import duplicates, list_plugins
 from swift.plugins.known import PARALLEL_OFFERS, install_command
 from swift.plugins.load import load
@@ -90,7 +90,7 @@ def _other_backends(name: str) -> Iterator[tuple[str, Capabilities]]:
         if entry.allowed and entry.name != name and (entry.group, entry.name) not in shared:
             try:
                 capabilities = load(entry).capabilities
-            except PluginError:
+            except SwiftError:
                 continue  # a broken plugin is no advice
             if capabilities is not None:
                 yield entry.name, capabilities

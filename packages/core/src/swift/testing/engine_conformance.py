@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from swift.contracts import EngineRequest, InferenceEngine
-from swift.plugins.facade import open_inference
+from swift.plugins.inference import open_inference
 from swift.plugins.load import load_engine
 from swift.testing.engine_checks import CHECKS, Check, Reference
 from swift.testing.subjects import write_model

@@ -15,6 +15,7 @@ from swift.data.sampler import BatchPlan
 from swift.models.source import open_source
 from swift.models.tuners import initial_adapter
 from swift.plugins.load import load_backend, load_objective
+from swift.plugins.objective import make_objective
 from swift.testing.cases import BY_NAME, EVALUATED_EVERY, HELD_OUT, STEPS, Case
 from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
@@ -150,7 +151,7 @@ def batches_of(case: Case, model: Path) -> list[list[int]]:
     parsed = _settings(case.name, model)
     config = parsed.config
     source = open_source(config.model, say=_quiet)
-    objective = load_objective(config.objective.name).object(parsed.objective_options)
+    objective = make_objective(load_objective(config.objective.name), parsed.objective_options)
     data = prepare_data(
         config.data, source.tokenizer, encoding=objective.encoding, seed=config.train.seed, say=_quiet, rows=case.rows
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -31,11 +32,15 @@ class Comms:
 
     def any(self, flag: bool) -> bool:
         """True on every process when it is true on one."""
+        return self.each_any([flag])[0]
+
+    def each_any(self, flags: Sequence[bool]) -> list[bool]:
+        """For each flag, whether it is true on one process; the same on every process."""
         if not self.distributed:
-            return flag
-        votes = torch.tensor([int(flag)])
+            return list(flags)
+        votes = torch.tensor(flags, dtype=torch.int64)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
-        return bool(votes.item())
+        return [bool(vote) for vote in votes.tolist()]
 
     def gather(self, value: T) -> list[T]:
         """Everybody's value, by rank, on every process."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.contracts import RunSummary, StepRecord
 from swift.errors import CheckpointError, SwiftError, TrainingError
+from swift.plugins.blame import blamed, explained, keep_traceback, words_of
 from swift.train.evaluate import evaluate
 from swift.train.job import Job
 from swift.train.memory import peak_memory_gib
@@ -37,8 +38,14 @@ def train(
 
     `pause_at` ends this session after that step as a signal would: saved, to be resumed later.
     """
-    with opened(parsed, rows=rows, validation_rows=validation_rows) as job, graceful_stop() as signals:
-        return Loop(job, signals, pause_at).run()
+    try:
+        with opened(parsed, rows=rows, validation_rows=validation_rows) as job, graceful_stop() as signals:
+            return Loop(job, signals, pause_at).run()
+    except Exception as error:
+        failure = explained(error)
+        if failure is None or failure is error:
+            raise
+        raise failure from error
 
 
 class Loop:
@@ -68,10 +75,13 @@ class Loop:
                 if not stopped:
                     self.keeper.export()
             except Exception as error:
-                self._fail(error)
-                if isinstance(error, CheckpointError):
-                    error.exit_code = TrainingError.exit_code  # the command was right; training failed
-                raise
+                failure = self._failure(error)
+                self._fail(failure)
+                if isinstance(failure, CheckpointError):
+                    failure.exit_code = TrainingError.exit_code  # the command was right; training failed
+                if failure is error:
+                    raise
+                raise failure from error
             self._end(summary)
             return summary
 
@@ -86,7 +96,9 @@ class Loop:
                 record = self._evaluated(record)
             if job.is_main:
                 job.engine.step_end(job.run, record)
-            stop = job.comms.any(bool(self._signals) or done == self._pause_at) and not last
+            stop, *failed = job.comms.each_any([bool(self._signals) or done == self._pause_at, *job.engine.failed()])
+            job.engine.switch_off(failed, job.run, job.comms)
+            stop = stop and not last
             wants_save = self._due(done, config.checkpoint.save_steps) or (last and config.checkpoint.save_last)
             if wants_save or stop:
                 job.watchdog.at(f"the checkpoint of step {done}")
@@ -160,6 +172,21 @@ class Loop:
             hint="Lower --learning_rate, look at the samples, or resume from "
             f"{self.keeper.last or 'an earlier checkpoint (none was saved)'}.",
         )
+
+    def _failure(self, error: Exception) -> Exception:
+        """What the run ends with: an error that a plugin raised is said with its place in the run."""
+        blame = None if isinstance(error, SwiftError) else blamed(error)
+        if blame is None:
+            return error
+        job = self.job
+        rank = job.run.world.rank
+        failure = TrainingError(
+            f"Process {rank} failed in {job.watchdog.doing}: {words_of(error)} It was raised by {blame}.",
+            hint=self._go_on(),
+        )
+        failure.traceback_of = error
+        keep_traceback(failure, job.run.folder, name=f"traceback-{rank}")
+        return failure
 
     def _summary(self, status: str, message: str = "") -> RunSummary:
         return RunSummary(

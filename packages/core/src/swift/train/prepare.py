@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,9 +28,11 @@ from swift.launch import current_world
 from swift.models.precision import resolve_dtype
 from swift.models.source import open_source
 from swift.optim.schedule import Schedule
+from swift.plugins.blame import explained
 from swift.plugins.facade import Engine, open_engine
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
 from swift.plugins.load import load_backend, load_objective, load_observers
+from swift.plugins.objective import make_objective
 from swift.train import reference
 from swift.train.best import BestSoFar
 from swift.train.comms import Comms
@@ -87,7 +90,18 @@ def opened(
         if comms is not None:
             comms.close()
         run.send_weights = None
+        _tear_down(engine, run)
+
+
+def _tear_down(engine: Engine, run: Run) -> None:
+    """Leave nothing behind; what goes wrong with it must not hide why the run failed."""
+    if sys.exc_info()[0] is None:
         engine.teardown(run)
+        return
+    try:
+        engine.teardown(run)
+    except Exception as error:
+        run.say(f"{explained(error) or error}")
 
 
 def _prepare(
@@ -108,7 +122,7 @@ def _prepare(
     resolve_dtype(config.model.dtype, run.topology.device)
 
     source = open_source(config.model, say=run.say, seed=config.train.seed)
-    objective: Objective = load_objective(config.objective.name).object(parsed.objective_options)
+    objective = make_objective(load_objective(config.objective.name), parsed.objective_options)
     data = prepare_data(
         config.data,
         source.tokenizer,

@@ -115,6 +115,11 @@ class Watchdog:
         self._doing, self._armed = doing, armed
         heartbeat()
 
+    @property
+    def doing(self) -> str:
+        """What this process does."""
+        return self._doing
+
     def close(self) -> None:
         """The run is over on this process."""
         self._over.set()

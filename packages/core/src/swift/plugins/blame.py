@@ -1,0 +1,150 @@
+"""Whose code failed: what a plugin raises becomes one message that names it, and its traceback goes into a file.
+
+`blaming` surrounds a call into a plugin whose errors others may handle by their type (out of memory, a full disk, the
+loss of a peer): the error stays what it is and carries who raised it, for `explained` to tell at the end.
+`failing` surrounds the other calls: what is raised becomes a `PluginError` at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift.errors import PluginError, SwiftError
+from swift.plugins.discover import PluginEntry
+
+_MARK = "_swift_blame"
+_LONGEST = 600
+"""Characters that are shown of what a plugin says of its own error."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Who raised an error, and in which of its functions."""
+
+    entry: PluginEntry
+    function: str
+    """The hook, or the method of an objective or an engine."""
+
+    def __str__(self) -> str:
+        return f"the {self.entry} in {self.function}"
+
+
+@contextmanager
+def blaming(entry: PluginEntry, function: str) -> Iterator[None]:
+    """Marks what is raised inside with the plugin and its function."""
+    try:
+        yield
+    except BaseException as cause:
+        mark(cause, entry, function)
+        raise
+
+
+@contextmanager
+def failing(entry: PluginEntry, function: str) -> Iterator[None]:
+    """Raises `PluginError` for whatever is raised inside, but for errors that are meant for the user's eyes."""
+    try:
+        yield
+    except BaseException as cause:
+        mark(cause, entry, function)
+        failure = explained(cause)
+        if failure is None or failure is cause:
+            raise
+        raise failure from cause
+
+
+def mark(cause: BaseException, entry: PluginEntry, function: str) -> None:
+    """Note who raised an error; the innermost plugin stays the one that is blamed.
+
+    What other code would take for the end of a loop or of the process, such as `SystemExit`, is raised as a
+    `PluginError` here and now. An interruption by the user passes.
+    """
+    if isinstance(cause, SwiftError) or interrupts(cause):
+        return
+    if not isinstance(cause, Exception) or isinstance(cause, StopIteration | StopAsyncIteration):
+        raise failure_of(Blame(entry, function), cause) from cause
+    cause.__dict__.setdefault(_MARK, Blame(entry, function))
+
+
+def interrupts(cause: BaseException) -> bool:
+    """Whether this is Ctrl-C or another signal that ends the process, or a generator that is closed."""
+    from swift.train.signals import Stopped
+
+    return isinstance(cause, KeyboardInterrupt | GeneratorExit | Stopped)
+
+
+def blamed(cause: BaseException) -> Blame | None:
+    """Who raised an error, where that was a plugin."""
+    found = cause.__dict__.get(_MARK)
+    return found if isinstance(found, Blame) else None
+
+
+def explained(cause: BaseException) -> SwiftError | None:
+    """What to show the user of an error that a plugin raised; None where no plugin is to blame."""
+    if isinstance(cause, SwiftError):
+        return cause
+    blame = blamed(cause)
+    return None if blame is None else failure_of(blame, cause)
+
+
+def failure_of(blame: Blame, cause: BaseException) -> PluginError:
+    """The message about an error that a plugin raised. To be raised from its cause."""
+    failure = PluginError(
+        f"{blame.entry} failed in {blame.function}: {words_of(cause)}", hint=if_not_yours(blame.entry)
+    )
+    failure.traceback_of = cause
+    return failure
+
+
+def if_not_yours(entry: PluginEntry) -> str:
+    """What a user may do about a plugin that somebody else wrote."""
+    return f"Report it to those who publish {entry.distribution}, or upgrade it: {upgrade(entry)}"
+
+
+def upgrade(entry: PluginEntry) -> str:
+    """The command that brings the newest release of a plugin, with all that it depends on."""
+    return f"pip install --upgrade {entry.distribution}"
+
+
+def words_of(cause: BaseException) -> str:
+    """Type and text of an error in one line that ends in a full stop, whatever its author made of both."""
+    try:
+        text = " ".join(str(cause).split())
+    except Exception:
+        text = "its text cannot be shown"
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]} ..."
+    said = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+    return said if said[-1] in ".!?" else f"{said}."
+
+
+def keep_traceback(error: SwiftError, folder: Path | None = None, *, name: str = "traceback") -> None:
+    """Write where a plugin failed into a file, and name the file in the message. Does nothing a second time.
+
+    `folder` is the run's; where no run has begun in it, or without it, the file is a temporary one.
+    """
+    cause, error.traceback_of = error.traceback_of, None
+    if cause is None:
+        return
+    text = "".join(traceback.format_exception(cause))
+    with suppress(OSError):
+        path = _write(text, folder, name)
+        error.message = f"{error.message} The traceback is in {path}."
+
+
+def _write(text: str, folder: Path | None, name: str) -> Path:
+    name = re.sub(r"[^\w.-]+", "-", name)
+    if folder is not None and (folder / "args.json").is_file():
+        path = folder / f"{name}.txt"
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return path
+    descriptor, temporary = tempfile.mkstemp(prefix=f"swift-{name}-", suffix=".txt")
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+    return Path(temporary)

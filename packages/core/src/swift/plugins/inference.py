@@ -1,0 +1,153 @@
+"""The typed face of an inference engine: it is asked, and what it answers is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling, Score, ServeRequest, WeightStream
+from swift.errors import PluginError
+from swift.hookspecs import EngineHooks
+from swift.plugins.answers import wrong
+from swift.plugins.blame import failing
+from swift.plugins.guard import guarded
+from swift.plugins.load import LoadedPlugin
+
+if TYPE_CHECKING:
+    from swift.plugins.discover import PluginEntry
+
+_METHODS = ("generate", "stream", "score", "close")
+_REASONS = ("stop", "length")
+
+
+def open_inference(engine: LoadedPlugin, request: EngineRequest) -> InferenceEngine:
+    """A model loaded by an inference engine."""
+    came = _ask(engine, "swift_open_engine", request)
+    missing = [name for name in _METHODS if not callable(getattr(came, name, None))]
+    if missing:
+        raise wrong(engine.entry, "swift_open_engine", f"an engine that has {', '.join(missing)}", came)
+    return CheckedEngine(engine.entry, came)
+
+
+def serve(engine: LoadedPlugin, request: ServeRequest) -> int:
+    """Serve a model with an inference engine; answers the exit code."""
+    code = _ask(engine, "swift_serve", request)
+    if not isinstance(code, int):
+        raise wrong(engine.entry, "swift_serve", "an exit code", code)
+    return code
+
+
+def _ask(engine: LoadedPlugin, hook: str, request: Any) -> Any:
+    manager = pluggy.PluginManager("swift")
+    manager.add_hookspecs(EngineHooks)
+    manager.register(guarded(engine), name=str(engine.entry))
+    with failing(engine.entry, hook):
+        answer = getattr(manager.hook, hook)(request=request)
+    if answer is None:
+        raise PluginError(
+            f"{engine.entry} does not answer {hook}.", hint="Choose another with --engine, or mend the plugin."
+        )
+    return answer
+
+
+class CheckedEngine:
+    """An engine of a plugin. Every prompt is answered once, with what the contract says, or the plugin is named."""
+
+    def __init__(self, entry: PluginEntry, engine: InferenceEngine) -> None:
+        self._entry = entry
+        self.engine = engine
+        """The plugin's own object."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """One answer per prompt, in the order in which they are ready."""
+        make: Callable[[], Iterable[Any]] = lambda: self.engine.generate(prompts, sampling)  # noqa: E731
+        for place, answer in self._placed("generate", len(prompts), make):
+            yield place, self._completion(answer)
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+        """The tokens of one answer."""
+        for token in self._each("stream", lambda: self.engine.stream(prompt, sampling)):
+            if not isinstance(token, int):
+                raise wrong(self._entry, "stream", "tokens as whole numbers", token)
+            yield token
+
+    def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
+        """What the model says of each prompt's tokens."""
+        for place, score in self._placed("score", len(prompts), lambda: self.engine.score(prompts)):
+            if not isinstance(score, Score):
+                raise wrong(self._entry, "score", "pairs (place, swift.contracts.Score)", score)
+            count = len(prompts[place]) - 1
+            if not len(score.logprobs) == len(score.likeliest) == count:
+                lengths = f"{len(score.logprobs)} log-probabilities and {len(score.likeliest)} choices"
+                raise wrong(self._entry, "score", f"{count} of each for a prompt of {count + 1} tokens", said=lengths)
+            yield place, score
+
+    def update_weights(self, weights: WeightStream) -> None:
+        """Go on with these weights."""
+        with failing(self._entry, "update_weights"):
+            self.engine.update_weights(weights)
+
+    def close(self) -> None:
+        """Give memory and processes back."""
+        with failing(self._entry, "close"):
+            self.engine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What else an engine has is its own."""
+        return getattr(self.__dict__["engine"], name)
+
+    def _placed(self, method: str, count: int, make: Callable[[], Iterable[Any]]) -> Iterator[tuple[int, Any]]:
+        """Pairs (place, answer), in which each place comes once."""
+        left = set(range(count))
+        for item in self._each(method, make):
+            if not (isinstance(item, tuple) and len(item) == 2):
+                raise wrong(self._entry, method, "pairs (place of the prompt, answer)", item)
+            place, answer = item
+            if not isinstance(place, int) or place not in left:
+                again = isinstance(place, int) and 0 <= place < count
+                expected = f"each of the places 0 to {count - 1} once" if again else f"a place from 0 to {count - 1}"
+                raise wrong(self._entry, method, expected, said=f"the place {place!r}" + " again" * again)
+            left.discard(place)
+            yield place, answer
+        if left:
+            raise PluginError(
+                f"{self._entry} answered {count - len(left)} of {count} prompts in {method}; the first without an "
+                f"answer is number {min(left)}.",
+                hint="Each prompt is to be answered once.",
+            )
+
+    def _each(self, method: str, make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        with failing(self._entry, method):
+            came = make()
+        if not isinstance(came, Iterable):
+            raise wrong(self._entry, method, "an iterator", came)
+        iterator = iter(came)
+        try:
+            while True:
+                with failing(self._entry, method):
+                    item = next(iterator, _END)
+                if item is _END:
+                    return
+                yield item
+        finally:
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
+
+    def _completion(self, came: object) -> Completion:
+        expected = "pairs (place, swift.contracts.Completion)"
+        if not isinstance(came, Completion):
+            raise wrong(self._entry, "generate", expected, came)
+        if not all(isinstance(token, int) for token in came.token_ids):
+            raise wrong(self._entry, "generate", "a Completion whose token_ids are whole numbers", came.token_ids)
+        if len(came.logprobs) != len(came.token_ids):
+            lengths = f"{len(came.token_ids)} tokens and {len(came.logprobs)} log-probabilities"
+            raise wrong(self._entry, "generate", "a Completion with a log-probability for each token", said=lengths)
+        if came.finish_reason not in _REASONS:
+            raise wrong(self._entry, "generate", "a Completion that ended by 'stop' or 'length'", came.finish_reason)
+        return came
+
+
+_END = object()

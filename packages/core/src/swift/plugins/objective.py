@@ -1,0 +1,115 @@
+"""An objective as core and backends call it: what it raises is blamed on it, and what it answers is looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from swift.contracts import LossSums, ModelView, Objective
+from swift.plugins.answers import is_tensor, wrong
+from swift.plugins.blame import blaming, failing
+from swift.plugins.check import check_objective
+from swift.plugins.discover import PluginEntry
+from swift.plugins.load import LoadedPlugin
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+
+    from swift.data.batch import MicroBatch
+    from swift.data.samples import SampleFacts
+
+_VIEWS = ("token_logps", "token_correct", "mean_logps", "hidden", "scores")
+
+
+def make_objective(plugin: LoadedPlugin, options: BaseModel) -> Objective:
+    """The objective of a plugin, made with its options."""
+    with failing(plugin.entry, "its constructor"):
+        made = plugin.object(options)
+        check_objective(plugin.entry, made)
+        return cast(Objective, CheckedObjective(plugin.entry, made))
+
+
+class CheckedObjective:
+    """An objective of a plugin. Looks at types alone, which costs a step nothing."""
+
+    def __init__(self, entry: PluginEntry, objective: Objective) -> None:
+        self._entry = entry
+        self._objective = objective
+        self.needs = objective.needs
+        self.adapters_off = objective.adapters_off
+        inner = objective.baseline
+        self.baseline = None if inner is None else CheckedObjective(entry, inner)
+
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+        """How much these samples weigh: a number that can be added up and divided by."""
+        with failing(self._entry, "row_weight"):
+            came: Any = self._objective.row_weight(samples)
+        try:
+            fits = math.isfinite(came) and came >= 0
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise wrong(self._entry, "row_weight", "a number that is not negative", came)
+        return cast(float, came)
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Sums over one micro-batch, with a gradient where the model has one."""
+        with blaming(self._entry, "loss"):
+            came = self._objective.loss(view, batch)
+        if not isinstance(came, LossSums):
+            raise wrong(self._entry, "loss", "a swift.LossSums", came)
+        loss: Any = came.loss
+        if not is_tensor(loss) or loss.numel() != 1:
+            what = f"a tensor of the shape {tuple(loss.shape)}" if is_tensor(loss) else None
+            raise wrong(self._entry, "loss", "a LossSums whose loss is a tensor with one value", loss, said=what)
+        if not loss.requires_grad and _has_gradient(view):
+            raise wrong(
+                self._entry,
+                "loss",
+                "a loss made of the view by differentiable operations",
+                said="a loss without gradient",
+            )
+        self._check_metrics(came.metrics)
+        if came.segments is not None and not is_tensor(came.segments):
+            raise wrong(self._entry, "loss", "segments that are a tensor", came.segments)
+        return came
+
+    def given(self, metrics: Mapping[str, float]) -> Objective:
+        """The objective with the global metrics of its baseline filled in."""
+        with failing(self._entry, "given"):
+            came = self._objective.given(metrics)
+        if came is self._objective:
+            return cast(Objective, self)
+        if not all(hasattr(came, member) for member in ("loss", "row_weight", "needs")):
+            raise wrong(self._entry, "given", "an objective", came)
+        return cast(Objective, CheckedObjective(self._entry, came))
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else is asked of the objective is its own."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["_objective"], name)
+
+    def _check_metrics(self, metrics: Any) -> None:
+        if not isinstance(metrics, Mapping):
+            raise wrong(self._entry, "loss", "metrics that are a mapping", metrics)
+        for name, pair in metrics.items():
+            if not isinstance(name, str):
+                raise wrong(self._entry, "loss", "metrics whose names are texts", name)
+            if not (isinstance(pair, tuple | list) and len(pair) == 2):
+                raise wrong(self._entry, "loss", f"a pair (sum, weight) for the metric {name!r}", pair)
+            for value in pair:
+                if not _is_value(value):
+                    raise wrong(self._entry, "loss", f"numbers for the metric {name!r}", value)
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, float | int) or (is_tensor(value) and value.numel() == 1)
+
+
+def _has_gradient(view: ModelView) -> bool:
+    """Whether a loss made of this view would have a gradient; on any device that is known without waiting."""
+    tensors: Iterable[torch.Tensor | None] = (getattr(view, name, None) for name in _VIEWS)
+    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
