@@ -24,10 +24,12 @@ from swift.export.compare import Tolerance, account_of_module, compare
 from swift.export.reference import Reference, fixed_prompts
 from swift.export.rendering import compare_rendering
 from swift.export.verify import VERIFICATION, reload, trusted
+from swift.export.written import check_written
 from swift.models.memory import check_memory, model_bytes
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
+    from swift.plugins.facade import Engine
 
 Say = Callable[[str], None]
 EXPORTER = "vllm"
@@ -36,7 +38,7 @@ NOT_BY_VLLM = {"bnb": "vLLM 0.32 has no bitsandbytes among its quantisation meth
 """Schemes that vLLM is not asked about, and why."""
 
 
-def quantiser() -> Any:
+def quantiser() -> Engine:
     """What quantises; a `PluginError` says what to install."""
     from swift.plugins.facade import open_engine
     from swift.plugins.load import load_exporter
@@ -90,7 +92,9 @@ def write_quantised(
         options=options,
         say=say,
     )
-    found: Quantized = quantiser().quantize(request)
+    exporter = quantiser()
+    found: Quantized = exporter.quantize(request)
+    check_written(temporary, str(exporter.plugins[0].entry))
     if options.verify == "none":
         return
     reference = Reference(prompts, found.logps)

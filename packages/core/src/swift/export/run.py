@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,8 +32,10 @@ from swift.export.push import push
 from swift.export.quantised import EXPORTER, check_wish, quantiser, scratch, write_quantised
 from swift.export.reference import LogProbabilities, PlainState, Reference, fixed_prompts
 from swift.export.verify import ADAPTER_WEIGHTS, VERIFICATION, Digests, can_verify, is_adapter, trusted, verify_export
+from swift.export.written import check_written, note_unverified
 from swift.models.memory import check_memory, model_bytes
 from swift.models.trust import section_from_file
+from swift.plugins.blame import blamed, words_of
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
@@ -284,6 +287,8 @@ def _on_main(work: Callable[[], None] | None, weights: WeightStream, folder: Pat
         message, hint = write_failure("The export", folder, error)
         failure = ExportError(message, hint=hint and hint.replace("--output_dir", "--out"))
         failure.__cause__ = error
+        if blamed(error) is not None:
+            failure.traceback_of = error
     # After a failure too: the other processes may be inside the stream's collectives.
     deque(weights, maxlen=0)
     agree(comms_for("checkpoint"), failure)
@@ -299,8 +304,10 @@ def _write_and_verify(
     to: str,
     say: Say,
 ) -> None:
+    who = name_of(exporter, to)
     if request.options.verify == "none":
         exporter.export(run, weights, request)
+        check_written(request.destination, who)
         return
     source = request.source
     check_memory(
@@ -312,6 +319,8 @@ def _write_and_verify(
     if request.adapter is None:
         digests = Digests(export_dtypes(source, request.options.dtype))
         exporter.export(run, digests.watch(weights if plain is None else plain.watch(weights)), request)
+        # An exporter that stopped halfway is not to be measured by the half that it read.
+        deque(digests.watch(weights if plain is None else plain.watch(weights)), maxlen=0)
     else:
         # Adapters are small, and the stream can only be read once.
         adapters = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
@@ -319,8 +328,13 @@ def _write_and_verify(
         digests = _adapter_digests(adapters, request)
         if plain is not None:
             plain.attach(adapters, request.adapter)
-    if not can_verify(request.destination):
-        say("This format is not one that transformers loads as it is: its exporter vouches for it")
+    check_written(request.destination, who)
+    with _loading(request.destination, who):
+        loads = can_verify(request.destination)
+    if not loads:
+        reason = "transformers and PEFT do not load this format as it is, so nothing was compared"
+        note_unverified(request.destination, who, reason)
+        say(f"NOT VERIFIED: {reason}. Only the {who} knows whether it holds what was trained")
         return
 
     if not isinstance(reference, Reference):
@@ -332,11 +346,39 @@ def _write_and_verify(
             reference = plain.reference(prompts)
     del plain  # as large as the model that is reloaded next
     dtype = main_dtype(digests.dtypes.values())
-    report = verify_export(request.destination, expected=digests.found, reference=reference, source=source, dtype=dtype)
+    with _loading(request.destination, who):
+        report = verify_export(
+            request.destination, expected=digests.found, reference=reference, source=source, dtype=dtype
+        )
     if request.options.verify == "all":
         report["vllm"] = _by_vllm(request.destination, reference, dtype, source, required=to == EXPORTER, say=say)
         write_json(request.destination / VERIFICATION, report)
     _say_verified(report, say)
+
+
+def name_of(exporter: Exporter, to: str) -> str:
+    """An exporter, with the distribution that it came with where that is known."""
+    entries = [plugin.entry for plugin in getattr(exporter, "plugins", ())]
+    return str(entries[0]) if entries else f"exporter {to!r}"
+
+
+@contextmanager
+def _loading(folder: Path, exporter: str) -> Iterator[None]:
+    """Whatever the libraries raise that load an export says that it cannot be loaded, and who wrote it."""
+    try:
+        yield
+    except ExportError as error:
+        error.message = f"{error.message} It was written by the {exporter}."
+        raise
+    except SwiftError:
+        raise
+    except Exception as error:
+        failure = ExportError(
+            f"What the {exporter} wrote into {folder} does not load. {words_of(error)}",
+            hint="Nothing was exported. Report it to those who publish the exporter.",
+        )
+        failure.traceback_of = error
+        raise failure from error
 
 
 def _by_vllm(

@@ -56,7 +56,11 @@ def can_verify(folder: Path) -> bool:
         return True
     if not (folder / WEIGHTS).is_file() and not (folder / WEIGHTS_INDEX).is_file():
         return False
-    return "quantization_config" not in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExportError(f"The export in {folder} has no readable config.json beside its weights: {error}.") from error
+    return "quantization_config" not in settings
 
 
 def verify_export(
