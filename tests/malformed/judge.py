@@ -153,7 +153,7 @@ def _judged(case: Case, code: int, printed: str) -> list[str]:
     if code not in {"refused": (case.exit_code,), "works": (0,), "either": (0, case.exit_code)}[case.expected]:
         failures.append(f"the exit code is {code}, but it should be {case.expected} (refusals: {case.exit_code})")
     if code == case.exit_code:
-        refusal = printed.rpartition("Error: ")[2]
+        refusal = f"\n{printed}".rpartition("\nError: ")[2]  # where a line begins: `ValueError: ...` may stand in it
         failures += [f"the refusal does not name {name!r}" for name in case.names if name not in refusal]
     failures += [f"nothing printed contains {text!r}" for text in case.prints if text not in printed]
     return failures

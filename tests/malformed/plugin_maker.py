@@ -1,0 +1,173 @@
+"""Makes distributions with one plugin each that misbehaves in one way, and puts them on the path of a case."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Literal
+from zlib import crc32
+
+from judge import Case
+
+VERSION = "1.2"
+Build = Callable[[Path], Sequence[str]]
+
+GROUPS = {
+    "backend": "swift.backends",
+    "exporter": "swift.exporters",
+    "objective": "swift.objectives",
+    "observer": "swift.observers",
+    "engine": "swift.engines",
+}
+TRAINING = ("--model", "model", "--dataset", "data.jsonl", "--max_steps", "2", "--train_type", "full")
+SMALL = ("--backend.device", "cpu", "--data.workers", "1", "--logging.run_name", "run")
+
+GOOD = {
+    "backend": """
+        from swift import hookimpl
+        from swift.backends.torch.plugin import TorchBackend
+
+        class Plugin(TorchBackend):
+            pass
+    """,
+    "objective": """
+        from swift import LossSums, Need, Section
+        from swift.objectives.likelihood import Sft
+
+        class Plugin(Sft):
+            name = "hostile"
+    """,
+    "observer": """
+        from swift import hookimpl
+
+        class Plugin:
+            @hookimpl
+            def swift_checkpoint_saved(self, folder):
+                pass
+    """,
+    "exporter": """
+        import json
+        from swift import hookimpl
+        from swift.export.plugins import HuggingFaceExporter
+
+        class Plugin(HuggingFaceExporter):
+            pass
+    """,
+    "engine": """
+        from swift import hookimpl
+        from swift.contracts import Completion, Score
+
+        class Engine:
+            def generate(self, prompts, sampling):
+                for place, _ in enumerate(prompts):
+                    yield place, Completion([65], [-1.0], "length")
+
+            def stream(self, prompt, sampling):
+                yield 65
+
+            def score(self, prompts):
+                for place, prompt in enumerate(prompts):
+                    yield place, Score([-1.0] * (len(prompt) - 1), [False] * (len(prompt) - 1))
+
+            def update_weights(self, weights):
+                pass
+
+            def close(self):
+                pass
+
+        class Plugin:
+            @hookimpl
+            def swift_open_engine(self, request):
+                return Engine()
+    """,
+}
+"""Kind → a plugin that works."""
+
+
+def command(kind: str, name: str) -> list[str]:
+    """The command line that makes use of a plugin."""
+    if kind == "exporter":
+        return ["export", "model", "--to", name, "--out", "exported", "--verify", "transformers"]
+    if kind == "engine":
+        return ["infer", "model", "--engine", name, "--prompt", "one", "--prompt", "two", "--max_new_tokens", "2"]
+    chosen = {"backend": "--backend", "objective": "--objective", "observer": "--report_to"}[kind]
+    return ["train", *TRAINING, *SMALL, *([] if kind == "observer" else ["--report_to", "jsonl"]), chosen, name]
+
+
+def plugin(kind: str, *changes: str) -> str:
+    """The source of a good plugin of a kind; changes are members of its class that replace what is there."""
+    source = dedent(GOOD[kind])
+    return source + "".join(indent(dedent(change), "    ") for change in changes)
+
+
+def install(
+    folder: Path,
+    module: str,
+    source: str,
+    points: str,
+    *,
+    metadata: str | None = None,
+) -> None:
+    """Put a distribution on the path, as pip would unpack it; `points` is its `entry_points.txt`."""
+    site = folder.parent / "site"
+    site.mkdir(exist_ok=True)
+    (site / f"{module}.py").write_text(source, encoding="utf-8")
+    info = site / f"{module}-{VERSION}.dist-info"
+    info.mkdir()
+    told = f"Metadata-Version: 2.1\nName: {module.replace('_', '-')}\nVersion: {VERSION}\n"
+    if metadata != "missing":
+        (info / "METADATA").write_text(told if metadata is None else metadata, encoding="utf-8")
+    (info / "entry_points.txt").write_text(points, encoding="utf-8")
+    if str(site) not in sys.path:
+        sys.path.insert(0, str(site))
+
+
+def module_of(title: str) -> str:
+    """A name that no other case has: modules stay imported from one case to the next."""
+    return f"hostile_{crc32(title.encode()):08x}"
+
+
+def case(
+    title: str,
+    kind: str,
+    source: str,
+    *names: str,
+    expected: Literal["refused", "works"] = "refused",
+    code: int = 3,
+    target: str = "Plugin",
+    argv: Sequence[str] | None = None,
+    prints: tuple[str, ...] = (),
+    identity: bool = True,
+) -> Case:
+    """One plugin that is used; a refusal must name it, its distribution and `names`.
+
+    In `names` of a plugin that is left out, `{who}` is the plugin. Without `identity` it need not be named: the error
+    is its own, or about what it wrote.
+    """
+    module = module_of(title)
+    distribution = module.replace("_", "-")
+
+    def build(folder: Path) -> Sequence[str]:
+        install(folder, module, source, f"[{GROUPS[kind]}]\nhostile = {module}:{target}\n")
+        return command(kind, "hostile") if argv is None else argv
+
+    who = f"{kind} 'hostile' ({distribution} {VERSION})"
+    refused = expected == "refused"
+    said = tuple(name.replace("{who}", who) for name in names)
+    return Case(
+        title,
+        build,
+        expected,
+        ((who,) if identity else ()) + said if refused else (),
+        prints=prints if refused else prints + said,
+        exit_code=code,
+        leaves=() if kind == "exporter" else ("output*",),
+    )
+
+
+def hook(name: str, *body: str, arguments: str = "self", wrapper: bool = False) -> str:
+    """One hook's implementation."""
+    lines = "\n".join(indent(dedent(each), "    ") for each in body)
+    return f"\n@hookimpl{'(wrapper=True)' if wrapper else ''}\ndef {name}({arguments}):\n{lines}\n"

@@ -1,0 +1,496 @@
+"""Plugins that misbehave: each is one message with its name, its distribution and its hook, or is left out aloud."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from judge import Case, judge, sampled
+from plugin_maker import GROUPS, SMALL, TRAINING, case, command, hook, install, plugin
+
+RAISED = {
+    "RuntimeError": ("raise RuntimeError('the cable fell out')", "RuntimeError: the cable fell out."),
+    "KeyError": ("raise KeyError('wheel')", "KeyError: 'wheel'."),
+    "AssertionError": ("assert False", "AssertionError."),
+    "SystemExit": ("raise SystemExit(0)", "SystemExit: 0."),
+    "StopIteration": ("raise StopIteration", "StopIteration."),
+    "OSError": ("open('/nowhere/at/all')", "No such file or directory"),
+    "MemoryError": ("raise MemoryError", "MemoryError."),
+    "RecursionError": ("(lambda f: f(f))(lambda f: f(f))", "RecursionError"),
+    "a class of its own": ("raise type('Odd', (BaseException,), {})('base')", "Odd: base."),
+    "no text": (
+        "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})()",
+        "Mute: its text cannot be shown.",
+    ),
+    "many lines": ("raise ValueError('one\\n' * 5000)", "ValueError: one one one"),
+}
+"""How something fails: the statement, and what is said of it."""
+ANSWERED = {
+    "nothing": ("None", "nothing"),
+    "a number": ("42", "the int 42"),
+    "a text": ("'done'", "the str 'done'"),
+    "an object": ("object()", "an object"),
+    "a list": ("[]", "a list"),
+}
+"""What is answered instead, and how it is described."""
+SAMPLE = ("--dataset", "data.jsonl", "--eval_steps", "1", "--val_dataset", "data.jsonl")
+
+
+def imported() -> Iterator[Case]:
+    for number, (kind, (how, (statement, said))) in enumerate(itertools.product(GROUPS, RAISED.items())):
+        if number % 3 == 0:
+            yield case(f"import of {kind}, {how}", kind, f"{statement}\n{plugin(kind)}", "could not be imported", said)
+    damaged = {
+        "syntax error": ("class Plugin(:\n", "SyntaxError"),
+        "a missing dependency": ("import wheels_within_wheels", "No module named 'wheels_within_wheels'"),
+        "null bytes": ("Plugin = 1\0", "null bytes"),
+        "an import of itself": ("import importlib\nimportlib.import_module(__name__).Plugin", "no attribute 'Plugin'"),
+    }
+    for how, (source, said) in damaged.items():
+        yield case(f"import, {how}", "backend", source, "could not be imported", said)
+
+
+def made() -> Iterator[Case]:
+    for number, (kind, (how, (statement, said))) in enumerate(itertools.product(GROUPS, RAISED.items())):
+        if number % 3 == 1:
+            failing = f"\ndef __init__(self, *arguments):\n    {statement}\n"
+            yield case(f"constructor of {kind}, {how}", kind, plugin(kind, failing), said)
+    yield case(
+        "a constructor with arguments", "observer", plugin("observer", "\ndef __init__(self, speed): pass\n"), "speed"
+    )
+
+
+def attributes() -> Iterator[Case]:
+    versions = {"newer": "(1, 99)", "older": "(0, 1)", "a number": "1.0", "a text": "'1.0'", "of texts": "('1', '0')"}
+    for how, value in versions.items():
+        for kind in ("backend", "observer"):
+            yield case(f"HOOK_API of {kind}, {how}", kind, plugin(kind, f"\nHOOK_API = {value}\n"), "hook API")
+    yield case("HOOK_API of backend, missing", "backend", plugin("backend", "\nHOOK_API = None\n"), "hook API")
+    for member, value, said in (
+        ("capabilities", "None", "capabilities"),
+        ("capabilities", "{'tp'}", "capabilities"),
+        ("capabilities", "property(lambda self: 1 / 0)", "division by zero"),
+        ("capabilities", "__import__('swift').Capabilities(parallel='tp')", "parallel"),
+        ("capabilities", "__import__('swift').Capabilities(tuners=None)", "tuners"),
+        ("capabilities", "__import__('swift').Capabilities(async_checkpoint='yes')", "async_checkpoint"),
+        ("config_model", "None", "config_model"),
+        ("config_model", "dict", "config_model"),
+        ("config_model", "__import__('pydantic').create_model('Options', name=(str, 'x'))", "'name'"),
+        ("config_model", "__import__('pydantic').create_model('Options', a=(object, object()))", "config_model"),
+        (
+            "config_model",
+            "__import__('pydantic').create_model('Options', a=(int, "
+            "__import__('pydantic').Field(default_factory=lambda: 1 / 0)))",
+            "division by zero",
+        ),
+    ):
+        title = f"{member} is {value.rpartition('.')[2]}"
+        yield case(title, "backend", plugin("backend", f"\n{member} = {value}\n"), said)
+    validator = """
+        import pydantic
+
+        def look(value):
+            raise RuntimeError("no device today")
+
+        class Options(pydantic.BaseModel):
+            device: str = "cpu"
+            look = pydantic.field_validator("device")(look)
+    """
+    source = dedent(validator) + plugin("backend", "\nconfig_model = Options\n")
+    yield case("config_model with a validator that fails", "backend", source, "no device today")
+
+
+def signatures() -> Iterator[Case]:
+    step = "swift_train_step"
+    for how, member, said in (
+        ("an unknown argument", hook(step, "return 1", arguments="self, batches"), "Did you mean 'batch'?"),
+        ("a default value", hook(step, "return 1", arguments="self, batch=None"), "default value"),
+        ("any arguments", hook(step, "return 1", arguments="self, *everything"), "'*everything'"),
+        ("any keywords", hook(step, "return 1", arguments="self, **everything"), "'**everything'"),
+        ("keyword only", hook(step, "return 1", arguments="self, *, batch"), "by keyword only"),
+        ("no self", hook(step, "return 1", arguments=""), "without self"),
+        ("asynchronous", hook(step, "return 1").replace("def ", "async def "), "asynchronous"),
+        ("a wrapper that does not yield", hook(step, "return 1", wrapper=True), "does not yield"),
+        ("an unknown hook", hook("swift_trian_step", "return 1"), "Did you mean 'swift_train_step'?"),
+        ("undecorated", "\ndef swift_run_start(self, run): pass\n", "without @hookimpl"),
+        ("of another kind", hook("swift_export", "return 1"), "only the selected exporter"),
+    ):
+        yield case(f"signature, {how}", "backend", plugin("backend", member), said)
+    yield case(
+        "an observer that steps", "observer", plugin("observer", hook(step, "return 1")), "only the selected backend"
+    )
+
+
+def targets() -> Iterator[Case]:
+    for kind in GROUPS:
+        for how, source, target in (
+            ("nothing", "", "Plugin"),
+            ("a number", "Plugin = 5", "Plugin"),
+            ("a function", "def Plugin(*arguments): return 5", "Plugin"),
+            ("None", "Plugin = None", "Plugin"),
+            ("a part of a class", "class Plugin: pass", "Plugin.part"),
+        ):
+            yield case(f"{kind} names {how}", kind, source, target=target)
+
+
+def backends() -> Iterator[Case]:
+    eval_too = [*command("backend", "hostile"), *SAMPLE]
+    export_too = [*command("backend", "hostile"), "--export.to", "hf"]
+    hooks: dict[str, tuple[int, Sequence[str] | None]] = {
+        "swift_check_plan": (3, None),
+        "swift_setup": (3, None),
+        "swift_wrap_model": (3, None),
+        "swift_shard": (3, None),
+        "swift_train_step": (1, None),
+        "swift_forward": (1, eval_too),
+        "swift_save_checkpoint": (1, None),
+        "swift_iter_weights": (1, export_too),
+        "swift_teardown": (3, None),
+        "swift_core_settings": (3, None),
+    }
+    for number, ((name, (code, argv)), (how, (statement, said))) in enumerate(
+        itertools.product(hooks.items(), RAISED.items())
+    ):
+        if number % 2 == 0 or how in ("RuntimeError", "SystemExit"):
+            ends = 3 if code == 1 and how in ("SystemExit", "StopIteration", "a class of its own") else code
+            if name == "swift_save_checkpoint":
+                ends = 3 if ends == 3 else 1
+            yield case(
+                f"{name} raises {how}",
+                "backend",
+                plugin("backend", hook(name, statement)),
+                name,
+                said,
+                code=ends,
+                argv=argv,
+            )
+    for name, (how, (value, said)) in itertools.product(
+        ("swift_setup", "swift_shard", "swift_train_step", "swift_forward", "swift_iter_weights"), ANSWERED.items()
+    ):
+        told = "answered nothing" if how == "nothing" else said
+        if (name, how) == ("swift_iter_weights", "a list"):
+            continue  # a stream of no weights, which is an export that lacks them
+        member = hook(name, f"return {value}")
+        identity = [] if how == "nothing" else [name]
+        yield case(f"{name} answers {how}", "backend", plugin("backend", member), *identity, told, argv=hooks[name][1])
+    results = {
+        "a tensor for the loss": ("loss=__import__('torch').zeros(()), grad_norm=1.0, learning_rate=0.1", "loss"),
+        "None for the norm": ("loss=1.0, grad_norm=None, learning_rate=0.1", "grad_norm"),
+        "a text for a metric": ("loss=1.0, grad_norm=1.0, learning_rate=0.1, metrics={'speed': 'fast'}", "'speed'"),
+        "a list of metrics": ("loss=1.0, grad_norm=1.0, learning_rate=0.1, metrics=[1]", "metrics"),
+    }
+    for how, (fields, said) in results.items():
+        member = hook("swift_train_step", f"return __import__('swift').StepResult({fields})")
+        yield case(f"swift_train_step, {how}", "backend", plugin("backend", member), "swift_train_step", said)
+    places = {
+        "a rank beyond": "data_rank=3, data_size=2",
+        "a size of none": "data_rank=0, data_size=0",
+        "a text": "data_rank='0', data_size=1",
+    }
+    for how, fields in places.items():
+        answer = f"return __import__('swift').Topology(run.world, {fields})"
+        member = hook("swift_setup", answer, arguments="self, run")
+        yield case(f"swift_setup, {how}", "backend", plugin("backend", member), "swift_setup", "data_")
+    for how, body in {
+        "names that are numbers": "yield 1, __import__('torch').zeros(2)",
+        "weights that are lists": "yield 'weight', [1.0]",
+        "no pairs": "yield 'weight'",
+    }.items():
+        member = hook("swift_iter_weights", body)
+        yield case(
+            f"swift_iter_weights, {how}", "backend", plugin("backend", member), "swift_iter_weights", argv=export_too
+        )
+    own = "raise __import__('swift.errors').errors.ModelError('This needs a wheel.', hint='Buy one.')"
+    yield case(
+        "a backend's own refusal",
+        "backend",
+        plugin("backend", hook("swift_setup", own)),
+        "This needs a wheel.\nBuy one.",
+        code=2,
+        identity=False,
+    )
+
+
+def observers() -> Iterator[Case]:
+    for number, (name, (how, (statement, said))) in enumerate(
+        itertools.product(
+            ("swift_run_start", "swift_step_end", "swift_checkpoint_saved", "swift_run_end"), RAISED.items()
+        )
+    ):
+        if number % 2 == 0 or how in ("RuntimeError", "SystemExit"):
+            told = f"{{who}} failed in {name} and is switched off; the training goes on without it. "
+            yield case(
+                f"observer, {name} raises {how}",
+                "observer",
+                plugin("observer", hook(name, statement)),
+                told,
+                expected="works",
+                prints=(said, "The traceback is in "),
+            )
+    around = {
+        "before": "raise RuntimeError('too early')\nyield",
+        "after": "yield\nraise RuntimeError('too late')",
+        "without yielding": "if False:\n    yield",
+        "twice": "result = yield\nyield\nreturn result",
+        "and returns nothing": "yield",
+        "and returns a text": "yield\nreturn 'done'",
+    }
+    for name, (how, body) in itertools.product(
+        ("swift_setup", "swift_train_step", "swift_teardown", "swift_save_checkpoint"), around.items()
+    ):
+        if name in ("swift_teardown", "swift_save_checkpoint") and how.startswith("and"):
+            continue  # whose answer nobody needs
+        yield case(
+            f"observer around {name}, {how}",
+            "observer",
+            plugin("observer", hook(name, body, wrapper=True)),
+            f"{{who}} failed in {name} and is switched off",
+            expected="works",
+        )
+    full = "raise __import__('swift.errors').errors.TrainingError('The log is full.', hint='Empty it.')"
+    yield case(
+        "an observer's own refusal",
+        "observer",
+        plugin("observer", hook("swift_step_end", full)),
+        "The log is full.\nEmpty it.",
+        code=1,
+        identity=False,
+    )
+
+
+def objectives() -> Iterator[Case]:
+    for how, (statement, said) in RAISED.items():
+        ends = 3 if how in ("SystemExit", "StopIteration", "a class of its own") else 1
+        member = f"\ndef loss(self, view, batch):\n    {statement}\n"
+        yield case(f"loss raises {how}", "objective", plugin("objective", member), "in loss", said, code=ends)
+    for how, (value, said) in ANSWERED.items():
+        member = f"\ndef loss(self, view, batch):\n    return {value}\n"
+        yield case(f"loss answers {how}", "objective", plugin("objective", member), "LossSums", said)
+    good = "-(view.token_logps * batch.weights).sum()"
+    for how, value, said in (
+        ("a number", "LossSums(1.0)", "the float 1.0"),
+        ("no gradient", f"LossSums(({good}).detach())", "without gradient"),
+        ("one loss per token", "LossSums(-view.token_logps)", "one value"),
+        ("a text for a metric", f"LossSums({good}, {{'speed': ('fast', 1.0)}})", "'speed'"),
+        ("a text for a weight", f"LossSums({good}, {{'speed': (1.0, 'heavy')}})", "'speed'"),
+        ("no pair for a metric", f"LossSums({good}, {{'speed': 1.0}})", "a pair (sum, weight)"),
+        ("a tensor of two for a metric", f"LossSums({good}, {{'speed': (view.token_logps, 1.0)}})", "'speed'"),
+        ("a number for the name of a metric", f"LossSums({good}, {{1: (1.0, 1.0)}})", "names are texts"),
+        ("a list of metrics", f"LossSums({good}, [1])", "metrics that are a mapping"),
+        ("segments as a list", f"LossSums({good}, segments=[1.0])", "segments"),
+    ):
+        member = f"\ndef loss(self, view, batch):\n    return {value}\n"
+        yield case(f"loss answers {how} in its sums", "objective", plugin("objective", member), "loss", said)
+    for value in ("float('nan')", "float('inf')", "-1.0", "None", "'heavy'", "1 / 0"):
+        member = f"\ndef row_weight(self, samples):\n    return {value}\n"
+        yield case(f"row_weight is {value}", "objective", plugin("objective", member), "row_weight")
+    for member, value, said in (
+        ("needs", "['logits']", "needs"),
+        ("needs", "None", "needs"),
+        ("needs", "frozenset({'logits'})", "Need.TOKEN_LOGPS"),
+        ("encoding", "'morse'", "encoding"),
+        ("encoding", "None", "encoding"),
+        ("name", "None", "name"),
+        ("options_model", "None", "options_model"),
+        ("options_model", "int", "options_model"),
+        ("baseline", "5", "baseline"),
+    ):
+        source = plugin("objective", f"\n{member} = {value}\n")
+        if member == "needs":
+            source = plugin("objective", f"\ndef __init__(self, options):\n    self.needs = {value}\n")
+        yield case(f"{member} of an objective is {value}", "objective", source, said)
+
+
+def exporters() -> Iterator[Case]:
+    arguments = "self, weights, request"
+    for how, (statement, said) in RAISED.items():
+        ends = 1 if how == "OSError" else 3
+        member = hook("swift_export", statement, arguments=arguments)
+        hostile = plugin("exporter", member)
+        yield case(
+            f"swift_export raises {how}", "exporter", hostile, *(["swift_export", said] if ends == 3 else []), code=ends
+        )
+    for how, (value, said) in ANSWERED.items():
+        member = hook("swift_export", f"return {value}", arguments=arguments)
+        told = ["answered nothing"] if how == "nothing" else ["swift_export", said.replace("the str 'done'", "done")]
+        yield case(f"swift_export answers {how}", "exporter", plugin("exporter", member), *told)
+    whole = "HuggingFaceExporter.swift_export(self, weights, request)\n"
+    outside, morse = '{"weight_map": {"a": "../../a"}}', '{"model_type": "morse"}'
+    index = '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    half = dedent("""
+        from itertools import islice
+        from swift.checkpoint.container import write_safetensors
+        write_safetensors(folder / "model.safetensors", dict(islice(weights, {count})), {{"format": "pt"}})
+        request.source.write_assets(folder, "float32")
+    """)
+    changed = "weights = ((name, tensor * 1.0001) for name, tensor in weights)\n"
+    for how, body, said in (
+        ("nothing", "", "wrote nothing"),
+        ("nothing, and reads all", "for each in weights: pass", "wrote nothing"),
+        ("an empty file", "(folder / 'model.gguf').touch()", "wrote nothing"),
+        ("no weights", "(folder / 'config.json').write_text('{}')", "wrote no weights"),
+        ("no weights, but a tokenizer", "request.source.write_assets(folder, 'float32')", "wrote no weights"),
+        (
+            "less than its index names",
+            f"(folder / 'model.safetensors.index.json').write_text({index!r})",
+            "did not write it",
+        ),
+        (
+            "an index that leaves the folder",
+            f"(folder / 'x.index.json').write_text({outside!r})",
+            "not the name of a file",
+        ),
+        ("an index that is no JSON", "(folder / 'x.index.json').write_text('{')", "not JSON"),
+        ("an index without a map", "(folder / 'x.index.json').write_text('[]')", "weight_map"),
+        (
+            "half a file",
+            f"{whole}p = folder / 'model.safetensors'\np.write_bytes(p.read_bytes()[:-100])",
+            "does not load",
+        ),
+        ("a damaged header", f"{whole}(folder / 'model.safetensors').write_bytes(b'x' * 100)", "does not load"),
+        ("another architecture", f"{whole}(folder / 'config.json').write_text({morse!r})", "does not load"),
+        ("no folder", "__import__('shutil').rmtree(folder)", "wrote nothing"),
+        ("no configuration", f"{whole}(folder / 'config.json').unlink()", "config.json"),
+        ("a damaged configuration", f"{whole}(folder / 'config.json').write_text('{{')", "config.json"),
+        ("no weight of many", half.format(count=0), "lacks"),
+        ("one weight", half.format(count=1), "lacks"),
+        ("five weights", half.format(count=5), "lacks"),
+        ("altered weights", changed + whole, "has other values"),
+    ):
+        member = hook("swift_export", "folder = request.destination", body, "return folder", arguments=arguments)
+        yield case(f"an exporter writes {how}", "exporter", plugin("exporter", member), said, code=1)
+    foreign = "(request.destination / 'model.gguf').write_bytes(b'GGUF' + b''.join(bytes(4) for _ in weights))"
+    member = hook("swift_export", foreign, "return request.destination", arguments=arguments)
+    yield case(
+        "an exporter with a format of its own",
+        "exporter",
+        plugin("exporter", member),
+        "NOT VERIFIED: ",
+        "Only the {who} knows",
+        expected="works",
+    )
+
+
+def engines() -> Iterator[Case]:
+    opened = "\n@hookimpl\ndef swift_open_engine(self, request):\n    {body}\n"
+    for how, (statement, said) in RAISED.items():
+        yield case(
+            f"swift_open_engine raises {how}",
+            "engine",
+            plugin("engine", opened.format(body=statement)),
+            "swift_open_engine",
+            said,
+        )
+    for how, (value, said) in ANSWERED.items():
+        told = "does not answer" if how == "nothing" else said
+        source = plugin("engine", opened.format(body=f"return {value}"))
+        yield case(f"swift_open_engine answers {how}", "engine", source, "swift_open_engine", told)
+    answer = "Completion([65], [-1.0], 'length')"
+    for how, body, said in (
+        ("too few", f"yield 0, {answer}", "answered 1 of 2 prompts"),
+        ("no prompt", "yield from ()", "answered 0 of 2 prompts"),
+        ("too many", f"yield from [(0, {answer}), (1, {answer}), (2, {answer})]", "the place 2"),
+        ("one twice", f"yield from [(0, {answer}), (0, {answer})]", "the place 0 again"),
+        ("a negative place", f"yield -1, {answer}", "the place -1"),
+        ("a place as text", f"yield '0', {answer}", "the place '0'"),
+        ("no pair", f"yield {answer}", "a Completion"),
+        ("a text", "yield 0, 'hello'", "the str 'hello'"),
+        ("None", "yield None", "nothing (None)"),
+        ("nothing at all", "return None", "nothing (None)"),
+        ("a number", "return 42", "the int 42"),
+        ("tokens as text", "yield 0, Completion(['a'], [-1.0], 'stop')", "token_ids"),
+        ("tokens without probabilities", "yield 0, Completion([65], [], 'stop')", "log-probability for each token"),
+        ("a reason of its own", "yield 0, Completion([65], [-1.0], 'tired')", "'tired'"),
+        *((f"an error ({name})", f"{statement}\nyield", said) for name, (statement, said) in RAISED.items()),
+    ):
+        source = plugin("engine", "\npass\nEngine.generate = lambda self, prompts, sampling: answers(prompts)\n")
+        source += f"\ndef answers(prompts):\n    {body.replace(chr(10), chr(10) + '    ')}\n"
+        yield case(f"generate answers {how}", "engine", source, "generate", said)
+
+
+def metadata() -> Iterator[Case]:
+    """What is wrong before anything is imported."""
+    for how, name in {
+        "a space": "two words",
+        "a slash": "../../up",
+        "a comma": "one,two",
+        "a dash first": "--help",
+        "colours": "\x1b[31mred",
+        "a quote": "it's",
+    }.items():
+
+        def odd(folder: Path, name: str = name, how: str = how) -> Sequence[str]:
+            module = f"hostile_name_{how.replace(' ', '_')}"
+            install(folder, module, plugin("observer"), f"[swift.observers]\n{name} = {module}:Plugin\n")
+            return ["plugins", "--check", "--json"]
+
+        yield Case(f"a name with {how}", odd, "refused", prints=("cannot be typed",), exit_code=3)
+    for how, target in {
+        "nothing": "",
+        "a path": "a/b.py:Plugin",
+        "a call": "os:system('true')",
+        "a number": "5:5",
+    }.items():
+
+        def lost(folder: Path, target: str = target, how: str = how) -> Sequence[str]:
+            module = f"hostile_target_{how.replace(' ', '_')}"
+            install(folder, module, plugin("observer"), f"[swift.observers]\nhostile = {target}\n")
+            return ["plugins", "--check", "--json"]
+
+        yield Case(f"a target that is {how}", lost, "refused", prints=("hostile", "nothing that could"), exit_code=3)
+
+    def twins(folder: Path) -> Sequence[str]:
+        for module in ("hostile_twin_one", "hostile_twin_two"):
+            install(folder, module, plugin("backend"), f"[swift.backends]\nhostile = {module}:Plugin\n")
+        return command("backend", "hostile")
+
+    yield Case("one name twice", twins, names=("hostile-twin-one 1.2", "hostile-twin-two 1.2"), exit_code=3)
+
+    def beside(points: str, told: str | None) -> object:
+        def build(folder: Path) -> Sequence[str]:
+            install(folder, "hostile_metadata", plugin("backend"), points, metadata=told)
+            return ["train", *TRAINING, *SMALL, "--report_to", "jsonl", "--backend", "torch"]
+
+        return build
+
+    good = "[swift.backends]\nhostile = hostile_metadata:Plugin\n"
+    for how, points, told in (
+        ("entry points without '='", "[swift.backends]\nhostile\n", None),
+        ("entry points without a section", "hostile = hostile_metadata:Plugin\n", None),
+        ("no metadata", good, "missing"),
+        ("empty metadata", good, ""),
+        ("requirements that cannot be read", good, "Name: x\nVersion: 1\nRequires-Dist: swift-core ==== !\n"),
+        ("an unknown marker", good, "Name: x\nVersion: 1\nRequires-Dist: swift-core>=0 ; moon == 'full'\n"),
+    ):
+        yield Case(f"another plugin with {how}", beside(points, told), "works")  # type: ignore[arg-type]
+
+
+CASES = [
+    *imported(),
+    *made(),
+    *attributes(),
+    *signatures(),
+    *targets(),
+    *backends(),
+    *observers(),
+    *objectives(),
+    *exporters(),
+    *engines(),
+    *metadata(),
+]
+
+
+@pytest.fixture(autouse=True)
+def tracebacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where files with tracebacks go that belong to no run."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", sampled(CASES))
+def test_a_plugin_that_misbehaves_is_named(case: Case, template: Path) -> None:
+    judge(case, template)
