@@ -136,10 +136,12 @@ def _given_result(generator: Around, result: Any, failed: Callable[[BaseExceptio
 
 
 def _given_error(generator: Around, within: BaseException, failed: Callable[[BaseException], None]) -> Any:
+    """What the wrapper makes of an error from within, which it must not swallow without an answer of its own."""
     try:
         generator.throw(within)
     except StopIteration as end:
-        return end.value
+        if end.value is not None:
+            return end.value
     except BaseException as cause:
         if cause is not within:
             failed(cause)
