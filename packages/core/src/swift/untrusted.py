@@ -141,7 +141,7 @@ def inside(folder: Path, name: object, error: Failure, *, source: str) -> Path:
     somebody else choose what is opened on this machine. In a hub's cache every file is a link into the store of the
     same model: that is allowed.
     """
-    if not isinstance(name, str) or not name or "\0" in name or len(name.encode("utf-8", "replace")) > 16 * _NAME_BYTES:
+    if not isinstance(name, str) or not name or "\0" in name or not is_unicode(name) or len(name) > 16 * _NAME_BYTES:
         raise error(f"{source} should name a file of its folder, and holds {_clipped(repr(name))}.")
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name:

@@ -117,14 +117,19 @@ def corpus_of(rows: Any, name: str, section: DataSection, encoding: str) -> Corp
     return Corpus([part], encoding)
 
 
-def stream_rows(names: Sequence[str], section: DataSection) -> Iterator[tuple[Part, str, RowData]]:
-    """All rows once, in order, without knowing how many there are: the data set, the place and the row."""
+def stream_rows(
+    names: Sequence[str], section: DataSection, opened: dict[str, Part]
+) -> Iterator[tuple[Part, str, RowData]]:
+    """Yields all rows once, in order, without knowing how many there are: the data set, the place and the row.
+
+    Local data sets are opened into `opened` or taken from there: every epoch reads the same state of their files.
+    """
     for name in names:
         source = parse_source(name)
         if source.kind == "hf":
             yield from _stream_hub(source, section)
             continue
-        part = _open(source, section)
+        part = opened.get(name) or opened.setdefault(name, _open(source, section))
         for index in range(part.count):
             yield part, part.rows.place(index), part.rows[index]
 

@@ -14,7 +14,7 @@ import numpy as np
 from swift.contracts import Objective
 from swift.data.batch import Batch, Row
 from swift.data.conversation import Unusable
-from swift.data.corpus import stream_rows
+from swift.data.corpus import Part, stream_rows
 from swift.data.encode import SampleEncoder
 from swift.data.formats import Sample, check_format, rename
 from swift.data.packing import pack
@@ -35,6 +35,7 @@ class SampleStream:
     def __init__(self, names: Sequence[str], encoder: SampleEncoder) -> None:
         self._names = names
         self._encoder = encoder
+        self._opened: dict[str, Part] = {}
         self.report = DataReport(ends_turns=encoder.template is None or encoder.template.ends_turns)
         """What could not be used, as far as the first epoch was read."""
 
@@ -76,7 +77,7 @@ class SampleStream:
 
     def _samples(self, epoch: int) -> Iterator[tuple[str, Sample]]:
         seen = set()
-        for part, place, written in stream_rows(self._names, self._encoder.section):
+        for part, place, written in stream_rows(self._names, self._encoder.section, self._opened):
             if part.name not in seen:
                 check_format(rename(written, part.columns, place), self._encoder.encoding, place, part.tags)
                 seen.add(part.name)

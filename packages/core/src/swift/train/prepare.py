@@ -22,7 +22,7 @@ from swift.data.pipeline import PreparedData, prepare_data
 from swift.data.sampler import BatchPlan, Plan
 from swift.data.store import SampleSet, hash_of
 from swift.data.streaming import StreamingPlan
-from swift.errors import ConfigError
+from swift.errors import ConfigError, DataError
 from swift.infer.weights import send_weights
 from swift.launch import current_world
 from swift.models.precision import resolve_dtype
@@ -134,6 +134,7 @@ def _prepare(
         barrier=comms.barrier,
         is_main=run.topology.is_main,
     )
+    _check_same_data(config, data, comms)
     if data.stream is None:
         tell_data(run, data)
     train = None if data.train is None else data.train.samples
@@ -244,6 +245,22 @@ def _plan(config: Config, objective: Objective, train: SampleSet | None, data: P
     stream = StreamingPlan(data.stream, objective, **layout)
     stream.begin()
     return stream
+
+
+def _check_same_data(config: Config, data: PreparedData, comms: Comms) -> None:
+    """Raises the same error on every process when one of them read another content than rank 0 did."""
+    prepared = {"training": (data.train, config.data.train), "validation": (data.validation, config.data.validation)}
+    mine = {kind: part.samples.fingerprint for kind, (part, _) in prepared.items() if part is not None}
+    everyone = comms.gather(mine)
+    for rank, theirs in enumerate(everyone):
+        for kind in mine:
+            if theirs[kind] != everyone[0][kind]:
+                names = ", ".join(prepared[kind][1]) or "the rows in memory"
+                raise DataError(
+                    f"The {kind} data of rank {rank} is not that of rank 0: {names} changed while it was being read, "
+                    "or differs between machines.",
+                    hint="Start again when nothing writes to it any more, with the same files on every machine.",
+                )
 
 
 def _data_fingerprint(config: Config, data: PreparedData) -> str:
