@@ -78,18 +78,18 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _entry(name: str, entry: Mapping[str, Any], directory: Path) -> InfoEntry:
-    where = f"The entry {shown(name)!r} of {shown(directory / FILE)}"
+    where = f"The entry '{shown(name)}' of {shown(directory / FILE)}"
     _check_types(where, entry)
     formatting = entry.get("formatting") or "alpaca"
     if formatting not in _DEFAULTS:
-        raise DataError(f"{where} has the formatting {shown(formatting)!r}; 'alpaca' and 'sharegpt' are understood.")
+        raise DataError(f"{where} has the formatting '{shown(formatting)}'; 'alpaca' and 'sharegpt' are understood.")
     file_name = entry.get("file_name")
     hf_id, ms_id = entry.get("hf_hub_url"), entry.get("ms_hub_url")
     if not (file_name or hf_id or ms_id):
         raise DataError(f"{where} says neither file_name nor hf_hub_url nor ms_hub_url.")
     path = inside(directory, file_name, DataError, source=where) if file_name else None
     if path is not None and not path.exists():
-        raise DataError(f"{where} names the file {shown(path)!r}, which does not exist.")
+        raise DataError(f"{where} names the file '{shown(path)}', which does not exist.")
     limit = entry.get("num_samples")
     if limit is not None and limit < 1:
         raise DataError(f"{where} has {limit} num_samples; it should be 1 or more.")

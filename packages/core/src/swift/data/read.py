@@ -29,7 +29,7 @@ def read_path(source: Source) -> Rows:
         parts = [read_file(file) for file in (_files(path) if path.is_dir() else [path])]
         rows = parts[0] if len(parts) == 1 else Chained(parts)
     if len(rows) == 0:
-        raise DataError(f"The data set {shown(source.text)!r} is empty.")
+        raise DataError(f"The data set '{shown(source.text)}' is empty.")
     return rows
 
 
@@ -42,7 +42,7 @@ def _files(folder: Path) -> list[Path]:
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     if not files:
-        raise DataError(f"The folder {shown(folder)!r} holds no {', '.join(SUFFIXES)} file.")
+        raise DataError(f"The folder '{shown(folder)}' holds no {', '.join(SUFFIXES)} file.")
     return files
 
 

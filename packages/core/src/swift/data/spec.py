@@ -68,7 +68,7 @@ def parse_source(text: str, folder: Path | None = None) -> Source:
     if base and _exists(folder, base):
         return _inside(text, folder / Path(base).expanduser(), subset, limit)
     if _looks_like_path(body):
-        raise DataError(f"There is no file or folder {shown(body)!r}.{_near(folder / body)}", hint=_EXAMPLE)
+        raise DataError(f"There is no file or folder '{shown(body)}'.{_near(folder / body)}", hint=_EXAMPLE)
     return _hub(text, "hf", body, limit, folder)
 
 
@@ -78,7 +78,7 @@ def _limit(text: str) -> tuple[str, int | None]:
         return text, None
     limit = int(match[2]) if len(match[2]) <= _DIGITS else 10**_DIGITS
     if limit == 0:
-        raise DataError(f"{shown(text)!r} asks for 0 rows.", hint="Write #N with N of at least 1, or leave it out.")
+        raise DataError(f"'{shown(text)}' asks for 0 rows.", hint="Write #N with N of at least 1, or leave it out.")
     return match[1], limit
 
 
@@ -90,9 +90,9 @@ def _exists(folder: Path, text: str) -> bool:
 
 
 def _inside(text: str, base: Path, subset: str, limit: int | None) -> Source:
-    path = inside(base, subset, DataError, source=f"The data set {shown(text)!r}") if subset else base
+    path = inside(base, subset, DataError, source=f"The data set '{shown(text)}'") if subset else base
     if not subset or not _exists(base, subset):
-        raise DataError(f"{shown(base)!r} has no subset {shown(subset)!r}: there is no such folder or file in it.")
+        raise DataError(f"'{shown(base)}' has no subset '{shown(subset)}': there is no such folder or file in it.")
     return Source(text, "path", str(path), limit=limit)
 
 
@@ -115,9 +115,9 @@ def _names(folder: Path) -> list[str]:
 def _hub(text: str, kind: Literal["hf", "ms"], body: str, limit: int | None, folder: Path | None = None) -> Source:
     name, _, subset = body.partition(":")
     if not _HUB_ID.fullmatch(name):
-        raise DataError(f"{shown(text)!r} is neither a file or folder that exists nor a hub id.", hint=_EXAMPLE)
+        raise DataError(f"'{shown(text)}' is neither a file or folder that exists nor a hub id.", hint=_EXAMPLE)
     if len(name) > _LONGEST_NAME:
-        raise DataError(f"{shown(text)!r} is too long for a hub id.", hint=_EXAMPLE)
+        raise DataError(f"'{shown(text)}' is too long for a hub id.", hint=_EXAMPLE)
     if "/" not in name and name not in ALIASES and folder is not None:
         options = [*ALIASES, *known_names(folder), *_names(folder)]
         if guess := did_you_mean(name, options):
