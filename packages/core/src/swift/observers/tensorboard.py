@@ -29,8 +29,8 @@ class TensorBoardObserver:
 
     @hookimpl
     def swift_step_end(self, run: Run, record: StepRecord) -> None:
-        if not self._installed:
-            return
+        if not self._installed or not run.folder.is_dir():
+            return  # a thread of TensorBoard's, which nobody hears, would write into a folder that is gone
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -42,13 +42,13 @@ class TensorBoardObserver:
 
     @hookimpl
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
-        if self._writer is None:
+        writer, self._writer = self._writer, None
+        if writer is None or not run.folder.is_dir():
             return
         line = self._meter.rest()
         if line is not None:
-            _write(self._writer, line)
-        self._writer.close()
-        self._writer = None
+            _write(writer, line)
+        writer.close()
 
 
 def _write(writer: SummaryWriter, line: Line) -> None:

@@ -95,6 +95,8 @@ class Loop:
             if last or self._due(done, config.train.eval_steps):
                 record = self._evaluated(record)
             if job.is_main:
+                if self._folder_is_gone():
+                    raise self._gone(done)
                 job.engine.step_end(job.run, record)
             stop, *failed = job.comms.each_any([bool(self._signals) or done == self._pause_at, *job.engine.failed()])
             job.engine.switch_off(failed, job.run, job.comms)
@@ -175,6 +177,8 @@ class Loop:
 
     def _failure(self, error: Exception) -> Exception:
         """What the run ends with: an error that a plugin raised is said with its place in the run."""
+        if self._folder_is_gone():
+            return self._gone(self.job.state.step)  # whoever wrote first found it out, in words of its own
         blame = None if isinstance(error, SwiftError) else blamed(error)
         if blame is None:
             return error
@@ -187,6 +191,16 @@ class Loop:
         failure.traceback_of = error
         keep_traceback(failure, job.run.folder, name=f"traceback-{rank}")
         return failure
+
+    def _folder_is_gone(self) -> bool:
+        return not self.job.run.folder.is_dir()
+
+    def _gone(self, step: int) -> TrainingError:
+        return TrainingError(
+            f"The run's folder {self.job.run.folder} is gone, and its checkpoints with it: it was removed or renamed "
+            f"while the run made step {step}.",
+            hint="If it was renamed, go on from a checkpoint in it: --resume_from_checkpoint FOLDER",
+        )
 
     def _summary(self, status: str, message: str = "") -> RunSummary:
         return RunSummary(
@@ -214,6 +228,8 @@ class Loop:
         try:
             self._end(self._summary("failed", str(error)))
         except Exception as another:
+            if self._folder_is_gone():
+                return
             self.job.run.say(f"The end of the run could not be recorded either: {another}")
 
     def _end(self, summary: RunSummary) -> None:
