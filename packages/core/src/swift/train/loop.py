@@ -18,6 +18,7 @@ from swift.train.evaluate import evaluate
 from swift.train.job import Job
 from swift.train.memory import peak_memory_gib
 from swift.train.prepare import opened, tell_data
+from swift.train.run_folder import ARGS_FILE
 from swift.train.saving import Keeper
 from swift.train.signals import graceful_stop
 from swift.train.sums import NonFiniteStep
@@ -95,8 +96,7 @@ class Loop:
             if last or self._due(done, config.train.eval_steps):
                 record = self._evaluated(record)
             if job.is_main:
-                if self._folder_is_gone():
-                    raise self._gone(done)
+                self._check_folder(done)
                 job.engine.step_end(job.run, record)
             stop, *failed = job.comms.each_any([bool(self._signals) or done == self._pause_at, *job.engine.failed()])
             job.engine.switch_off(failed, job.run, job.comms)
@@ -104,6 +104,7 @@ class Loop:
             wants_save = self._due(done, config.checkpoint.save_steps) or (last and config.checkpoint.save_last)
             if wants_save or stop:
                 job.watchdog.at(f"the checkpoint of step {done}")
+                self._check_folder(done)
                 self.keeper.save(record)
             if stop:
                 return True
@@ -193,7 +194,12 @@ class Loop:
         return failure
 
     def _folder_is_gone(self) -> bool:
-        return not self.job.run.folder.is_dir()
+        return not (self.job.run.folder / ARGS_FILE).is_file()
+
+    def _check_folder(self, step: int) -> None:
+        """Nothing is written into a folder that is gone: it would be there again, and not be that of this run."""
+        if self.job.is_main and self._folder_is_gone():
+            raise self._gone(step)
 
     def _gone(self, step: int) -> TrainingError:
         return TrainingError(
