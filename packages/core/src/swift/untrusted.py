@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import stat
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import FrameType
@@ -171,24 +173,38 @@ def _hub_store(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def time_limit(seconds: float, error: SwiftError) -> Iterator[None]:
+def time_limit(
+    seconds: float, error: SwiftError | Callable[[], SwiftError], *, watch: Callable[[], object] | None = None
+) -> Iterator[None]:
     """Raises `error` in the body when it takes longer: for patterns and templates that can run for ever.
+
+    With `watch`, one limit serves many short tasks, at no cost for each: it is asked which task is under way (None for
+    none) every so many seconds, and only one that is under way twice in a row has taken too long.
 
     Works through an alarm of the process, which only its main thread receives; elsewhere the body runs unlimited.
     Python code, and C code that looks for signals as `re` does, is interrupted; other C code only when it returns.
     Somebody else's alarm is put off until the body has ended, and left alone where it is due before ours.
     """
-    others, interval = signal.getitimer(signal.ITIMER_REAL)
-    if threading.current_thread() is not threading.main_thread() or 0.0 < others <= seconds:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    others, interval = signal.getitimer(signal.ITIMER_REAL)
+    if 0.0 < others <= seconds:
+        yield
+        return
+    seen: object = None
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise error
+        nonlocal seen
+        before, seen = seen, watch() if watch else None
+        if watch and (seen is None or seen != before):
+            return
+        raise error() if callable(error) else error
 
     started = time.monotonic()
     handler = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Again and again: some code swallows whatever is raised in it and goes on.
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
     finally:
@@ -196,6 +212,28 @@ def time_limit(seconds: float, error: SwiftError) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
         if others:
             signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - started), 0.001), interval)
+
+
+@contextmanager
+def memory_limit(extra: int) -> Iterator[None]:
+    """Raises `MemoryError` in the body when the process takes so many bytes more than it has at its beginning.
+
+    Works through the process's limit of address space, where the system has one; not beside other threads, whose
+    memory would be limited too. The body should run Python code: other code may end the process.
+    """
+    if sys.platform != "linux" or threading.active_count() > 1:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+    if soft != resource.RLIM_INFINITY and soft < taken + extra:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (taken + extra, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def check_unicode(text: str, what: str, error: Failure) -> None:

@@ -25,6 +25,7 @@ VALUES = ("label", "margin")
 _FLAT = {"ids": np.int32, "weights": np.float32, "segment_lengths": np.int64, "segment_counts": np.int64}
 _PER_SAMPLE = {"rows": np.int64, **dict.fromkeys(VALUES, np.float64)}
 _TYPES: Mapping[str, Any] = {**_FLAT, **_PER_SAMPLE}
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,15 @@ class Store(SampleSet):
         return {name: float(array[index]) for name, array in self._values.items()}
 
 
+@dataclass(frozen=True)
+class Spilled:
+    """Samples that another process has written beside the store that they belong to."""
+
+    file: Path
+    lengths: Mapping[str, int]
+    """Per array; in the file they lie one after the other."""
+
+
 class StoreWriter:
     """Writes a store beside its final place, and moves it there when it is whole."""
 
@@ -165,6 +175,34 @@ class StoreWriter:
             for name, file in self._files.items():
                 file.write(arrays[name].tobytes())
                 self._lengths[name] += len(arrays[name])
+        except OSError as error:
+            raise _unwritable(self._folder.parent, error) from error
+
+    def spill(self, arrays: Mapping[str, np.ndarray], name: str) -> Spilled:
+        """Writes samples to a file for `take`; another process may do so."""
+        path = self._temporary / f"{name}.spilled"
+        try:
+            with path.open("wb") as file:
+                for each in _TYPES:
+                    file.write(arrays[each].tobytes())
+        except OSError as error:
+            raise _unwritable(self._folder.parent, error) from error
+        return Spilled(path, {each: len(arrays[each]) for each in _TYPES})
+
+    def take(self, spilled: Spilled) -> None:
+        """Appends samples that were spilled."""
+        try:
+            with spilled.file.open("rb") as source:
+                for name, file in self._files.items():
+                    left = spilled.lengths[name] * np.dtype(_TYPES[name]).itemsize
+                    while left:
+                        block = source.read(min(left, _BLOCK))
+                        if not block:
+                            raise OSError(0, f"{spilled.file} is not whole")
+                        file.write(block)
+                        left -= len(block)
+                    self._lengths[name] += spilled.lengths[name]
+            spilled.file.unlink()
         except OSError as error:
             raise _unwritable(self._folder.parent, error) from error
 

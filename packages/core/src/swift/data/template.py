@@ -9,15 +9,17 @@ template whose rendering for generation is not even a prefix of the same convers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 from jinja2 import TemplateError
 
-from swift.data.conversation import Conversation, Message, Unusable
-from swift.errors import DataError
+from swift.data.conversation import Conversation, Unusable
+from swift.data.rendering import Renderer, Texts
+from swift.errors import DataError, SwiftError
 
 _PROBE = "0123456789"
 
@@ -54,9 +56,12 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
-        self._arguments = dict(arguments)
+        self._renderer = Renderer(tokenizer, arguments)
+        self.limits = self._renderer.limits
+        """Stops a template that never ends: around any number of renderings."""
         self._source = str(tokenizer.chat_template)
-        self._after_turn = self._probe_end()
+        with self.limits():
+            self._after_turn = self._probe_end()
 
     @property
     def ends_turns(self) -> bool:
@@ -66,11 +71,12 @@ class ChatTemplate:
     def render(self, conversation: Conversation, turns: Sequence[int], place: str) -> list[Rendered]:
         """Texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
         self._check_place_for(conversation)
-        whole = self._text(conversation)
-        self._check_said(conversation, whole)
-        rest = [self._turn(conversation, index, whole, place) for index in turns]
+        with _refusals():
+            said = self._renderer.texts(conversation.messages, conversation.tools, place)
+        self._check_said(conversation, said.whole)
+        rest = [self._turn(conversation, index, said, place) for index in turns]
         texts: list[Rendered] = []
-        text = whole
+        text = said.whole
         while rest or not texts:
             fits = [text.startswith(turn.text[: turn.end]) for turn in rest]
             spans = (Span(turn.start, turn.end, turn.weight) for turn, fit in zip(rest, fits, strict=True) if fit)
@@ -79,14 +85,11 @@ class ChatTemplate:
             text = rest[-1].text if rest else ""
         return texts[::-1]
 
-    def _text(self, conversation: Conversation, until: int | None = None, *, answering: bool = False) -> str:
-        """The first `until` messages as text; with `answering`, up to where the assistant's next answer begins."""
-        return self._render(conversation.messages[:until], conversation.tools, answering=answering)
-
-    def _turn(self, conversation: Conversation, index: int, whole: str, place: str) -> _Turn:
-        prompt = self._text(conversation, index, answering=True)
-        last = index + 1 == len(conversation.messages)
-        text = whole if last else self._text(conversation, index + 1)
+    def _turn(self, conversation: Conversation, index: int, said: Texts, place: str) -> _Turn:
+        with _refusals():
+            prompt = said.until(index, True)
+            last = index + 1 == len(conversation.messages)
+            text = said.whole if last else said.until(index + 1, False)
         if not text.startswith(prompt):
             raise _not_prefix_stable(prompt, text, place)
         end = len(text.removesuffix(self._after_turn or ""))
@@ -94,24 +97,12 @@ class ChatTemplate:
             raise Unusable("left out by the template", f"message {index + 1}, an answer, does not appear in the text")
         return _Turn(text, len(prompt), end, conversation.weights[index])
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Any], *, answering: bool) -> str:
-        try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                add_generation_prompt=answering,
-                tokenize=False,
-                **self._arguments,
-            )
-        except (TemplateError, TypeError) as error:  # TypeError: an operation on what this conversation lacks
-            raise Unusable("refused by the chat template", str(error)) from error
-        return str(text)
-
     def _probe_end(self) -> str | None:
         """What the template puts after the token that ends a turn; None when no special token ends it."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
         try:
-            tail = self._render(messages, (), answering=False).rpartition(_PROBE)[2]
+            with _refusals():
+                tail = self._renderer.text(messages, (), "Before the first row").rpartition(_PROBE)[2]
         except Unusable:  # a template for other conversations than this one: nothing is taken off its turns
             return ""
         found = [(tail.find(token), -len(token), token) for token in special_tokens(self._tokenizer) if token in tail]
@@ -133,6 +124,19 @@ class ChatTemplate:
                 raise Unusable(
                     "left out by the template", f"message {index + 1}, the {message['role']}'s, is not in the text"
                 )
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turns whatever a template raises about a conversation into a reason why it cannot be used."""
+    try:
+        yield
+    except (SwiftError, Unusable):
+        raise
+    except (TemplateError, TypeError) as error:  # TypeError: an operation on what this conversation lacks
+        raise Unusable("refused by the chat template", str(error)) from error
+    except Exception as error:
+        raise Unusable("refused by the chat template", f"{type(error).__name__}: {error}") from error
 
 
 def special_tokens(tokenizer: Any) -> set[str]:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from swift.data.conversation import Unusable
 from swift.data.corpus import Corpus
-from swift.data.encode import SampleEncoder
+from swift.data.encode import SampleEncoder, Understood
+from swift.data.read import first_line
 from swift.data.report import DataReport, SourceCount, merge_columns
 from swift.data.samples import Encoded
-from swift.data.store import StoreWriter, pack_arrays
-from swift.errors import DataError
+from swift.data.store import Spilled, StoreWriter, pack_arrays
+from swift.errors import DataError, SwiftError
 
 Say = Callable[[str], None]
 
 CHUNK = 512
 """Rows that a worker takes at a time."""
+_AHEAD = 4
+"""Chunks that are asked of each worker at a time."""
 _IN_PROCESS = 4 * CHUNK
 """Up to so many rows, starting workers takes longer than they save."""
 
@@ -34,6 +40,9 @@ class Chunk:
     """What became of some rows."""
 
     arrays: dict[str, np.ndarray]
+    """The samples; nothing where a worker has spilled them."""
+    counts: list[tuple[int, int, int]]
+    """Samples, tokens and learned tokens of each data set."""
     rejected: list[tuple[int, str, str]]
     """Row, reason, detail."""
     turn_by_turn: int
@@ -43,23 +52,49 @@ class Chunk:
 
 def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
     """Encodes some rows of a corpus."""
+    understood: list[tuple[int, Mapping[str, Any]]] = []
     samples: list[tuple[int, Encoded]] = []
     rejected: list[tuple[int, str, str]] = []
     turn_by_turn = 0
-    unused: list[str] = []
+    unused: dict[str, None] = {}
+    reading = _understood(corpus, rows, understood, rejected)
+    for number, made in enumerate(encoder.encode_many(reading)):
+        row, extras = understood[number]
+        if isinstance(made, Unusable):
+            rejected.append((row, made.reason, made.detail))
+            continue
+        samples += [(row, encoded) for encoded in made.samples]
+        turn_by_turn += made.turn_by_turn
+        unused |= dict.fromkeys(extras)
+    arrays = pack_arrays(samples)
+    return Chunk(arrays, _counts(corpus, arrays), sorted(rejected), turn_by_turn, list(unused), len(rows))
+
+
+def _understood(
+    corpus: Corpus,
+    rows: range,
+    understood: list[tuple[int, Mapping[str, Any]]],
+    rejected: list[tuple[int, str, str]],
+) -> Iterator[Understood]:
+    """Reads rows as they are asked for, and notes which of them are understood and which are not."""
     for row in rows:
         try:
             sample = corpus.sample(row)
             following = corpus.sample_after(row) if corpus.encoding == "unpaired" else None
-            pieces = encoder.encode(sample, corpus.place(row), following)
         except Unusable as unusable:
             rejected.append((row, unusable.reason, unusable.detail))
             continue
-        samples += [(row, encoded) for encoded in pieces.samples]
-        turn_by_turn += pieces.turn_by_turn
-        if not sample.extras.keys() <= set(unused):
-            unused = merge_columns(unused, sample.extras)
-    return Chunk(pack_arrays(samples), rejected, turn_by_turn, unused, len(rows))
+        understood.append((row, sample.extras))
+        yield sample, corpus.place(row), following
+
+
+def _counts(corpus: Corpus, arrays: Mapping[str, np.ndarray]) -> list[tuple[int, int, int]]:
+    parts = np.array([corpus.part_of(row)[0] for row in arrays["rows"].tolist()], dtype=np.int64)
+    of_tokens = np.repeat(np.repeat(parts, arrays["segment_counts"]), arrays["segment_lengths"])
+    count = len(corpus.parts)
+    learned = of_tokens[arrays["weights"] != 0]
+    each = [np.bincount(of, minlength=count).tolist() for of in (parts, of_tokens, learned)]
+    return list(zip(*each, strict=True))
 
 
 def encode_corpus(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, *, workers: int, say: Say) -> DataReport:
@@ -67,8 +102,7 @@ def encode_corpus(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, *
     report = DataReport([SourceCount(part.name, part.count, len(part.rows)) for part in corpus.parts])
     report.ends_turns = encoder.template is None or encoder.template.ends_turns
     with _progress(len(corpus), say) as advance:
-        for chunk in _chunks(corpus, encoder, workers or _cores()):
-            writer.add(chunk.arrays)
+        for chunk in _chunks(corpus, encoder, writer, workers or _cores()):
             _count(report, corpus, chunk)
             advance(chunk.rows)
     return report
@@ -79,31 +113,37 @@ def _count(report: DataReport, corpus: Corpus, chunk: Chunk) -> None:
         report.reject(reason, corpus.place(row), detail)
     report.turn_by_turn += chunk.turn_by_turn
     report.unused_columns = merge_columns(report.unused_columns, chunk.unused_columns)
-    counts, lengths = chunk.arrays["segment_counts"], chunk.arrays["segment_lengths"]
-    segment, token = 0, 0
-    for row, count in zip(chunk.arrays["rows"].tolist(), counts.tolist(), strict=True):
-        size = int(lengths[segment : segment + count].sum())
-        source = report.sources[corpus.part_of(row)[0]]
-        source.samples += 1
-        source.tokens += size
-        source.loss_tokens += int(np.count_nonzero(chunk.arrays["weights"][token : token + size]))
-        segment, token = segment + count, token + size
+    for source, (samples, tokens, loss_tokens) in zip(report.sources, chunk.counts, strict=True):
+        source.samples += samples
+        source.tokens += tokens
+        source.loss_tokens += loss_tokens
 
 
-def _chunks(corpus: Corpus, encoder: SampleEncoder, workers: int) -> Iterator[Chunk]:
+def _chunks(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, workers: int) -> Iterator[Chunk]:
+    """Chunks in order, each written to the store."""
     ranges = [range(start, min(start + CHUNK, len(corpus))) for start in range(0, len(corpus), CHUNK)]
     can_fork = "fork" in multiprocessing.get_all_start_methods()
     if workers == 1 or len(corpus) <= _IN_PROCESS or not can_fork:
         for rows in ranges:
-            yield encode_rows(corpus, encoder, rows)
+            chunk = encode_rows(corpus, encoder, rows)
+            writer.add(chunk.arrays)
+            yield chunk
         return
-    # Forked workers share corpus and tokenizer with this process: nothing is sent to them but numbers of rows.
-    _shared[:] = [(corpus, encoder)]
+    # Forked workers share corpus and tokenizer with this process: nothing is sent to them but numbers of rows, and
+    # nothing comes back but counts. The tokens go through files, which this process appends to the store in order.
+    _shared[:] = [(corpus, encoder, writer)]
     context = multiprocessing.get_context("fork")
+    count = min(workers, len(ranges))
     try:
-        with ProcessPoolExecutor(min(workers, len(ranges)), mp_context=context, initializer=_quiet) as pool:
+        with ProcessPoolExecutor(count, mp_context=context, initializer=_ignore_interrupts) as pool:
             try:
-                yield from pool.map(_encode_shared, ranges)
+                under_way: deque[Future[tuple[Chunk, Spilled]]] = deque()
+                for rows in ranges:
+                    under_way.append(pool.submit(_encode_shared, rows))
+                    if len(under_way) > count * _AHEAD:
+                        yield _taken(under_way, writer)
+                while under_way:
+                    yield _taken(under_way, writer)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -116,22 +156,40 @@ def _chunks(corpus: Corpus, encoder: SampleEncoder, workers: int) -> Iterator[Ch
         _shared.clear()
 
 
+def _taken(under_way: deque[Future[tuple[Chunk, Spilled]]], writer: StoreWriter) -> Chunk:
+    chunk, spilled = under_way.popleft().result()
+    writer.take(spilled)
+    return chunk
+
+
 def _cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_shared: list[tuple[Corpus, SampleEncoder]] = []
+_shared: list[tuple[Corpus, SampleEncoder, StoreWriter]] = []
 
 
-def _quiet() -> None:
-    """The tokenizers library must not start threads of its own in a forked process."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches every process of a terminal; the one that waits for the workers ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _encode_shared(rows: range) -> Chunk:
-    corpus, encoder = _shared[0]
-    return encode_rows(corpus, encoder, rows)
+def _encode_shared(rows: range) -> tuple[Chunk, Spilled]:
+    corpus, encoder, writer = _shared[0]
+    try:
+        chunk = encode_rows(corpus, encoder, rows)
+        spilled = writer.spill(chunk.arrays, str(rows.start))
+    except SwiftError:
+        raise
+    except Exception as error:  # whatever it is, it may not be one that can be sent to another process
+        raise DataError(
+            f"Tokenising failed between {corpus.place(rows[0])} and {corpus.place(rows[-1])}: "
+            f"{type(error).__name__}: {first_line(error)}",
+            hint="--data.workers 1 shows where.",
+        ) from None
+    chunk.arrays = {}
+    return chunk, spilled
 
 
 @contextmanager
@@ -144,9 +202,10 @@ def _progress(total: int, say: Say) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("Tokenising"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    # No thread that draws the bar: beside one, no process can be forked safely, nor its memory limited.
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=total)
-        yield lambda rows: bar.advance(task, rows)
+        yield lambda rows: bar.update(task, advance=rows, refresh=True)
 
 
 class _Quarters:

@@ -1,0 +1,196 @@
+"""Chat templates at work: what transformers' `apply_chat_template` renders, within limits of time, size and memory.
+
+A template comes with a model from anywhere, and is a program: one that never ends, or that multiplies a text until
+the memory is full, must not stop the process that renders it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from swift.data.turns import TurnsTemplate, turns_template
+from swift.errors import DataError
+from swift.untrusted import memory_limit, time_limit
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+SECONDS = 10.0
+"""For one rendering: honest ones take less than a hundredth of it."""
+CHARACTERS = 1 << 26
+"""Of one rendered text: some twenty million tokens."""
+MEMORY = 2 << 30
+"""Bytes that rendering may take beyond what the process has."""
+_PIECES = 64
+"""Pieces of output after which the size is looked at."""
+
+
+def render_chat(tokenizer: Any, messages: Sequence[Any], *, place: str, **arguments: Any) -> str:
+    """Returns what `apply_chat_template` makes of one conversation, within the limits; `place` is for messages."""
+    guard = Guard(tokenizer)
+    with guard.limits():
+        return guard.run(place, lambda: str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments)))
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The text of a conversation, and those of its beginnings."""
+
+    whole: str
+    until: Callable[[int, bool], str]
+    """Of how many messages, and whether up to where the assistant's next answer begins."""
+
+
+class Renderer:
+    """Renders conversations with the chat template of a tokenizer and fixed arguments."""
+
+    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._arguments = dict(arguments)
+        self._variables = {**tokenizer.special_tokens_map, **self._arguments, "documents": None}
+        self._guard = Guard(tokenizer)
+        self.limits = self._guard.limits
+        self._template: Template | None = None
+        self._turns: TurnsTemplate | None = None
+        with self.limits():
+            self._guard.run("Before the first row", self._prepare)
+
+    def text(self, messages: Sequence[Any], tools: Sequence[Any], place: str, *, answering: bool = False) -> str:
+        """Returns messages as text; with `answering`, up to where the assistant's next answer begins."""
+        if self._template is None or not _usual(messages, tools):
+            return self._guard.run(place, lambda: self._applied(messages, tools, answering))
+        pieces = self._template.generate(self._with(messages, tools, answering))
+        return self._guard.run(place, lambda: _joined(pieces))
+
+    def texts(self, messages: Sequence[Any], tools: Sequence[Any], place: str) -> Texts:
+        """Returns a conversation as text, and how to have the texts of its beginnings."""
+        if self._turns is not None and _usual(messages, tools):
+            turns = self._turns
+            pieces = turns.template.generate(self._with(messages, tools, False))
+            parts = self._guard.run(place, lambda: _joined(pieces)).split(turns.mark)
+            if len(parts) == len(messages) + 2:  # fewer where the template leaves the loop
+                whole, ends = "".join(parts), list(accumulate(map(len, parts)))
+                return Texts(whole, lambda count, answering: whole[: ends[count]] + turns.tail(answering))
+        return Texts(
+            self.text(messages, tools, place),
+            lambda count, answering: self.text(messages[:count], tools, place, answering=answering),
+        )
+
+    def _prepare(self) -> str:
+        try:
+            self._template = _compiled(self._tokenizer, self._arguments)
+            if self._template is not None:
+                environment, source = self._template.environment, self._tokenizer.chat_template
+                self._turns = turns_template(environment, source, self._variables)
+        except TemplateError:
+            pass  # rendering any conversation says so
+        return ""
+
+    def _with(self, messages: Sequence[Any], tools: Sequence[Any], answering: bool) -> dict[str, Any]:
+        asked = {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": answering}
+        return {**self._variables, **asked}
+
+    def _applied(self, messages: Sequence[Any], tools: Sequence[Any], answering: bool) -> str:
+        text = self._tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) or None,
+            add_generation_prompt=answering,
+            tokenize=False,
+            **self._arguments,
+        )
+        return str(text)
+
+
+class Guard:
+    """Stops renderings of a tokenizer's chat template that take too much time, text or memory."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._place = ""
+        self._begun = 0
+        self._under_way = False
+
+    @contextmanager
+    def limits(self) -> Iterator[None]:
+        """The limits of any number of renderings in the body: they cost nothing for each."""
+        with (
+            time_limit(SECONDS, self._endless, watch=lambda: self._begun if self._under_way else None),
+            memory_limit(MEMORY),
+        ):
+            yield
+
+    def run(self, place: str, rendering: Callable[[], str]) -> str:
+        """Renders; `DataError` names the template and the place where it takes too much."""
+        self._place = place
+        self._begun += 1
+        self._under_way = True
+        try:
+            text = rendering()
+            if len(text) > CHARACTERS:
+                raise _TooLarge
+            return text
+        except _TooLarge:
+            raise self._refused(f"writes more than {CHARACTERS:,} characters") from None
+        except MemoryError:
+            raise self._refused(f"takes more than {MEMORY >> 30} GiB of memory") from None
+        finally:
+            self._under_way = False
+
+    def _endless(self) -> DataError:
+        return self._refused(f"has not come to an end within {SECONDS:g} seconds")
+
+    def _refused(self, what: str) -> DataError:
+        owner = getattr(self._tokenizer, "name_or_path", "") or "this tokenizer"
+        source = str(self._tokenizer.chat_template)
+        return DataError(
+            f"{self._place}: the chat template of {owner}, which begins {source[:40]!r}, {what}.",
+            hint="Give another one with --model.chat_template FILE.",
+        )
+
+
+class _TooLarge(Exception):
+    """More text than any conversation has."""
+
+
+def _joined(pieces: Iterator[str]) -> str:
+    taken: list[str] = []
+    size = 0
+    while some := list(islice(pieces, _PIECES)):
+        size += sum(map(len, some))
+        if size > CHARACTERS:
+            raise _TooLarge
+        taken += some
+    return "".join(taken)
+
+
+def _usual(messages: Sequence[Any], tools: Sequence[Any]) -> bool:
+    """Whether `apply_chat_template` hands them to the template as they are."""
+    return bool(messages) and all(isinstance(each, dict) for each in (*messages, *tools))
+
+
+def _compiled(tokenizer: Any, arguments: Mapping[str, Any]) -> Template | None:
+    """Returns the template that `apply_chat_template` renders; None where that might do anything else with it."""
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils import chat_template_utils
+
+    kind = type(tokenizer)
+    own = any(
+        getattr(kind, method, None) is not getattr(PreTrainedTokenizerBase, method)
+        for method in ("apply_chat_template", "get_chat_template")
+    )
+    compile_template = getattr(chat_template_utils, "_compile_jinja_template", None)
+    render = getattr(chat_template_utils, "render_jinja_template", None)
+    if own or not isinstance(tokenizer.chat_template, str) or compile_template is None or render is None:
+        return None
+    taken = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+    if arguments.keys() & (taken | set(inspect.signature(render).parameters)):
+        return None
+    template: Template = compile_template(tokenizer.chat_template)
+    return template
