@@ -66,15 +66,15 @@ class Renderer:
         """Returns messages as text; with `answering`, up to where the assistant's next answer begins."""
         if self._template is None or not _usual(messages, tools):
             return self._guard.run(place, lambda: self._applied(messages, tools, answering))
-        pieces = self._template.generate(self._with(messages, tools, answering))
-        return self._guard.run(place, lambda: _joined(pieces))
+        template = self._template
+        return self._guard.run(place, lambda: self._written(template, messages, tools, answering))
 
     def texts(self, messages: Sequence[Any], tools: Sequence[Any], place: str) -> Texts:
         """Returns a conversation as text, and how to have the texts of its beginnings."""
         if self._turns is not None and _usual(messages, tools):
             turns = self._turns
-            pieces = turns.template.generate(self._with(messages, tools, False))
-            parts = self._guard.run(place, lambda: _joined(pieces)).split(turns.mark)
+            marked = self._guard.run(place, lambda: self._written(turns.template, messages, tools, False))
+            parts = marked.split(turns.mark)
             if len(parts) == len(messages) + 2:  # fewer where the template leaves the loop
                 whole, ends = "".join(parts), list(accumulate(map(len, parts)))
                 return Texts(whole, lambda count, answering: whole[: ends[count]] + turns.tail(answering))
@@ -89,13 +89,15 @@ class Renderer:
             if self._template is not None:
                 environment, source = self._template.environment, self._tokenizer.chat_template
                 self._turns = turns_template(environment, source, self._variables)
+                self._variables = {**self._template.globals, **self._variables}
         except TemplateError:
             pass  # rendering any conversation says so
         return ""
 
-    def _with(self, messages: Sequence[Any], tools: Sequence[Any], answering: bool) -> dict[str, Any]:
+    def _written(self, template: Template, messages: Sequence[Any], tools: Sequence[Any], answering: bool) -> str:
         asked = {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": answering}
-        return {**self._variables, **asked}
+        context = template.new_context({**self._variables, **asked}, shared=True)
+        return _joined(template.root_render_func(context))
 
     def _applied(self, messages: Sequence[Any], tools: Sequence[Any], answering: bool) -> str:
         text = self._tokenizer.apply_chat_template(

@@ -73,23 +73,22 @@ class ChatTemplate:
         self._check_place_for(conversation)
         with _refusals():
             said = self._renderer.texts(conversation.messages, conversation.tools, place)
-        self._check_said(conversation, said.whole)
-        rest = [self._turn(conversation, index, said, place) for index in turns]
+            self._check_said(conversation, said.whole)
+            rest = [self._turn(conversation, index, said, place) for index in turns]
         texts: list[Rendered] = []
         text = said.whole
         while rest or not texts:
             fits = [text.startswith(turn.text[: turn.end]) for turn in rest]
-            spans = (Span(turn.start, turn.end, turn.weight) for turn, fit in zip(rest, fits, strict=True) if fit)
+            spans = [Span(turn.start, turn.end, turn.weight) for turn, fit in zip(rest, fits, strict=True) if fit]
             texts.append(Rendered(text, tuple(spans)))
             rest = [turn for turn, fit in zip(rest, fits, strict=True) if not fit]
             text = rest[-1].text if rest else ""
         return texts[::-1]
 
     def _turn(self, conversation: Conversation, index: int, said: Texts, place: str) -> _Turn:
-        with _refusals():
-            prompt = said.until(index, True)
-            last = index + 1 == len(conversation.messages)
-            text = said.whole if last else said.until(index + 1, False)
+        prompt = said.until(index, True)
+        last = index + 1 == len(conversation.messages)
+        text = said.whole if last else said.until(index + 1, False)
         if not text.startswith(prompt):
             raise _not_prefix_stable(prompt, text, place)
         end = len(text.removesuffix(self._after_turn or ""))

@@ -19,8 +19,8 @@ import numpy as np
 from swift.data.conversation import Unusable
 from swift.data.corpus import Corpus
 from swift.data.encode import SampleEncoder, Understood
-from swift.data.read import first_line
 from swift.data.report import DataReport, SourceCount, merge_columns
+from swift.data.rows import first_line
 from swift.data.samples import Encoded
 from swift.data.store import Spilled, StoreWriter, pack_arrays
 from swift.errors import DataError, SwiftError
