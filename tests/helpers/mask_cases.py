@@ -40,18 +40,50 @@ QWEN2_WORDS = (
 )
 LLAMA3_WORDS = QWEN2_WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|")
 TEXTS = (
-    "the quick brown fox", "Jumps over", " it's what I'LL say, isn't it?", "1234567 and 42", "a\n\nb\r\nc\t d", "  two ",
-    "über naïve façade", "e\u0301 decomposed", "你好，世界", "こんにちは", "👩‍👩‍👧 family 🎉", "🇩🇪 flag", "мир ½ ² ٣", "nb\u00a0sp\u2028line",
-    "sſ 'ſ K", "\x1c\x1d sep", "code: def f(x):\n    return x ** 2  # yes", "<|im_end|> inside", "<|im_start|>user", "<think>",
-    "</think>\n\n", "x" * 30, "...!?!", "\n", " ", "\u0085 next", "ﬁ ligature", "don't DON'T", "http://a.b/c?d=e&f=1", "{\"k\": [1, 2]}",
-    "the the the", "new tool", "and so on and on", "é", "\ufeffbom", "z\u200dz",
-)  # fmt: skip
+    "the quick brown fox",
+    "Jumps over",
+    " it's what I'LL say, isn't it?",
+    "1234567 and 42",
+    "a\n\nb\r\nc\t d",
+    "  two ",
+    "über naïve façade",
+    "e\u0301 decomposed",
+    "你好，世界",
+    "こんにちは",
+    "👩\u200d👩\u200d👧 family 🎉",
+    "🇩🇪 flag",
+    "мир ½ ² ٣",
+    "nb\u00a0sp\u2028line",
+    "sſ 'ſ K",
+    "\u001c\u001d sep",
+    "code: def f(x):\n    return x ** 2  # yes",
+    "<|im_end|> inside",
+    "<|im_start|>user",
+    "<think>",
+    "</think>\n\n",
+    "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+    "...!?!",
+    "\n",
+    " ",
+    "\u0085 next",
+    "ﬁ ligature",
+    "don't DON'T",
+    "http://a.b/c?d=e&f=1",
+    '{"k": [1, 2]}',
+    "the the the",
+    "new tool",
+    "and so on and on",
+    "é",
+    "\ufeffbom",
+    "z\u200dz",
+)
 
 GEMMA = (
     "{{ bos_token or '' }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{% if message['role'] == 'assistant' %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}"
+    "{% if message['role'] == 'assistant' %}{% set role = 'model' %}"
+    "{% else %}{% set role = message['role'] %}{% endif %}"
     "{{ '<|im_start|>' + role + '\\n' + message['content'] | trim + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>model\\n' }}{% endif %}"
 )

@@ -1,0 +1,118 @@
+"""Tokens and weights are those that tokenising row by row, rendering by rendering, has always made."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import mask_cases
+import numpy as np
+import pytest
+
+from swift.config.sections import DataSection
+from swift.data.encode import SampleEncoder
+from swift.data.formats import understand
+from swift.demo.tokenizer import CHAT_TEMPLATE
+
+GOLDEN = Path(__file__).parent / "golden" / "masks.npz.xz"
+
+
+@pytest.fixture(scope="module")
+def golden() -> tuple[dict[str, str], list[Any]]:
+    tokenizers, each = mask_cases.golden(GOLDEN)
+    return tokenizers, list(each)
+
+
+QUICK = ("bpe", "metaspace")
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in mask_cases.TOKENIZERS],
+)
+def test_ids_and_weights_are_bit_equal_to_those_of_the_golden_file(
+    tokenizer: str, golden: tuple[dict[str, str], list[Any]]
+) -> None:
+    tokenizers, each = golden
+    for case, arrays, report in each:
+        if case.tokenizer != tokenizer:
+            continue
+        made, said = mask_cases.made_of(case, tokenizers)
+        for name, expected in arrays.items():
+            assert made[name].dtype == expected.dtype
+            np.testing.assert_array_equal(made[name], expected, err_msg=f"{case.name}: {name}")
+        assert [row for row, _, _ in said["rejected"]] == [row for row, _, _ in report["rejected"]], case.name
+        assert [row for row, _ in said["errors"]] == [row for row, _ in report["errors"]], case.name
+        assert said["turn_by_turn"] == report["turn_by_turn"], case.name
+
+
+def test_rows_of_a_case_are_made_alike_one_by_one_and_all_at_once(golden: tuple[dict[str, str], list[Any]]) -> None:
+    tokenizers, each = golden
+    for case, _, report in each[::7]:
+        if report["errors"]:
+            continue
+        using = mask_cases.encoder(case, tokenizers)
+        corpus = mask_cases.corpus_of(mask_cases.rows(case), "rows", using.section, case.encoding)
+        chunk = mask_cases.encode_rows(corpus, using, range(len(corpus)))
+        made, said = mask_cases.made_of(case, tokenizers)
+        for name in mask_cases.ARRAYS:
+            np.testing.assert_array_equal(chunk.arrays[name], made[name], err_msg=f"{case.name}: {name}")
+        assert json.loads(json.dumps(chunk.rejected)) == said["rejected"]
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe", "qwen", "llama3"])
+def test_what_is_learned_is_what_prefixes_of_the_tokens_say_beyond_the_prompt(
+    name: str, golden: tuple[dict[str, str], list[Any]]
+) -> None:
+    """A reference that knows nothing of offsets: token k is learned when it adds bytes of an answer to the text."""
+    tokenizers, _ = golden
+    tokenizer = mask_cases.TOKENIZERS[name](tokenizers.get(name, ""))
+    tokenizer.chat_template = CHAT_TEMPLATE
+    case = mask_cases.Case(name, "chatml")
+    checked = 0
+    for row in mask_cases.rows(case, 120):
+        if "messages" not in row or "tools" in row or any("tool_calls" in each for each in row["messages"]):
+            continue
+        if any(not unicodedata.is_normalized("NFC", each["content"]) for each in row["messages"]):
+            continue  # Qwen's tokenizer writes them otherwise
+        messages = [{key: each[key] for key in ("role", "content")} for each in row["messages"]]
+        if any(not each["content"].strip() for each in messages if each["role"] != "system"):
+            continue
+        prompts = [
+            tokenizer.apply_chat_template(messages[:at], tokenize=False, add_generation_prompt=True).encode()
+            for at, each in enumerate(messages)
+            if each["role"] == "assistant"
+        ]
+        ends = [
+            tokenizer.apply_chat_template(messages[: at + 1], tokenize=False).removesuffix("\n").encode()
+            for at, each in enumerate(messages)
+            if each["role"] == "assistant"
+        ]
+        (sample,) = (
+            SampleEncoder(tokenizer, DataSection(max_length=4096), "chat")
+            .encode(understand({"messages": messages}, "chat", "r"), "r")
+            .samples
+        )
+        segment = sample.segments[0]
+        alphabet = {letter: code for code, letter in enumerate(_byte_letters())}
+        before = 0
+        for token, weight in zip(segment.input_ids.tolist(), segment.weights.tolist(), strict=True):
+            text = tokenizer.convert_ids_to_tokens(token)
+            special = token in tokenizer.added_tokens_decoder
+            size = len(text.encode()) if special else len([alphabet[letter] for letter in text])
+            inside = any(
+                before < len(end) and before + size > len(prompt) for prompt, end in zip(prompts, ends, strict=True)
+            )
+            assert bool(weight) == inside, (row, text)
+            before += size
+        assert before == len(tokenizer.apply_chat_template(messages, tokenize=False).encode())
+        checked += 1
+    assert checked > 30
+
+
+def _byte_letters() -> list[str]:
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return sorted(ByteLevel.alphabet())

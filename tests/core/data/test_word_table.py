@@ -1,0 +1,94 @@
+"""Tokens looked up word by word, and places of tokens by their lengths, are those of the tokenizers library."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import mask_cases
+import numpy as np
+import pytest
+
+from swift.data.template import Rendered, Span
+from swift.data.tokens import TextEncoder
+from swift.data.words import bytes_of_tokens, word_table
+
+GOLDEN = Path(__file__).parent / "golden" / "masks.npz.xz"
+TOKENIZERS, _ = mask_cases.golden(GOLDEN)
+
+
+def tokenizer_of(name: str) -> Any:
+    return mask_cases.TOKENIZERS[name](TOKENIZERS.get(name, ""))
+
+
+def ascii_texts(count: int) -> list[str]:
+    source = random.Random(1)
+    letters = (
+        [chr(code) for code in range(128)] + list("  \n\n''abcstreveml019..") + ["<|im_end|>", "'ll", "'S", "\r\n"]
+    )
+    texts = ["".join(source.choices(letters, k=source.randint(0, 40))) for _ in range(count)]
+    return ["", *(chr(one) + chr(other) for one in range(128) for other in (32, 10, 39, 65, 48, 46)), *texts]
+
+
+@pytest.mark.parametrize("name", ["bpe", "bpe-trim", "qwen", "llama3"])
+def test_words_looked_up_are_the_librarys_tokens_for_any_ascii_text(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    table = word_table(tokenizer)
+    assert table is not None
+    texts = ascii_texts(1500)
+    expected = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    for text, encoding in zip(texts, expected, strict=True):
+        assert table.ids(text) == encoding.ids, repr(text)
+        assert table.ids(text) == encoding.ids, repr(text)  # now from the table
+
+
+def test_the_pattern_of_qwen_3_5_means_the_same_for_ascii() -> None:
+    from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+    from swift.data import words
+
+    backend = tokenizer_of("qwen").backend_tokenizer
+    split = pre_tokenizers.Split(Regex(words._LIKE_QWEN_3_5), behavior="isolated")
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    other = Tokenizer.from_str(backend.to_str())
+    other.pre_tokenizer = pre_tokenizers.Sequence([split, last])
+    tokenizer = mask_cases._fast(other)
+    table = word_table(tokenizer)
+    assert table is not None
+    for text in ascii_texts(500):
+        assert table.ids(text) == other.encode(text, add_special_tokens=False).ids, repr(text)
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe-added", "metaspace", "unigram", "wordpiece"])
+def test_tokenizers_that_look_beyond_words_have_no_table(name: str) -> None:
+    assert word_table(tokenizer_of(name)) is None
+
+
+def test_a_tokenizer_that_splits_special_tokens_has_no_table() -> None:
+    tokenizer = tokenizer_of("bpe")
+    tokenizer.split_special_tokens = True
+    assert word_table(tokenizer) is None
+
+
+@pytest.mark.parametrize("name", ["bpe-trim", "metaspace", "unigram", "wordpiece"])
+def test_tokens_that_are_not_bytes_of_the_text_take_the_librarys_offsets(name: str) -> None:
+    assert bytes_of_tokens(tokenizer_of(name)) is None
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe", "bpe-added", "qwen", "llama3"])
+def test_places_by_length_give_the_masks_of_the_librarys_offsets(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    by_length, by_offsets = TextEncoder(tokenizer), TextEncoder(tokenizer)
+    assert by_length._bytes is not None
+    by_offsets._bytes = None
+    source = random.Random(2)
+    texts = []
+    for _ in range(400):
+        text = "".join(source.choices([*mask_cases.TEXTS, *"aé你🎉 \n"], k=source.randint(0, 6)))
+        edges = sorted(source.randint(0, len(text)) for _ in range(2 * source.randint(0, 3)))
+        pairs = zip(edges[::2], edges[1::2], strict=True)
+        texts.append(Rendered(text, tuple(Span(start, end, source.choice([0.5, 1.0])) for start, end in pairs)))
+    for one, other in zip(by_length.segments(texts), by_offsets.segments(texts), strict=True):
+        np.testing.assert_array_equal(one.input_ids, other.input_ids)
+        np.testing.assert_array_equal(one.weights, other.weights)
