@@ -83,7 +83,8 @@ def understand(row: RowData, encoding: str, place: str, tags: RoleTags = STANDAR
         sample = replace(Sample(reader.conversation()), values={"label": reader.label()})
     else:
         sample = Sample(reader.conversation())
-    return replace(sample, extras={name: value for name, value in row.items() if name not in reader.used})
+    extras = {name: value for name, value in row.items() if name not in reader.used}
+    return Sample(sample.conversation, sample.rejected, sample.values, extras)
 
 
 def check_format(row: RowData, encoding: str, place: str, tags: RoleTags = STANDARD_TAGS) -> None:

@@ -174,7 +174,10 @@ def _joined(pieces: Iterator[str]) -> str:
 
 def _usual(messages: Sequence[Any], tools: Sequence[Any]) -> bool:
     """Whether `apply_chat_template` hands them to the template as they are."""
-    return bool(messages) and all(isinstance(each, dict) for each in (*messages, *tools))
+    for each in (*messages, *tools):
+        if not isinstance(each, dict):
+            return False
+    return bool(messages)
 
 
 def _compiled(tokenizer: Any, arguments: Mapping[str, Any]) -> Template | None:
