@@ -54,6 +54,48 @@ def imported() -> Iterator[Case]:
         yield case(f"import, {how}", "backend", source, "could not be imported", said)
 
 
+def undisturbed() -> Iterator[Case]:
+    """What a broken plugin must not keep from working, and Ctrl-C, which is the user's."""
+    broken = "raise RuntimeError('the cable fell out')"
+    for how, argv, prints in (
+        ("listed", ["plugins"], ("hostile", "found")),
+        ("help", ["--help"], ()),
+        ("help of a verb", ["train", "--help"], ()),
+        ("help about it", ["train", "--help", "--backend", "hostile"], ("could not be imported", "the cable fell out")),
+        ("schema", ["config", "schema"], ()),
+        ("another is used", ["config", "validate", "train", *TRAINING, "--backend", "torch"], ()),
+    ):
+        yield case(
+            f"beside a broken backend, {how}",
+            "backend",
+            broken,
+            expected="works",
+            argv=argv,
+            prints=prints,
+            identity=False,
+        )
+    silent = """
+        import pydantic
+
+        class Options(pydantic.BaseModel):
+            speed: int = 1
+    """
+    yield case(
+        "help about options without description",
+        "backend",
+        dedent(silent) + plugin("backend", "\nconfig_model = Options\n"),
+        expected="works",
+        argv=["train", "--help", "--backend", "hostile"],
+        prints=("--backend.speed", "Not described by its plugin"),
+    )
+    for how, source in {
+        "import": "raise KeyboardInterrupt",
+        "constructor": plugin("backend", "\ndef __init__(self):\n    raise KeyboardInterrupt\n"),
+        "set-up": plugin("backend", hook("swift_setup", "raise KeyboardInterrupt")),
+    }.items():
+        yield case(f"Ctrl-C in {how}", "backend", source, "Interrupted.", code=130, identity=False)
+
+
 def made() -> Iterator[Case]:
     for number, (kind, (how, (statement, said))) in enumerate(itertools.product(GROUPS, RAISED.items())):
         if number % 3 == 1:
@@ -471,6 +513,7 @@ def metadata() -> Iterator[Case]:
 
 CASES = [
     *imported(),
+    *undisturbed(),
     *made(),
     *attributes(),
     *signatures(),

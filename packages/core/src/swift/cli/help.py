@@ -82,7 +82,7 @@ def _show_group(console: Console, title: str, summary: str, fields: Iterable[Fie
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     for field in fields:
-        text = Text(field.description)
+        text = Text(field.description or "Not described by its plugin")
         text.append(f" [{field.type_name}; {_default(field.default)}]", style="dim")
         also = " ".join(f"--{flag}" for flag in flags_of(field.key))
         if also:
