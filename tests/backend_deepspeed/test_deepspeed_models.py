@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from against_torch import COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Both, Pair, assert_equal, run_pairs
+from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
 TWO, THREE = {"backend.config": "zero2"}, {"backend.config": "zero3"}
@@ -48,19 +49,21 @@ PAIRS = {
     "compiled, zero 2": replace(COMPILED, settings={**COMPILED.settings, **TWO}),
     "ulysses of four, packed, zero 3": Pair(settings={"parallel.ulysses": 4, **PACKED, **THREE}, processes=4),
 }
+QUICK = ("qwen3-moe, lora, zero 2", "qwen2, biases, tensor parallel, zero 1")
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Both]]:
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Both]]:
     before = os.environ.get("DS_ACCELERATOR")
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed  # noqa: F401  # once, for all processes
 
-    yield run_pairs(tmp_path_factory.mktemp("models"), PAIRS, "deepspeed", fresh=True)
+    chosen = {name: PAIRS[name] for name in selected(request, "name")}
+    yield run_pairs(tmp_path_factory.mktemp("models"), chosen, "deepspeed", fresh=True)
     if before is None:
         del os.environ["DS_ACCELERATOR"]
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", tiered(PAIRS, QUICK))
 def test_processes_of_deepspeed_give_the_numbers_of_one_of_torch(both: dict[str, Both], name: str) -> None:
     assert_equal(both[name])

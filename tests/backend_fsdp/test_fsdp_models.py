@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from against_torch import COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Both, Pair, assert_equal, run_pairs
+from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -42,13 +43,15 @@ PAIRS = {
     "ulysses x fsdp": Pair(settings={"parallel.ulysses": 2, "parallel.dp_shard": 2}, processes=4),
     "ulysses x hsdp": Pair(settings={"parallel.ulysses": 2, "parallel.dp_replicate": 2}, processes=4),
 }
+QUICK = ("gpt-2, context parallel", "ulysses of four, packed", "bnb-nf4")
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
-    return run_pairs(tmp_path_factory.mktemp("models"), PAIRS, "fsdp")
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
+    chosen = {name: PAIRS[name] for name in selected(request, "name")}
+    return run_pairs(tmp_path_factory.mktemp("models"), chosen, "fsdp")
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", tiered(PAIRS, QUICK))
 def test_processes_of_fsdp_give_the_numbers_of_one_of_torch(both: dict[str, Both], name: str) -> None:
     assert_equal(both[name])

@@ -1,21 +1,20 @@
-"""Run by torchrun: trains for a few steps, and lets Megatron save in its own format beside swift's checkpoint."""
+"""Trains for a few steps, and lets Megatron save in its own format beside swift's checkpoint."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 
-def main() -> None:
+def train_and_save(folder: Path) -> None:
+    """Runs on every process."""
     from swift.config.parse import config_from_mapping
     from swift.testing.subjects import conversations
     from swift.train.loop import Loop
     from swift.train.prepare import opened
     from swift_backend_megatron import engine
 
-    folder = Path(sys.argv[1])
     settings = json.loads((folder / "settings.json").read_text())
     with opened(config_from_mapping(settings), rows=conversations(13)) as job:
         Loop(job, []).run()
@@ -68,7 +67,3 @@ def everything(state: Any, *, is_loading: bool = False) -> dict[str, Any]:
     models = {name: chunk.sharded_state_dict(metadata=FORM) for name, chunk in named(state).items()}
     whole = models["model"] if len(models) == 1 else models
     return {**models, "optimizer": state.optimizer.sharded_state_dict(whole, is_loading, metadata=FORM)}
-
-
-if __name__ == "__main__":
-    main()

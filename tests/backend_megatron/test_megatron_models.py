@@ -5,6 +5,7 @@ from __future__ import annotations
 import megatron_imported  # noqa: F401
 import pytest
 from against_torch import LORA, MOE, PACKED, Both, Pair, assert_equal, run_pairs
+from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
 TIED = {"tie_word_embeddings": True}
@@ -79,13 +80,15 @@ PAIRS = {
     ),
     "replicas of sharded optimizers": Pair(settings={"parallel.dp_replicate": 2, "parallel.dp_shard": 2}, processes=4),
 }
+QUICK = ("tied, stages, lora", "everything at once")
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
-    return run_pairs(tmp_path_factory.mktemp("models"), PAIRS, "megatron")
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
+    chosen = {name: PAIRS[name] for name in selected(request, "name")}
+    return run_pairs(tmp_path_factory.mktemp("models"), chosen, "megatron")
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", tiered(PAIRS, QUICK))
 def test_processes_of_megatron_give_the_numbers_of_one_of_torch(both: dict[str, Both], name: str) -> None:
     assert_equal(both[name])

@@ -489,6 +489,7 @@ def test_models_of_the_bridge_answer_as_those_of_transformers_and_other_librarie
     assert "[INFO:mcore_bridge]" not in result.stderr
 
 
+@pytest.mark.full
 def test_what_was_imported_too_early_is_named() -> None:
     result = run(
         "import sys, types; sys.modules['megatron.core'] = types.ModuleType('megatron.core')\n"

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from places import PLACES, Engine, Pair, Place, pairs
+from places import DENSE, PLACES, Engine, Pair, Place, pairs
+from tiers import selected, tiered
 
 from swift.checkpoint.manifest import installed_versions
 from swift.testing.cases import BY_NAME, FP32, STEPS
@@ -24,14 +25,17 @@ from swift.testing.trial import Outcome
 from swift.testing.trials import KILLED_AT, Trials
 
 PAIRS = list(pairs())
+QUICK = [pair for pair in PAIRS if pair.case == "clipped" and pair.subject is DENSE and pair.wrote in PLACES[1:4]]
+"""From FSDP over DeepSpeed and Megatron to torch."""
 ENGINES = ("deepspeed", "megatron-core", "mcore-bridge")
 
 
 class Matrix:
     """Runs of all places, each saved once per case, and gone on with in one launch per reader."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, chosen: Sequence[Pair]) -> None:
         self._folder = folder
+        self._chosen = chosen
         self._trials: dict[tuple[str, Subject], Trials] = {}
         self.found: dict[Pair, tuple[float, float]] = {}
         """Largest relative difference of loss and gradient norm."""
@@ -47,7 +51,7 @@ class Matrix:
         trials = self._of(reads.engine, pair.subject)
         trials.expected(case)
         jobs: dict[tuple[Any, ...], Job] = {}
-        for each in PAIRS:
+        for each in self._chosen:
             if (each.case, each.subject, each.reads) != (pair.case, pair.subject, reads):
                 continue
             checkpoint = self.saved(each, each.wrote)[0].checkpoint
@@ -75,14 +79,14 @@ class Matrix:
 
 
 @pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
-    made = Matrix(tmp_path_factory.mktemp("matrix"))
+def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    made = Matrix(tmp_path_factory.mktemp("matrix"), selected(request, "pair"))
     yield made
     if destination := os.environ.get("SWIFT_MATRIX_RESULTS"):
         _write(Path(destination), made.found)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@pytest.mark.parametrize("pair", tiered(PAIRS, QUICK), ids=str)
 def test_what_one_engine_saved_another_goes_on_with(matrix: Matrix, pair: Pair) -> None:
     expected = matrix.expected(pair)
     of_loss = of_norm = 0.0

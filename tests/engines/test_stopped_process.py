@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from places import DEEPSPEED, FSDP, MEGATRON, TORCH, Engine, Place
+from tiers import tiered
 
 from swift.config.parse import config_from_mapping
 from swift.testing import Layout, crew
@@ -62,7 +63,7 @@ def launched(
     return capfd.readouterr().err
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("place", tiered(PLACES, PLACES[:1]), ids=str)
 def test_the_stopped_process_the_step_and_the_collective_are_named(
     place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def test_the_stopped_process_the_step_and_the_collective_are_named(
     assert not (run / "hang" / "process-1.txt").exists()
 
 
+@pytest.mark.full
 def test_the_process_that_keeps_the_store_is_named_as_well(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_was_trained_is_what_answers(engine: str, task: Path, tmp_path: Path) -> None:
     checkpoint = trained(engine, task, tmp_path / "runs")

@@ -21,6 +21,7 @@ from swift.models.source import open_source
 from swift_export_vllm.exporter import VllmExporter
 
 
+@pytest.mark.full
 def test_vllm_agrees_with_the_training_state_on_what_is_exported_for_it(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,6 +40,7 @@ def test_vllm_agrees_with_the_training_state_on_what_is_exported_for_it(
     assert all((tensor == whole[name]).all() for name, tensor in load_file(folder / "model.safetensors").items())
 
 
+@pytest.mark.full
 def test_vllm_is_asked_about_an_adapter_on_top_of_its_base(lora_run: Path, small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     said: list[str] = []
@@ -57,6 +59,7 @@ def test_vllm_is_asked_about_an_adapter_on_top_of_its_base(lora_run: Path, small
         )
 
 
+@pytest.mark.full
 def test_a_model_that_vllm_does_not_list_is_refused_before_anything_is_read(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

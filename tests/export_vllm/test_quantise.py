@@ -80,6 +80,7 @@ def told_by_vllm(
     return told
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", QUANTISATIONS)
 def test_what_it_cost_is_measured_on_what_lies_in_the_files(
     scheme: str, folders: dict[str, Path], trained: Trained, questions: list[list[int]]
@@ -108,6 +109,7 @@ def test_what_it_cost_is_measured_on_what_lies_in_the_files(
         assert int(before.argmax()) == int(after.argmax())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", IN_VLLM)
 def test_vllm_says_what_the_decoded_weights_say(
     scheme: str, told_by_vllm: dict[str, Any], folders: dict[str, Path], trained: Trained, questions: list[list[int]]
@@ -121,6 +123,7 @@ def test_vllm_says_what_the_decoded_weights_say(
         assert float(apart.mean()) < 0.05, scheme
 
 
+@pytest.mark.full
 def test_the_answers_of_the_quantised_model_are_still_right(told_by_vllm: dict[str, Any], trained: Trained) -> None:
     tokenizer = AutoTokenizer.from_pretrained(trained.exported)
     right = ["four three eight", "seven zero five", "nine one two"]
@@ -129,6 +132,7 @@ def test_the_answers_of_the_quantised_model_are_still_right(told_by_vllm: dict[s
         assert sum(text == answer for text, answer in zip(texts, right, strict=True)) >= 2, (scheme, texts)
 
 
+@pytest.mark.full
 def test_error_feedback_costs_less_than_rounding(trained: Trained, folders: dict[str, Path]) -> None:
     """The same groups rounded to the nearest, in plain torch, on rows of the task."""
     whole = {name: tensor.float() for name, tensor in load_file(trained.exported / "model.safetensors").items()}
@@ -174,6 +178,7 @@ def test_scaling_inputs_that_matter_costs_less_than_rounding() -> None:
     assert lost(scales) < 0.8 * lost(torch.ones(128))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", QUANTISATIONS)
 def test_transformers_loads_what_it_can_and_says_what_was_measured(scheme: str, folders: dict[str, Path]) -> None:
     told = json.loads((folders[scheme] / "verification.json").read_text())["transformers"]
@@ -186,6 +191,7 @@ def test_transformers_loads_what_it_can_and_says_what_was_measured(scheme: str, 
     assert off < (1e-5 if scheme in ("w4a16", "fp8") else 0.05)
 
 
+@pytest.mark.full
 def test_a_quantised_model_that_transformers_reads_otherwise_is_not_exported(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +214,7 @@ def test_a_quantised_model_that_transformers_reads_otherwise_is_not_exported(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_model_folder_is_quantised_like_a_run_and_too_little_data_is_refused(
     trained: Trained, tmp_path: Path
 ) -> None:
@@ -225,6 +232,7 @@ def test_a_model_folder_is_quantised_like_a_run_and_too_little_data_is_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few.jsonl", "out"]
 
 
+@pytest.mark.full
 def test_a_model_that_loses_too_much_is_not_exported(trained: Trained, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="raises the loss per token") as caught:
         quantise(trained.run, "bnb", tmp_path / "out", quant_tolerance=1e-9)

@@ -68,6 +68,7 @@ def peak_of(folder: Path, layers: int) -> tuple[int, int]:
     return peak, (model / "model.safetensors").stat().st_size
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
 def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path: Path) -> None:
     few, small = peak_of(tmp_path, 2)

@@ -72,6 +72,7 @@ def chat(client: openai.OpenAI, model: str, question: str, **options: Any) -> An
     )
 
 
+@pytest.mark.full
 def test_chats_with_the_model_and_each_adapter_are_those_of_transformers_and_peft(
     served: Served, client: openai.OpenAI
 ) -> None:
@@ -87,6 +88,7 @@ def test_chats_with_the_model_and_each_adapter_are_those_of_transformers_and_pef
     assert len(answers) == 9, "models that answer alike would prove nothing"
 
 
+@pytest.mark.full
 def test_what_is_streamed_is_the_same_answer_in_pieces(served: Served, client: openai.OpenAI) -> None:
     for name in ("small", "first"):
         pieces = [
@@ -98,6 +100,7 @@ def test_what_is_streamed_is_the_same_answer_in_pieces(served: Served, client: o
         assert "".join(pieces) == text_of(served, greedy(served, name, rendered(served, QUESTIONS[2])))
 
 
+@pytest.mark.full
 def test_completions_have_the_tokens_and_log_probabilities_of_the_model(served: Served, client: openai.OpenAI) -> None:
     tokenizer = AutoTokenizer.from_pretrained(served.folders["small"])
     prompt = list(tokenizer("Once upon").input_ids)
@@ -119,6 +122,7 @@ def test_completions_have_the_tokens_and_log_probabilities_of_the_model(served: 
         assert answer.choices[0].logprobs.token_logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+@pytest.mark.full
 def test_models_lists_the_base_and_its_adapters(served: Served, client: openai.OpenAI) -> None:
     listed = {model.id: model for model in client.models.list()}
     assert set(listed) == {"small", "first", "second"}
@@ -129,11 +133,13 @@ def test_models_lists_the_base_and_its_adapters(served: Served, client: openai.O
         chat(client, "fourth", "colour?")
 
 
+@pytest.mark.full
 def test_embeddings_of_a_model_that_writes_are_not_offered(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="small", input="colour?")
 
 
+@pytest.mark.full
 def test_health_needs_no_key_and_all_else_needs_the_right_one(served: Served) -> None:
     with urllib.request.urlopen(served.url.removesuffix("/v1") + "/health", timeout=60) as answer:
         assert answer.status == 200
@@ -142,6 +148,7 @@ def test_health_needs_no_key_and_all_else_needs_the_right_one(served: Served) ->
             openai.OpenAI(base_url=served.url, api_key=key, max_retries=0).models.list()
 
 
+@pytest.mark.full
 def test_the_key_is_on_no_command_line_and_not_in_the_log(served: Served) -> None:
     assert served.key
     lines = [" ".join(process.cmdline()) for process in served.processes()]
@@ -152,6 +159,7 @@ def test_the_key_is_on_no_command_line_and_not_in_the_log(served: Served) -> Non
     assert Path(log).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.full
 def test_an_adapter_comes_and_goes_while_the_server_runs(served: Served, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         chat(client, "third", "colour?")
@@ -168,6 +176,7 @@ def test_an_adapter_comes_and_goes_while_the_server_runs(served: Served, client:
         stranger.post("/load_lora_adapter", body=request, cast_to=str)
 
 
+@pytest.mark.full
 def test_the_lines_that_are_printed_work_as_they_are(served: Served, tmp_path: Path) -> None:
     assert served.key
     environment = {**os.environ, "SWIFT_API_KEY": served.key}
@@ -182,6 +191,7 @@ def test_the_lines_that_are_printed_work_as_they_are(served: Served, tmp_path: P
     assert done.stdout.strip()
 
 
+@pytest.mark.full
 def test_what_swift_does_not_know_reached_the_server(served: Served) -> None:
     (server,) = (process for process in served.processes() if "api_server" in " ".join(process.cmdline()[:4]))
     assert server.cmdline()[-2:] == ["--max-num-seqs", "4"]

@@ -257,6 +257,7 @@ def test_a_flag_that_neither_knows_names_the_nearest(small: Path, tmp_path: Path
         assert "Traceback" not in server.output
 
 
+@pytest.mark.full
 def test_weights_that_vllm_cannot_run_here_end_with_its_own_reason(small: Path, tmp_path: Path) -> None:
     quantised = altered(
         small, tmp_path / "quantised", quantization_config={"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
@@ -268,6 +269,7 @@ def test_weights_that_vllm_cannot_run_here_end_with_its_own_reason(small: Path, 
         assert "The end of" in server.output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_before_it_is_ready_ends_it_all(
     number: signal.Signals, code: int, small: Path, tmp_path: Path

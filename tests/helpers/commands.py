@@ -1,7 +1,12 @@
-"""Commands in processes of their own, watched line by line, of which nothing is left in the end."""
+"""The ways to run a command, from the cheapest: in this process, in some that are forked from it, in an interpreter.
+
+`typed` and `typed_on` find everything imported. `started` pays ten seconds for every process, and is for tests that are
+about starting, stopping and dying.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -9,9 +14,12 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
@@ -20,6 +28,77 @@ SWIFT = [sys.executable, "-m", "swift"]
 _MARK = "SWIFT_TEST_RUN"
 _TIMEOUT = 240
 """Seconds; generous, since machines that run tests are busy."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    output: str
+    """What was printed, on both streams."""
+
+
+def typed(words: Sequence[str], folder: Path) -> Ended:
+    """Runs `swift WORDS` in this process."""
+    from swift.cli.main import run
+
+    said = io.StringIO()
+    with chdir(folder), redirect_stdout(said), redirect_stderr(said):
+        code = run(words)
+    return Ended(code, said.getvalue())
+
+
+def typed_on(processes: int, words: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> Ended:
+    """Runs `swift WORDS` on several processes that are forked from this one, with the variables that torchrun sets."""
+
+    def run() -> int:
+        from swift.cli import main
+
+        return main.run(words)
+
+    return forked(processes, run, folder, environment)
+
+
+def forked(
+    processes: int, program: Callable[[], object], folder: Path, environment: Mapping[str, str] | None = None
+) -> Ended:
+    """Runs a function as `typed_on` runs a command; its answer is the exit code where it is a number."""
+    from swift.testing.crew import free_port
+
+    shared = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
+    shared |= {"MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    files = [folder / f"process-{rank}.txt" for rank in range(processes)]
+
+    def work(rank: int) -> None:
+        code: object = 1
+        try:
+            os.environ.update({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **(environment or {})})
+            # The streams that the system knows, since libraries print there too; the test runner's are others.
+            printed = os.open(files[rank], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(printed, 1)
+            os.dup2(printed, 2)
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+            os.chdir(folder)
+            code = program()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # What the parent registered (pytest's own hooks among it) is not the child's to run.
+            os._exit(code if isinstance(code, int) else 0)
+
+    workers = [get_context("fork").Process(target=work, args=(rank,)) for rank in range(processes)]
+    for worker in workers:
+        worker.start()
+    end = time.monotonic() + _TIMEOUT
+    for worker in workers:
+        worker.join(max(0.0, end - time.monotonic()))
+        worker.kill()
+        worker.join()
+    output = "".join(file.read_text() for file in files if file.exists())
+    codes = [worker.exitcode or 0 for worker in workers]
+    assert min(codes) >= 0, f"ended by signals: {codes}\n{output}"
+    return Ended(max(codes), output)
 
 
 class Run:

@@ -1,11 +1,13 @@
 """Which tests wait for `make test-all`, and how tests are dealt out to several processes.
 
 `make test` runs what has not the marker `full`, `make test-all` also what has it. Most tests get the marker by hand;
-those of the conformance kit get it here, from their layout and case.
+those of the conformance kit get it here, from their layout and case, and `tiered` gives it to most values of a
+parameter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -34,8 +36,29 @@ TOGETHER = {
 }
 """What shares something that takes long to make: the wheels of all packages, a model that was trained."""
 
+QUICK_CASES = {"clipped", "accumulated", "packed", "lora", "dpo, lora"}
+OF_THE_PLAINEST = {"test_one_tensor_at_a_time", "test_nothing_is_left_behind"}
+"""Checks that are made on the run of the plainest case."""
+
 APART = ("tests/export_vllm/test_end_to_end.py", "tests/export_vllm/test_quantise_memory.py", "tests/core/launch/")
 """Files whose tests share nothing that takes long."""
+
+
+def tiered(values: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+    """Returns values to parametrise a test with, of which all but a few wait for `make test-all`."""
+    return [pytest.param(each, marks=() if each in quick else pytest.mark.full) for each in values]
+
+
+def selected(request: pytest.FixtureRequest, parameter: str) -> list[Any]:
+    """Returns the values of a parameter that the tests of this file will be run with, for what is made for all of them
+    at once.
+    """
+    parameters = [item.callspec.params for item in request.session.items if _is_parametrised(item, request)]
+    return list(dict.fromkeys(each[parameter] for each in parameters if parameter in each))
+
+
+def _is_parametrised(item: pytest.Item, request: pytest.FixtureRequest) -> bool:
+    return item.path == request.path and hasattr(item, "callspec")
 
 
 class Groups(LoadScopeScheduling):
@@ -63,7 +86,7 @@ def longest_first(item: pytest.Item) -> int:
 def is_full(item: pytest.Item) -> bool:
     """Whether a test of the conformance kit tries a layout or case that only the whole run needs.
 
-    The first layout of a backend is tried with every case; the second, which combines several dimensions, with the
+    The first layout of a backend is tried with several cases; the second, which combines several dimensions, with the
     plainest, and with what the first has saved.
     """
     layouts = getattr(getattr(item, "cls", None), "layouts", ())
@@ -73,9 +96,9 @@ def is_full(item: pytest.Item) -> bool:
     layout, first, second = parameters["layout"], *(*layouts, None)[:2]
     if "reads" in parameters:
         return not (layout is first and parameters["reads"] is second)
-    if layout is first:
-        return False
-    of_the_plainest = {"test_one_tensor_at_a_time", "test_nothing_is_left_behind"}
     case = parameters.get("case")
-    plainest = case.name == "clipped" if case is not None else item.originalname in of_the_plainest
-    return not (layout is second and plainest)
+    if layout is first:
+        return case is not None and case.name not in QUICK_CASES
+    if case is not None:
+        return not (layout is second and case.name == "clipped")
+    return not (layout is second and item.originalname in OF_THE_PLAINEST)

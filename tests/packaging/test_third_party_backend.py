@@ -38,6 +38,7 @@ def run(environment: Path, program: str, *arguments: str, **variables: str) -> s
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=environment, env=variables)
 
 
+@pytest.mark.full
 def test_it_is_found_and_checked(environment: Path) -> None:
     listed = run(environment, "swift", "plugins", "--check")
     assert listed.returncode == 0, listed.stderr
@@ -45,6 +46,7 @@ def test_it_is_found_and_checked(environment: Path) -> None:
     assert line.split() == ["zero-redundancy", "backend", "swift-zero-redundancy", "1.0", "ok"]
 
 
+@pytest.mark.full
 def test_it_trains_by_its_name_and_what_it_saved_goes_on_with_the_built_in_one(environment: Path) -> None:
     model = write_model(environment / "model", num_hidden_layers=1)
     data = write_jsonl(environment / "data.jsonl", conversations(16))
@@ -65,6 +67,7 @@ def test_it_trains_by_its_name_and_what_it_saved_goes_on_with_the_built_in_one(e
         assert second[line["step"]]["loss"] == pytest.approx(line["loss"], rel=1e-5)
 
 
+@pytest.mark.full
 def test_the_conformance_kit_certifies_it(environment: Path) -> None:
     kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE / "tests"), "-k", "not 4-dp"]
     done = run(environment, "python", *kit, OMP_NUM_THREADS="1")

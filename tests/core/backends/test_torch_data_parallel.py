@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from processes import on_processes, succeeded
+from tiers import selected, tiered
 from tiny_runs import Trained, conversations, pairs, run_training, verdicts
 
 from swift.errors import ConfigError, UnsupportedPlan
@@ -35,6 +36,7 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "kto, lora": (verdicts(13), {"objective.name": "kto", **LORA, "optim.lr": 2e-3}),
     "orpo": (pairs(9), {"objective.name": "orpo"}),
 }
+QUICK = ("full, packed", "lora with dropout, a process without rows", "dpo, lora")
 
 
 def run_case(name: str, model: Path, output: Path) -> Callable[[], Trained]:
@@ -48,15 +50,18 @@ def run_case(name: str, model: Path, output: Path) -> Callable[[], Trained]:
 
 
 @pytest.fixture(scope="module")
-def both(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Trained, Trained]]:
+def both(
+    request: pytest.FixtureRequest, tied: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Trained, Trained]]:
     """Each case on one process and on two."""
     single, double = tmp_path_factory.mktemp("single"), tmp_path_factory.mktemp("double")
-    two = on_processes(2, *(run_case(name, tied, double) for name in CASES))
-    alone = {name: run_case(name, tied, single)() for name in CASES}
-    return {name: (alone[name], succeeded(answers)[0]) for name, answers in zip(CASES, two, strict=True)}
+    names = selected(request, "name")
+    two = on_processes(2, *(run_case(name, tied, double) for name in names))
+    alone = {name: run_case(name, tied, single)() for name in names}
+    return {name: (alone[name], succeeded(answers)[0]) for name, answers in zip(names, two, strict=True)}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiered(CASES, QUICK))
 def test_two_processes_give_the_numbers_of_one(both: dict[str, tuple[Trained, Trained]], name: str) -> None:
     one, two = both[name]
     assert len(one.losses) == 6

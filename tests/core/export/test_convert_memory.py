@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from hf_trainer import model_of
+from tiers import tiered
 from tiny_runs import write_model
 
 from swift.checkpoint import storage
@@ -152,7 +153,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
-@pytest.mark.parametrize("to", [None, "trainer", "hf", "deepspeed", "megatron"])
+@pytest.mark.parametrize("to", tiered([None, "trainer", "hf", "deepspeed", "megatron"], ["hf"]))
 def test_memory_is_bounded_by_the_largest_tensor(place: Path, tmp_path: Path, to: str | None) -> None:
     if to in ("deepspeed", "megatron"):
         pytest.importorskip(f"swift_backend_{to}")

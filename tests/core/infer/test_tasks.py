@@ -129,6 +129,7 @@ def test_scores_are_those_of_the_harness_s_own_model(
             assert ours[0][1] == theirs[0][1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -152,6 +153,7 @@ def test_without_the_harness_the_extra_is_named(
     assert 'pip install "swift-core[eval]"' in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_what_the_model_would_say_is_called_greedy(model: Path) -> None:
     from swift.contracts import Sampling
     from swift.infer.harness_model import HarnessModel

@@ -80,6 +80,7 @@ def torchrun(port: int) -> list[str]:
     return [*launcher, *meeting, *patience, "-m", "swift", *sft(*FLAGS)[3:]]
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_more_processes_and_with_fewer(place: Path) -> None:
     environment = watched(place)
     (place / "slow").touch()

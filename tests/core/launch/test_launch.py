@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from commands import Run, noise, sabotage, sft, started
+import pytest
+from commands import Run, forked, noise, sabotage, sft, started
 
 ROOT = Path(__file__).parents[3]
 MEETING = r"Backend +torch, (\d+) process"
@@ -38,6 +40,7 @@ def test_two_processes_train_and_one_of_them_speaks(place: Path) -> None:
     assert len(steps(place)) == 3
 
 
+@pytest.mark.full
 def test_a_mistake_that_strikes_all_processes_is_said_once(place: Path) -> None:
     with started(sft("--nproc", "3", "--train.global_batch", "8"), place) as run:
         assert run.code() == 2, run.output
@@ -48,6 +51,7 @@ def test_a_mistake_that_strikes_all_processes_is_said_once(place: Path) -> None:
     assert not (place / "output").exists()
 
 
+@pytest.mark.full
 def test_an_unexpected_error_of_one_process_is_shown_once_with_its_traceback(place: Path) -> None:
     environment = sabotage(place, 1, "raise RuntimeError('a cable fell out')")
     with started(sft("--nproc", "2", "--max_steps", "500"), place, environment) as run:
@@ -69,6 +73,7 @@ def test_a_killed_process_is_named_and_takes_the_others_along(place: Path) -> No
     assert noise(run.output) == []
 
 
+@pytest.mark.full
 def test_workers_do_not_outlive_their_launcher(place: Path) -> None:
     with started(sft("--nproc", "2", "--max_steps", "5000", "--save_steps", "5000"), place) as run:
         run.until("step 2/5000")
@@ -86,6 +91,7 @@ def launchers(
     ]
 
 
+@pytest.mark.full
 def test_two_torchruns_make_one_group(place: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
@@ -99,6 +105,7 @@ def test_two_torchruns_make_one_group(place: Path) -> None:
     assert together.count("step 3/3") == 1
 
 
+@pytest.mark.full
 def test_two_slurm_tasks_make_one_group(place: Path) -> None:
     task = {
         "SLURM_JOB_ID": str(int(free_port()) % 15000),
@@ -116,6 +123,7 @@ def test_two_slurm_tasks_make_one_group(place: Path) -> None:
     assert runs[1].output == ""
 
 
+@pytest.mark.full
 def test_two_pods_with_two_processes_each_make_one_group(place: Path) -> None:
     pod = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
     with ExitStack() as stack:
@@ -170,26 +178,13 @@ except ConfigError as error:
     assert "Traceback" not in run.output
 
 
-def test_the_script_in_examples_trains_under_the_deepspeed_launcher(place: Path) -> None:
-    # What `deepspeed` sets and adds to the command line of each process.
-    environment = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-    }
-    words = [
-        "--local_rank=0",
-        "--model_id",
-        "tiny",
-        "--train_type",
-        "sft",
-        "--dataset",
-        "data.jsonl",
-        "--max_steps",
-        "2",
-    ]
-    with started([sys.executable, str(ROOT / "examples" / "train.py"), *words], place, environment) as run:
-        assert run.code() == 0, run.output
+def test_the_script_in_examples_trains_under_the_deepspeed_launcher(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "--model_id tiny --train_type sft --dataset data.jsonl --max_steps 2"
+    script = str(ROOT / "examples" / "train.py")
+    # What `deepspeed` adds to the command line of each process; what it sets is what torchrun sets.
+    monkeypatch.setattr(sys, "argv", [script, "--local_rank=0", *words.split()])
+    run = forked(1, lambda: runpy.run_path(script, run_name="__main__"), place)
+    assert run.code == 0, run.output
     assert "Completed after 2 steps" in run.output

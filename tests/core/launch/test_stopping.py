@@ -14,6 +14,10 @@ from commands import Run, noise, resume_command, sft, started
 from swift.checkpoint import find_checkpoint
 
 STEPS = 60
+PROCESSES = [
+    pytest.param((), id="one process"),
+    pytest.param(("--nproc", "2"), id="two processes", marks=pytest.mark.full),
+]
 
 
 def stop(run: Run, number: int) -> None:
@@ -26,8 +30,11 @@ def stop(run: Run, number: int) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "number", "code"),
-    [((), signal.SIGINT, 130), (("--nproc", "2"), signal.SIGTERM, 143), (("--nproc", "2"), signal.SIGINT, 130)],
-    ids=["one process, Ctrl-C", "two processes, SIGTERM", "two processes, Ctrl-C"],
+    [
+        pytest.param((), signal.SIGINT, 130, id="one process, Ctrl-C"),
+        pytest.param(("--nproc", "2"), signal.SIGTERM, 143, id="two processes, SIGTERM", marks=pytest.mark.full),
+        pytest.param(("--nproc", "2"), signal.SIGINT, 130, id="two processes, Ctrl-C", marks=pytest.mark.full),
+    ],
 )
 def test_a_run_that_is_stopped_saves_and_the_command_that_it_prints_ends_it(
     place: Path, flags: tuple[str, ...], number: signal.Signals, code: int
@@ -53,7 +60,7 @@ def test_a_run_that_is_stopped_saves_and_the_command_that_it_prints_ends_it(
     assert [line["step"] for line in lines if "step" in line][-1] == STEPS
 
 
-@pytest.mark.parametrize("flags", [(), ("--nproc", "2")], ids=["one process", "two processes"])
+@pytest.mark.parametrize("flags", PROCESSES)
 def test_a_signal_before_the_first_step_ends_promptly_and_leaves_nothing(place: Path, flags: tuple[str, ...]) -> None:
     with started(sft(*flags), place) as run:
         # Tokenised; next comes the model.
@@ -91,7 +98,8 @@ save.write_manifest = write_manifest
 """
 
 
-@pytest.mark.parametrize("flags", [(), ("--nproc", "2")], ids=["one process", "two processes"])
+@pytest.mark.full
+@pytest.mark.parametrize("flags", PROCESSES)
 def test_a_second_signal_ends_a_save_at_once_and_harms_no_earlier_checkpoint(
     place: Path, flags: tuple[str, ...]
 ) -> None:

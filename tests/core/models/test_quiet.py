@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _SCRIPT = """
 import sys, torch
 from swift.models.quiet import without_bitsandbytes
@@ -20,6 +22,7 @@ print(type(get_peft_model(model, LoraConfig(target_modules=["0"])).base_model.mo
 """
 
 
+@pytest.mark.full
 def test_peft_comes_without_bitsandbytes_and_knows_it_when_it_is_there() -> None:
     done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

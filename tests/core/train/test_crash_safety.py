@@ -164,8 +164,12 @@ def killed_at_random(victim: Victim, times: int, draw: random.Random) -> None:
 
 @pytest.mark.parametrize(
     ("asynchronous", "processes", "times"),
-    [(False, 1, 40), (True, 1, 40), (False, 2, 10), (True, 2, 10)],
-    ids=["one process", "one process, in the background", "two processes", "two processes, in the background"],
+    [
+        pytest.param(asynchronous, processes, times, marks=marks)
+        for sixteen_or_a_hundred, marks in (((6, 2), ()), ((40, 10), pytest.mark.full))
+        for processes, times in zip((1, 2), sixteen_or_a_hundred, strict=True)
+        for asynchronous in (False, True)
+    ],
 )
 def test_a_run_that_is_killed_at_any_moment_loses_nothing_that_it_saved(
     tied: Path, tmp_path: Path, asynchronous: bool, processes: int, times: int
@@ -174,7 +178,7 @@ def test_a_run_that_is_killed_at_any_moment_loses_nothing_that_it_saved(
     settings = {**SETTINGS, "model.path": str(tied), "logging.output": str(tmp_path)}
     settings |= {"data.cache": str(tmp_path / "cache"), "checkpoint.asynchronous": asynchronous}
     victim = Victim(settings, folder, tmp_path / "diary", processes)
-    killed_at_random(victim, times, random.Random(f"{asynchronous} {processes}"))
+    killed_at_random(victim, times, random.Random(f"{asynchronous} {processes} {times}"))
 
     end = max(whole_checkpoints(folder), default=0) + 2
     with victim.alive(pause_at=end) as alive:
