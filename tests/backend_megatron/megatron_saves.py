@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 
 def train_and_save(folder: Path) -> None:
     """Runs on every process."""
@@ -20,6 +22,8 @@ def train_and_save(folder: Path) -> None:
         Loop(job, []).run()
         with engine.active():
             save(job.state, folder / "iter_0000003")
+    for each in psutil.Process().children(recursive=True):
+        each.kill()  # Megatron's saving keeps a process for the next one
 
 
 FORM = {

@@ -6,8 +6,11 @@ import os
 import re
 import shlex
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import tiers
 from import_rules import ROOT
 
 MAKE = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
@@ -45,3 +48,32 @@ def test_ci_runs_what_the_readme_says_that_it_runs() -> None:
     readme = (ROOT / "README.md").read_text()
     assert re.search(rf"^{called} +# ", readme, re.MULTILINE)
     assert f"`.ci/run` calls `{called}`" in readme
+
+
+@pytest.mark.parametrize("beginning", [*tiers.LONGEST_FIRST, *tiers.TOGETHER, *tiers.APART])
+def test_what_is_said_of_some_tests_is_said_of_tests_that_there_are(beginning: str) -> None:
+    files = [str(each.relative_to(ROOT)) for each in (ROOT / "tests").rglob("test_*.py")]
+    assert [each for each in files if each.startswith(beginning)]
+
+
+TESTS = """
+import time
+
+def test_idle():
+    pass
+
+def test_busy():
+    while time.process_time() < 1.0:
+        pass
+"""
+
+
+def test_the_list_of_slow_tests_has_what_the_workers_measured(tmp_path: Path) -> None:
+    (tmp_path / "test_two.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-p", "times", "-n", "1", "--times", "out/times.txt"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "helpers")}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    first, *lines = (tmp_path / "out" / "times.txt").read_text().splitlines()
+    assert first.startswith("2 tests took ")
+    assert [line.rpartition("::")[2] for line in lines if "::" in line] == ["test_busy", "test_idle"]
+    assert any(line.endswith("  test_two.py") for line in lines)
