@@ -81,6 +81,8 @@ def forked(
             sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
             os.chdir(folder)
             code = program()
+        except SystemExit as end:
+            code = end.code
         except BaseException:
             traceback.print_exc()
         finally:
