@@ -131,7 +131,7 @@ def _on_the_command_line() -> Iterator[Case]:
         elif field.type_name in ("integer", "number"):
             values = ("abc", "nan", "-inf", "1e400", "9" * 5000, "-7", "true", "", "\ud800", "0x10")
         elif field.kind == "list":
-            values = ("[1]", "[[]]", "[" * 5000, "", "\ud800", "a\0b", LONG)
+            values = ('["a", 1]', '["a", []]', '["' * 2500, "", "\ud800", "a\0b", LONG)
         elif field.kind == "mapping":
             values = ("[]", "{", '{"a": NaN}', "[" * 5000, '{"a": ' * 5000, "\ud800", '{"a":' + "9" * 5000 + "}")
         else:

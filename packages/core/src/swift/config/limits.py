@@ -21,12 +21,15 @@ _DEPTH = 30
 _NUMBER = 1e15
 _TEXT = 4096
 _FILE_NAME = 255
+_FOLDERS = 200
 
 
 def _named(text: str) -> str:
     """Refuses what cannot be the name of a file, a folder or anything else, before a system call does."""
     if not text.strip():
         raise ValueError("must not be empty; to leave it open, leave it out")
+    if text.count("/") > _FOLDERS:
+        raise ValueError(f"has more than {_FOLDERS} folders in it")
     if len(text) > _TEXT or any(len(part.encode("utf-8", "replace")) > _FILE_NAME for part in text.split("/")):
         raise ValueError(f"is longer than a name can be ({_FILE_NAME} bytes, {_TEXT} with its folders)")
     return text

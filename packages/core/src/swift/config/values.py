@@ -61,9 +61,9 @@ def literal(value: Any) -> Any:
 def coerce(field: Field, value: Any, said: str) -> Any:
     """`value` in the shape of `field`. Text comes from the command line, or from YAML."""
     if field.kind == "list" and isinstance(value, list | tuple):
-        # One word of a command line may be a JSON list of several.
+        # One word of a command line may be a JSON list of several; `[ab]*` is a pattern.
         one = value[0] if len(value) == 1 else None
-        value = one if isinstance(one, str) and one.startswith("[") else tuple(value)
+        value = one if isinstance(one, str) and one.startswith('["') else tuple(value)
     if not isinstance(value, str):
         return value
     if field.optional and (value.lower() in ("none", "null") or (value == "" and field.key in _MAY_BE_EMPTY)):

@@ -442,7 +442,7 @@ def check_destination(
     destination: Path, options: ExportSection, *, out: str = "--out", exist_ok: str = "--exist-ok"
 ) -> None:
     """Refuse to write over what is there; `out` and `exist_ok` are the flags that choose otherwise."""
-    if not destination.exists():
+    if not destination.exists() and not destination.is_symlink():  # a link to nowhere is something that is there
         return
     if not options.exist_ok:
         raise ExportError(

@@ -11,6 +11,7 @@ import jinja2
 
 from swift.errors import ConfigError, ModelError
 from swift.models.tokenizer_file import tell_difference
+from swift.untrusted import read_text, time_limit
 
 if TYPE_CHECKING:
     from swift.config.sections import ModelSection
@@ -26,6 +27,9 @@ COMPANIONS = (
     "chat_template.json",
 )
 TEMPLATE = "chat_template.jinja"
+LARGEST_TEMPLATE = 1 << 20
+PATIENCE = 10.0
+"""Seconds for a conversation of one word."""
 
 
 def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Callable[[str], None]) -> Any:
@@ -56,14 +60,20 @@ def copy_tokenizer(source: Path, destination: Path, *, template: str | None) -> 
 
 
 def _set_template(tokenizer: Any, path: Path) -> None:
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"There is no chat template {path}.", hint="Check --model.chat_template.")
-    tokenizer.chat_template = path.read_text(encoding="utf-8")
+    tokenizer.chat_template = read_text(path, ConfigError, limit=LARGEST_TEMPLATE)
+    endless = ConfigError(
+        f"The chat template {path} takes more than {PATIENCE:g} seconds for one word.", hint="Does it loop? Mend it."
+    )
     try:
-        tokenizer.apply_chat_template([{"role": "user", "content": "."}], tokenize=False)
+        with time_limit(PATIENCE, endless):
+            tokenizer.apply_chat_template([{"role": "user", "content": "."}], tokenize=False)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{path}, line {error.lineno}: {error.message}", hint="Mend the chat template.") from error
-    except jinja2.TemplateError:
+    except ConfigError:
+        raise
+    except Exception:  # a template may raise anything
         return  # It compiles; which conversations it takes is found out with the data.
 
 
