@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import time
@@ -85,3 +86,8 @@ def test_every_tenth_case_is_in_the_quick_run(tmp_path: Path) -> None:
     assert [parameter.id for parameter in parameters if not parameter.marks] == ["0", "10", "20"]
     with pytest.raises(ValueError, match="same name: twice"):
         sampled([Case("twice", named), Case("twice", named)])
+
+
+def test_there_are_more_than_a_thousand_cases() -> None:
+    classes = [importlib.import_module(file.stem) for file in Path(__file__).parent.glob("test_*.py")]
+    assert sum(len(getattr(each, "CASES", ())) for each in classes) >= 1000

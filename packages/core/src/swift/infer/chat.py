@@ -6,7 +6,9 @@ import sys
 from typing import Any
 
 from swift.contracts import Sampling
+from swift.errors import UsageError
 from swift.infer.speaker import Speaker
+from swift.untrusted import check_unicode
 
 
 def converse(speaker: Speaker, sampling: Sampling) -> None:
@@ -20,6 +22,9 @@ def converse(speaker: Speaker, sampling: Sampling) -> None:
             said = input("> " if interactive else "").strip()
         except EOFError:
             return
+        except UnicodeDecodeError:
+            raise UsageError("What was typed is not UTF-8 text.", hint="Write it in UTF-8.") from None
+        check_unicode(said, "What was typed", UsageError)
         if said == "/exit":
             return
         if said == "/clear":

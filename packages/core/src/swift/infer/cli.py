@@ -14,6 +14,7 @@ from swift.cli.app import TrustRemoteCode, run_app
 from swift.contracts import Sampling
 from swift.errors import UsageError
 from swift.infer.wanted import Wanted, is_address
+from swift.untrusted import check_unicode, shown
 
 if TYPE_CHECKING:
     from swift.infer.batch import Asked, LineOf
@@ -100,7 +101,9 @@ def infer(
     name = _named("infer", model, model_flag, engine)
     if prompt and dataset:
         raise UsageError("--prompt and --dataset are two sources of questions.", hint="Give one of them.")
-    renames = _mapping("--columns", columns, '{"question": "query"}')
+    renames = _renames(columns)
+    for each in prompt or ():
+        check_unicode(each, "--prompt", UsageError)
     _check_result(result)
     wanted = _wanted(
         engine, adapters, system, dtype, device, batch_size, max_length, engine_options, api_key, trust_remote_code
@@ -211,7 +214,7 @@ def evaluate(
             "asked for: its template and its tokenizer are its own.",
             hint="Load the model instead: --engine vllm or --engine transformers, and MODEL.",
         )
-    renames = _mapping("--columns", columns, '{"question": "query"}')
+    renames = _renames(columns)
     wanted = _wanted(
         engine, adapters, system, dtype, device, batch_size, max_length, engine_options, api_key, trust_remote_code
     )
@@ -366,13 +369,24 @@ def _check_result(result: Path | None) -> None:
         )
 
 
+def _renames(text: str) -> dict[str, str]:
+    example = '{"question": "query"}'
+    renames = _mapping("--columns", text, example)
+    if not all(isinstance(name, str) for name in renames.values()):
+        raise UsageError(
+            f"--columns gives each column another name, and {shown(text)} does not.",
+            hint=f"For example: --columns '{example}'",
+        )
+    return renames
+
+
 def _mapping(flag: str, text: str, example: str) -> dict[str, Any]:
     try:
         value: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise UsageError(f"{flag} is not a JSON object: {text}", hint=f"For example: {flag} '{example}'")
+        raise UsageError(f"{flag} is not a JSON object: {shown(text)}", hint=f"For example: {flag} '{example}'")
     return value
 
 
@@ -388,6 +402,8 @@ def _wanted(
     api_key: str | None,
     trust_remote_code: bool,
 ) -> Wanted:
+    if system is not None:
+        check_unicode(system, "--system", UsageError)
     own = _mapping("--engine_options", options, '{"max_num_seqs": 64}')
     return Wanted(engine, adapters, system, dtype, device, batch_size, max_length, own, api_key, trust_remote_code)
 

@@ -1,0 +1,183 @@
+"""What is asked of a model, and files of answers that are gone on with, where they are damaged or hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from judge import Case, judge, sampled
+
+from swift.cli.main import run
+
+Build = Callable[[Path], Sequence[str]]
+
+INFER = ["infer", "--model", "model", "--max_new_tokens", "1"]
+EVAL = ["eval", "--model", "model", "--max_new_tokens", "1"]
+
+
+def typed(words: Sequence[str], folder: Path) -> Sequence[str]:
+    return words
+
+
+def rows(line: str, words: Sequence[str], folder: Path) -> Sequence[str]:
+    """Writes a data set with one good row and another line."""
+    good = '{"query": "Hello", "response": "Hi"}'
+    (folder / "rows.jsonl").write_text(f"{good}\n{line}\n", encoding="utf-8")
+    return [*words, "--dataset", "rows.jsonl"]
+
+
+CASES = [
+    Case(f"{flag} {name}", partial(typed, [*words, flag, value]), "refused", (flag,))
+    for words in (INFER, [*INFER, "--prompt", "Hello"])
+    for flag, value, name in (
+        ("--system", "\udce9", "with a byte of Latin-1"),
+        ("--prompt", "a \ud800", "with half a surrogate pair"),
+        ("--columns", '{"a":' * 5000, "deep"),
+        ("--columns", "9" * 5000, "of digits"),
+        ("--columns", '{"a": 5}', "to a number"),
+        ("--columns", '{"a": null}', "to null"),
+        ("--columns", "[]", "a list"),
+        ("--engine_options", '{"a":' * 5000, "deep"),
+        ("--engine_options", "null", "null"),
+    )
+    if len(words) == len(INFER) or flag == "--system"
+]
+CASES = [
+    case if index < 9 else Case(f"{case.name} beside a prompt", case.build, "refused", case.names)
+    for index, case in enumerate(CASES)
+]
+CASES += [
+    Case(f"chat: {name}", partial(typed, ["chat", "--model", "model", "--max_new_tokens", "1"]), expected, stdin=said)
+    for name, said, expected in (
+        ("Latin-1", b"caf\xe9\n", "refused"),
+        ("an encoded surrogate", b"Hello\n\xed\xa0\x80\n", "refused"),
+        ("NUL", b"a\0b\n", "works"),
+        ("blanks", b" \n\n\t\n", "works"),
+        ("nothing", b"", "works"),
+        ("escape codes", b"\x1b[2J\n", "works"),
+        ("no end of the line", b"Hello", "works"),
+    )
+]
+CASES += [
+    Case(f"{words[0]} {' '.join(words[5:])} on {name}", partial(rows, line, words), "either", ("rows.jsonl",))
+    for words in (INFER, EVAL, [*EVAL, "--metric", "loss"])
+    for name, line in {
+        "raw text": '{"text": "Once upon a time"}',
+        "no column that is understood": '{"body": "a"}',
+        "an empty question": '{"query": "", "response": "a"}',
+        "a message that is a text": '{"messages": ["user"]}',
+        "a last message that is null": '{"messages": [{"role": "user", "content": "a"}, null]}',
+        "a role that is a list": '{"messages": [{"role": ["user"], "content": "a"}]}',
+        "no content": '{"messages": [{"role": "user"}]}',
+        "a history that is a number": '{"query": "a", "history": 5}',
+        "a system message that is a list": '{"query": "a", "system": []}',
+        "tools that are a number": '{"query": "a", "tools": 5}',
+        "half a surrogate pair in another column": '{"query": "a", "response": "b", "note": "\\udc00"}',
+        "NaN in another column": '{"query": "a", "response": "b", "note": [NaN, 1e400]}',
+        "an answer that is a number": '{"query": "a", "response": 5}',
+        "an empty line of an object": "{}",
+    }.items()
+]
+
+
+# ---------------------------------------------------------------- files of answers
+
+
+def answered(change: Callable[[Path, Path], object], folder: Path, *, words: Sequence[str] = INFER) -> Sequence[str]:
+    """Answers two questions into a file, changes it or what stands beside it, and goes on."""
+    command = [*rows('{"query": "Bye", "response": "Bye"}', words, folder), "--result_path", "answers.jsonl"]
+    assert run(command) == 0
+    change(folder / "answers.jsonl", folder / "answers.jsonl.settings.json")
+    return command
+
+
+def line(change: Callable[[dict[str, object]], object]) -> Callable[[Path, Path], object]:
+    """Changes what the first line says."""
+
+    def act(answers: Path, _settings: Path) -> None:
+        first, *others = answers.read_text(encoding="utf-8").splitlines()
+        said = json.loads(first)
+        change(said)
+        answers.write_text("\n".join([json.dumps(said), *others]) + "\n", encoding="utf-8")
+
+    return act
+
+
+def row(value: object) -> Callable[[Path, Path], object]:
+    return line(lambda said: said["asked"].update(row=value))  # type: ignore[attr-defined]
+
+
+def text(content: bytes) -> Callable[[Path, Path], object]:
+    return lambda answers, _settings: answers.write_bytes(content)
+
+
+def settings(content: bytes) -> Callable[[Path, Path], object]:
+    return lambda _answers, beside: beside.write_bytes(content)
+
+
+def pipe(answers: Path, _settings: Path) -> None:
+    answers.unlink()
+    os.mkfifo(answers)
+
+
+def pipe_beside(_answers: Path, beside: Path) -> None:
+    beside.unlink()
+    os.mkfifo(beside)
+
+
+def swapped(answers: Path, _settings: Path) -> None:
+    answers.write_bytes(b"".join(reversed(answers.read_bytes().splitlines(keepends=True))))
+
+
+ANSWERS: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "as it was": (lambda answers, beside: None, "works"),
+    "in another order": (swapped, "works"),
+    "cut off in the last line": (
+        lambda answers, beside: os.truncate(answers, answers.stat().st_size - 5),
+        "works",
+    ),
+    "empty": (text(b""), "works"),
+    "a pipe": (pipe, "refused"),
+    "a line of a word": (text(b"hello\n"), "refused"),
+    "a line of NULs": (text(bytes(100) + b"\n"), "refused"),
+    "a deep line": (text(b"[" * 100_000 + b"\n"), "refused"),
+    "a line of digits": (text(b'{"asked": {"row": ' + b"9" * 5000 + b"}}\n"), "refused"),
+    "a line of Latin-1": (text(b'{"asked": "\xe9"}\n'), "refused"),
+    "asked a list": (line(lambda said: said.update(asked=[])), "refused"),
+    "asked null": (line(lambda said: said.update(asked=None)), "refused"),
+    "row -1": (row(-1), "refused"),
+    "row 0.0": (row(0.0), "refused"),
+    "row true": (row(True), "refused"),
+    "row a text": (row("0"), "refused"),
+    "row beyond": (row(5), "refused"),
+    "row vast": (row(10**30), "refused"),
+    "row of another": (row(1), "refused"),
+    "settings a pipe": (pipe_beside, "refused"),
+    "settings cut off": (settings(b"{"), "refused"),
+    "settings a list": (settings(b"[]"), "refused"),
+    "settings deep": (settings(b"[" * 100_000), "refused"),
+    "settings of digits": (settings(b"9" * 5000), "refused"),
+    "settings of Latin-1": (settings(b'{"a": "\xe9"}'), "refused"),
+}
+CASES += [
+    Case(f"answers: {name}", partial(answered, change), expected, ("answers.jsonl",))  # type: ignore[arg-type]
+    for name, (change, expected) in ANSWERS.items()
+]
+CASES += [
+    Case(f"judged answers: {name}", partial(answered, change, words=EVAL), expected, names)  # type: ignore[arg-type]
+    for name, change, expected, names in (
+        ("as they were", lambda answers, beside: None, "works", ()),
+        ("without a judgement", line(lambda said: said.pop("right")), "refused", ("--overwrite",)),
+        ("a judgement that is a text", line(lambda said: said.update(right="yes")), "refused", ("--overwrite",)),
+        ("an answer that is a number", line(lambda said: said.update(answer=5)), "works", ()),
+    )
+]
+
+
+@pytest.mark.parametrize("case", sampled(CASES))
+def test_a_question_is_answered_or_refused_clearly(case: Case, template: Path) -> None:
+    judge(case, template)
