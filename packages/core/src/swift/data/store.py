@@ -128,7 +128,7 @@ class Store(SampleSet):
         self._firsts = _starts(arrays["segment_counts"])
         bounds = self._starts[self._firsts]
         self.lengths = np.diff(bounds)
-        self.loss_weights = _sums(self._weights, bounds)
+        self.loss_weights = _sums(folder / "weights.bin", bounds)
         self.sample_ids = np.arange(len(self.lengths), dtype=np.int64)
 
     def __getitem__(self, index: int) -> Encoded:
@@ -277,14 +277,15 @@ def _starts(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
-def _sums(weights: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Sum of the weights between each two bounds; in blocks, so that the mapped file is never held whole."""
+def _sums(path: Path, bounds: np.ndarray) -> np.ndarray:
+    """Sum of the weights between each two bounds; read block by block, so that the file is never held whole."""
     sums = np.zeros(len(bounds) - 1, dtype=np.float64)
     block = 4096
-    for first in range(0, len(sums), block):
-        edges = bounds[first : first + block + 1]
-        part = np.asarray(weights[edges[0] : edges[-1]], dtype=np.float64)
-        sums[first : first + block] = np.add.reduceat(part, edges[:-1] - edges[0])
+    with path.open("rb") as file:
+        for first in range(0, len(sums), block):
+            edges = bounds[first : first + block + 1]
+            part = np.fromfile(file, dtype=_TYPES["weights"], count=int(edges[-1] - edges[0]))
+            sums[first : first + block] = np.add.reduceat(part.astype(np.float64), edges[:-1] - edges[0])
     return sums
 
 

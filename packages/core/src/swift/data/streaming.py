@@ -15,16 +15,18 @@ from swift.contracts import Objective
 from swift.data.batch import Batch, Row
 from swift.data.conversation import Unusable
 from swift.data.corpus import Part, stream_rows
-from swift.data.encode import SampleEncoder
+from swift.data.encode import SampleEncoder, Understood
 from swift.data.formats import Sample, check_format, rename
 from swift.data.packing import pack
 from swift.data.report import DataReport, merge_columns
 from swift.data.sampler import Layout, shuffler
 from swift.data.samples import Encoded
-from swift.errors import ConfigError, DataError
+from swift.errors import ConfigError, DataError, SwiftError
 
 SHUFFLE_BUFFER = 4096
 """Samples among which the next one is drawn."""
+TOGETHER = 64
+"""Rows that are read and tokenised at a time."""
 PACKING_WINDOW = 1024
 """Samples that are packed together."""
 
@@ -42,37 +44,36 @@ class SampleStream:
     def epoch(self, number: int) -> Iterator[Encoded]:
         """All samples once, in the order of the data sets."""
         known = 0
-        for place, sample, following in self._understood(number):
-            try:
-                pieces = self._encoder.encode(sample, place, following)
-            except Unusable as unusable:
-                self._reject(number, unusable, place)
-                continue
-            if number == 0:
-                self.report.turn_by_turn += pieces.turn_by_turn
-                self.report.unused_columns = merge_columns(self.report.unused_columns, sample.extras)
-            for encoded in pieces.samples:
-                yield Encoded(known, encoded.segments, encoded.values)
-                known += 1
+        for group in _together(self._understood(number)):
+            for (sample, place, _), made in zip(group, self._encoder.encode_many(group), strict=True):
+                if isinstance(made, Unusable):
+                    self._reject(number, made, place)
+                    continue
+                if number == 0:
+                    self.report.turn_by_turn += made.turn_by_turn
+                    self.report.unused_columns = merge_columns(self.report.unused_columns, sample.extras)
+                for encoded in made.samples:
+                    yield Encoded(known, encoded.segments, encoded.values)
+                    known += 1
         if known == 0:
             raise DataError(
                 f"There is nothing to learn from in any row of {', '.join(self._names)}.",
                 hint="\n".join(self.report.lines()) or None,
             )
 
-    def _understood(self, epoch: int) -> Iterator[tuple[str, Sample, Sample | None]]:
+    def _understood(self, epoch: int) -> Iterator[Understood]:
         """Each sample with the one after it, which 'unpaired' needs; the first follows the last."""
         rows = self._samples(epoch)
         if self._encoder.encoding != "unpaired":
             for place, sample in rows:
-                yield place, sample, None
+                yield sample, place, None
             return
         first = next(rows, None)
         if first is None:
             return
         place, sample = first
         for next_place, following in chain(rows, [first]):
-            yield place, sample, following
+            yield sample, place, following
             place, sample = next_place, following
 
     def _samples(self, epoch: int) -> Iterator[tuple[str, Sample]]:
@@ -160,6 +161,21 @@ class StreamingPlan:
                 yield from ((sample,) for sample in samples)
             else:
                 yield from packed(samples, self._capacity)
+
+
+def _together(rows: Iterator[Understood]) -> Iterator[list[Understood]]:
+    """Some rows at a time; those before one that cannot be read come before its error."""
+    group: list[Understood] = []
+    try:
+        for row in rows:
+            group.append(row)
+            if len(group) == TOGETHER:
+                yield group
+                group = []
+    except SwiftError:
+        yield group
+        raise
+    yield group
 
 
 def _same(row: Row) -> Row:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from swift.data.rendering import render_chat
 from swift.errors import ExportError
 
 _ASKED = [{"role": "user", "content": "What is 2 + 3? \u00bfY «esto»? 这个呢？\n\n\tThanks."}]
@@ -68,7 +69,8 @@ def _rendered(tokenizer: Any, conversation: dict[str, Any]) -> str | None:
     if tokenizer.chat_template is None:
         return None
     try:
-        return str(tokenizer.apply_chat_template(**conversation, tokenize=False))
+        said = {name: value for name, value in conversation.items() if name != "conversation"}
+        return render_chat(tokenizer, conversation["conversation"], place="A conversation to compare", **said)
     except (TemplateError, TypeError, ValueError, KeyError):
         return None
 

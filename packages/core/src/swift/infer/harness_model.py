@@ -14,6 +14,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from swift.contracts import Sampling
+from swift.data.rendering import render_chat
 from swift.infer.speaker import EngineSpeaker
 from swift.train.progress import progress
 
@@ -52,13 +53,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as the model knows it; a last turn of the assistant is gone on with."""
-        text: str = self.tokenizer.apply_chat_template(
+        return render_chat(
+            self.tokenizer,
             chat_history,
-            tokenize=False,
+            place="A question of the task",
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
         )
-        return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """As the tokenizer does it, but never two tokens that begin a text."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
-from swift.errors import DataError, ModelError, UsageError
+from swift.data.rendering import render_chat
+from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.infer.questions import Question, with_system
 from swift.infer.wanted import Wanted, is_address
 from swift.plugins.inference import open_inference
@@ -143,8 +144,8 @@ class EngineSpeaker:
                     hint="Give one prompt, or a template with --model.chat_template when training.",
                 )
             return list(self.tokenizer(messages[0]["content"])["input_ids"])
-        text = self.tokenizer.apply_chat_template(
-            messages, tools=tools or None, tokenize=False, add_generation_prompt=True
+        text = render_chat(
+            self.tokenizer, messages, place="The prompt", tools=tools or None, add_generation_prompt=True
         )
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -183,7 +184,9 @@ def end_tokens(tokenizer: Any) -> tuple[int, ...]:
         answer = "an answer that ends here"
         talk = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
         try:
-            text = tokenizer.apply_chat_template(talk, tokenize=False)
+            text = render_chat(tokenizer, talk, place="A question and its answer")
+        except SwiftError:
+            raise
         except Exception:  # templates raise what they like, about roles that they do not know, say
             return tuple(found)
         after = tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
