@@ -44,6 +44,12 @@ class Figure:
         return f"{digits}x" if self.unit == "x" else f"{digits} {self.unit}".rstrip()
 
 
+def cpu_seconds() -> float:
+    """CPU time that this process and those of its children that have ended have taken since they were started."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def peak_memory_mib() -> float:
     """The most memory that this process has had since it was started (the kernel's VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.commands import ROWS
-from benchmarks.facts import MemoryWatch, peak_memory_mib
+from benchmarks.facts import MemoryWatch, cpu_seconds, peak_memory_mib
 from swift.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -137,12 +137,13 @@ def _shuffled(loop: BareLoop) -> Iterator[list[int]]:
 
 
 class Stopwatch:
-    """When each phase of a run begins and ends, by the wall clock, and its peak memory."""
+    """When each phase of a run begins and ends, by the wall clock and in CPU seconds, and its peak memory."""
 
     FILE = "stopwatch.json"
 
     def __init__(self) -> None:
         self._times: dict[str, float] = {"plugins": time.time()}
+        self._cpu: dict[str, float] = {}
 
     @hookimpl(wrapper=True)
     def swift_setup(self) -> Generator[None, Any, Any]:
@@ -162,12 +163,17 @@ class Stopwatch:
 
     @hookimpl(trylast=True)
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
-        _append(run, self.FILE, {"times": self._times, "peak_mib": peak_memory_mib(), "tokens": summary.tokens})
+        _append(
+            run,
+            self.FILE,
+            {"times": self._times, "cpu": self._cpu, "peak_mib": peak_memory_mib(), "tokens": summary.tokens},
+        )
 
     def _timed(self, phase: str) -> Generator[None, Any, Any]:
         self._times.setdefault(f"{phase}.begin", time.time())
         result = yield
         self._times.setdefault(f"{phase}.end", time.time())
+        self._cpu.setdefault(f"{phase}.end", cpu_seconds())
         return result
 
 
