@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from swift.errors import ModelError
-from swift.untrusted import check_regular, inside, is_deeper, parse_json, read_json_object, read_text, time_limit
+from swift.untrusted import (
+    check_regular,
+    check_unicode,
+    inside,
+    is_deeper,
+    parse_json,
+    read_json_object,
+    read_text,
+    shown,
+    time_limit,
+)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "missing", "unprintable"])
@@ -125,3 +135,16 @@ def test_a_time_limit_in_another_thread_changes_no_alarm() -> None:
     thread.start()
     thread.join()
     assert done == [1]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a \udfff b", "caf\udce9"])
+def test_half_of_a_surrogate_pair_is_no_text(text: str) -> None:
+    with pytest.raises(ModelError, match=r"--system is not Unicode text: .*\\ud"):
+        check_unicode(text, "--system", ModelError)
+    check_unicode("café \U0001f600", "--system", ModelError)
+
+
+def test_what_is_shown_can_be_printed_and_is_short() -> None:
+    assert shown("a\nb\x1b[2J\udce9é") == "a\\nb\\x1b[2J\\udce9é"
+    assert len(shown("x" * 10_000)) <= 200
+    assert shown("x" * 10_000 + ".jsonl").endswith("x.jsonl")
