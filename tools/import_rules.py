@@ -47,6 +47,7 @@ PUBLIC = (
     "swift.hookspecs",
     "swift.infer",
     "swift.models",
+    "swift.models.adapter_file",
     "swift.models.files",
     "swift.objectives",
     "swift.optim",

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 import swift.checkpoint.dcp  # noqa: F401 - so that nothing is imported while bytes are counted
 from swift.checkpoint import Boxes, Manifest, flat_boxes, open_checkpoint, save_checkpoint
 from swift.checkpoint.reading import SafetensorsFile
+from swift.errors import CheckpointError
 
 MANIFEST = Manifest(step=0, rows_per_step=1, seed=1, model_fingerprint="m", data_fingerprint="d", backend="torch")
 WIDE = {f"model.{name}": (64, 4096) for name in "abcd"}
@@ -50,7 +51,7 @@ def test_any_rectangle_is_what_safetensors_gives(tmp_path: Path, shape: tuple[in
 def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
     save_file({"whole": torch.ones(4_000)}, tmp_path / "file")
     os.truncate(tmp_path / "file", 9_000)
-    with pytest.raises(ValueError, match="file ends early"):
+    with pytest.raises(CheckpointError, match="truncated or altered"):
         SafetensorsFile(tmp_path / "file").read_into(torch.empty(4_000), "whole", (0,), (4_000,))
 
 

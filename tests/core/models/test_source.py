@@ -162,7 +162,7 @@ def garbage(folder: Path) -> None:
         (pickled, "pickle"),
         (truncated, "truncated"),
         (garbage, "not a safetensors file"),
-        (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
+        (lambda folder: (folder / "config.json").write_text("{"), "malformed JSON"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "nothing"}'), "cannot be read"),
         (lambda folder: transformers.T5Config().save_pretrained(folder), "not a causal language model"),
         (lambda folder: transformers.BertConfig().save_pretrained(folder), "not a causal language model"),

@@ -19,6 +19,7 @@ import torch
 
 from swift.contracts import ForeignCheckpoint
 from swift.errors import CheckpointError
+from swift.toolkit import load_pickle
 from swift_backend_deepspeed.partitions import MOMENTS
 
 _MODEL = "*mp_rank_*_model_states.pt"
@@ -74,11 +75,8 @@ def _known_classes() -> AbstractContextManager[Any]:
 
 
 def _load(file: Path) -> Any:
-    try:
-        with _known_classes():
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise CheckpointError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+    with _known_classes():
+        return load_pickle(file, CheckpointError)
 
 
 @dataclass(frozen=True)

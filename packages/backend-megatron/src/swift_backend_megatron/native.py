@@ -25,8 +25,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from swift.checkpoint import Boxes
 from swift.contracts import ForeignCheckpoint
 from swift.errors import CheckpointError
+from swift.toolkit import check_archive
+from swift.untrusted import read_bytes
 from swift_backend_megatron.masters import MOMENTS
 from swift_backend_megatron.on_disk import MASTERS, SLOT, Piece, learn
+
+_TABLE = 1 << 30
+"""Bytes of a table of contents: that of a large model on thousands of processes has some hundred megabytes."""
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
@@ -147,7 +152,9 @@ class _Reader(FileSystemReader):
         if self._table is None:
             file = Path(str(self.path)) / ".metadata"
             try:
-                self._table = _Unpickler(io.BytesIO(file.read_bytes())).load()
+                self._table = _Unpickler(io.BytesIO(read_bytes(file, CheckpointError, limit=_TABLE))).load()
+            except CheckpointError:
+                raise
             except Exception as error:
                 raise CheckpointError(f"{file} cannot be read: {error}") from error
         return self._table
@@ -169,8 +176,11 @@ class _Nothing:
             vars(self).update(state)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Makes values of a table of contents, and nothing else."""
+class _Unpickler(pickle._Unpickler):
+    """Makes values of a table of contents, and nothing else.
+
+    In Python, whose memo is a mapping: that of the one in C is an array as long as the largest number in the file.
+    """
 
     _VALUES = frozenset(
         {
@@ -196,6 +206,7 @@ def _common(folder: Path) -> Mapping[str, Any]:
     if not file.is_file():
         return {}
     try:
+        check_archive(file, CheckpointError)
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(str(file))
         with torch.serialization.safe_globals([(_Nothing, name) for name in unknown]):
             content: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=True)

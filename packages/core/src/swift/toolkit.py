@@ -59,6 +59,7 @@ from swift.train.progress import progress
 from swift.train.steps import Arithmetic, accumulate, score, update
 from swift.train.sums import GlobalSums, NonFiniteStep
 from swift.train.watchdog import heartbeat
+from swift.untrusted_pickle import check_archive, load_pickle
 
 __all__ = [
     "ADAPTER",
@@ -95,6 +96,7 @@ __all__ = [
     "canonical_parameters",
     "canonical_weights",
     "causal_lm_of",
+    "check_archive",
     "check_heads",
     "check_memory",
     "check_widths",
@@ -110,6 +112,7 @@ __all__ = [
     "initial_adapter",
     "join_group",
     "leave_group",
+    "load_pickle",
     "model_bytes",
     "model_name",
     "name_map",

@@ -51,6 +51,17 @@ def open_regular(path: Path, error: Failure) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def typed_path(name: str, what: str, error: Failure) -> Path:
+    """Returns the path that a user typed; raises `error` for what cannot be one. `what` says what it was typed for."""
+    parts = name.encode("utf-8", "surrogateescape").split(b"/")
+    if "\0" in name or sum(map(len, parts)) + len(parts) > 16 * _NAME_BYTES or max(map(len, parts)) > _NAME_BYTES:
+        raise error(f"{what} {shown(name)!r} is not the name of a file or folder.")
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise error(f"{what} {shown(name)!r} names a home folder that is not there.") from None
+
+
 def check_regular(path: Path, error: Failure) -> None:
     """Raises `error` unless this is a regular file that can be read: for readers that open files themselves."""
     open_regular(path, error).close()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from swift.errors import ModelError
+from swift.models.adapter_file import read_adapter_config
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has; room is made for the largest adapter."""
@@ -47,8 +47,4 @@ def _rank(config: dict[str, Any]) -> int:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    file = folder / "adapter_config.json"
-    if not file.is_file():
-        raise ModelError(f"{folder} is not an adapter: {file.name} is missing.", hint="Check --adapter.")
-    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return config
+    return read_adapter_config(folder)

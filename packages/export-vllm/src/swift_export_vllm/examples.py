@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swift.contracts import ServeRequest
+from swift.errors import ModelError
+from swift.untrusted import read_json_object
 
 QUESTION = "Hello! Who are you?"
 TOKENS = 64
@@ -25,7 +27,7 @@ def has_template(request: ServeRequest) -> bool:
     if request.chat_template or (request.model / "chat_template.jinja").is_file():
         return True
     settings = request.model / "tokenizer_config.json"
-    return settings.is_file() and bool(json.loads(settings.read_text(encoding="utf-8")).get("chat_template"))
+    return settings.is_file() and bool(read_json_object(settings, ModelError).get("chat_template"))
 
 
 def curl_line(request: ServeRequest, url: str) -> str:

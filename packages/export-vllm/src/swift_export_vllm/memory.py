@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
@@ -15,6 +14,7 @@ import psutil
 from swift.contracts import EngineRequest
 from swift.errors import ModelError
 from swift.models.files import SafetensorsFolder
+from swift.untrusted import read_json_object
 
 GIB = 2**30
 VLLM_ITSELF = 3 * GIB // 2
@@ -64,7 +64,7 @@ class Share:
 
 def need_of(model: Path, dtype: str) -> Need:
     """From config.json and the headers of the weights. `dtype` 'auto' is what the files have."""
-    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config: dict[str, Any] = read_json_object(model / "config.json", ModelError)
     weights = SafetensorsFolder(model)
     stored_as_is = "quantization_config" in config or dtype not in ITEM_SIZE
     size = sum(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import ExportError, ModelError, did_you_mean
+from swift.untrusted import read_json_object
 from swift_export_vllm.interpreter import Interpreter, find_interpreter
 from swift_export_vllm.memory import head_size
 
@@ -47,7 +48,7 @@ def architectures_of(interpreter: Interpreter) -> frozenset[str]:
 
 def check_served(model: Path, interpreter: Interpreter) -> None:
     """Refuse a model that neither vLLM's own code nor its use of transformers can serve."""
-    config: Any = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config: Any = read_json_object(model / "config.json", ModelError)
     named = [str(each) for each in config.get("architectures") or ()]
     known = architectures_of(interpreter)
     if any(name in known for name in named):
@@ -90,7 +91,7 @@ def check_heads(model: Path, interpreter: Interpreter) -> None:
         for statement in node.body
         if isinstance(statement, ast.Return) and isinstance(statement.value, ast.List)
     ]
-    size = head_size(json.loads((model / "config.json").read_text(encoding="utf-8")))
+    size = head_size(read_json_object(model / "config.json", ModelError))
     if sizes and size and size not in sizes[0]:
         raise ModelError(
             f"{model} has attention heads of size {size}, which {interpreter} cannot compute on the CPU: it has "

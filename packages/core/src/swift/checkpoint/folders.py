@@ -8,6 +8,7 @@ from pathlib import Path
 
 from swift.checkpoint.manifest import MANIFEST
 from swift.errors import CheckpointError, did_you_mean
+from swift.untrusted import typed_path
 
 LAST = "last-checkpoint"
 BEST = "best-checkpoint"
@@ -94,9 +95,9 @@ def find_checkpoint(where: str | Path, *, output: Path = Path("output")) -> Path
     `where` is a checkpoint folder, a run folder (its last checkpoint), or 'last': the last checkpoint of the newest
     run under `output`.
     """
-    if str(where) == "last" and not Path(where).exists():
+    path = typed_path(str(where), "The checkpoint", CheckpointError)
+    if str(where) == "last" and not path.exists():
         return _newest_run(output)
-    path = Path(where).expanduser()
     if (path / MANIFEST).is_file():
         return path.resolve()
     if path.is_dir():

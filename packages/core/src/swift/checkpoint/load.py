@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,22 +10,26 @@ import torch
 
 from swift.checkpoint.coordination import agree, comms_for
 from swift.checkpoint.folders import earlier_checkpoint
-from swift.checkpoint.manifest import Manifest, read_manifest
+from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.checkpoint.planning import fill
 from swift.checkpoint.records import hash_file
-from swift.checkpoint.storage import INDEX, Index, StoredTensors, index_from_json
+from swift.checkpoint.storage import INDEX, StoredTensors, index_from_json
 from swift.errors import CheckpointError, SwiftError
 from swift.train.comms import Comms
+from swift.untrusted import check_regular, inside, parse_json, read_bytes
+
+_LARGEST = 1 << 30
+"""Bytes of an index: that of a model of many experts on thousands of processes has some hundred megabytes."""
 
 
 class Checkpoint:
     """A checkpoint that is open for reading: the `CheckpointReader` that a backend sees."""
 
-    def __init__(self, folder: Path, facts: Manifest, index: Index, comms: Comms) -> None:
+    def __init__(self, folder: Path, facts: Manifest, stored: StoredTensors, comms: Comms) -> None:
         self.folder = folder
         self.facts = facts
         self.manifest: Mapping[str, Any] = facts.model_dump(mode="json")
-        self._stored = StoredTensors(folder, index)
+        self._stored = stored
         self._comms = comms
 
     def names(self) -> list[str]:
@@ -169,18 +172,22 @@ def _open(folder: Path, comms: Comms, verify: bool | Literal["sizes"]) -> Checkp
         _check_sizes(folder, manifest)
     if verify is True:
         _check_sums(folder, manifest, comms)
-    try:
-        index = index_from_json(json.loads((folder / INDEX).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / INDEX} cannot be used: {error}.") from error
-    return Checkpoint(folder, manifest, index, comms)
+    if INDEX not in manifest.files:
+        raise CheckpointError(f"The checkpoint {folder} is damaged: {MANIFEST} does not list {INDEX}.")
+    content = read_bytes(inside(folder, INDEX, CheckpointError, source=str(folder)), CheckpointError, limit=_LARGEST)
+    index = index_from_json(parse_json(content, str(folder / INDEX), CheckpointError), folder)
+    unlisted = {chunk.file for tensor in index.values() for chunk in tensor.chunks} - manifest.files.keys()
+    if unlisted:
+        raise CheckpointError(f"{folder / INDEX} is damaged: {MANIFEST} does not list {min(unlisted)}.")
+    return Checkpoint(folder, manifest, StoredTensors(folder, index), comms)
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
     for name, record in manifest.files.items():
         path = folder / name
-        if not path.is_file():
+        if not path.exists():
             raise CheckpointError(f"The checkpoint {folder} is not whole: {name} is missing.")
+        check_regular(path, CheckpointError)
         size = path.stat().st_size
         if size != record.size:
             raise CheckpointError(

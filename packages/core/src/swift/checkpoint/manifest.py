@@ -6,17 +6,35 @@ import json
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    field_validator,
+)
 
 from swift.checkpoint.records import FileRecord, write_json
+from swift.config.sections import Config
 from swift.errors import CheckpointError
+from swift.untrusted import inside, parse_json, read_bytes
 
 FORMAT = 1
 """Version of the checkpoint format that this swift writes, and the newest that it reads."""
 MANIFEST = "manifest.json"
+_LARGEST = 256 << 20
+"""Bytes of a manifest: that of a run on ten thousand processes has some megabytes."""
+_SECTIONS = ("model", "data", "tuner", "optim", "train")
+"""Sections of the configuration that other verbs act on; the others are their plugins' to check."""
+
+Count = Annotated[StrictInt, Field(ge=0, lt=1 << 53)]
 
 
 def installed_versions() -> dict[str, str]:
@@ -30,18 +48,48 @@ def installed_versions() -> dict[str, str]:
     return found
 
 
+class Best(BaseModel):
+    """The best evaluation so far, as `swift.train.best` keeps it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: FiniteFloat | None = None
+    step: Count | None = None
+    evaluations_since: Count = 0
+    saved_value: FiniteFloat | None = None
+    saved_step: Count | None = None
+
+
+class Progress(BaseModel):
+    """What core keeps of a run's progress, among the manifest's `facts`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    best: Best = Best()
+    epoch: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+
+
+class Scheduled(BaseModel):
+    """What is known of the schedule; an imported checkpoint may know nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    total_steps: Count | None = None
+    peak: FiniteFloat | None = None
+
+
 class Manifest(BaseModel):
     """The facts of one checkpoint. `config` is the resolved configuration, so that a checkpoint alone is enough."""
 
     model_config = ConfigDict(frozen=True)
 
-    format: int = FORMAT
-    step: int = Field(description="Optimizer steps completed")
-    rows_per_step: int = Field(description="Rows per global batch; with step and seed this is the place in the data")
-    seed: int
-    model_fingerprint: str
-    data_fingerprint: str
-    backend: str
+    format: Annotated[StrictInt, Field(ge=1, le=FORMAT)] = FORMAT
+    step: Count = Field(description="Optimizer steps completed")
+    rows_per_step: Count = Field(description="Rows per global batch; with step and seed this is the place in the data")
+    seed: StrictInt
+    model_fingerprint: StrictStr
+    data_fingerprint: StrictStr
+    backend: StrictStr
     config: dict[str, JsonValue] = Field(default_factory=dict)
     plan: dict[str, JsonValue] = Field(default_factory=dict)
     schedule: dict[str, JsonValue] = Field(default_factory=dict)
@@ -51,6 +99,41 @@ class Manifest(BaseModel):
     plugins: dict[str, str] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=installed_versions)
     files: dict[str, FileRecord] = Field(default_factory=dict)
+
+    @field_validator("config")
+    @classmethod
+    def _check_config(cls, config: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for name in _SECTIONS:
+            section: Any = Config.model_fields[name].annotation
+            try:
+                section.model_validate(config.get(name, {}))
+            except ValidationError as error:
+                raise ValueError(f"{name}.{_first(error)}") from None
+        others = [name for name, section in config.items() if not isinstance(section, dict)]
+        if others:
+            raise ValueError(f"{others[0]}: should be an object")
+        return config
+
+    @field_validator("facts")
+    @classmethod
+    def _check_facts(cls, facts: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        try:
+            Progress.model_validate(facts.get("progress", {}))
+        except ValidationError as error:
+            raise ValueError(f"progress.{_first(error)}") from None
+        scaler = facts.get("scaler") or {}
+        if not isinstance(scaler, dict) or not all(isinstance(each, int | float) for each in scaler.values() if each):
+            raise ValueError("scaler: should be an object of numbers")
+        return facts
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_schedule(cls, schedule: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        try:
+            Scheduled.model_validate(schedule)
+        except ValidationError as error:
+            raise ValueError(_first(error)) from None
+        return schedule
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -62,16 +145,13 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """Read and check it; `CheckpointError` says what is wrong."""
     path = folder / MANIFEST
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists() and not path.is_symlink():
         raise CheckpointError(
             f"{folder} is not a checkpoint: it has no {MANIFEST}.", hint="Name a folder checkpoint-<step> of a run."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from None
+        )
+    value = parse_json(read_bytes(path, CheckpointError, limit=_LARGEST), str(path), CheckpointError)
     found = value.get("format") if isinstance(value, dict) else None
-    if not isinstance(found, int):
+    if type(found) is not int:
         raise CheckpointError(f"{path} is not the manifest of a swift checkpoint: it names no format.")
     if found > FORMAT:
         raise CheckpointError(
@@ -84,9 +164,26 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path} was altered after it was written (its checksum differs).",
         )
     try:
-        return Manifest.model_validate(value)
+        manifest = Manifest.model_validate(value)
     except ValidationError as error:
-        raise CheckpointError(f"{path} is not a valid manifest: {error.errors()[0]['msg']}.") from None
+        raise CheckpointError(f"{path} is not a valid manifest: {_first(error)}.") from None
+    for name in manifest.files:
+        inside(folder, name, CheckpointError, source=f"{path} (files)")
+    if manifest.adapter is not None:
+        from swift.models.adapter_file import checked_adapter
+
+        checked_adapter(manifest.adapter, f"{path} (adapter)", CheckpointError)
+    return manifest
+
+
+def _first(error: ValidationError) -> str:
+    """The first problem, behind its key."""
+    problem = error.errors()[0]
+    reason = problem["msg"].removeprefix("Value error, ")
+    # What a validator of a section says begins with the key already.
+    key = ".".join(str(part) for part in problem["loc"])
+    separator = "." if problem["type"] == "value_error" else ": "
+    return f"{key}{separator}{reason[0].lower()}{reason[1:]}" if key else f"{reason[0].lower()}{reason[1:]}"
 
 
 def _checksum(value: Mapping[str, Any]) -> str:

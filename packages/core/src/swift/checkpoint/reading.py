@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import struct
 import weakref
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -13,7 +11,9 @@ from pathlib import Path
 
 import torch
 
-from swift.checkpoint.container import DTYPES
+from swift.checkpoint.container import DTYPE_NAMES, DTYPES
+from swift.errors import CheckpointError
+from swift.safetensors_header import read_header
 
 # Pieces shorter than this are read together with what lies between them: the kernel reads whole pages anyway.
 _PAGE = 4096
@@ -24,26 +24,34 @@ class SafetensorsFile:
     """A file that is open for reading. Bytes go from it to where they are wanted, without a copy in between."""
 
     def __init__(self, path: Path) -> None:
+        header = read_header(path, CheckpointError)
         self._handle = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
-        (length,) = struct.unpack("<Q", os.pread(self._handle, 8, 0))
-        size = os.fstat(self._handle).st_size
-        if length > size:
-            raise ValueError(f"{path.name} is not a safetensors file")
-        self._name = path.name
-        self._entries = json.loads(os.pread(self._handle, length, 8))
-        self._data = 8 + length
+        self._path = path
+        self._entries = header.entries
+        self._data = header.data
+
+    def check(self, name: str, key: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
+        """Raises `CheckpointError` unless the entry `key` is what the index says of a part of the tensor `name`."""
+        entry = self._entries.get(key)
+        if entry is None:
+            raise CheckpointError(f"{self._path} lacks {key}, a part of {name}.")
+        if entry.shape != sizes or DTYPES.get(entry.dtype) != dtype:
+            raise CheckpointError(
+                f"{self._path} has {key} as {entry.dtype} of shape {entry.shape}; the index says {DTYPE_NAMES[dtype]} "
+                f"of shape {sizes}."
+            )
 
     def read_into(self, target: torch.Tensor, key: str, start: Sequence[int], lengths: Sequence[int]) -> None:
         """Copy the rectangle of the entry `key` that begins at `start` into `target`, converting its dtype."""
         entry = self._entries[key]
-        shape, dtype = tuple(entry["shape"]), DTYPES[entry["dtype"]]
+        shape, dtype = entry.shape, DTYPES[entry.dtype]
         if not math.prod(lengths):
             return
         plain = target.detach()
         direct = plain.device.type == "cpu" and plain.dtype == dtype and plain.is_contiguous()
         memory = plain if direct else torch.empty(tuple(lengths), dtype=dtype)
-        self._read(memory, self._data + entry["data_offsets"][0], shape, tuple(start), tuple(lengths))
+        self._read(memory, self._data + entry.start, shape, tuple(start), tuple(lengths))
         if not direct:
             plain.copy_(memory.view(plain.shape))
 
@@ -79,7 +87,7 @@ class SafetensorsFile:
         while buffer:
             count = os.preadv(self._handle, [buffer], position)
             if not count:
-                raise ValueError(f"{self._name} ends early")
+                raise CheckpointError(f"{self._path} ends early.")
             buffer, position = buffer[count:], position + count
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import xxhash
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 _BLOCK = 8 * 2**20
 _SYNC_EVERY = 64 * 2**20
@@ -22,8 +22,8 @@ class FileRecord(BaseModel):
     """What the manifest says of a file: enough to see that it is whole and unaltered."""
 
     model_config = ConfigDict(frozen=True)
-    size: int
-    xxh3_128: str
+    size: StrictInt = Field(ge=0)
+    xxh3_128: StrictStr
 
 
 class SyncedFile:

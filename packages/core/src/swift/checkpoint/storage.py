@@ -6,18 +6,19 @@ Nothing is pickled, and a part that is missing is an error, never a gap. Who wri
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from swift.checkpoint.container import DTYPE_NAMES, DTYPES, write_safetensors
 from swift.checkpoint.reading import SafetensorsFile
 from swift.checkpoint.records import FileRecord
 from swift.checkpoint.staging import Staging
 from swift.errors import CheckpointError
+from swift.untrusted import inside
 
 STATE = "state"
 """Folder of the canonical tensors inside a checkpoint; files beside it are for other programs to load."""
@@ -93,19 +94,73 @@ def index_to_json(index: Index) -> dict[str, Any]:
     }
 
 
-def index_from_json(value: Mapping[str, Any]) -> Index:
-    """From `index.json`; KeyError, TypeError or ValueError when it is not one, or leaves a part of a tensor out."""
+_Sizes = Annotated[tuple[Annotated[StrictInt, Field(ge=0, lt=1 << 53)], ...], Field(max_length=16)]
+
+
+class _Chunk(BaseModel):
+    """`Chunk`, as `index.json` has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    offsets: _Sizes
+    sizes: _Sizes
+    file: StrictStr
+    key: StrictStr
+
+
+class _Tensor(BaseModel):
+    """`StoredTensor`, as `index.json` has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dtype: StrictStr
+    shape: _Sizes
+    chunks: list[_Chunk]
+
+
+class _IndexFile(BaseModel):
+    """The whole of `index.json`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tensors: dict[str, _Tensor]
+
+
+def index_from_json(value: Any, folder: Path) -> Index:
+    """Returns what `index.json` of the checkpoint in `folder` says; `CheckpointError` where it cannot be so."""
+    source = folder / INDEX
+    try:
+        said = _IndexFile.model_validate(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        raise CheckpointError(f"{source} is damaged: {key}: {problem['msg'][0].lower()}{problem['msg'][1:]}.") from None
     index: Index = {}
-    for name, stored in value["tensors"].items():
-        chunks = tuple(
-            Chunk(tuple(chunk["offsets"]), tuple(chunk["sizes"]), str(chunk["file"]), str(chunk["key"]))
-            for chunk in stored["chunks"]
-        )
-        index[name] = StoredTensor(DTYPES[stored["dtype"]], tuple(stored["shape"]), chunks)
+    for name, stored in said.tensors.items():
+        if stored.dtype not in DTYPES:
+            raise CheckpointError(f"{source} is damaged: {name} has the unknown precision {stored.dtype!r:.60}.")
+        for chunk in stored.chunks:
+            inside(folder, chunk.file, CheckpointError, source=str(source))
+            if not _lies_in(chunk, stored.shape):
+                raise CheckpointError(
+                    f"{source} is damaged: a part of {name} lies at {chunk.offsets} with the sizes {chunk.sizes}, "
+                    f"outside of its shape {stored.shape}."
+                )
+        chunks = tuple(Chunk(each.offsets, each.sizes, each.file, each.key) for each in stored.chunks)
+        if len({chunk.offsets for chunk in chunks}) != len(chunks):
+            raise CheckpointError(f"{source} is damaged: two parts of {name} lie in the same place.")
+        index[name] = StoredTensor(DTYPES[stored.dtype], stored.shape, chunks)
     gap = first_gap(index)
     if gap:
-        raise ValueError(gap)
+        raise CheckpointError(f"{source} is damaged: only {gap}.")
     return index
+
+
+def _lies_in(chunk: _Chunk, shape: tuple[int, ...]) -> bool:
+    places = list(zip(chunk.offsets, chunk.sizes, strict=False))
+    return len(chunk.offsets) == len(chunk.sizes) == len(shape) and all(
+        start + length <= size for (start, length), size in zip(places, shape, strict=True)
+    )
 
 
 def first_gap(index: Index) -> str | None:
@@ -180,8 +235,17 @@ class StoredTensors:
         if file is None:
             if len(self._open) == _OPEN_FILES:
                 del self._open[next(iter(self._open))]
-            file = self._open[chunk.file] = SafetensorsFile(self.folder / chunk.file)
+            file = self._open[chunk.file] = self._opened(chunk.file)
         file.read_into(target, chunk.key, start, lengths)
+
+    def _opened(self, name: str) -> SafetensorsFile:
+        """One of the files, which holds what the index says."""
+        file = SafetensorsFile(self.folder / name)
+        for tensor, stored in self.index.items():
+            for chunk in stored.chunks:
+                if chunk.file == name:
+                    file.check(tensor, chunk.key, stored.dtype, chunk.sizes)
+        return file
 
     def read(self, name: str) -> torch.Tensor:
         """One whole tensor."""

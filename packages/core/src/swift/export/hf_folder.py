@@ -6,7 +6,6 @@ tensors and plain containers and nothing else. Both stay on the disk until a ten
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from itertools import chain
 from pathlib import Path
@@ -20,6 +19,8 @@ from swift.export.trainer_order import Groups, pieces_by_parameter, possible_gro
 from swift.models.files import INDEX, SINGLE, SafetensorsFolder
 from swift.models.names import Piece
 from swift.models.source import HfSource
+from swift.untrusted import read_json_object
+from swift.untrusted_pickle import load_pickle
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.pt"
@@ -66,7 +67,7 @@ class HfFolder(ForeignCheckpoint):
         self._folder = folder
         self._adapter = adapter
         self._files = SafetensorsFolder(folder, file=None if adapter is None else ADAPTER_WEIGHTS)
-        progress = _json(folder / STATE)
+        progress = _progress(folder / STATE)
         self.step = int(progress.get("global_step") or 0)
         self.total_steps = int(progress.get("max_steps") or 0)
         self.rows_per_step = 0  # trainer_state.json tells neither how many processes there were nor the accumulation
@@ -126,13 +127,13 @@ class HfFolder(ForeignCheckpoint):
                 self.description += ", whose optimizer is not in one file"
             return {}
         try:
-            content: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-            kept = {slot for state in content["state"].values() for slot in state}
-            _ = [group["params"] for group in content["param_groups"]]
-        except Exception as error:
-            raise CheckpointError(
-                f"{file} cannot be read: {str(error).splitlines()[0]}", hint=_WEIGHTS_ALONE
-            ) from error
+            content: Mapping[str, Any] = load_pickle(file, CheckpointError)
+        except CheckpointError as error:
+            error.hint = _WEIGHTS_ALONE
+            raise
+        kept = _slots_of(content)
+        if kept is None:
+            raise CheckpointError(f"{file} is not the state of an optimizer.", hint=_WEIGHTS_ALONE)
         if kept != ADAM:
             other = f"keeps {', '.join(sorted(map(str, kept)))}" if kept else "keeps nothing"
             self.description += f", whose optimizer {other}, which is not AdamW's state"
@@ -164,6 +165,20 @@ class HfFolder(ForeignCheckpoint):
         raise CheckpointError(misfits[0], hint=_OTHER_MODEL)
 
 
+def _slots_of(content: Any) -> set[Any] | None:
+    """What an optimizer keeps of its parameters, or None where this is not the state of one."""
+    state, groups = (content.get(key) if isinstance(content, dict) else None for key in ("state", "param_groups"))
+    if not isinstance(state, dict) or not all(isinstance(each, dict) for each in state.values()):
+        return None
+    if not isinstance(groups, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("params"), list) for each in groups
+    ):
+        return None
+    if any(not isinstance(slots[slot], torch.Tensor) for slots in state.values() for slot in ADAM & slots.keys()):
+        return None
+    return {slot for slots in state.values() for slot in slots}
+
+
 def _misfit(state: Mapping[str, Mapping[str, torch.Tensor]], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     for name, slots in state.items():
         for slot in ("exp_avg", "exp_avg_sq"):
@@ -177,11 +192,13 @@ def _counted(sizes: list[int]) -> str:
     return " and ".join(map(str, sizes))
 
 
-def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
+def _progress(file: Path) -> dict[str, Any]:
+    """trainer_state.json, or nothing where there is none."""
+    if not file.exists():
         return {}
-    try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file} cannot be read: {error}.") from error
+    content = read_json_object(file, CheckpointError)
+    for key in ("global_step", "max_steps"):
+        value = content.get(key) or 0
+        if type(value) is not int or not 0 <= value < 1 << 53:
+            raise CheckpointError(f"{file}: {key} should be a number of steps, and is {value!r:.60}.")
     return content

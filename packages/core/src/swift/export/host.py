@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from swift.errors import CheckpointError
+from swift.models.adapter_file import checked_adapter
+from swift.untrusted import read_json_object
 
 ARGUMENTS = "args.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -27,7 +30,7 @@ def told_beside(folder: Path) -> Told:
     seed = content.get("seed")
     return Told(
         model=model if isinstance(model, str) else None,
-        seed=seed if isinstance(seed, int) else None,
+        seed=seed if type(seed) is int and 0 <= seed < 1 << 32 else None,
         rows_per_step=_rows(content),
     )
 
@@ -35,9 +38,9 @@ def told_beside(folder: Path) -> Told:
 def adapter_beside(folder: Path, given: Path | None) -> dict[str, Any] | None:
     """PEFT's adapter_config.json: the one that the user names, or that in the folder or the one above."""
     if given is not None:
-        content: dict[str, Any] = json.loads(given.read_text(encoding="utf-8"))
-        return content
-    return _beside(folder, ADAPTER_CONFIG)
+        return checked_adapter(read_json_object(given, CheckpointError), str(given), CheckpointError)
+    content = _beside(folder, ADAPTER_CONFIG)
+    return None if content is None else checked_adapter(content, str(folder / ADAPTER_CONFIG), CheckpointError)
 
 
 def _rows(arguments: dict[str, Any]) -> int:
@@ -58,7 +61,6 @@ def _rows(arguments: dict[str, Any]) -> int:
 
 def _beside(folder: Path, name: str) -> dict[str, Any] | None:
     for file in (folder / name, folder.parent / name):
-        if file.is_file():
-            content = json.loads(file.read_text(encoding="utf-8"))
-            return content if isinstance(content, dict) else None
+        if file.exists():
+            return read_json_object(file, CheckpointError)
     return None

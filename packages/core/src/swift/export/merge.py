@@ -12,6 +12,7 @@ import torch
 
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
+from swift.models.adapter_file import check_patterns
 
 _PREFIX = "base_model.model."
 _PART = re.compile(
@@ -51,6 +52,7 @@ class _Merge:
         self._replaced: dict[str, torch.Tensor] = {}
         self._modules: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         _check_config(config)
+        check_patterns(config, self._names, "the adapter's configuration", ExportError)
         for name, tensor in adapters.items():
             self._take(name, tensor)
         self._check_tied()

@@ -15,6 +15,7 @@ import torch
 
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
+from swift.models.load_adapter import peft_config
 from swift.models.names import name_map
 
 Prompt = list[int]
@@ -143,9 +144,10 @@ class PlainState:
 
     def attach(self, adapters: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> None:
         """Put the adapter on, as PEFT does it."""
-        from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
+        from peft import get_peft_model, set_peft_model_state_dict
 
-        self._model = get_peft_model(self._model, PeftConfig.from_peft_type(**config))
+        settings = peft_config(config, self._model, "the adapter's configuration")
+        self._model = get_peft_model(self._model, settings)
         unplaced = set_peft_model_state_dict(self._model, dict(adapters)).unexpected_keys
         if unplaced:
             raise ExportError(f"The adapter's {unplaced[0]} has no place in the model.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -33,9 +32,12 @@ from swift.export.quantised import EXPORTER, check_wish, quantiser, scratch, wri
 from swift.export.reference import LogProbabilities, PlainState, Reference, fixed_prompts
 from swift.export.verify import ADAPTER_WEIGHTS, VERIFICATION, Digests, can_verify, is_adapter, trusted, verify_export
 from swift.export.written import check_written, note_unverified
+from swift.infer.find import check_finished
+from swift.models.config_file import read_config
 from swift.models.memory import check_memory, model_bytes
 from swift.models.trust import section_from_file
 from swift.plugins.blame import blamed, words_of
+from swift.untrusted import typed_path
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
@@ -66,7 +68,7 @@ def export_checkpoint(
     """
     wish = options if isinstance(options, ExportOptions) else ExportOptions(**options.model_dump())
     check_wish(to, wish)
-    origin = _origin(Path(path).expanduser(), trust_remote_code, say)
+    origin = _origin(typed_path(str(path), "The checkpoint", CheckpointError), trust_remote_code, say)
     destination = options.out or origin.beside(f"export-{to}" if wish.quant is None else f"export-{wish.quant}")
     check_destination(destination, options)
     exporter = exporter or _installed(to)
@@ -104,11 +106,13 @@ class _Origin:
 def _origin(path: Path, trust_remote_code: bool, say: Say) -> _Origin:
     from swift.models.source import open_source
 
-    if (path / "config.json").is_file() and not is_checkpoint(path):
+    if (path / "config.json").exists() and not is_checkpoint(path):
+        check_finished(path)
         folder = path.resolve()
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if "quantization_config" in settings:
-            method = settings["quantization_config"].get("quant_method", "something")
+        settings = read_config(folder)
+        if settings.get("quantization_config"):
+            said = settings["quantization_config"]
+            method = said.get("quant_method") if isinstance(said, dict) else "something"
             raise UsageError(
                 f"{path} is quantised already ({method}).", hint="Export from the model in full precision."
             )

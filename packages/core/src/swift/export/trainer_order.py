@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from swift.contracts import ModelSource
+from swift.models.load_adapter import peft_config
 from swift.models.names import ADAPTER, Piece, canonical_parameters
 
 Groups = list[list[str]]
@@ -20,9 +21,9 @@ def skeleton_of(source: ModelSource, adapter: Mapping[str, Any] | None) -> torch
     if adapter is None:
         skeleton: torch.nn.Module = model
         return skeleton
-    from peft import PeftConfig, get_peft_model
+    from peft import get_peft_model
 
-    config = PeftConfig.from_peft_type(**{**adapter, "inference_mode": False})
+    config = peft_config({**adapter, "inference_mode": False}, model, "the adapter's configuration")
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         tuned: torch.nn.Module = get_peft_model(model, config, adapter_name=ADAPTER)
     return tuned

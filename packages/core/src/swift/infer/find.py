@@ -5,17 +5,20 @@ Nothing here imports torch: `swift serve` hands the weights to a process of its 
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
-from swift.checkpoint.manifest import MANIFEST, read_manifest
+from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from swift.checkpoint.records import hash_file
 from swift.config.sections import ModelSection
 from swift.errors import CheckpointError, ModelError
+from swift.models.adapter_file import read_adapter_config
+from swift.models.files import HASHED_WHOLE
 from swift.models.trust import section_from_file
+from swift.untrusted import check_regular, typed_path
 
 ADAPTER_FILE = "adapter_config.json"
 _UNFINISHED = re.compile(r"(checkpoint-\d+)(?:\.\w+)?\.tmp")
@@ -37,14 +40,14 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
 
     `trust_remote_code` is what the user says; what files say about it does not count.
     """
-    path = Path(name).expanduser()
+    path = typed_path(name, "The model", ModelError)
     is_run = (path / LAST).exists() or (path.is_dir() and bool(whole_checkpoints(path)))
     if is_run or (path / MANIFEST).is_file():
         return _of_checkpoint(_whole(path), adapter, trust_remote_code)
     if path.is_dir():
-        _check_finished(path)
+        check_finished(path)
     if (path / ADAPTER_FILE).is_file():
-        base = json.loads((path / ADAPTER_FILE).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = read_adapter_config(path).get("base_model_name_or_path")
         if not base:
             raise ModelError(f"{path} does not say which model it adapts.", hint="Type: --model BASE --adapter ADAPTER")
         return Place(ModelSection(path=base, trust_remote_code=trust_remote_code), path)
@@ -53,7 +56,7 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
 
 def what_it_is_called(name: str) -> str:
     """A short name for what the user named: the run's for a run and its checkpoints, a folder's own, or the hub id."""
-    path = Path(name).expanduser()
+    path = typed_path(name, "The model", ModelError)
     if not path.is_dir():
         return name
     whole = path.resolve()
@@ -67,8 +70,8 @@ def _whole(path: Path) -> Path:
     return find_checkpoint(path)
 
 
-def _check_finished(path: Path) -> None:
-    """Refuse what looks like a checkpoint or a run and is not whole, before it is taken for a model's folder."""
+def check_finished(path: Path) -> None:
+    """Refuses what looks like a checkpoint or a run and is not whole, before it is taken for a model's folder."""
     whole = path.resolve()
     if _UNFINISHED.fullmatch(whole.name) or (whole / "state").is_dir():
         raise _unfinished(whole)
@@ -82,18 +85,50 @@ def _unfinished(folder: Path) -> CheckpointError:
     others = [each.name for each in whole_checkpoints(folder.parent).values()]
     there_are = f"Whole ones: {', '.join(others[-8:])}." if others else "Wait until the run says that it is saved."
     return CheckpointError(
-        f"{folder} is not a whole checkpoint: it is still being written or copied, or a save was cut off.",
-        hint=there_are,
+        f"{folder} is not a whole checkpoint: it is still being written or copied, a save was cut off, or its "
+        f"{MANIFEST} was taken away.",
+        hint=f"{there_are} {_alone(folder)}",
     )
+
+
+def _alone(folder: Path) -> str:
+    """The way out where nothing but the manifest is missing."""
+    files = "adapter_*" if (folder / ADAPTER_FILE).is_file() else "*.json, *.jinja and *.safetensors"
+    return f"If you know that its weights are all right, copy {files} into a folder of their own, and name that."
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    """Refuses a checkpoint with files missing or cut off, or with weights that are not those that were written.
+
+    The optimizer's state is not read here: that it is there is seen from its size, as a damaged copy mostly is.
+    """
+    for name, record in manifest.files.items():
+        path = folder / name
+        if not path.exists():
+            raise CheckpointError(f"The checkpoint {folder} is not whole: {name} is missing.", hint=_alone(folder))
+        check_regular(path, CheckpointError)
+        if path.stat().st_size != record.size:
+            raise CheckpointError(
+                f"The checkpoint {folder} is damaged: {name} has {path.stat().st_size} bytes instead of {record.size}.",
+                hint="Copy it again.",
+            )
+        if "/" not in name and record.size <= HASHED_WHOLE and hash_file(path) != record:
+            raise CheckpointError(
+                f"The checkpoint {folder} is damaged: {name} was altered after it was written (its checksum differs).",
+                hint="Copy it again.",
+            )
 
 
 def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) -> Place:
     manifest = read_manifest(folder)
     config: Any = manifest.config
+    if not isinstance(config.get("model"), dict):
+        raise CheckpointError(f"{folder / MANIFEST} does not say which model was trained.", hint=_alone(folder))
+    _check_files(folder, manifest)
     model = section_from_file(
         ModelSection.model_validate(config["model"]), folder / MANIFEST, trust_remote_code=trust_remote_code
     )
-    system = config["data"].get("system")
+    system = config.get("data", {}).get("system")
     if manifest.adapter is not None:
         if not (folder / ADAPTER_FILE).is_file():
             raise ModelError(

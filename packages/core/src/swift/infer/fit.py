@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Any
 
 from swift.checkpoint.manifest import MANIFEST, read_manifest
 from swift.errors import ModelError
-from swift.infer.find import ADAPTER_FILE
+from swift.models.adapter_file import read_adapter_config
+from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
+from swift.untrusted import typed_path
 
 WEIGHTS = "adapter_model.safetensors"
 _MATRIX = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_A\.(?:[^.]+\.)?weight")
@@ -20,17 +21,10 @@ _LAYER = re.compile(r"\.\d+\.")
 
 def read_adapter(folder: Path) -> dict[str, Any]:
     """The configuration of an adapter; `ModelError` where the folder is not one."""
-    if not (folder / ADAPTER_FILE).is_file():
-        raise ModelError(
-            f"{folder} is not an adapter: {ADAPTER_FILE} is missing.",
-            hint="Name the folder of an adapter, or a run or checkpoint that trained one.",
-        )
-    config: Any = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))
-    if config.get("peft_type") != "LORA":
-        raise ModelError(f"{folder} holds an adapter of type {config.get('peft_type')}, not LORA.")
+    config = read_adapter_config(folder)
     if not (folder / WEIGHTS).is_file():
         raise ModelError(f"{folder} is not a whole adapter: {WEIGHTS} is missing.", hint="Copy it again.")
-    return {str(key): value for key, value in config.items()}
+    return config
 
 
 def check_fit(adapter: Path, model: Path) -> None:
@@ -85,8 +79,7 @@ def _has_such(module: str, weights: SafetensorsFolder) -> bool:
 
 
 def _is_quantised(model: Path) -> bool:
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    return "quantization_config" in config
+    return "quantization_config" in read_config(model)
 
 
 def _check_origin(adapter: Path, model: Path, said: str) -> None:
@@ -95,7 +88,7 @@ def _check_origin(adapter: Path, model: Path, said: str) -> None:
         return
     manifest = read_manifest(adapter)
     config: Any = manifest.config
-    path = Path(str(config["model"]["path"])).expanduser()
+    path = typed_path(str(config["model"]["path"]), "The model", ModelError)
     if path.is_dir() and path.resolve() == model.resolve():
         return
     from swift.config.sections import ModelSection

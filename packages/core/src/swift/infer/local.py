@@ -19,13 +19,12 @@ from swift.data.samples import Encoded, Segment
 from swift.errors import DataError, ModelError, UsageError, did_you_mean
 from swift.infer.drawing import Drawing
 from swift.models.attention import choose_attention
+from swift.models.load_adapter import load_adapter
 from swift.models.names import base_model, name_map
 from swift.models.precision import DTYPES, resolve_dtype
-from swift.models.quiet import without_bitsandbytes
 from swift.models.source import open_source
 from swift.models.view import ViewModule
 
-ADAPTER_FILE = "adapter_config.json"
 BATCH = 8
 """Prompts at a time where nothing else is said."""
 _SCORED = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT})
@@ -45,7 +44,7 @@ class LocalEngine:
         source = open_source(section, say=request.say)
         model: Any = source.build(dtype=_dtype(request.dtype, self._device), device=str(self._device))
         self._ends = _end_tokens(model, request.end_tokens)
-        self._model: Any = model if request.adapter is None else _with_adapter(model, request)
+        self._model: Any = model if request.adapter is None else load_adapter(model, request.adapter, trainable=False)
         self._model.eval()
         self._longest = request.max_length
         self._batch = request.batch_size or BATCH
@@ -250,14 +249,3 @@ def _end_tokens(model: Any, given: Sequence[int]) -> list[int]:
     listed = configured if isinstance(configured, list) else [configured]
     model.generation_config = GenerationConfig()
     return sorted({*given, *(token for token in listed if token is not None)})
-
-
-def _with_adapter(model: Any, request: EngineRequest) -> Any:
-    with without_bitsandbytes():
-        from peft import PeftModel
-
-    assert request.adapter is not None
-    if not (request.adapter / ADAPTER_FILE).is_file():
-        raise ModelError(f"{request.adapter} is not an adapter: {ADAPTER_FILE} is missing.", hint="Check --adapter.")
-    with without_bitsandbytes():
-        return PeftModel.from_pretrained(model, str(request.adapter), is_trainable=False)

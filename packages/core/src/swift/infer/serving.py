@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,12 @@ from swift.contracts import ServeRequest
 from swift.errors import ModelError, UsageError
 from swift.infer.find import ADAPTER_FILE, find_weights, what_it_is_called
 from swift.infer.fit import check_fit, read_adapter
+from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.locate import locate
-from swift.models.tokenizer import TOKENIZER_FILES
+from swift.models.tokenizer import TOKENIZER_FILES, check_settings
+from swift.models.weights_check import check_weights
+from swift.untrusted import typed_path
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -83,8 +85,8 @@ def _named(text: str) -> tuple[str, Path]:
     """`NAME=PATH`; a path alone is called what its folder or run is called."""
     name, separator, path = text.partition("=")
     if separator and name and "/" not in name and not Path(text).exists():
-        return name, Path(path).expanduser()
-    return what_it_is_called(text), Path(text).expanduser()
+        return name, typed_path(path, "--adapters", ModelError)
+    return what_it_is_called(text), typed_path(text, "--adapters", ModelError)
 
 
 def _adapter_of(path: Path) -> Path:
@@ -103,17 +105,7 @@ def _adapter_of(path: Path) -> Path:
 
 def _check_model(folder: Path, section: ModelSection) -> None:
     """Refuse what can be known to fail before a server is started."""
-    if not (folder / "config.json").is_file():
-        raise ModelError(
-            f"{folder} is not a model: config.json is missing.",
-            hint="Give the folder of a whole model, or a run or checkpoint that swift wrote.",
-        )
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{folder / 'config.json'} cannot be read: {error}.", hint="Copy it again.") from None
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelError(f"{folder / 'config.json'} does not describe a model: it names no model_type.")
+    config = read_config(folder)
     if section.random_weights:
         raise ModelError(
             f"The adapter was trained on random weights over {folder}, which nothing kept.",
@@ -123,13 +115,15 @@ def _check_model(folder: Path, section: ModelSection) -> None:
         raise ModelError(
             f"{folder} has no tokenizer: tokenizer.json is missing.", hint="Copy the tokenizer's files beside it."
         )
-    SafetensorsFolder(folder)  # the headers say whether files are missing, damaged or cut off
+    check_settings(folder)
+    # The headers say whether files are missing, damaged or cut off.
+    check_weights(SafetensorsFolder(folder), config, folder)
 
 
 def _dtype(wanted: str, folder: Path) -> str:
     """What the folder says, where nothing else is wanted: engines have other ideas of 'auto'."""
     if wanted != "auto":
         return wanted
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_config(folder)
     said = str(config.get("dtype") or config.get("torch_dtype") or "auto").removeprefix("torch.")
     return said if said in DTYPES else "auto"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from swift.errors import ModelError
+from swift.safetensors_header import Entry, Header, read_header
+from swift.untrusted import inside, read_json_object, shown
 
 if TYPE_CHECKING:
     import torch
@@ -27,13 +29,19 @@ class SafetensorsFolder:
     def __init__(self, folder: Path, *, file: str | None = None) -> None:
         """With `file`, that one of the folder alone: an adapter's, say."""
         self.folder = folder
-        self._entries: dict[str, tuple[Path, dict[str, Any]]] = {}
-        self._headers: dict[Path, tuple[int, dict[str, Any]]] = {}
+        self._entries: dict[str, tuple[Path, Entry]] = {}
+        self._headers: dict[Path, Header] = {}
         self._opened: tuple[Path, Any] | None = None
-        for path in _weight_files(folder) if file is None else [folder / file]:
-            start, header = _header(path)
-            self._headers[path] = (start, header)
-            self._entries.update({name: (path, entry) for name, entry in header.items() if name != "__metadata__"})
+        shards = None if file is None else {inside(folder, file, ModelError, source=shown(folder)): None}
+        for path, names in (shards or _weight_files(folder)).items():
+            header = read_header(path, ModelError)
+            self._headers[path] = header
+            absent = sorted((names or set()) - header.entries.keys())
+            if absent:
+                raise ModelError(
+                    f"{path} lacks {absent[0]}, which {INDEX} says is in it.", hint="Copy or download the model again."
+                )
+            self._entries.update({name: (path, entry) for name, entry in header.entries.items()})
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -44,16 +52,16 @@ class SafetensorsFolder:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape from the header."""
-        return tuple(self._entries[name][1]["shape"])
+        return self._entries[name][1].shape
 
     def dtype(self, name: str) -> str:
         """Precision from the header, as safetensors calls it: 'BF16'."""
-        return str(self._entries[name][1]["dtype"])
+        return self._entries[name][1].dtype
 
     def size(self, name: str) -> int:
         """Bytes, from the header."""
-        begin, end = self._entries[name][1]["data_offsets"]
-        return int(end - begin)
+        entry = self._entries[name][1]
+        return entry.end - entry.start
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, in the precision of the file; its bytes are fetched when they are looked at."""
@@ -75,34 +83,28 @@ class SafetensorsFolder:
         """
         digest = xxhash.xxh3_128()
         whole = sum(file.stat().st_size for file in self._headers) <= HASHED_WHOLE
-        for file, (start, header) in sorted(self._headers.items()):
-            digest.update(json.dumps([file.name, header], sort_keys=True).encode())
+        for file, header in sorted(self._headers.items()):
+            digest.update(json.dumps([file.name, header.content], sort_keys=True).encode())
             with file.open("rb") as handle:
                 if whole:
                     while block := handle.read(1 << 20):
                         digest.update(block)
                     continue
-                for name in sorted(header.keys() - {"__metadata__"}):
-                    begin, end = header[name]["data_offsets"]
-                    for offset in (begin, (begin + end) // 2, max(begin, end - SAMPLE)):
-                        handle.seek(start + offset)
-                        digest.update(handle.read(min(SAMPLE, end - offset)))
+                for name in sorted(header.entries):
+                    entry = header.entries[name]
+                    for offset in (entry.start, (entry.start + entry.end) // 2, max(entry.start, entry.end - SAMPLE)):
+                        handle.seek(header.data + offset)
+                        digest.update(handle.read(min(SAMPLE, entry.end - offset)))
         return digest.hexdigest()
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path) -> dict[Path, set[str] | None]:
+    """Files with weights, and the names that the index says are in each."""
     index = folder / INDEX
-    if index.is_file():
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        missing = [shard for shard in shards if not (folder / shard).is_file()]
-        if missing:
-            raise ModelError(
-                f"{folder} lacks {missing[0]}, one of the {len(shards)} files that {INDEX} names.",
-                hint="Copy or download the model again; it is not complete.",
-            )
-        return [folder / shard for shard in shards]
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
+    if index.exists() or index.is_symlink():
+        return _shards(folder, index)
+    if (folder / SINGLE).exists() or (folder / SINGLE).is_symlink():
+        return {inside(folder, SINGLE, ModelError, source=shown(folder)): None}
     pickles = [file.name for pattern in PICKLES for file in folder.glob(pattern)]
     if pickles:
         raise ModelError(
@@ -117,23 +119,19 @@ def _weight_files(folder: Path) -> list[Path]:
     )
 
 
-def _header(file: Path) -> tuple[int, dict[str, Any]]:
-    """Where the data starts, and the header; checked against the size of the file."""
-    size = file.stat().st_size
-    try:
-        with file.open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            if length > size:
-                raise ValueError
-            header: dict[str, Any] = json.loads(handle.read(length))
-        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError) as error:
+def _shards(folder: Path, index: Path) -> dict[Path, set[str] | None]:
+    weight_map = read_json_object(index, ModelError).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} has no weight_map, which says where each weight is.", hint="Copy it again.")
+    shards: dict[Path, set[str] | None] = {}
+    for name, file in sorted(weight_map.items(), key=lambda item: str(item[1])):
+        names = shards.setdefault(inside(folder, file, ModelError, source=str(index)), set())
+        assert names is not None
+        names.add(name)
+    missing = [path.name for path in shards if not path.exists()]
+    if missing:
         raise ModelError(
-            f"{file} is not a safetensors file, or its header is damaged.", hint="Copy or download it again."
-        ) from error
-    if 8 + length + end != size:
-        raise ModelError(
-            f"{file} should have {8 + length + end} bytes and has {size}: it is truncated or altered.",
-            hint="Copy or download it again.",
+            f"{folder} lacks {missing[0]}, one of the {len(shards)} files that {INDEX} names.",
+            hint="Copy or download the model again; it is not complete.",
         )
-    return 8 + length, header
+    return shards

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from swift.errors import ModelError
 from swift.models.aliases import nearest_alias, resolve_name
+from swift.untrusted import typed_path
 
 if TYPE_CHECKING:
     from swift.config.sections import ModelSection
@@ -26,7 +27,7 @@ def locate(section: ModelSection, *, say: Callable[[str], None]) -> tuple[str, P
     """
     if not section.path:
         raise ModelError("No model is given.", hint="Say which: --model Qwen/Qwen3-0.6B, or --model path/to/folder")
-    path = Path(section.path).expanduser()
+    path = typed_path(section.path, "The model", ModelError)
     if path.is_dir():
         return str(path), path
     if path.is_file():

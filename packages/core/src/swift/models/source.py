@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,15 @@ import xxhash
 
 from swift.config.sections import ModelSection
 from swift.errors import ModelError
+from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.locate import locate
 from swift.models.names import NameMap, name_map_of_skeleton
+from swift.models.opening import as_model_error, check_files
 from swift.models.quiet import quiet_libraries
 from swift.models.tokenizer import TOKENIZER_FILES, copy_tokenizer, load_tokenizer
+from swift.models.trust import TRUST_FLAG
+from swift.models.weights_check import check_finite, check_weights
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
@@ -62,6 +67,7 @@ class HfSource:
     def check(self) -> None:
         """Refuse what can be known to fail before anything big is read."""
         _check_causal(self.config, self._section)
+        check_files(self.folder)
         if self.random:
             return
         if not any(True for pattern in TOKENIZER_FILES for _ in self.folder.glob(pattern)):
@@ -69,25 +75,21 @@ class HfSource:
                 f"{self.folder} has no tokenizer: tokenizer.json is missing.",
                 hint="Copy the tokenizer's files beside the weights.",
             )
-        _ = self._files
+        check_weights(self._files, self._config_json, self.folder)
 
     @cached_property
     def config(self) -> Any:
         """The transformers configuration."""
         from transformers import AutoConfig
 
-        if not (self.folder / "config.json").is_file():
-            raise ModelError(
-                f"{self.folder} is not a model: config.json is missing.", hint="Give the folder of a whole model."
-            )
-        try:
-            return AutoConfig.from_pretrained(self.folder, trust_remote_code=self._section.trust_remote_code)
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise ModelError(
-                f"{self.folder / 'config.json'} cannot be read as a model's configuration: {_first_line(error)}",
-                hint="A newer transformers may know it; code that comes with a model needs "
-                "--model.trust_remote_code true",
-            ) from error
+        _ = self._config_json
+        with as_model_error(
+            f"{self.folder / CONFIG} cannot be read as a model's configuration",
+            hint=f"A newer transformers may know it; code that comes with a model needs {TRUST_FLAG}",
+        ):
+            config = AutoConfig.from_pretrained(self.folder, trust_remote_code=self._section.trust_remote_code)
+        _check_quantisation(self._config_json, self.folder)
+        return config
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -97,7 +99,7 @@ class HfSource:
     @cached_property
     def fingerprint(self) -> str:
         """Changes when the weights or the architecture change; see `SafetensorsFolder.digest` for the cost."""
-        settings = {key: value for key, value in self._config_json().items() if key not in PASSING}
+        settings = {key: value for key, value in self._config_json.items() if key not in PASSING}
         weights = f"random {self._seed}" if self.random else self._files.digest()
         return xxhash.xxh3_128_hexdigest(json.dumps([settings, weights], sort_keys=True).encode())
 
@@ -119,7 +121,10 @@ class HfSource:
         if self.random:
             owner, piece = self.name_map.owner(name)
             return piece.view_of(self._random_state[owner])
-        return self._files.read(self._stored_name(name))
+        stored = self._stored_name(name)
+        tensor = self._files.read(stored)
+        check_finite(stored, tensor, self.folder)
+        return tensor
 
     def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> torch.nn.Module:
         """The transformers module; with `weights=False` on the meta device, uninitialised.
@@ -131,10 +136,10 @@ class HfSource:
         trust = self._section.trust_remote_code
         model: torch.nn.Module
         if not weights:
-            with torch.device("meta"):
+            with torch.device("meta"), self._making():
                 model = AutoModelForCausalLM.from_config(self.config, dtype=dtype, trust_remote_code=trust)
         elif self.random:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), self._making():
                 torch.manual_seed(self._seed)
                 model = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32, trust_remote_code=trust)
             for parameter in model.parameters():
@@ -153,7 +158,8 @@ class HfSource:
         """
         from transformers import GenerationConfig
 
-        config = self._config_json()
+        _ = self.tokenizer  # an export whose tokenizer cannot be read is none
+        config = dict(self._config_json)
         for key in ("torch_dtype", "quantization_config", "_name_or_path"):
             config.pop(key, None)
         config["dtype"] = dtype
@@ -183,9 +189,15 @@ class HfSource:
     def _skeleton(self) -> torch.nn.Module:
         return self.build(dtype=torch.float32, weights=False)
 
+    @cached_property
     def _config_json(self) -> dict[str, Any]:
-        settings: dict[str, Any] = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-        return settings
+        return read_config(self.folder)
+
+    def _making(self) -> AbstractContextManager[None]:
+        return as_model_error(
+            f"{self.folder / CONFIG} describes a model that cannot be made",
+            hint="Its values contradict each other, or are none that the architecture takes: copy it again.",
+        )
 
     def spellings(self, name: str) -> tuple[str, str, str]:
         """What a weight may be called in files: as it is, and without and with the prefix of the base model."""
@@ -204,7 +216,9 @@ class HfSource:
     def _load(self, dtype: torch.dtype) -> torch.nn.Module:
         from transformers import AutoModelForCausalLM
 
-        try:
+        with as_model_error(
+            f"The weights in {self.folder} do not fit its config.json", hint="Copy or download the model again."
+        ):
             model, info = AutoModelForCausalLM.from_pretrained(
                 self.folder,
                 dtype=dtype,
@@ -212,11 +226,6 @@ class HfSource:
                 trust_remote_code=self._section.trust_remote_code,
                 output_loading_info=True,
             )
-        except (RuntimeError, ValueError, OSError) as error:
-            raise ModelError(
-                f"The weights in {self.folder} do not fit its config.json: {_first_line(error)}",
-                hint="Copy or download the model again.",
-            ) from error
         if info["missing_keys"]:
             missing = sorted(info["missing_keys"])
             raise ModelError(
@@ -227,6 +236,8 @@ class HfSource:
             extra = sorted(info["unexpected_keys"])
             self._say(f"{len(extra)} weights in {self.folder} are not part of the model, the first is {extra[0]}")
         loaded: torch.nn.Module = model
+        for name, parameter in loaded.named_parameters():
+            check_finite(name, parameter, self.folder)
         return loaded
 
 
@@ -248,6 +259,22 @@ def _causal_class(config: Any, section: ModelSection) -> str | None:
     return str(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__)
 
 
+def _check_quantisation(config: Mapping[str, Any], folder: Path) -> None:
+    """transformers would load weights of a quantisation that it does not know as if they were plain ones."""
+    said = config.get("quantization_config")
+    if said is None:
+        return
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    method = said.get("quant_method")
+    known = method in AUTO_QUANTIZER_MAPPING if isinstance(method, str) else bool(said.get("load_in_8bit"))
+    if not known and not said.get("load_in_4bit"):
+        raise ModelError(
+            f"{folder / CONFIG}: quantization_config names the method {method!r}, which transformers does not know.",
+            hint="A newer transformers may know it.",
+        )
+
+
 def _check_causal(config: Any, section: ModelSection) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
@@ -258,8 +285,3 @@ def _check_causal(config: Any, section: ModelSection) -> None:
             f"{section.path} is a {config.model_type} model, which is not a causal language model.",
             hint="swift trains models that transformers' AutoModelForCausalLM can load.",
         )
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from swift.errors import ConfigError, ModelError
+from swift.models.opening import LARGEST, as_model_error, check_files
 from swift.models.tokenizer_file import tell_difference
-from swift.untrusted import read_text, time_limit
+from swift.models.trust import TRUST_FLAG
+from swift.untrusted import inside, json_kind, read_json, read_json_object, read_text, time_limit
 
 if TYPE_CHECKING:
     from swift.config.sections import ModelSection
@@ -36,14 +38,15 @@ def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Cal
     """The transformers tokenizer, with the chat template in force."""
     from transformers import AutoTokenizer
 
-    try:
+    check_settings(folder)
+    with as_model_error(
+        f"{folder} has no tokenizer that can be read",
+        hint="Copy tokenizer.json and tokenizer_config.json beside the weights; code that comes with a model needs "
+        f"{TRUST_FLAG}",
+    ):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
-    except Exception as error:  # Tokenizers fail in many ways: Rust panics, JSON errors, missing packages.
-        raise ModelError(
-            f"{folder} has no tokenizer that can be read: {str(error).strip().splitlines()[0]}",
-            hint="Copy tokenizer.json and tokenizer_config.json beside the weights.",
-        ) from error
-    tell_difference(tokenizer, folder, say)
+        _ = tokenizer.get_vocab(), tokenizer("a text")
+        tell_difference(tokenizer, folder, say)
     if section.chat_template is not None:
         _set_template(tokenizer, section.chat_template)
     _check_vocabulary(tokenizer, config, folder, say)
@@ -57,6 +60,26 @@ def copy_tokenizer(source: Path, destination: Path, *, template: str | None) -> 
             shutil.copyfile(file, destination / file.name)
     if template is not None:
         (destination / TEMPLATE).write_text(template, encoding="utf-8")
+
+
+def check_settings(folder: Path) -> None:
+    """Refuses tokenizer files that are none, or that name others outside of their folder."""
+    check_files(folder)
+    vocabulary = folder / "tokenizer.json"
+    if vocabulary.exists() and not isinstance(read_json(vocabulary, ModelError, limit=LARGEST), dict):
+        raise ModelError(f"{vocabulary} should hold a JSON object.", hint="Copy or download it again.")
+    file = folder / "tokenizer_config.json"
+    if not file.exists():
+        return
+    settings = read_json_object(file, ModelError)
+    for key in ("gguf_file", "init_inputs"):  # transformers hands them on as names of files to open
+        if settings.get(key):
+            raise ModelError(f"{file}: {key} is not read: it may name any file.", hint=f"Take {key} out of it.")
+    files = settings.get("fast_tokenizer_files") or []
+    if not isinstance(files, list):
+        raise ModelError(f"{file}: fast_tokenizer_files is {json_kind(files)}, not a list.", hint="Copy it again.")
+    for name in files:
+        inside(folder, name, ModelError, source=f"{file} (fast_tokenizer_files)")
 
 
 def _set_template(tokenizer: Any, path: Path) -> None:

@@ -19,6 +19,7 @@ import torch
 import xxhash
 
 from swift.errors import ConfigError, ModelError, did_you_mean
+from swift.models.load_adapter import load_adapter
 from swift.models.names import ADAPTER, adapter_names, base_model, canonical_parameters, name_map
 from swift.models.quiet import without_bitsandbytes
 
@@ -233,19 +234,7 @@ def _fused_expert_modules(model: torch.nn.Module) -> set[str]:
 
 
 def _load_adapter(model: torch.nn.Module, folder: Path, say: Callable[[str], None]) -> torch.nn.Module:
-    with without_bitsandbytes():
-        from peft import PeftModel
-
-    for file in ("adapter_config.json", "adapter_model.safetensors"):
-        if not (folder / file).is_file():
-            raise ModelError(
-                f"{folder} is not an adapter: {file} is missing.", hint="Give a folder that has both files."
-            )
-    try:
-        with without_bitsandbytes():
-            tuned: torch.nn.Module = PeftModel.from_pretrained(model, str(folder), ADAPTER, is_trainable=True)
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"The adapter in {folder} does not fit this model: {error}") from error
+    tuned = load_adapter(model, folder, trainable=True)
     say(f"going on from the adapter in {folder}; its rank, alpha and targets are in force")
     return tuned
 

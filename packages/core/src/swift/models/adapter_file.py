@@ -1,0 +1,122 @@
+"""adapter_config.json of PEFT, checked before PEFT acts on it: types, bounds, and patterns that match in time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StrictBool, StrictInt, StrictStr, ValidationError
+
+from swift.errors import ModelError
+from swift.untrusted import Failure, is_deeper, json_kind, read_json_object, shown, time_limit
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_RANK = 1 << 16
+_SECONDS = 10.0
+
+Rank = Annotated[StrictInt, Field(ge=1, le=_RANK)]
+Alpha = Annotated[FiniteFloat, Field(gt=0, strict=True)]
+Name = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
+Layer = Annotated[StrictInt, Field(ge=0, le=_RANK)]
+
+
+class _AdapterConfig(BaseModel):
+    """What swift and PEFT act on. Other settings of PEFT are handed on as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    r: Rank = 8
+    lora_alpha: Alpha = 8
+    lora_dropout: Annotated[FiniteFloat, Field(ge=0, lt=1, strict=True)] = 0.0
+    target_modules: Name | list[Name] | None = None
+    exclude_modules: Name | list[Name] | None = None
+    modules_to_save: list[Name] | None = None
+    layers_to_transform: Layer | list[Layer] | None = None
+    layers_pattern: StrictStr | list[Name] | None = None
+    rank_pattern: dict[Name, Rank] | None = None
+    alpha_pattern: dict[Name, Alpha] | None = None
+    bias: Literal["none", "all", "lora_only"] = "none"
+    fan_in_fan_out: StrictBool | None = False
+    use_rslora: StrictBool | None = False
+    use_dora: StrictBool | None = False
+    lora_bias: StrictBool | None = False
+    inference_mode: StrictBool | None = False
+    init_lora_weights: StrictBool | StrictStr | None = True
+    base_model_name_or_path: StrictStr | None = None
+    revision: StrictStr | None = None
+    task_type: StrictStr | None = None
+    # PEFT imports the module that `megatron_core` names.
+    megatron_config: None = None
+    layer_replication: list[tuple[Layer, Layer]] | None = Field(None, max_length=256)
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """Returns the configuration of the adapter in a folder; `ModelError` where there is none, or a broken one."""
+    file = folder / ADAPTER_CONFIG
+    if not file.exists() and not file.is_symlink():
+        raise ModelError(
+            f"{shown(folder)} is not an adapter: {ADAPTER_CONFIG} is missing.",
+            hint="Name the folder of an adapter, or a run or checkpoint that trained one.",
+        )
+    return checked_adapter(read_json_object(file, ModelError), str(file))
+
+
+def checked_adapter(config: Mapping[str, Any], source: str, error: Failure = ModelError) -> dict[str, Any]:
+    """Returns PEFT's settings of a LoRA adapter when they are ones; `source` names the file in messages."""
+    kind = getattr(config.get("peft_type"), "value", config.get("peft_type"))
+    if kind != "LORA":
+        said = f"of type {kind}" if isinstance(kind, str) else f"whose peft_type is {json_kind(kind)}"
+        raise error(
+            f"{shown(source)} describes an adapter {said:.100}, not LORA.",
+            hint="swift works with LoRA and its variants; merge others with PEFT.",
+        )
+    if is_deeper(config, 8):
+        raise error(f"{shown(source)}: its values are nested too deeply.")
+    try:
+        _AdapterConfig.model_validate(config)
+    except ValidationError as problems:
+        first = problems.errors()[0]
+        key = ".".join(str(part) for part in first["loc"][:1])
+        reason = first["msg"]
+        if key == "megatron_config":
+            reason = "adapters on Megatron's own layers are not read, since PEFT imports what the file names for them"
+        raise error(
+            f"{shown(source)}: {key}: {reason[0].lower()}{reason[1:]}.", hint="Copy or download the adapter again."
+        ) from None
+    return {str(key): value for key, value in config.items()}
+
+
+def check_patterns(config: Mapping[str, Any], names: Iterable[str], source: str, error: Failure = ModelError) -> None:
+    """Refuses patterns that are none, or that do not match the names of modules in time, as PEFT will match them."""
+    known = list(names)
+    for key, pattern in _patterns(config):
+        try:
+            compiled = re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as problem:
+            raise error(f"{shown(source)}: {key} is no pattern: {problem}.") from None
+        slow = error(
+            f"{shown(source)}: {key} holds a pattern that takes too long: it was stopped after {_SECONDS:.0f} seconds.",
+            hint="Name the modules instead of matching them by a pattern, if the adapter is yours.",
+        )
+        with time_limit(_SECONDS, slow):
+            for name in known:
+                compiled.match(name)
+
+
+def _patterns(config: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """PEFT's patterns, as it puts them together."""
+    for key in ("target_modules", "exclude_modules"):
+        if isinstance(config.get(key), str) and config[key] != "all-linear":
+            yield key, f"(?:{config[key]})\\Z"
+    for key, form in (
+        ("modules_to_save", r"(^|.*\.){}($|\..*)"),
+        ("layers_pattern", r".*?\.{}\.(\d+)\."),
+        ("rank_pattern", r"(.*\.)?({})$"),
+        ("alpha_pattern", r"(.*\.)?({})$"),
+    ):
+        said = config.get(key) or ()
+        for each in (said,) if isinstance(said, str) else said:
+            yield key, form.replace("{}", str(each))

@@ -1,0 +1,94 @@
+"""Putting an adapter from a folder on a model, as PEFT does it: whole, of the right shapes, and nothing beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swift.errors import ModelError
+from swift.models.adapter_file import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    check_patterns,
+    checked_adapter,
+    read_adapter_config,
+)
+from swift.models.files import SafetensorsFolder
+from swift.models.names import ADAPTER, adapter_names
+from swift.models.opening import as_model_error
+from swift.models.quiet import without_bitsandbytes
+from swift.models.weights_check import check_finite
+from swift.safetensors_header import FLOATING
+
+_OWN = "An adapter goes on the model that it was trained on, and on no other; or copy it again."
+
+
+def peft_config(config: Mapping[str, Any], model: torch.nn.Module, source: str) -> Any:
+    """Returns PEFT's configuration of an adapter for this model; `ModelError` where `source` holds no such thing."""
+    settings = checked_adapter(config, source)
+    check_patterns(settings, [name for name, _ in model.named_modules()], source)
+    with without_bitsandbytes():
+        from peft import PeftConfig
+    with as_model_error(f"{source} is not a configuration that PEFT takes", hint=_OWN):
+        # What PEFT would import to find the class of the model, which is there already.
+        return PeftConfig.from_peft_type(**{key: value for key, value in settings.items() if key != "auto_mapping"})
+
+
+def load_adapter(model: torch.nn.Module, folder: Path, *, trainable: bool) -> torch.nn.Module:
+    """Returns the model with the adapter in `folder` on it."""
+    with without_bitsandbytes():
+        from peft import PeftModel
+
+    said = read_adapter_config(folder)
+    weights = _weights(folder, said)
+    config = peft_config(said, model, str(folder / ADAPTER_CONFIG))
+    config.inference_mode = not trainable
+    with without_bitsandbytes(), as_model_error(f"The adapter in {folder} does not fit this model", hint=_OWN):
+        tuned: torch.nn.Module = PeftModel.from_pretrained(
+            model, str(folder), ADAPTER, is_trainable=trainable, config=config
+        )
+        wanted = set(adapter_names(tuned).values())
+    missing = sorted(wanted - set(weights.names()))
+    if missing:
+        raise ModelError(
+            f"{folder / ADAPTER_WEIGHTS} lacks {len(missing)} tensors of the adapter that {ADAPTER_CONFIG} describes, "
+            f"the first is {missing[0]}.",
+            hint=_OWN,
+        )
+    # PEFT may have saved embeddings of the model beside the adapter.
+    own = {name.replace(".base_layer", "") for name, _ in tuned.named_parameters(remove_duplicate=False)}
+    extra = sorted(name for name in weights.names() if name not in wanted | own)
+    if extra:
+        raise ModelError(
+            f"{folder / ADAPTER_WEIGHTS} has {len(extra)} tensors that {ADAPTER_CONFIG} does not describe, the first "
+            f"is {extra[0]}.",
+            hint=_OWN,
+        )
+    return tuned
+
+
+def _weights(folder: Path, config: Mapping[str, Any]) -> SafetensorsFolder:
+    """The adapter's tensors, which are numbers, finite, and of the ranks that the configuration names."""
+    if not (folder / ADAPTER_WEIGHTS).exists():
+        raise ModelError(f"{folder} is not a whole adapter: {ADAPTER_WEIGHTS} is missing.", hint="Copy it again.")
+    weights = SafetensorsFolder(folder, file=ADAPTER_WEIGHTS)
+    patterns = config.get("rank_pattern") or {}
+    ranks = {config.get("r", 8), *patterns.values()}
+    for name in weights.names():
+        if weights.dtype(name) not in FLOATING:
+            raise ModelError(
+                f"{name} in {folder / ADAPTER_WEIGHTS} holds whole numbers ({weights.dtype(name)}).",
+                hint="Copy the adapter again.",
+            )
+        shape = weights.shape(name)
+        if ".lora_A." in name and (not shape or shape[0] not in ranks):
+            raise ModelError(
+                f"{name} in {folder / ADAPTER_WEIGHTS} has the shape {shape}, and {ADAPTER_CONFIG} names the rank "
+                f"{' or '.join(map(str, sorted(ranks)))}.",
+                hint="The two files do not belong together: copy the adapter again.",
+            )
+        check_finite(name, weights.read(name), folder)
+    return weights

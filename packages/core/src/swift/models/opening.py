@@ -1,0 +1,69 @@
+"""What transformers raises while a model's folder is opened, as one `ModelError` that names the folder or the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swift.errors import ModelError, SwiftError
+from swift.models.config_file import check_config
+from swift.untrusted import check_regular, read_json_object, shown
+
+GENERATION = "generation_config.json"
+_SETTINGS = (
+    GENERATION, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.json", "processor_config.json", "preprocessor_config.json",
+)  # fmt: skip
+_OTHERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model")
+_TEMPLATES = ("*.jinja", "additional_chat_templates/*.jinja", "*.tiktoken")
+LARGEST = 256 << 20
+"""Bytes of a tokenizer's file: four times the largest that is known."""
+
+
+@contextmanager
+def as_model_error(message: str, *, hint: str) -> Iterator[None]:
+    """Raises a `ModelError` for whatever a library raises in the body, with the library's own reason behind `message`.
+
+    What a folder brings makes transformers, tokenizers and PEFT fail in ways that nobody has listed: with the errors of
+    Python's operators, of dataclasses, of Rust. A `SwiftError` goes through as it is.
+    """
+    try:
+        yield
+    except SwiftError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{message}: {first_line(error)}", hint=hint) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust, which is no Exception
+            raise
+        raise ModelError(f"{message}: {first_line(error)}", hint=hint) from error
+
+
+def check_files(folder: Path) -> None:
+    """Refuses a folder in which something else than a file of a plausible size lies under the name of one."""
+    names = [*_SETTINGS, *_OTHERS]
+    # A link to nothing is a file that was not copied.
+    found = [folder / name for name in names if (folder / name).exists() or (folder / name).is_symlink()]
+    found += [path for pattern in _TEMPLATES for path in folder.glob(pattern)]
+    for path in found:
+        check_regular(path, ModelError)
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise ModelError(f"{shown(path)} has {size:,} bytes, which no file of its kind needs.")
+    for name in _SETTINGS:
+        if (folder / name).exists():
+            content = read_json_object(folder / name, ModelError)
+            if name == GENERATION:
+                check_config(content, str(folder / name))
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error that says something, or the error's name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Error(s) in loading state_dict"):
+        lines = lines[1:]
+    line = lines[0] if lines else type(error).__name__
+    if isinstance(error, KeyError):
+        line = f"there is no {line}"
+    return line if len(line) <= 300 else f"{line[:250]}…"

@@ -1,0 +1,73 @@
+"""Pickles of other programs' checkpoints, opened by torch's restricted reader: it makes tensors and plain containers.
+
+That keeps code from running; it does not keep a small file from filling the memory. What torch itself writes is an
+archive without compression, so that nothing in it can be larger than the file.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swift.untrusted import Failure, check_regular, shown
+
+_PICKLE = 256 << 20
+_DEPTH = 64
+
+
+def load_pickle(path: Path, error: Failure, *, mmap: bool = True) -> Any:
+    """Returns what `torch.save` wrote, whose tensors stay on the disk until they are looked at."""
+    check_archive(path, error)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as cause:  # it raises what it likes about what it does not know
+        lines = str(cause).strip().splitlines() or [type(cause).__name__]
+        raise error(f"{shown(path)} cannot be read: {lines[0]}") from None
+    for tensor in _tensors(content, path, error):
+        stored = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else -1
+        if tensor.numel() * tensor.element_size() > stored:
+            raise error(f"{shown(path)} cannot be read: a tensor of shape {tuple(tensor.shape)} is not stored in it.")
+    return content
+
+
+def check_archive(path: Path, error: Failure) -> None:
+    """Raises `error` unless this is an archive as `torch.save` writes it, no larger inside than outside."""
+    check_regular(path, error)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            pickles = [entry for entry in entries if entry.filename.endswith(".pkl")]
+            plain = [each for each in pickles if not each.compress_type and each.file_size <= _PICKLE]
+            heads = [archive.read(each) for each in plain]
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError) as cause:
+        raise error(
+            f"{shown(path)} cannot be read: it is not an archive as torch.save writes it ({cause}).",
+            hint="Save it again with a torch of version 1.6 or newer.",
+        ) from None
+    size = path.stat().st_size
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(e.file_size for e in entries) > size:
+        raise error(f"{shown(path)} cannot be read: what is in it is packed, which torch.save never does.")
+    if len(heads) != len(pickles) or any(b"bytearray" in head for head in heads):
+        raise error(f"{shown(path)} cannot be read: it describes more than the tensors that are in it.")
+
+
+def _tensors(content: Any, path: Path, error: Failure) -> Iterator[torch.Tensor]:
+    """All tensors in containers, each container once: one that is in itself would never end."""
+    seen: set[int] = set()
+    level = [content]
+    for _ in range(_DEPTH):
+        if not level:
+            return
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, torch.Tensor):
+                yield each
+            elif isinstance(each, dict | list | tuple | set) and id(each) not in seen:
+                seen.add(id(each))
+                inner.extend(each.values() if isinstance(each, dict) else each)
+        level = inner
+    raise error(f"{shown(path)} cannot be read: it is nested more than {_DEPTH} levels deep.")
