@@ -16,7 +16,7 @@ from swift.checkpoint.records import hash_file
 from swift.checkpoint.storage import INDEX, StoredTensors, index_from_json
 from swift.errors import CheckpointError, SwiftError
 from swift.train.comms import Comms
-from swift.untrusted import check_regular, inside, parse_json, read_bytes
+from swift.untrusted import check_regular, inside, read_json
 
 _LARGEST = 1 << 30
 """Bytes of an index: that of a model of many experts on thousands of processes has some hundred megabytes."""
@@ -174,8 +174,8 @@ def _open(folder: Path, comms: Comms, verify: bool | Literal["sizes"]) -> Checkp
         _check_sums(folder, manifest, comms)
     if INDEX not in manifest.files:
         raise CheckpointError(f"The checkpoint {folder} is damaged: {MANIFEST} does not list {INDEX}.")
-    content = read_bytes(inside(folder, INDEX, CheckpointError, source=str(folder)), CheckpointError, limit=_LARGEST)
-    index = index_from_json(parse_json(content, str(folder / INDEX), CheckpointError), folder)
+    file = inside(folder, INDEX, CheckpointError, source=str(folder))
+    index = index_from_json(read_json(file, CheckpointError, limit=_LARGEST), folder)
     unlisted = {chunk.file for tensor in index.values() for chunk in tensor.chunks} - manifest.files.keys()
     if unlisted:
         raise CheckpointError(f"{folder / INDEX} is damaged: {MANIFEST} does not list {min(unlisted)}.")

@@ -24,7 +24,7 @@ from pydantic import (
 from swift.checkpoint.records import FileRecord, write_json
 from swift.config.sections import Config
 from swift.errors import CheckpointError
-from swift.untrusted import inside, parse_json, read_bytes
+from swift.untrusted import inside, read_json
 
 FORMAT = 1
 """Version of the checkpoint format that this swift writes, and the newest that it reads."""
@@ -149,7 +149,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(
             f"{folder} is not a checkpoint: it has no {MANIFEST}.", hint="Name a folder checkpoint-<step> of a run."
         )
-    value = parse_json(read_bytes(path, CheckpointError, limit=_LARGEST), str(path), CheckpointError)
+    value = read_json(path, CheckpointError, limit=_LARGEST)
     found = value.get("format") if isinstance(value, dict) else None
     if type(found) is not int:
         raise CheckpointError(f"{path} is not the manifest of a swift checkpoint: it names no format.")

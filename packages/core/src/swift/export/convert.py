@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,15 @@ def convert_checkpoint(
             write_model_weights(stored, source=source, adapter=adapter)
 
     manifest = _manifest(foreign, source, model, told, adapter)
-    folder = save_checkpoint(out, foreign.step, fill=fill, manifest=manifest, is_main=True, extra=ready_to_load).wait()
+    new = not out.exists()
+    try:
+        folder = save_checkpoint(
+            out, foreign.step, fill=fill, manifest=manifest, is_main=True, extra=ready_to_load
+        ).wait()
+    except SwiftError:
+        if new:
+            shutil.rmtree(out, ignore_errors=True)  # nothing is in it but what was begun
+        raise
     say(f"Converted to {folder}")
     if not manifest.rows_per_step:
         say("How many rows make an update is not known: give the batch size and accumulation that training had.")

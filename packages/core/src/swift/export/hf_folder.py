@@ -19,6 +19,7 @@ from swift.export.trainer_order import Groups, pieces_by_parameter, possible_gro
 from swift.models.files import INDEX, SINGLE, SafetensorsFolder
 from swift.models.names import Piece
 from swift.models.source import HfSource
+from swift.models.weights_check import check_finite
 from swift.untrusted import read_json_object
 from swift.untrusted_pickle import load_pickle
 
@@ -28,6 +29,7 @@ STATE = "trainer_state.json"
 ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 _OTHER_MODEL = "Name with --model the model that training started from."
+_OTHER_FILE = "Copy it again, or take another checkpoint."
 _WEIGHTS_ALONE = "Take the weights without it: --weights-only"
 
 
@@ -107,7 +109,12 @@ class HfFolder(ForeignCheckpoint):
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
         """The weight from its file, and the part of the optimizer's state that belongs to it."""
         owner, piece = self._owners[name]
-        found = {"weight": self._files.read(self._spellings[name])}
+        stored = self._spellings[name]
+        weight = self._files.read(stored)
+        if not weight.is_floating_point():
+            raise CheckpointError(f"{stored} in {self._folder} holds whole numbers ({weight.dtype}).", hint=_OTHER_FILE)
+        check_finite(stored, weight, self._folder)
+        found = {"weight": weight}
         for slot, tensor in self._state.get(owner, {}).items():
             found[slot] = tensor if slot == "step" else piece.view_of(tensor.contiguous())
         return found
@@ -122,7 +129,7 @@ class HfFolder(ForeignCheckpoint):
 
     def _open_optimizer(self) -> Mapping[str, Any]:
         file = self._folder / OPTIMIZER
-        if not file.is_file():
+        if not file.exists():
             if any(self._folder.glob("optimizer*")):
                 self.description += ", whose optimizer is not in one file"
             return {}

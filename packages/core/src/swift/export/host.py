@@ -12,6 +12,8 @@ from swift.untrusted import read_json_object
 
 ARGUMENTS = "args.json"
 ADAPTER_CONFIG = "adapter_config.json"
+_MOST = 1 << 40
+"""Rows of an update, beyond which a number is a mistake."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,18 @@ def adapter_beside(folder: Path, given: Path | None) -> dict[str, Any] | None:
 
 def _rows(arguments: dict[str, Any]) -> int:
     whole = arguments.get("global_batch_size")
-    if isinstance(whole, int):
-        return whole
+    if type(whole) is int:
+        return whole if 0 < whole <= _MOST else 0
     factors = [
         arguments.get(key)
         for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "global_world_size")
     ]
     rows = 1
     for factor in factors:
-        if not isinstance(factor, int):
+        if type(factor) is not int or factor > _MOST:
             return 0
         rows *= max(1, factor)  # ms-swift has a world of -1 processes where there is no launcher
-    return rows
+    return min(rows, _MOST)
 
 
 def _beside(folder: Path, name: str) -> dict[str, Any] | None:

@@ -193,6 +193,8 @@ def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False
     from swift.models.source import open_source
 
     facts = checkpoint.facts
+    if not facts.config.get("model"):
+        raise CheckpointError(f"{checkpoint.folder / MANIFEST} does not say which model training started from.")
     section = section_from_file(
         ModelSection.model_validate(facts.config.get("model", {})),
         checkpoint.folder / MANIFEST,

@@ -10,6 +10,7 @@ import torch
 from swift.contracts import ModelSource
 from swift.models.load_adapter import peft_config
 from swift.models.names import ADAPTER, Piece, canonical_parameters
+from swift.models.opening import as_model_error
 
 Groups = list[list[str]]
 """Names in memory of the parameters in each group of the optimizer."""
@@ -24,7 +25,8 @@ def skeleton_of(source: ModelSource, adapter: Mapping[str, Any] | None) -> torch
     from peft import get_peft_model
 
     config = peft_config({**adapter, "inference_mode": False}, model, "the adapter's configuration")
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    fits = as_model_error("The adapter's configuration does not fit the model", hint="Name with --model its own.")
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), fits:
         tuned: torch.nn.Module = get_peft_model(model, config, adapter_name=ADAPTER)
     return tuned
 

@@ -102,6 +102,8 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
 
     The optimizer's state is not read here: that it is there is seen from its size, as a damaged copy mostly is.
     """
+    if not manifest.files:
+        raise CheckpointError(f"{folder / MANIFEST} lists no files.", hint=_alone(folder))
     for name, record in manifest.files.items():
         path = folder / name
         if not path.exists():

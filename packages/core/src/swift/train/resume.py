@@ -16,6 +16,7 @@ from swift.train.comms import Comms
 from swift.train.run_folder import (
     ARGS_FILE,
     RunClaim,
+    check_run_files,
     claim_new_folder,
     lock_run_folder,
     named_run_folder,
@@ -101,6 +102,7 @@ def claim_folder(run: Run, comms: Comms, begin: Beginning) -> RunClaim | None:
     if comms.rank == 0:
         try:
             claim = _claim(run, begin)
+            check_run_files(claim.folder)
             clean_stale(claim.folder)
         except SwiftError as error:
             problem = error

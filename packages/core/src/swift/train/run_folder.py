@@ -27,6 +27,7 @@ from pydantic import BaseModel
 import swift
 from swift.config.sections import Config
 from swift.errors import CheckpointError, ConfigError
+from swift.untrusted import check_regular
 
 ARGS_FILE = "args.json"
 CONFIG_FILE = "config.yaml"
@@ -173,6 +174,13 @@ def resolved_config(
         if options is not None:
             sections[section] |= options.model_dump(mode="json")
     return sections
+
+
+def check_run_files(folder: Path) -> None:
+    """Refuses a folder in which something else than a file has the name of one that a run writes or goes on with."""
+    for name in (CONFIG_FILE, ARGS_FILE, "logging.jsonl", "report.html", "val_dataset.jsonl"):
+        if (folder / name).exists() or (folder / name).is_symlink():
+            check_regular(folder / name, ConfigError)
 
 
 def write_run_files(
