@@ -22,6 +22,7 @@ from swift.untrusted import (
     read_text,
     shown,
     time_limit,
+    typed_path,
 )
 
 
@@ -148,3 +149,9 @@ def test_what_is_shown_can_be_printed_and_is_short() -> None:
     assert shown("a\nb\x1b[2J\udce9é") == "a\\nb\\x1b[2J\\udce9é"
     assert len(shown("x" * 10_000)) <= 200
     assert shown("x" * 10_000 + ".jsonl").endswith("x.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "x/" * 5000, "\udcff", "~nobody-there/x"])
+def test_what_cannot_be_a_path_is_refused_before_it_is_looked_for(name: str) -> None:
+    with pytest.raises(ModelError, match="The model"):
+        typed_path(name, "The model", ModelError)

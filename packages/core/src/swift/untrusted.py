@@ -53,7 +53,9 @@ def open_regular(path: Path, error: Failure) -> BinaryIO:
 
 def typed_path(name: str, what: str, error: Failure) -> Path:
     """Returns the path that a user typed; raises `error` for what cannot be one. `what` says what it was typed for."""
-    parts = name.encode("utf-8", "surrogateescape").split(b"/")
+    # Manifests and other JSON of swift could not hold a name that is not Unicode.
+    check_unicode(name, what, error)
+    parts = name.encode().split(b"/")
     if "\0" in name or sum(map(len, parts)) + len(parts) > 16 * _NAME_BYTES or max(map(len, parts)) > _NAME_BYTES:
         raise error(f"{what} {shown(name)!r} is not the name of a file or folder.")
     try:
