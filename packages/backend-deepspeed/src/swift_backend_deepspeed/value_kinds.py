@@ -104,9 +104,9 @@ _BF16: Mapping[str, Kind] = dict.fromkeys(
 
 KINDS: Mapping[str, Mapping[str, Kind]] = {
     "": {
-        **dict.fromkeys(_SECTIONS, _SECTION),
-        **dict.fromkeys(_SWITCHES, _SWITCH),
-        **dict.fromkeys(_COUNTS, _COUNT),
+        **dict.fromkeys(sorted(_SECTIONS), _SECTION),
+        **dict.fromkeys(sorted(_SWITCHES), _SWITCH),
+        **dict.fromkeys(sorted(_COUNTS), _COUNT),
         "gradient_clipping": _AMOUNT,
         "gradient_predivide_factor": _AMOUNT,
         "communication_data_type": _TEXT,
@@ -115,8 +115,8 @@ KINDS: Mapping[str, Mapping[str, Kind]] = {
         "log_level": _TEXT,
     },
     "zero_optimization": {
-        **dict.fromkeys(_ZERO_NUMBERS, _SIZE),
-        **dict.fromkeys(_ZERO_SWITCHES, _SWITCH),
+        **dict.fromkeys(sorted(_ZERO_NUMBERS), _SIZE),
+        **dict.fromkeys(sorted(_ZERO_SWITCHES), _SWITCH),
         **dict.fromkeys(("offload_optimizer", "offload_param", "zenflow", "leaf_module"), _SECTION),
         "stage": _STAGE,
     },
