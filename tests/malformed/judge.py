@@ -48,7 +48,8 @@ from swift.cli.main import run
 CANARY = "canary"
 """What hostile code writes, as `folder / CANARY`, where it is run after all."""
 SECONDS = 60.0
-"""After so long a case hangs. Clear answers take a fraction of a second, or a few where torch is imported first; a busy machine takes many times that."""
+"""After so long a case hangs. Clear answers take a fraction of a second, or a few where torch is imported first; a
+busy machine takes many times that."""
 MEMORY = 2 << 30
 """Bytes of address space that a case may take beyond what this process has."""
 
