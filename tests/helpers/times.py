@@ -1,4 +1,4 @@
-"""How long each test took, by the clock and of the processors: `pytest --times FILE` keeps the list.
+"""How long each test took, by the clock and of the processors: `pytest --times=FILE` keeps the list.
 
 The clock of a busy machine says little. The processors' time is that of the test's own process and of all that it
 started and waited for; what is still running when a test ends counts for the one in which it ends.

@@ -26,7 +26,7 @@ def commands(target: str) -> list[str]:
 def runs_of_pytest(target: str) -> list[list[str]]:
     """Returns the arguments of each, less the file that keeps the times."""
     found = [line.partition("-m pytest ")[2] for line in commands(target) if "-m pytest " in line]
-    return [shlex.split(re.sub(r" --times \S+", "", arguments)) for arguments in found]
+    return [shlex.split(re.sub(r" --times=\S+", "", arguments)) for arguments in found]
 
 
 def test_the_two_runs_differ_in_one_marker_and_nothing_else() -> None:
