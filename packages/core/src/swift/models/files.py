@@ -10,7 +10,7 @@ import xxhash
 
 from swift.errors import ModelError
 from swift.safetensors_header import Entry, Header, read_header
-from swift.untrusted import inside, read_json_object, shown
+from swift.untrusted import inside, read_json_object
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +32,8 @@ class SafetensorsFolder:
         self._entries: dict[str, tuple[Path, Entry]] = {}
         self._headers: dict[Path, Header] = {}
         self._opened: tuple[Path, Any] | None = None
-        shards = None if file is None else {inside(folder, file, ModelError, source=shown(folder)): None}
-        for path, names in (shards or _weight_files(folder)).items():
+        shards = _weight_files(folder) if file is None else {folder / file: None}
+        for path, names in shards.items():
             header = read_header(path, ModelError)
             self._headers[path] = header
             absent = sorted((names or set()) - header.entries.keys())
@@ -104,7 +104,7 @@ def _weight_files(folder: Path) -> dict[Path, set[str] | None]:
     if index.exists() or index.is_symlink():
         return _shards(folder, index)
     if (folder / SINGLE).exists() or (folder / SINGLE).is_symlink():
-        return {inside(folder, SINGLE, ModelError, source=shown(folder)): None}
+        return {folder / SINGLE: None}
     pickles = [file.name for pattern in PICKLES for file in folder.glob(pattern)]
     if pickles:
         raise ModelError(

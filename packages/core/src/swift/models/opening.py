@@ -8,7 +8,7 @@ from pathlib import Path
 
 from swift.errors import ModelError, SwiftError
 from swift.models.config_file import check_config
-from swift.untrusted import check_regular, read_json_object, shown
+from swift.untrusted import check_regular, read_json_object, read_text, shown
 
 GENERATION = "generation_config.json"
 _SETTINGS = (
@@ -51,6 +51,8 @@ def check_files(folder: Path) -> None:
         size = path.stat().st_size
         if size > LARGEST:
             raise ModelError(f"{shown(path)} has {size:,} bytes, which no file of its kind needs.")
+    for template in folder.glob("*.jinja"):
+        read_text(template, ModelError)
     for name in _SETTINGS:
         if (folder / name).exists():
             content = read_json_object(folder / name, ModelError)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from swift.errors import ConfigError, ModelError
-from swift.models.opening import LARGEST, as_model_error, check_files
+from swift.errors import ConfigError, ModelError, SwiftError
+from swift.models.opening import as_model_error, check_files
 from swift.models.tokenizer_file import tell_difference
 from swift.models.trust import TRUST_FLAG
-from swift.untrusted import inside, json_kind, read_json, read_json_object, read_text, time_limit
+from swift.untrusted import Failure, inside, json_kind, read_json_object, read_text, time_limit
 
 if TYPE_CHECKING:
     from swift.config.sections import ModelSection
@@ -49,6 +49,9 @@ def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Cal
         tell_difference(tokenizer, folder, say)
     if section.chat_template is not None:
         _set_template(tokenizer, section.chat_template)
+    elif isinstance(tokenizer.chat_template, str):
+        own = folder / TEMPLATE
+        _try_template(tokenizer, own if own.exists() else folder / "tokenizer_config.json", ModelError)
     _check_vocabulary(tokenizer, config, folder, say)
     return tokenizer
 
@@ -65,9 +68,6 @@ def copy_tokenizer(source: Path, destination: Path, *, template: str | None) -> 
 def check_settings(folder: Path) -> None:
     """Refuses tokenizer files that are none, or that name others outside of their folder."""
     check_files(folder)
-    vocabulary = folder / "tokenizer.json"
-    if vocabulary.exists() and not isinstance(read_json(vocabulary, ModelError, limit=LARGEST), dict):
-        raise ModelError(f"{vocabulary} should hold a JSON object.", hint="Copy or download it again.")
     file = folder / "tokenizer_config.json"
     if not file.exists():
         return
@@ -86,15 +86,20 @@ def _set_template(tokenizer: Any, path: Path) -> None:
     if not path.exists():
         raise ConfigError(f"There is no chat template {path}.", hint="Check --model.chat_template.")
     tokenizer.chat_template = read_text(path, ConfigError, limit=LARGEST_TEMPLATE)
-    endless = ConfigError(
-        f"The chat template {path} takes more than {PATIENCE:g} seconds for one word.", hint="Does it loop? Mend it."
+    _try_template(tokenizer, path, ConfigError)
+
+
+def _try_template(tokenizer: Any, path: Path, error: Failure) -> None:
+    """Raises `error` for a chat template that is none, or that does not come to an end; `path` is where it stands."""
+    endless = error(
+        f"The chat template {path} takes more than {PATIENCE:g} seconds for one word.", hint="Does it loop? Fix it."
     )
     try:
         with time_limit(PATIENCE, endless):
             tokenizer.apply_chat_template([{"role": "user", "content": "."}], tokenize=False)
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{path}, line {error.lineno}: {error.message}", hint="Mend the chat template.") from error
-    except ConfigError:
+    except jinja2.TemplateSyntaxError as problem:
+        raise error(f"{path}, line {problem.lineno}: {problem.message}", hint="Fix the chat template.") from problem
+    except SwiftError:
         raise
     except Exception:  # a template may raise anything
         return  # It compiles; which conversations it takes is found out with the data.
