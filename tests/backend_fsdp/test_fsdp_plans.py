@@ -57,7 +57,7 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
         "which this backend cannot do",
         "has no plan for tensor parallel",
         "cannot be trained with sequences cut",
-        "has no list of decoder blocks",
+        "num_hidden_layers is 0",
     ]
 
     def job(folder: Path, changes: dict[str, Any]) -> Any:

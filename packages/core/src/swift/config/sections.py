@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
 
 from swift.config.limits import (
     LARGEST,
@@ -42,7 +41,7 @@ class Section(BaseModel):
         """Refuses what no field takes, and a switch where a number is meant, which pydantic would take for 0 or 1."""
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, bool) and takes_numbers_only(field.annotation):
-            raise PydanticCustomError("float_type", "must be a number")
+            raise ValueError("must be a number")
         if isinstance(value, BaseModel) or _is_section(field.annotation):
             return value
         if fault := fault_of(value):

@@ -107,7 +107,9 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
     for name, record in manifest.files.items():
         path = folder / name
         if not path.exists():
-            raise CheckpointError(f"The checkpoint {folder} is not whole: {name} is missing.", hint=_alone(folder))
+            raise CheckpointError(
+                f"The checkpoint {folder} is not whole: {name} is missing.", hint=_written_again(folder, manifest, name)
+            )
         check_regular(path, CheckpointError)
         if path.stat().st_size != record.size:
             raise CheckpointError(
@@ -119,6 +121,13 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
                 f"The checkpoint {folder} is damaged: {name} was altered after it was written (its checksum differs).",
                 hint="Copy it again.",
             )
+
+
+def _written_again(folder: Path, manifest: Manifest, name: str) -> str:
+    """The way out where a file is missing: what is ready to load can be written from the training state anew."""
+    if "/" in name:
+        return _alone(folder)
+    return f"Type: swift export {folder} --to {'hf' if manifest.adapter is None else 'adapter'}"
 
 
 def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) -> Place:
