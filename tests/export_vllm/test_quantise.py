@@ -200,6 +200,8 @@ def test_a_quantised_model_that_transformers_reads_otherwise_is_not_exported(
     honest = quantised.quantiser()
 
     class Careless:
+        plugins = honest.plugins
+
         def quantize(self, request: Any) -> Any:
             found = honest.quantize(request)
             file = request.destination / "model.safetensors"

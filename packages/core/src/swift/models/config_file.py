@@ -36,7 +36,9 @@ _MAY_BE_ZERO = frozenset(
      "num_experts_per_tok", "num_nextn_predict_layers", "shared_expert_intermediate_size", "intermediate_size"}
 )  # fmt: skip
 _POSITIVE = (
-    "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rope_theta", "rotary_emb_base"
+    "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rope_theta", "rotary_emb_base",
+    "factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor",
+    "original_max_position_embeddings",
 )  # fmt: skip
 _FRACTIONS = (
     "attention_dropout", "hidden_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop",

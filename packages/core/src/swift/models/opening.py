@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from swift.errors import ModelError, SwiftError
 from swift.models.config_file import check_config
@@ -22,18 +23,19 @@ LARGEST = 256 << 20
 
 
 @contextmanager
-def as_model_error(message: str, *, hint: str) -> Iterator[None]:
+def as_model_error(message: str, *, hint: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Raises a `ModelError` for whatever a library raises in the body, with the library's own reason behind `message`.
 
-    What a folder brings makes transformers, tokenizers and PEFT fail in ways that nobody has listed: with the errors of
-    Python's operators, of dataclasses, of Rust. A `SwiftError` goes through as it is.
+    With `config`, a name that the library does not know is said with the key that holds it. What a folder brings makes
+    transformers, tokenizers and PEFT fail in ways that nobody has listed: with the errors of Python's operators, of
+    dataclasses, of Rust. A `SwiftError` goes through as it is.
     """
     try:
         yield
     except SwiftError:
         raise
     except Exception as error:
-        raise ModelError(f"{message}: {first_line(error)}", hint=hint) from error
+        raise ModelError(f"{message}: {_key_of(error, config or {})}{first_line(error)}", hint=hint) from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of Rust, which is no Exception
             raise
@@ -58,6 +60,14 @@ def check_files(folder: Path) -> None:
             content = read_json_object(folder / name, ModelError)
             if name == GENERATION:
                 check_config(content, str(folder / name))
+
+
+def _key_of(error: Exception, config: Mapping[str, Any]) -> str:
+    """Returns which keys of a configuration hold what somebody did not find in a table of names."""
+    if not isinstance(error, KeyError) or not error.args:
+        return ""
+    keys = [key for key, value in config.items() if isinstance(value, str) and value == error.args[0]]
+    return f"{' and '.join(keys)}: " if keys else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PASSING = ("transformers_version", "dtype", "torch_dtype", "_name_or_path", "use_cache")
 """Keys of config.json that say nothing about what the model computes."""
+_COPY_AGAIN = "Copy or download the model again."
 
 
 def open_source(section: ModelSection, *, say: Callable[[str], None], seed: int = 42) -> HfSource:
@@ -197,6 +198,7 @@ class HfSource:
         return as_model_error(
             f"{self.folder / CONFIG} describes a model that cannot be made",
             hint="Its values contradict each other, or are none that the architecture takes: copy it again.",
+            config=self._config_json,
         )
 
     def spellings(self, name: str) -> tuple[str, str, str]:
@@ -216,16 +218,19 @@ class HfSource:
     def _load(self, dtype: torch.dtype) -> torch.nn.Module:
         from transformers import AutoModelForCausalLM
 
-        with as_model_error(
-            f"The weights in {self.folder} do not fit its config.json", hint="Copy or download the model again."
-        ):
-            model, info = AutoModelForCausalLM.from_pretrained(
-                self.folder,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=self._section.trust_remote_code,
-                output_loading_info=True,
-            )
+        try:
+            with as_model_error(
+                f"The weights in {self.folder} do not fit its {CONFIG}", hint=_COPY_AGAIN, config=self._config_json
+            ):
+                model, info = AutoModelForCausalLM.from_pretrained(
+                    self.folder,
+                    dtype=dtype,
+                    use_safetensors=True,
+                    trust_remote_code=self._section.trust_remote_code,
+                    output_loading_info=True,
+                )
+        except ModelError as error:
+            raise self._misfit() or error from error
         if info["missing_keys"]:
             missing = sorted(info["missing_keys"])
             raise ModelError(
@@ -239,6 +244,18 @@ class HfSource:
         for name, parameter in loaded.named_parameters():
             check_finite(name, parameter, self.folder)
         return loaded
+
+    def _misfit(self) -> ModelError | None:
+        """Returns what to say of the first weight whose shape is not the one that config.json gives it."""
+        for name, tensor in self._skeleton.state_dict().items():
+            for stored in self.spellings(name):
+                if stored in self._files and self._files.shape(stored) != tuple(tensor.shape):
+                    return ModelError(
+                        f"{stored} in {self.folder} has the shape {self._files.shape(stored)}, and {CONFIG} makes it "
+                        f"{tuple(tensor.shape)}.",
+                        hint=_COPY_AGAIN,
+                    )
+        return None
 
 
 def architecture_of(source: ModelSource) -> str:
