@@ -162,8 +162,8 @@ def garbage(folder: Path) -> None:
         (pickled, "pickle"),
         (truncated, "truncated"),
         (garbage, "not a safetensors file"),
-        (lambda folder: (tmp_path / "config.json").write_text("{"), "malformed JSON"),
-        (lambda folder: (tmp_path / "config.json").write_text('{"model_type": "nothing"}'), "cannot be read"),
+        (lambda folder: (folder / "config.json").write_text("{"), "malformed JSON"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "nothing"}'), "cannot be read"),
         (lambda folder: transformers.T5Config().save_pretrained(folder), "not a causal language model"),
         (lambda folder: transformers.BertConfig().save_pretrained(folder), "not a causal language model"),
     ],
@@ -191,16 +191,16 @@ def test_weights_that_are_not_all_there_are_refused(folder: Path) -> None:
     del tensors["model.layers.0.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.up_proj\.weight"):
-        opened(tmp_path).build(dtype=torch.float32)
+        opened(folder).build(dtype=torch.float32)
     with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.up_proj\.weight"):
         opened(folder).read("model.layers.0.mlp.up_proj.weight")
 
 
 def test_weights_of_another_size_than_the_configuration_are_refused(folder: Path) -> None:
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
-    with pytest.raises(ModelError, match="do not fit"):
-        opened(tmp_path).build(dtype=torch.float32)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+    with pytest.raises(ModelError, match=r"proj.weight in .* has the shape .*, and config.json makes it \(.*40"):
+        opened(folder).build(dtype=torch.float32)
 
 
 def test_weights_that_are_not_part_of_the_model_are_reported(folder: Path) -> None:
@@ -290,13 +290,3 @@ def test_short_names_stand_for_released_models_and_say_so() -> None:
     assert note is not None
     assert "taking Qwen/Qwen2.5-72B" in note
     assert resolve_name("my/own") == ("my/own", None)
-
-
-def test_a_weight_of_another_shape_than_the_configuration_says_is_named_with_both(tmp_path: Path) -> None:
-    write_architecture(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 100}))
-    with pytest.raises(
-        ModelError, match=r"mlp.gate_proj.weight in .* has the shape .*, and config.json makes it \(100, "
-    ):
-        opened(tmp_path).build(dtype=torch.float32)
