@@ -1,9 +1,10 @@
 """Rows a second from a file of chats to tokens and masks: row by row, as now, and with `datasets.map`.
 
-Three ways make the same tokens and weights of the same chats, in turns, each in a process of its own:
-- row by row: the chat template rendered twice and the tokenizer called once for every row, as swift did before;
+Several ways make the same tokens and weights of the same chats, in turns, each in a process of its own:
+- row by row: the chat template rendered twice and the tokenizer called once for every row, and nothing else;
 - `datasets.map` in batches, as people write it: `apply_chat_template`, offsets, labels;
-- swift's own `prepare_data`.
+- swift's own `prepare_data`;
+- that of another checkout of swift, where the variable BEFORE names one (`git worktree add ../before COMMIT`).
 
 CPU seconds of all processes of a way are what counts where the machine is shared; wall-clock time is noted beside. The
 memory is that of the parent and of its largest worker, without pages of files.
@@ -27,6 +28,8 @@ from benchmarks.facts import Figure
 from benchmarks.inputs import CHATS, MODEL, WORK, ensure
 
 FOLDER = WORK / "tokenising"
+BEFORE = "BEFORE"
+"""Environment variable: a checkout of swift to compare with."""
 ROWS = 20_000
 """Of the ways that are compared."""
 FEW, MANY = 200_000, 2_000_000
@@ -39,7 +42,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     rounds = 1 if quick else 3
     rows, few, many = (4_000, 8_000, 16_000) if quick else (ROWS, FEW, MANY)
     data = _data(rows)
-    ways = ("row-by-row", "datasets", "swift-1", "swift-2")
+    ways = ("row-by-row", "datasets", "swift-1", "swift-2", *(["before-1"] if BEFORE in os.environ else []))
     turns = [{way: _run(way, data, rows) for way in ways} for _ in range(rounds)]
     memory = {str(count): _run("swift-2", _data(count), count) for count in (few, many)}
     digests = {turn[way]["digest"] for turn in turns for way in ways}
@@ -48,11 +51,17 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         return median(turn[other][what] / turn[one][what] for turn in turns)
 
     grown = memory[str(many)]["memory_mib"] / memory[str(few)]["memory_mib"]
+    before = []
+    if BEFORE in os.environ:
+        before = [
+            Figure(
+                "one core, rows per second over before, by CPU time", ratio("swift-1", "before-1", "cpu"), at_least=3
+            ),
+            Figure("one core, rows per second over before, by the clock", ratio("swift-1", "before-1", "seconds")),
+        ]
     figures = [
-        Figure(
-            "one core, rows per second over row by row, by CPU time", ratio("swift-1", "row-by-row", "cpu"), at_least=3
-        ),
-        Figure("one core, rows per second over row by row, by the clock", ratio("swift-1", "row-by-row", "seconds")),
+        *before,
+        Figure("one core, rows per second over row by row, by CPU time", ratio("swift-1", "row-by-row", "cpu")),
         Figure(
             "two cores over one, by the busiest process's CPU time",
             ratio("swift-2", "swift-1", "busiest"),
@@ -81,7 +90,10 @@ def _data(rows: int) -> Path:
 
 def _run(way: str, data: Path, rows: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.tokenising", way, str(data), str(rows)]
-    answer: dict[str, Any] = json.loads(call(command, environment(OMP_NUM_THREADS="1")).splitlines()[-1])
+    settings = {"OMP_NUM_THREADS": "1"}
+    if way.startswith("before"):
+        settings["PYTHONPATH"] = str(Path(os.environ[BEFORE]).resolve() / "packages/core/src")
+    answer: dict[str, Any] = json.loads(call(command, environment(**settings)).splitlines()[-1])
     return answer
 
 
