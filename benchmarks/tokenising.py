@@ -7,7 +7,7 @@ Several ways make the same tokens and weights of the same chats, in turns, each 
 - that of another checkout of swift, where the variable BEFORE names one (`git worktree add ../before COMMIT`).
 
 CPU seconds of all processes of a way are what counts where the machine is shared; wall-clock time is noted beside. The
-memory is that of the parent and of its largest worker, without pages of files.
+memory is the peak of the parent and of its largest worker, with the modules that they have loaded.
 """
 
 from __future__ import annotations
