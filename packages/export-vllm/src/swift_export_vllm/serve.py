@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from swift_export_vllm.examples import has_template, summary, url_of
 from swift_export_vllm.interpreter import Interpreter, find_interpreter
 from swift_export_vllm.log import failure
 from swift_export_vllm.memory import UTILISATION, Share, check_gpus, gib, need_of, share_of_memory
-from swift_export_vllm.server import Ended, Server
+from swift_export_vllm.server import Ended, Server, Terminated
 from swift_export_vllm.supported import check_heads, check_served
 
 
@@ -40,17 +41,24 @@ def serve(request: ServeRequest) -> int:
     _say(f"{interpreter} on the {'CPU' if interpreter.on_cpu else 'GPU'}, log in {log}")
     if not has_template(request):
         _say("The model has no chat template: requests for chats will be refused, completions answered.")
-    with Server(command, server_environment(request, interpreter), log, verbose=request.verbose) as server:
-        try:
-            server.wait_until_ready(url)
-        except Ended as ended:
-            raise failure(log, ended.code, str(interpreter), request.model) from None
-        sys.stdout.write("\n".join(summary(request, url, log)) + "\n")
-        sys.stdout.flush()
-        try:
-            return server.wait()
-        except Ended as ended:
-            raise failure(log, ended.code, str(interpreter), request.model, ready=True) from None
+    try:
+        with Server(command, server_environment(request, interpreter), log, verbose=request.verbose) as server:
+            return _serve_until_stopped(server, request, url, log, interpreter)
+    except Terminated:  # before the server was ready
+        return 128 + signal.SIGTERM
+
+
+def _serve_until_stopped(server: Server, request: ServeRequest, url: str, log: Path, interpreter: Interpreter) -> int:
+    try:
+        server.wait_until_ready(url)
+    except Ended as ended:
+        raise failure(log, ended.code, str(interpreter), request.model) from None
+    sys.stdout.write("\n".join(summary(request, url, log)) + "\n")
+    sys.stdout.flush()
+    try:
+        return server.wait()
+    except Ended as ended:
+        raise failure(log, ended.code, str(interpreter), request.model, ready=True) from None
 
 
 def _check_memory(request: ServeRequest, interpreter: Interpreter) -> Share | None:

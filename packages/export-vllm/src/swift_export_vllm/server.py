@@ -38,7 +38,7 @@ class Ended(Exception):
         self.code = code
 
 
-class _Terminated(BaseException):
+class Terminated(BaseException):
     """SIGTERM, as `KeyboardInterrupt` is SIGINT."""
 
 
@@ -74,8 +74,6 @@ class Server:
             self.stop()
         finally:
             signal.signal(signal.SIGTERM, self._before)
-        if isinstance(error, _Terminated):
-            raise SystemExit(128 + signal.SIGTERM)
 
     def wait_until_ready(self, url: str) -> None:
         """Until it answers that it is healthy; says meanwhile what it is doing. Raises `Ended`."""
@@ -97,7 +95,7 @@ class Server:
         """Until it is to stop: 0, since that is how a server ends. One that ends by itself raises `Ended`."""
         try:
             raise Ended(self._process.wait())
-        except (KeyboardInterrupt, _Terminated):
+        except (KeyboardInterrupt, Terminated):
             return self.stop()
 
     def stop(self) -> int:
@@ -109,7 +107,7 @@ class Server:
             try:
                 self._process.wait()
                 break
-            except (KeyboardInterrupt, _Terminated):
+            except (KeyboardInterrupt, Terminated):
                 self._process.terminate()
         if self._process.returncode < 0:
             _end_marked(self._mark)
@@ -188,4 +186,4 @@ def _healthy(url: str) -> bool:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise _Terminated
+    raise Terminated
