@@ -111,10 +111,10 @@ def _live(victim: Victim, rank: int, port: int, pause_at: int | None) -> None:
             os.write(diary, f"{what} {step}\n".encode())
 
     def settled(self: Keeper) -> None:
-        pending = self._pending_step
+        pending = self._pending
         settle(self)
         if pending is not None:
-            note("saved", pending)
+            note("saved", pending[0])
 
     def begun(self: Loop) -> bool:
         note("from", self.job.state.step)

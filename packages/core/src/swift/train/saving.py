@@ -32,8 +32,8 @@ class Keeper:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._pending: PendingSave | None = None
-        self._pending_step: int | None = None
+        self._pending: tuple[int, PendingSave] | None = None
+        """The step of the save that is going on, if its writing has begun on every process."""
         self._source_is_known = False
         self._removal: threading.Thread | None = None
         self.last: Path | None = job.resumed_from
@@ -60,8 +60,7 @@ class Keeper:
                 "facts": {"progress": {"best": job.best.to_json(), "epoch": record.epoch}},
             }
         )
-        self._pending_step = record.step
-        self._pending = save_checkpoint(
+        pending = save_checkpoint(
             job.run.folder,
             record.step,
             fill=self._fill,
@@ -71,7 +70,8 @@ class Keeper:
             asynchronous=config.asynchronous,
             copy_later=job.engine.capabilities.calls_before_update,
         )
-        if self._pending.done():
+        self._pending = (record.step, pending)
+        if pending.done():
             self._settle()
 
     def export(self) -> None:
@@ -120,10 +120,10 @@ class Keeper:
 
     def _settle(self) -> None:
         """What follows a save that is whole: tell observers, move the links, let old ones go."""
-        if self._pending is None or self._pending_step is None:
+        if self._pending is None:
             return
-        pending, step = self._pending, self._pending_step
-        self._pending = self._pending_step = None
+        step, pending = self._pending
+        self._pending = None
         self.last = pending.wait()
         job = self._job
         if not job.is_main:
