@@ -22,14 +22,14 @@ LIGHT = (
     "swift.config",
     "swift.contracts",
     "swift.deferred",
-    "swift.doctor",
+    "swift.cli.doctor",
     "swift.errors",
     "swift.hookspecs",
     "swift.infer.chat",
-    "swift.infer.cli",
+    "swift.cli.infer",
     "swift.infer.evaluate",
     "swift.infer.remote",
-    "swift.infer.serving",
+    "swift.serve.request",
     "swift.plugins",
 )
 """Imported, with all that lies in them, without anything of HEAVY."""

@@ -21,9 +21,9 @@ from tiers import tiered
 from swift.checkpoint import open_checkpoint
 from swift.checkpoint.save import save_checkpoint
 from swift.config.parse import config_from_mapping
+from swift.convert.run import convert_checkpoint
+from swift.convert.write import convert_to
 from swift.errors import CheckpointError
-from swift.export.convert import convert_checkpoint
-from swift.export.convert_to import convert_to
 from swift.testing.subjects import conversations, write_model
 from swift.train.prepare import opened
 from swift_backend_megatron import engine
@@ -108,7 +108,7 @@ def test_megatron_loads_what_is_written_for_it(saved: Callable[[str], Path], tmp
                 job.state.step = megatron_saves.load(job.state, out / "iter_0000003")
             save_checkpoint(
                 tmp_path / "again", job.state.step,
-                fill=lambda writer: job.engine.save_checkpoint(job.run, job.state, writer),
+                fill=lambda writer: job.hooks.save_checkpoint(job.run, job.state, writer),
                 manifest=job.manifest.model_copy(update={"step": job.state.step}), is_main=job.is_main,
             ).wait()  # fmt: skip
             return job.state.step

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from tiny_runs import Trained, conversations, run_training, write_jsonl
 
+from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.manifest import read_manifest, write_manifest
-from swift.checkpoint.records import hash_file
 from swift.cli.main import run
 
 CODE = """
@@ -144,7 +144,7 @@ def _no_input(_: str = "") -> str:
 
 
 def test_serving_asks_for_the_flag_too(trap: Trap, capsys: pytest.CaptureFixture[str]) -> None:
-    from swift.infer.serving import Wish, serve_request
+    from swift.serve.request import Wish, serve_request
 
     assert run(["serve", str(trap.checkpoint)]) == 2
     assert "add --trust_remote_code true" in capsys.readouterr().err
@@ -184,7 +184,7 @@ def test_the_configuration_of_a_run_cannot_decide_that_code_runs(
 
 def test_sub_processes_are_told_what_the_user_said() -> None:
     from swift.config.sections import ModelSection
-    from swift.export.verify import trusted
+    from swift.export.verify.run import trusted
     from swift.models.source import HfSource
 
     for said in (True, False):

@@ -10,12 +10,12 @@ from typer import Typer
 from typer.main import get_command
 
 from swift.cli import convert, export, plugins, serve
+from swift.cli import infer as asking
 from swift.cli.app import split_unknown
 from swift.cli.config import presets_of_backends
 from swift.cli.verbs import TRAINING, VERBS
 from swift.config.parse import parse
 from swift.errors import SwiftError
-from swift.infer import cli as asking
 
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.rglob("*.md"))]
 OF_PLUGINS = {

@@ -12,7 +12,8 @@ import torch
 from places import DEEPSPEED, FSDP, MEGATRON, TORCH, Place
 from tiers import tiered
 
-from swift.checkpoint import open_checkpoint, staging
+from swift.checkpoint import host_copies as staging
+from swift.checkpoint import open_checkpoint
 from swift.checkpoint.save import PendingSave
 from swift.config.parse import config_from_mapping
 from swift.testing import Layout, crew

@@ -14,7 +14,7 @@ ENGINES = {
     "deepspeed": ("--deepspeed", "zero2"),
     "megatron": ("--backend", "megatron", "--pp", "2"),
 }
-"""Name → how it is asked for; `tests/core/launch` tries the torch backend."""
+"""Name → how it is asked for; `tests/core/processes` tries the torch backend."""
 
 
 @pytest.mark.full

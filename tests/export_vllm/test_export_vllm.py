@@ -13,10 +13,10 @@ from trained_demo import Trained
 from swift.config.sections import ExportOptions, ModelSection
 from swift.contracts import ExportRequest
 from swift.errors import ExportError
-from swift.export.by_engine import compare_by_engine
-from swift.export.compare import Tolerance
-from swift.export.reference import Reference, fixed_prompts
 from swift.export.run import export_checkpoint
+from swift.export.verify.compare import Tolerance
+from swift.export.verify.reference import Reference, fixed_prompts
+from swift.export.verify.with_engine import compare_by_engine
 from swift.models.source import open_source
 from swift_export_vllm.exporter import VllmExporter
 

@@ -103,7 +103,7 @@ def test_an_adapter_for_another_model(
 
 
 def test_a_copy_of_the_model_is_the_same_model(small: Path, lora_run: Path, tmp_path: Path) -> None:
-    from swift.infer.fit import check_fit
+    from swift.serve.fit import check_fit
 
     check_fit(lora_run / "checkpoint-20", altered(small, tmp_path / "copy"))
 

@@ -25,7 +25,7 @@ import numpy as np
 from swift.config.sections import DataSection
 from swift.data.corpus import corpus_of
 from swift.data.encode import SampleEncoder
-from swift.data.tokenise import encode_rows
+from swift.data.encode_corpus import encode_rows
 from swift.demo.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from swift.errors import SwiftError
 

@@ -24,7 +24,7 @@ LONGEST_FIRST = (
     "tests/packaging/",
     "tests/engines/",
     "tests/backend_",
-    "tests/core/launch/",
+    "tests/core/processes/",
     "tests/docs/",
 )
 """Beginnings of names: what takes minutes is begun first, so that one process does not go on alone in the end."""
@@ -40,7 +40,7 @@ QUICK_CASES = {"clipped", "accumulated", "packed", "lora", "dpo, lora"}
 OF_THE_PLAINEST = {"test_one_tensor_at_a_time", "test_nothing_is_left_behind"}
 """Checks that are made on the run of the plainest case."""
 
-APART = ("tests/export_vllm/test_end_to_end.py", "tests/export_vllm/test_quantise_memory.py", "tests/core/launch/")
+APART = ("tests/export_vllm/test_end_to_end.py", "tests/export_vllm/test_quantise_memory.py", "tests/core/processes/")
 """Files whose tests share nothing that takes long."""
 
 

@@ -14,8 +14,8 @@ import pytest
 import spoil
 from judge import CANARY, Case, judge, sampled
 
+from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.manifest import _checksum
-from swift.checkpoint.records import hash_file
 from swift.cli.main import run
 
 TRAIN = [

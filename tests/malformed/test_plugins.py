@@ -365,7 +365,7 @@ def exporters() -> Iterator[Case]:
     index = '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
     half = dedent("""
         from itertools import islice
-        from swift.checkpoint.container import write_safetensors
+        from swift.checkpoint.safetensors_write import write_safetensors
         write_safetensors(folder / "model.safetensors", dict(islice(weights, {count})), {{"format": "pt"}})
         request.source.write_assets(folder, "float32")
     """)

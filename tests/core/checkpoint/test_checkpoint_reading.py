@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-import swift.checkpoint.dcp  # noqa: F401 - so that nothing is imported while bytes are counted
+import swift.checkpoint.dcp_plan  # noqa: F401 - so that nothing is imported while bytes are counted
 from swift.checkpoint import Boxes, Manifest, flat_boxes, open_checkpoint, save_checkpoint
-from swift.checkpoint.reading import SafetensorsFile
+from swift.checkpoint.safetensors_read import SafetensorsFile
 from swift.errors import CheckpointError
 
 MANIFEST = Manifest(step=0, rows_per_step=1, seed=1, model_fingerprint="m", data_fingerprint="d", backend="torch")

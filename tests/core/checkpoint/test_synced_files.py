@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swift.checkpoint import records
+from swift.checkpoint import checksums as records
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from swift.checkpoint import Manifest, dcp, open_checkpoint, planning, save_checkpoint
-from swift.checkpoint.container import write_safetensors
+from swift.checkpoint import Manifest, open_checkpoint, planning, save_checkpoint
+from swift.checkpoint import dcp_plan as dcp
+from swift.checkpoint.safetensors_write import write_safetensors
 from swift.checkpoint.storage import INDEX, Chunk, StoredTensor, StoredTensors, share_file
 from swift.contracts import CheckpointWriter
-from swift.train.comms import Comms
+from swift.processes.comms import Comms
 
 TENSORS = {
     "model.matrix": torch.randn(5, 3),

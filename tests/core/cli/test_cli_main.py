@@ -124,11 +124,11 @@ def test_the_version_is_printed() -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Calls of `swift.launch.launch`, which trains nothing here."""
-    import swift.launch
+    """Calls of `swift.cli.launch.launch`, which trains nothing here."""
+    import swift.cli.launch
 
     calls: list[Any] = []
-    monkeypatch.setattr(swift.launch, "launch", lambda parsed, argv: calls.append((parsed, argv)) or 0)
+    monkeypatch.setattr(swift.cli.launch, "launch", lambda parsed, argv: calls.append((parsed, argv)) or 0)
     return calls
 
 
@@ -160,14 +160,14 @@ def test_a_run_that_fails_exits_with_1_and_an_interrupted_one_with_130(
 
         return launch
 
-    import swift.launch
+    import swift.cli.launch
 
     args = ["sft", "--model", "m", "--dataset", "d"]
     failure = TrainingError("The loss is not finite at step 3.", hint="Resume from checkpoint-2.")
-    monkeypatch.setattr(swift.launch, "launch", raising(failure))
+    monkeypatch.setattr(swift.cli.launch, "launch", raising(failure))
     assert cli.run(args) == 1
     assert capsys.readouterr().err == "Error: The loss is not finite at step 3.\nResume from checkpoint-2.\n"
-    monkeypatch.setattr(swift.launch, "launch", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(swift.cli.launch, "launch", raising(KeyboardInterrupt()))
     assert cli.run(args) == 130
 
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from swift.cli.main import run
+from swift.cli.show import schema_json
 from swift.config.parse import parse
-from swift.config.show import schema_json
 from swift.errors import ConfigError
 
 GOOD = """\

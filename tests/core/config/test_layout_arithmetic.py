@@ -62,11 +62,11 @@ def test_a_plan_for_other_processes_is_refused(plan: dict[str, int], world: int,
 def test_sharding_backends_refuse_replicas_that_were_not_started(backend: str, tmp_path: Path) -> None:
     from swift.config.parse import config_from_mapping
     from swift.contracts import Run, World
-    from swift.plugins.facade import open_engine
+    from swift.plugins.hooks import open_hooks
     from swift.plugins.load import load_backend
 
     pytest.importorskip(f"swift_backend_{backend}")
     parsed = config_from_mapping({"backend.name": backend, "tuner.kind": "full", "parallel.dp_replicate": 4})
     asked = Run(parsed.config, parsed.backend_options, tmp_path, World(0, 0, 2), say=lambda _: None)
     with pytest.raises(UnsupportedPlan, match="dp_replicate 4 takes 4 processes, but 2 were started"):
-        open_engine(load_backend(backend)).check_plan(asked)
+        open_hooks(load_backend(backend)).check_plan(asked)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from swift.config.sections import DataSection
-from swift.data import pipeline, tokenise
+from swift.data import encode_corpus as tokenise
+from swift.data import pipeline
 from swift.data.encode import SampleEncoder
 from swift.data.formats import understand
 from swift.data.pipeline import Prepared, PreparedData, prepare_data

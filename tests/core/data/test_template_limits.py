@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from swift.config.sections import DataSection
-from swift.data import rendering, tokenise
+from swift.data import encode_corpus as tokenise
+from swift.data import rendering
 from swift.data.pipeline import prepare_data
 from swift.data.rendering import render_chat
 from swift.demo.tokenizer import CHAT_TEMPLATE, byte_tokenizer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from swift.config.sections import DataSection
-from swift.data import tokenise
+from swift.data import encode_corpus as tokenise
 from swift.data.encode import SampleEncoder
 from swift.data.pipeline import prepare_data
 from swift.demo.tokenizer import byte_tokenizer

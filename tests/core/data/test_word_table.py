@@ -10,9 +10,9 @@ import mask_cases
 import numpy as np
 import pytest
 
+from swift.data.ascii_tokens import bytes_of_tokens, word_table
+from swift.data.offsets import TextEncoder
 from swift.data.template import Rendered, Span
-from swift.data.tokens import TextEncoder
-from swift.data.words import bytes_of_tokens, word_table
 
 GOLDEN = Path(__file__).parent / "golden" / "masks.npz.xz"
 TOKENIZERS, _ = mask_cases.golden(GOLDEN)
@@ -46,7 +46,7 @@ def test_words_looked_up_are_the_librarys_tokens_for_any_ascii_text(name: str) -
 def test_the_pattern_of_qwen_3_5_means_the_same_for_ascii() -> None:
     from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-    from swift.data import words
+    from swift.data import ascii_tokens as words
 
     backend = tokenizer_of("qwen").backend_tokenizer
     split = pre_tokenizers.Split(Regex(words._LIKE_QWEN_3_5), behavior="isolated")

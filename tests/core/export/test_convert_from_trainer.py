@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_runs import conversations, run_training, write_model
 
 from swift.checkpoint import open_checkpoint
+from swift.convert.run import convert_checkpoint
 from swift.errors import CheckpointError
-from swift.export.convert import convert_checkpoint
 
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
@@ -260,7 +260,7 @@ def test_folders_that_say_too_little_are_refused(
     with pytest.raises(CheckpointError, match=f"has no {name}"):
         converted(bare, tmp_path / "out", place.model)
 
-    monkeypatch.setattr("swift.export.convert.list_plugins", lambda _: [])
+    monkeypatch.setattr("swift.convert.run.list_plugins", lambda _: [])
     zero = shutil.copytree(places["untied"].checkpoint, tmp_path / "zero")
     (zero / "global_step3").mkdir()
     with pytest.raises(CheckpointError, match=r'saved under deepspeed.*\n.*swift-core\[deepspeed\]".*--weights-only'):

@@ -98,8 +98,8 @@ class Both:
         self.to, self.source, self.base, self.out = to, source, base, out
 
     def __call__(self) -> None:
-        from swift.export.convert import convert_checkpoint
-        from swift.export.convert_to import convert_to
+        from swift.convert.run import convert_checkpoint
+        from swift.convert.write import convert_to
 
         out = self.out / str(time.monotonic_ns())
         if self.to == "megatron":
@@ -138,7 +138,7 @@ def peak_of(work: Both) -> int:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from swift.export.convert import convert_checkpoint
+    from swift.convert.run import convert_checkpoint
 
     folder = tmp_path_factory.mktemp("memory")
     base = write_model(folder / "base", **SHAPE)

@@ -14,9 +14,9 @@ from tiny_runs import conversations, run_training, write_model
 from transformers import TrainerCallback
 
 from swift.checkpoint import open_checkpoint
+from swift.convert.run import convert_checkpoint
+from swift.convert.write import convert_to
 from swift.errors import CheckpointError, UsageError
-from swift.export.convert import convert_checkpoint
-from swift.export.convert_to import convert_to
 
 SETTINGS: dict[str, Any] = {
     "train.max_steps": 6,

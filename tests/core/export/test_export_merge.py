@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from swift.config.sections import ModelSection
 from swift.errors import ExportError
-from swift.export.merge import merged
+from swift.models.merge import merged
 from swift.models.source import open_source
 
 LINEAR = ["q_proj", "v_proj", "up_proj", "down_proj"]

@@ -20,8 +20,8 @@ from swift.config.sections import ExportOptions, ExportSection, ModelSection
 from swift.contracts import ExportRequest
 from swift.errors import CheckpointError, ExportError
 from swift.export.plugins import AdapterExporter, HuggingFaceExporter
-from swift.export.reference import Reference, fixed_prompts, module_logps
 from swift.export.run import export_checkpoint, export_state
+from swift.export.verify.reference import Reference, fixed_prompts, module_logps
 from swift.models.names import canonical_parameters
 from swift.models.source import HfSource, open_source
 

@@ -11,9 +11,9 @@ from tiny import tiny_model
 
 from swift.config.sections import ExportOptions
 from swift.errors import CheckpointError, ExportError, ModelError, UsageError
-from swift.export.compare import Account, Tolerance, compare
-from swift.export.reference import Continuation, Reference
 from swift.export.run import export_checkpoint
+from swift.export.verify.compare import Account, Tolerance, compare
+from swift.export.verify.reference import Continuation, Reference
 from swift.models import memory
 
 REFERENCE = Reference(

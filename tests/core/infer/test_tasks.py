@@ -157,8 +157,8 @@ def test_without_the_harness_the_extra_is_named(
 def test_what_the_model_would_say_is_called_greedy(model: Path) -> None:
     from swift.contracts import Sampling
     from swift.infer.harness_model import HarnessModel
+    from swift.infer.options import Wanted
     from swift.infer.speaker import find_model, open_local
-    from swift.infer.wanted import Wanted
 
     found = find_model(str(model), Wanted(), say=lambda _: None)
     speaker = open_local(found, Wanted(), say=lambda _: None)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from swift.config.capabilities import check_capabilities
 from swift.config.parse import parse
 from swift.config.sections import Config
 from swift.contracts import Capabilities, Need
 from swift.errors import UnsupportedPlan
-from swift.plugins.plan import check_capabilities
 
 
 class Objective:

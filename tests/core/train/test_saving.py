@@ -37,7 +37,7 @@ class Watched(Loop):
 
     def _step(self, step: int) -> StepRecord:
         record = super()._step(step)
-        weights = self.job.engine.iter_weights(self.job.run, self.job.state)
+        weights = self.job.hooks.iter_weights(self.job.run, self.job.state)
         self.live[record.step] = {name: tensor.clone().numpy() for name, tensor in weights}
         if record.step == record.total_steps:
             self._last_step.set()

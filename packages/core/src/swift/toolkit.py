@@ -11,7 +11,6 @@ from __future__ import annotations
 from swift.checkpoint.boxes import Boxes, flat_boxes, part_boxes
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
-from swift.launch.place import choose_device, join_group, leave_group, share_of_cores
 from swift.models.attention import (
     FLASH,
     VARLEN,
@@ -24,9 +23,9 @@ from swift.models.attention import (
 )
 from swift.models.build import build_view, compile_blocks, decoder_blocks
 from swift.models.fill import fill
-from swift.models.hollow import hollow_model
 from swift.models.logps import LogitTransform, TokenViews, VocabularyShard, token_logps
 from swift.models.memory import available_bytes, check_memory, model_bytes
+from swift.models.meta import hollow_model
 from swift.models.names import (
     ADAPTER,
     Piece,
@@ -55,10 +54,11 @@ from swift.models.tuners import (
 )
 from swift.models.view import ViewModule, causal_lm_of, transform_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
-from swift.train.progress import progress
+from swift.processes.device import choose_device, join_group, leave_group, share_of_cores
+from swift.processes.watchdog import heartbeat
+from swift.terminal import progress
 from swift.train.steps import Arithmetic, accumulate, score, update
 from swift.train.sums import GlobalSums, NonFiniteStep
-from swift.train.watchdog import heartbeat
 from swift.untrusted_pickle import check_archive, load_pickle
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from swift.errors import SwiftError
 from swift.plugins.blame import blamed, words_of
-from swift.train.comms import Comms
+from swift.processes.comms import Comms
 
 _opened: dict[str, tuple[object, Comms]] = {}
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import torch
 
+from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.coordination import agree, comms_for
 from swift.checkpoint.folders import earlier_checkpoint
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.checkpoint.planning import fill
-from swift.checkpoint.records import hash_file
 from swift.checkpoint.storage import INDEX, StoredTensors, index_from_json
 from swift.errors import CheckpointError, SwiftError
-from swift.train.comms import Comms
+from swift.processes.comms import Comms
 from swift.untrusted import check_regular, inside, read_json
 
 _LARGEST = 1 << 30

@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
 )
 
-from swift.checkpoint.records import FileRecord, write_json
+from swift.checkpoint.checksums import FileRecord, write_json
 from swift.config.sections import Config
 from swift.errors import CheckpointError
 from swift.untrusted import inside, read_json

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from swift.checkpoint.storage import Chunk, Index, Share, StoredTensor, StoredTensors, share_file
-from swift.train.comms import Comms
+from swift.processes.comms import Comms
 
 
 def plan_shares(tensors: Mapping[str, Any], comms: Comms) -> tuple[Share, Index]:
     """Agree on who writes what, and return this process's share, as views, and the whole index."""
     if comms.size == 1 and all(map(_is_whole, tensors.values())):
         return _all_in_one(tensors)
-    from swift.checkpoint import dcp
+    from swift.checkpoint import dcp_plan as dcp
 
     return dcp.plan_shares(tensors, comms)
 
@@ -29,7 +29,7 @@ def fill(tensors: Mapping[str, Any], stored: StoredTensors) -> None:
         else:
             parts[name] = tensor
     if parts:
-        from swift.checkpoint import dcp
+        from swift.checkpoint import dcp_plan as dcp
 
         dcp.fill(parts, stored)
 

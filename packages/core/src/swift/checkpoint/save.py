@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from swift.checkpoint.checksums import FileRecord, hash_file, sync, write_json
 from swift.checkpoint.coordination import agree, comms_for, write_failure
 from swift.checkpoint.folders import LAST, checkpoint_folder, link, whole_checkpoints
+from swift.checkpoint.host_copies import work_until_now
 from swift.checkpoint.manifest import Manifest, write_manifest
 from swift.checkpoint.planning import plan_shares
-from swift.checkpoint.records import FileRecord, hash_file, sync, write_json
-from swift.checkpoint.staging import work_until_now
 from swift.checkpoint.storage import (
     INDEX,
     STATE,
@@ -36,7 +36,7 @@ from swift.checkpoint.storage import (
 from swift.contracts import CheckpointWriter
 from swift.errors import CheckpointError, SwiftError
 from swift.plugins.blame import blamed, keep_traceback
-from swift.train.comms import Comms
+from swift.processes.comms import Comms
 
 _FACTS = TypeAdapter(dict[str, JsonValue])
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
-from swift.checkpoint.container import DTYPE_NAMES, DTYPES, write_safetensors
-from swift.checkpoint.reading import SafetensorsFile
-from swift.checkpoint.records import FileRecord
-from swift.checkpoint.staging import Staging
+from swift.checkpoint.checksums import FileRecord
+from swift.checkpoint.host_copies import Staging
+from swift.checkpoint.safetensors_read import SafetensorsFile
+from swift.checkpoint.safetensors_write import DTYPE_NAMES, DTYPES, write_safetensors
 from swift.errors import CheckpointError
 from swift.untrusted import inside
 

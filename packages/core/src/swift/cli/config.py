@@ -25,7 +25,7 @@ def run(_verb: str, args: list[str]) -> int:
         sys.stdout.write(USAGE)
         return 0
     action, rest = args[0], args[1:]
-    from swift.config import show
+    from swift.cli import show
 
     if action == "schema":
         sys.stdout.write(show.schema_json())

@@ -52,7 +52,7 @@ def convert(
             raise UsageError(f"{checkpoint} is a checkpoint of swift already.", hint=f"Add --to {FORMATS}.")
         if model or adapter_config or weights_only:
             raise UsageError("With --to, the checkpoint itself says all else.", hint="Leave the other options out.")
-        from swift.export.convert_to import convert_to
+        from swift.convert.write import convert_to
 
         convert_to(checkpoint, to=to, out=out, say=_say, trust_remote_code=trust_remote_code)
         return 0
@@ -61,7 +61,7 @@ def convert(
             f"{checkpoint} is no checkpoint of swift, which --to starts from.",
             hint="Convert it without --to first, and then what comes out.",
         )
-    from swift.export.convert import convert_checkpoint
+    from swift.convert.run import convert_checkpoint
 
     convert_checkpoint(
         checkpoint,

@@ -87,7 +87,7 @@ def serve(
             hint="For example: swift serve output/my-model/v0-20260101-120000",
         )
     found = load_engine(engine)  # a mistake in the name is said before anything is looked for
-    from swift.infer.serving import Wish, serve_request
+    from swift.serve.request import Wish, serve_request
 
     wish = Wish(
         model=named,

@@ -15,8 +15,8 @@ def run(verb: str, args: list[str]) -> int:
 
         show_training_help(verb, args)
         return 0
+    from swift.cli.launch import STARTED_BY_SWIFT, launch, reported_errors
     from swift.config.parse import parse
-    from swift.launch import STARTED_BY_SWIFT, launch, reported_errors
 
     with reported_errors():
         parsed = parse(args, verb)

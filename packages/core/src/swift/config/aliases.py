@@ -2,7 +2,7 @@
 
 Flags are spelled with `_`; `-` means the same. Most rename one key. The others translate their value: `--bf16` sets
 `model.dtype`, `--deepspeed zero3` chooses a backend and configures it. A setting whose name begins with `@` is not a
-key but a wish, which `swift.config.wishes` turns into keys once the whole configuration is known.
+key but a wish, which `swift.config.requests` turns into keys once the whole configuration is known.
 """
 
 from __future__ import annotations

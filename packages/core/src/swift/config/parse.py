@@ -13,21 +13,21 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from swift.config.capabilities import check_capabilities
 from swift.config.draft import Assignment, Draft, merge, nest
 from swift.config.fields import core_fields, model_fields
 from swift.config.files import read_yaml
 from swift.config.flags import OWN_FLAGS, Flag, read_flags
 from swift.config.limits import MOST_PROCESSES
 from swift.config.problems import config_error
+from swift.config.requests import settle
 from swift.config.sections import BackendSection, Config, ObjectiveSection
 from swift.config.values import coerce, quoted
-from swift.config.wishes import settle
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import Blame, failure_of
 from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective
 from swift.plugins.objective import make_objective
 from swift.plugins.outside import core_settings
-from swift.plugins.plan import check_capabilities
 
 TRUST = "model.trust_remote_code"
 """Decided on the command line or by a caller's argument, never by a file."""

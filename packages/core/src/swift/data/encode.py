@@ -12,9 +12,9 @@ import numpy as np
 from swift.config.sections import DataSection
 from swift.data.conversation import Conversation, Unusable
 from swift.data.formats import Sample
+from swift.data.offsets import Completion, Raw, Text, TextEncoder, check_offsets
 from swift.data.samples import Encoded, Segment
 from swift.data.template import ChatTemplate, Rendered, Span
-from swift.data.tokens import Completion, Raw, Text, TextEncoder, check_offsets
 from swift.errors import ConfigError, DataError, ModelError
 
 ENCODER_VERSION = 1

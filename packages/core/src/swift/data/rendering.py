@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from swift.data.turns import TurnsTemplate, turns_template
+from swift.data.template_turns import TurnsTemplate, turns_template
 from swift.errors import DataError
 from swift.untrusted import memory_limit, time_limit
 

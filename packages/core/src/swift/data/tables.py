@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from swift.data.rows import RowData, first_line
-from swift.data.steady import SteadyFile
+from swift.data.unchanged_files import SteadyFile
 from swift.errors import DataError, SwiftError
 
 UNPACKED = 1 << 30

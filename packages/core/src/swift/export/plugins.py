@@ -21,9 +21,9 @@ class HuggingFaceExporter:
 
     @hookimpl
     def swift_export(self, weights: WeightStream, request: ExportRequest) -> Path:
-        from swift.export.merge import merged
         from swift.export.precision import export_dtypes, main_dtype
         from swift.export.writer import ShardedSafetensorsWriter, TensorSpec
+        from swift.models.merge import merged
 
         source = request.source
         if request.adapter is not None:
@@ -50,7 +50,7 @@ class AdapterExporter:
         import torch
         from peft import PeftConfig
 
-        from swift.checkpoint.container import write_safetensors
+        from swift.checkpoint.safetensors_write import write_safetensors
 
         if request.adapter is None:
             raise ExportError(

@@ -13,23 +13,23 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.checkpoint.checksums import write_json
 from swift.checkpoint.manifest import installed_versions
-from swift.checkpoint.records import write_json
 from swift.config.sections import ExportOptions, ModelSection
 from swift.contracts import ModelSource, Quantized, QuantizeRequest
 from swift.errors import ModelError, UsageError
-from swift.export.by_engine import compare_by_engine
 from swift.export.calibration import Calibration
-from swift.export.compare import Tolerance, account_of_module, compare
-from swift.export.reference import Reference, fixed_prompts
-from swift.export.rendering import compare_rendering
-from swift.export.verify import VERIFICATION, reload, trusted
+from swift.export.verify.compare import Tolerance, account_of_module, compare
+from swift.export.verify.reference import Reference, fixed_prompts
+from swift.export.verify.rendering import compare_rendering
+from swift.export.verify.run import VERIFICATION, reload, trusted
+from swift.export.verify.with_engine import compare_by_engine
 from swift.export.written import check_written
 from swift.models.memory import check_memory, model_bytes
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
-    from swift.plugins.facade import Engine
+    from swift.plugins.hooks import Hooks
 
 Say = Callable[[str], None]
 EXPORTER = "vllm"
@@ -38,12 +38,12 @@ NOT_BY_VLLM = {"bnb": "vLLM 0.32 has no bitsandbytes among its quantisation meth
 """Schemes that vLLM is not asked about, and why."""
 
 
-def quantiser() -> Engine:
+def quantiser() -> Hooks:
     """What quantises; a `PluginError` says what to install."""
-    from swift.plugins.facade import open_engine
+    from swift.plugins.hooks import open_hooks
     from swift.plugins.load import load_exporter
 
-    return open_engine(exporter=load_exporter(EXPORTER))
+    return open_hooks(exporter=load_exporter(EXPORTER))
 
 
 def check_wish(to: str, options: ExportOptions) -> None:

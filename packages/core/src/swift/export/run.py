@@ -12,29 +12,37 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from swift.checkpoint.checksums import sync, write_json
 from swift.checkpoint.coordination import agree, comms_for, write_failure
 from swift.checkpoint.folders import find_checkpoint, is_checkpoint
 from swift.checkpoint.load import Checkpoint, open_checkpoint
 from swift.checkpoint.manifest import MANIFEST
 from swift.checkpoint.names import model_name, weight_name
-from swift.checkpoint.records import sync, write_json
 from swift.checkpoint.storage import StoredTensors
 from swift.config.sections import ExportOptions, ExportSection, ModelSection
 from swift.contracts import ExportRequest, ModelSource, Run, WeightStream
 from swift.errors import CheckpointError, ExportError, SwiftError, UsageError
-from swift.export.by_engine import compare_by_engine
 from swift.export.calibration import calibration_rows
-from swift.export.compare import tolerance_of
-from swift.export.merge import merged
 from swift.export.precision import export_dtypes, main_dtype
 from swift.export.push import push
 from swift.export.quantised import EXPORTER, check_wish, quantiser, scratch, write_quantised
-from swift.export.reference import LogProbabilities, PlainState, Reference, fixed_prompts
-from swift.export.verify import ADAPTER_WEIGHTS, VERIFICATION, Digests, can_verify, is_adapter, trusted, verify_export
+from swift.export.verify.compare import tolerance_of
+from swift.export.verify.reference import LogProbabilities, PlainState, Reference, fixed_prompts
+from swift.export.verify.run import (
+    ADAPTER_WEIGHTS,
+    VERIFICATION,
+    Digests,
+    can_verify,
+    is_adapter,
+    trusted,
+    verify_export,
+)
+from swift.export.verify.with_engine import compare_by_engine
 from swift.export.written import check_written, note_unverified
 from swift.infer.find import check_finished
 from swift.models.config_file import read_config
 from swift.models.memory import check_memory, model_bytes
+from swift.models.merge import merged
 from swift.models.trust import section_from_file
 from swift.plugins.blame import blamed, words_of
 from swift.untrusted import typed_path
@@ -46,7 +54,7 @@ Say = Callable[[str], None]
 
 
 class Exporter(Protocol):
-    """What writes the folder: `swift.plugins.facade.Engine` with an exporter registered."""
+    """What writes the folder: `swift.plugins.hooks.Hooks` with an exporter registered."""
 
     def export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
         """Write `weights` into `request.destination`."""
@@ -261,10 +269,10 @@ def write_model_weights(stored: StoredTensors, *, source: ModelSource, adapter: 
 
 
 def _installed(name: str) -> Exporter:
-    from swift.plugins.facade import open_engine
+    from swift.plugins.hooks import open_hooks
     from swift.plugins.load import load_exporter
 
-    return open_engine(exporter=load_exporter(name))
+    return open_hooks(exporter=load_exporter(name))
 
 
 def stored_weights(

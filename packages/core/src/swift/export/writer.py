@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from swift.checkpoint.container import safetensors_layout, tensor_bytes
-from swift.checkpoint.records import SyncedFile, write_json
+from swift.checkpoint.checksums import SyncedFile, write_json
+from swift.checkpoint.safetensors_write import safetensors_layout, tensor_bytes
 from swift.errors import ExportError
 
 WEIGHTS = "model.safetensors"

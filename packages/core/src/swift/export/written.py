@@ -7,10 +7,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from swift.checkpoint.checksums import write_json
 from swift.checkpoint.manifest import installed_versions
-from swift.checkpoint.records import write_json
 from swift.errors import ExportError
-from swift.export.verify import VERIFICATION
+from swift.export.verify.run import VERIFICATION
 
 _BESIDE_WEIGHTS = (
     "config.json",

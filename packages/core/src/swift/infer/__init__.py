@@ -31,8 +31,8 @@ def open_engine(
     Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are settings of the engine's own.
     `trust_remote_code` lets Python code run that comes with the model.
     """
+    from swift.infer.options import Wanted
     from swift.infer.speaker import find_model, open_local
-    from swift.infer.wanted import Wanted
 
     wanted = Wanted(
         engine,

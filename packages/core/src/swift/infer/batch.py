@@ -12,7 +12,7 @@ from swift.contracts import Sampling
 from swift.infer.journal import Journal
 from swift.infer.questions import Question
 from swift.infer.speaker import Answer, Speaker
-from swift.train.progress import progress
+from swift.terminal import progress
 
 LineOf = Callable[[Question, Answer], Mapping[str, Any]]
 

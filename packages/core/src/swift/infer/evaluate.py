@@ -10,7 +10,7 @@ from swift.errors import DataError
 from swift.infer.batch import WINDOW, Asked
 from swift.infer.questions import Question
 from swift.infer.speaker import Answer, EngineSpeaker
-from swift.train.progress import progress
+from swift.terminal import progress
 
 
 def with_answers(questions: Asked) -> list[Question]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from swift.checkpoint.records import hash_file
 from swift.config.sections import ModelSection
 from swift.errors import CheckpointError, ModelError
 from swift.models.adapter_file import read_adapter_config

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import DataError, SwiftError, UsageError, did_you_mean
+from swift.infer.options import Wanted
 from swift.infer.speaker import find_model, open_local
-from swift.infer.wanted import Wanted
 
 
 def run_tasks(

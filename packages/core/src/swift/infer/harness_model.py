@@ -16,7 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from swift.contracts import Sampling
 from swift.data.rendering import render_chat
 from swift.infer.speaker import EngineSpeaker
-from swift.train.progress import progress
+from swift.terminal import progress
 
 _LONGEST_ANSWER = 256
 """Tokens, where a task says nothing: as in the harness's own models."""

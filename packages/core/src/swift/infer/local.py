@@ -17,7 +17,7 @@ from swift.contracts import Completion, EngineRequest, Need, Sampling, Score, We
 from swift.data.batch import collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError, ModelError, UsageError, did_you_mean
-from swift.infer.drawing import Drawing
+from swift.infer.sampling import Drawing
 from swift.models.attention import choose_attention
 from swift.models.load_adapter import load_adapter
 from swift.models.names import base_model, name_map

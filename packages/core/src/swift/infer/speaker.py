@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
 from swift.data.rendering import render_chat
 from swift.errors import DataError, ModelError, SwiftError, UsageError
+from swift.infer.options import Wanted, is_address
 from swift.infer.questions import Question, with_system
-from swift.infer.wanted import Wanted, is_address
 from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
 

@@ -9,7 +9,7 @@ import torch
 
 from swift.contracts import ModelFacts
 from swift.models.attention import AttentionChoice, choose_attention
-from swift.models.hollow import hollow_model
+from swift.models.meta import hollow_model
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import quantized_build
 from swift.models.tuners import adapter_config, apply_tuner, summary_of, weight_counts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.errors import ModelError
-from swift.models.hollow import hollow_model
+from swift.models.meta import hollow_model
 from swift.models.names import name_map
 
 if TYPE_CHECKING:

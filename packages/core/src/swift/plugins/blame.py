@@ -74,7 +74,7 @@ def mark(cause: BaseException, entry: PluginEntry, function: str) -> None:
 
 def interrupts(cause: BaseException) -> bool:
     """Whether this is Ctrl-C or another signal that ends the process, or a generator that is closed."""
-    from swift.train.signals import Stopped
+    from swift.processes.signals import Stopped
 
     return isinstance(cause, KeyboardInterrupt | GeneratorExit | Stopped)
 

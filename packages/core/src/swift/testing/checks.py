@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from swift.config.capabilities import SWITCHES
 from swift.config.parse import config_from_mapping
 from swift.contracts import Run, World
 from swift.errors import UnsupportedPlan
-from swift.plugins.facade import open_engine
+from swift.plugins.hooks import open_hooks
 from swift.plugins.load import load_backend
-from swift.plugins.plan import SWITCHES
 from swift.testing.cases import BY_NAME, SAVED_AT, STEPS, Case
 from swift.testing.crew import succeeded
 from swift.testing.layouts import Layout
@@ -254,7 +254,7 @@ def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedPlan | No
     try:
         parsed = config_from_mapping({"backend.name": trials.backend, "tuner.kind": "full", **changes})
         run = Run(parsed.config, parsed.backend_options, Path(), World(0, 0, 2), say=lambda _: None)
-        open_engine(load_backend(trials.backend)).check_plan(run)
+        open_hooks(load_backend(trials.backend)).check_plan(run)
     except UnsupportedPlan as refusal:
         return refusal
     return None

@@ -108,12 +108,12 @@ class Trial:
         with self._opened() as job:
             loop = _Watched(job, stop_after=step - 1)
             loop.run()
-            before = {name: tensor.clone() for name, tensor in job.engine.iter_weights(job.run, job.state)}
+            before = {name: tensor.clone() for name, tensor in job.hooks.iter_weights(job.run, job.state)}
             job.objective = _Poisoned(job.objective, sample)
             try:
                 loop._step(step - 1)
             except Exception as error:
-                after = job.engine.iter_weights(job.run, job.state)
+                after = job.hooks.iter_weights(job.run, job.state)
                 moved = max(float((tensor - before[name]).abs().max()) for name, tensor in after)
                 return f"{type(error).__name__}: {error}", moved
             return "no error", 0.0
@@ -197,7 +197,7 @@ def _stream(job: Job, *, weighed: bool) -> Streamed:
     streamed = Streamed({}, {}, [], 0, 0, 0)
     with _new_tensors() if weighed else nullcontext() as scale:
         kept: set[int] = set()
-        for name, tensor in job.engine.iter_weights(job.run, job.state):
+        for name, tensor in job.hooks.iter_weights(job.run, job.state):
             size = tensor.numel() * tensor.element_size()
             if name in streamed.dtypes:
                 streamed.twice.append(name)

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
     from swift.contracts import Objective, Run, TrainState
     from swift.data.batch import Batch
-    from swift.plugins.facade import Engine
+    from swift.plugins.hooks import Hooks
 
 
 def evaluate(
-    engine: Engine,
+    hooks: Hooks,
     run: Run,
     state: TrainState,
     batches: Iterable[Batch],
@@ -27,7 +27,7 @@ def evaluate(
     sums: dict[str, tuple[float, float]] = {}
     for batch in batches:
         completed, objective = ready(batch)
-        result = engine.forward(run, state, completed, objective)
+        result = hooks.forward(run, state, completed, objective)
         loss += result.loss * result.weight
         weight += result.weight
         for name, (value, count) in result.metrics.items():

@@ -12,11 +12,11 @@ from swift.contracts import Objective, Run, Topology, TrainState
 from swift.data.pipeline import PreparedData
 from swift.data.sampler import Plan, evaluation_batches
 from swift.data.store import SampleSet
-from swift.plugins.facade import Engine
+from swift.plugins.hooks import Hooks
+from swift.processes.comms import Comms
+from swift.processes.watchdog import Watchdog
 from swift.train import reference
 from swift.train.best import BestSoFar
-from swift.train.comms import Comms
-from swift.train.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
@@ -28,7 +28,7 @@ class Job:
     """Everything about a run that steps, evaluations and checkpoints need."""
 
     run: Run
-    engine: Engine
+    hooks: Hooks
     comms: Comms
     source: ModelSource
     objective: Objective
@@ -56,11 +56,11 @@ class Job:
     def ready(self, batch: Batch) -> tuple[Batch, Objective]:
         """The batch with reference log-probabilities, and the objective with its baseline, where they are needed."""
         if self.reference == "adapter":
-            batch = reference.with_adapter_off(self.engine, self.run, self.state, batch)
+            batch = reference.with_adapter_off(self.hooks, self.run, self.state, batch)
         objective = self.objective
         if objective.baseline is None:
             return batch, objective
-        sums = self.engine.forward(self.run, self.state, batch, objective.baseline).metrics
+        sums = self.hooks.forward(self.run, self.state, batch, objective.baseline).metrics
         return batch, objective.given({name: value / weight for name, (value, weight) in sums.items() if weight})
 
     def validation_batches(self) -> Iterator[Batch] | None:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import RunSummary, StepRecord
 from swift.errors import CheckpointError, SwiftError, TrainingError
 from swift.plugins.blame import blamed, explained, keep_traceback, words_of
+from swift.processes.signals import graceful_stop
 from swift.train.evaluate import evaluate
 from swift.train.job import Job
 from swift.train.memory import peak_memory_gib
 from swift.train.prepare import opened, tell_data
 from swift.train.run_folder import ARGS_FILE
 from swift.train.saving import Keeper
-from swift.train.signals import graceful_stop
 from swift.train.sums import NonFiniteStep
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Loop:
         with ExitStack() as stack:
             stack.callback(self.keeper.wait)
             if job.is_main:
-                job.engine.run_start(job.run)
+                job.hooks.run_start(job.run)
             try:
                 stopped = self._steps()
                 self.keeper.wait()
@@ -97,9 +97,9 @@ class Loop:
                 record = self._evaluated(record)
             if job.is_main:
                 self._check_folder(done)
-                job.engine.step_end(job.run, record)
-            stop, *failed = job.comms.each_any([bool(self._signals) or done == self._pause_at, *job.engine.failed()])
-            job.engine.switch_off(failed, job.run, job.comms)
+                job.hooks.step_end(job.run, record)
+            stop, *failed = job.comms.each_any([bool(self._signals) or done == self._pause_at, *job.hooks.failed()])
+            job.hooks.switch_off(failed, job.run, job.comms)
             stop = stop and not last
             wants_save = self._due(done, config.checkpoint.save_steps) or (last and config.checkpoint.save_last)
             if wants_save or stop:
@@ -126,7 +126,7 @@ class Loop:
         data_seconds = time.monotonic() - begin
         ready, objective = job.ready(batch)
         try:
-            result = job.engine.train_step(job.run, job.state, ready, objective)
+            result = job.hooks.train_step(job.run, job.state, ready, objective)
         except NonFiniteStep as failure:
             raise self._not_finite(step, failure) from None
         self._tokens += batch.tokens
@@ -155,7 +155,7 @@ class Loop:
         if batches is None:
             return record
         job.watchdog.at(f"the evaluation after step {record.step}")
-        evaluation = evaluate(job.engine, job.run, job.state, batches, job.ready)
+        evaluation = evaluate(job.hooks, job.run, job.state, batches, job.ready)
         job.best.update(record.step, evaluation)
         return replace(record, evaluation=evaluation)
 
@@ -242,7 +242,7 @@ class Loop:
         if self.job.is_main:
             if self.job.data.stream is not None:
                 tell_data(self.job.run, self.job.data)
-            self.job.engine.run_end(self.job.run, summary)
+            self.job.hooks.run_end(self.job.run, summary)
 
 
 def _padded_tokens(batch: Batch) -> int:

@@ -16,6 +16,7 @@ import torch
 from swift.checkpoint.coordination import close_comms
 from swift.checkpoint.load import facts_of
 from swift.checkpoint.manifest import Manifest
+from swift.cli.launch import current_world
 from swift.config.sections import Config
 from swift.contracts import Objective, Run
 from swift.data.pipeline import PreparedData, prepare_data
@@ -23,23 +24,22 @@ from swift.data.sampler import BatchPlan, Plan
 from swift.data.store import SampleSet, hash_of
 from swift.data.streaming import StreamingPlan
 from swift.errors import ConfigError, DataError
-from swift.infer.weights import send_weights
-from swift.launch import current_world
 from swift.models.precision import resolve_dtype
 from swift.models.source import open_source
 from swift.optim.schedule import Schedule
 from swift.plugins.blame import explained
-from swift.plugins.facade import Engine, open_engine
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
+from swift.plugins.hooks import Hooks, open_hooks
 from swift.plugins.load import load_backend, load_objective, load_observers
 from swift.plugins.objective import make_objective
+from swift.processes.comms import Comms
+from swift.processes.watchdog import Watchdog
 from swift.train import reference
 from swift.train.best import BestSoFar
-from swift.train.comms import Comms
 from swift.train.job import Job, in_order
 from swift.train.resume import Beginning, beginning, claim_folder, describe_run, resume
 from swift.train.run_folder import RunClaim
-from swift.train.watchdog import Watchdog
+from swift.train.send_weights import send_weights
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
@@ -52,7 +52,7 @@ def opened(
 ) -> Iterator[Job]:
     """A job, taken down again whatever happens."""
     config = parsed.config
-    engine = open_engine(load_backend(config.backend.name), observers=load_observers(config.logging.report_to))
+    hooks = open_hooks(load_backend(config.backend.name), observers=load_observers(config.logging.report_to))
     world = current_world()
     run = Run(
         config=config,
@@ -60,23 +60,23 @@ def opened(
         folder=config.logging.output,
         world=world,
         say=print_line if world.rank == 0 else _say_nothing,
-        plugins=engine.versions,
+        plugins=hooks.versions,
     )
-    engine.check_plan(run)
+    hooks.check_plan(run)
     comms: Comms | None = None
     watchdog: Watchdog | None = None
     claim: RunClaim | None = None
     began = False
     try:
-        run.topology = engine.setup(run)
+        run.topology = hooks.setup(run)
         comms = Comms()
-        compare_fingerprints(fingerprint(engine.plugins), comms.gather)
+        compare_fingerprints(fingerprint(hooks.plugins), comms.gather)
         limit = timedelta(minutes=config.train.timeout_minutes)
         watchdog = Watchdog(world, limit, comms.broadcast, folder=run.folder)
         begin = beginning(config, comms)
         claim = claim_folder(run, comms, begin)
         watchdog.folder = run.folder
-        job = _prepare(parsed, run, engine, comms, watchdog, begin, rows, validation_rows)
+        job = _prepare(parsed, run, hooks, comms, watchdog, begin, rows, validation_rows)
         _check_evaluation(job)
         describe_run(job, parsed, begin)
         began = True
@@ -90,16 +90,16 @@ def opened(
         if comms is not None:
             comms.close()
         run.send_weights = None
-        _tear_down(engine, run)
+        _tear_down(hooks, run)
 
 
-def _tear_down(engine: Engine, run: Run) -> None:
+def _tear_down(hooks: Hooks, run: Run) -> None:
     """Leave nothing behind; what goes wrong with it must not hide why the run failed."""
     if sys.exc_info()[0] is None:
-        engine.teardown(run)
+        hooks.teardown(run)
         return
     try:
-        engine.teardown(run)
+        hooks.teardown(run)
     except Exception as error:
         run.say(f"{explained(error) or error}")
 
@@ -107,7 +107,7 @@ def _tear_down(engine: Engine, run: Run) -> None:
 def _prepare(
     parsed: Parsed,
     run: Run,
-    engine: Engine,
+    hooks: Hooks,
     comms: Comms,
     watchdog: Watchdog,
     begin: Beginning,
@@ -143,15 +143,15 @@ def _prepare(
     run.total_steps = plan.total_steps
     run.schedule = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
 
-    state = engine.shard(run, engine.wrap_model(run, source))
+    state = hooks.shard(run, hooks.wrap_model(run, source))
 
     def send(inference: InferenceEngine | None) -> None:
-        send_weights(inference, engine.iter_weights(run, state), source=source, adapter=run.adapter_config)
+        send_weights(inference, hooks.iter_weights(run, state), source=source, adapter=run.adapter_config)
 
     run.send_weights = send
     mode = reference.reference_mode(objective, getattr(parsed.objective_options, "reference", "auto"), config)
     if mode == "cached":
-        scores = reference.ScoreCache(run, engine, comms, state, source.fingerprint)
+        scores = reference.ScoreCache(run, hooks, comms, state, source.fingerprint)
         train = scores.applied(train, lambda dataset: in_order(run, dataset, objective))
         if validation is not None:
             validation = scores.applied(validation, lambda dataset: in_order(run, dataset, objective))
@@ -159,7 +159,7 @@ def _prepare(
 
     job = Job(
         run=run,
-        engine=engine,
+        hooks=hooks,
         comms=comms,
         source=source,
         objective=objective,
@@ -300,7 +300,7 @@ def _check_evaluation(job: Job) -> None:
         return
     if job.best.metric != "loss":
         batch, objective = job.ready(next(batches))
-        result = job.engine.forward(job.run, job.state, batch, objective)
+        result = job.hooks.forward(job.run, job.state, batch, objective)
         job.best.check({"loss", *result.metrics})
     save_steps = job.run.config.checkpoint.save_steps
     if save_steps and train.eval_steps and save_steps % train.eval_steps:

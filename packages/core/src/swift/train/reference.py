@@ -18,7 +18,7 @@ from swift.data.store import SampleSet, hash_of
 from swift.errors import ConfigError
 from swift.models.precision import resolve_dtype
 from swift.objectives.score import SegmentScore
-from swift.train.progress import progress
+from swift.terminal import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from swift.contracts import Objective, Run, TrainState
     from swift.data.batch import Batch, Row
     from swift.data.samples import Encoded
-    from swift.plugins.facade import Engine
-    from swift.train.comms import Comms
+    from swift.plugins.hooks import Hooks
+    from swift.processes.comms import Comms
 
 Mode = Literal["none", "adapter", "cached"]
 
@@ -50,18 +50,18 @@ def reference_mode(objective: Objective, wanted: str, config: Config) -> Mode:
     return "adapter" if wanted == "adapter" else "cached"
 
 
-def with_adapter_off(engine: Engine, run: Run, state: TrainState, batch: Batch) -> Batch:
+def with_adapter_off(hooks: Hooks, run: Run, state: TrainState, batch: Batch) -> Batch:
     """The batch with reference log-probabilities of this moment's base model."""
-    scores = engine.forward(run, state, batch, SegmentScore(adapters_off=True)).segments
+    scores = hooks.forward(run, state, batch, SegmentScore(adapters_off=True)).segments
     return _attach(batch, scores)
 
 
 class ScoreCache:
     """Log-probabilities of the model as it is before the first step, made once and kept beside the tokenised data."""
 
-    def __init__(self, run: Run, engine: Engine, comms: Comms, state: TrainState, model_fingerprint: str) -> None:
+    def __init__(self, run: Run, hooks: Hooks, comms: Comms, state: TrainState, model_fingerprint: str) -> None:
         self._run = run
-        self._engine = engine
+        self._hooks = hooks
         self._comms = comms
         self._state = state
         self._model = model_fingerprint
@@ -101,7 +101,7 @@ class ScoreCache:
         objective = SegmentScore(adapters_off=False)
         own: list[tuple[int, tuple[float, ...]]] = []
         for batch in progress(batches, "scoring", on=self._comms.rank == 0):
-            segments = self._engine.forward(self._run, self._state, batch, objective).segments
+            segments = self._hooks.forward(self._run, self._state, batch, objective).segments
             for row in _attach(batch, segments).rows:
                 own += [(sample.sample_id, _values(sample)) for sample in row]
         by_id = dict(pair for scored in self._comms.gather(own) for pair in scored)

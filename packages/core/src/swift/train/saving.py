@@ -68,7 +68,7 @@ class Keeper:
             is_main=job.is_main,
             extra=self._model_weights() if config.model_weights else None,
             asynchronous=config.asynchronous,
-            copy_later=job.engine.capabilities.calls_before_update,
+            copy_later=job.hooks.capabilities.calls_before_update,
         )
         self._pending = (record.step, pending)
         if pending.done():
@@ -80,13 +80,13 @@ class Keeper:
         if options.to is None:
             return
         from swift.export.run import export_state
-        from swift.plugins.facade import open_engine
+        from swift.plugins.hooks import open_hooks
         from swift.plugins.load import load_exporter
 
         self._settle()
         export_state(
-            open_engine(exporter=load_exporter(options.to)),
-            job.engine.iter_weights(job.run, job.state),
+            open_hooks(exporter=load_exporter(options.to)),
+            job.hooks.iter_weights(job.run, job.state),
             to=options.to,
             source=job.source,
             adapter=job.run.adapter_config,
@@ -104,7 +104,7 @@ class Keeper:
         self._join_removal()
 
     def _fill(self, writer: CheckpointWriter) -> None:
-        self._job.engine.save_checkpoint(self._job.run, self._job.state, writer)
+        self._job.hooks.save_checkpoint(self._job.run, self._job.state, writer)
 
     def _model_weights(self) -> Callable[[StoredTensors], None]:
         """What writes the weights ready to load, in the background perhaps: only what it is given here."""
@@ -128,7 +128,7 @@ class Keeper:
         job = self._job
         if not job.is_main:
             return
-        job.engine.checkpoint_saved(job.run, step, self.last)
+        job.hooks.checkpoint_saved(job.run, step, self.last)
         best = job.best.saved_step
         if best is not None and best in whole_checkpoints(job.run.folder):
             link(job.run.folder, BEST, best)

@@ -22,8 +22,8 @@ from swift.checkpoint import before_update
 from swift.models.precision import resolve_dtype
 from swift.models.tuners import adapters_off
 from swift.optim.build import set_learning_rate
+from swift.processes.watchdog import heartbeat
 from swift.train.sums import GlobalSums, NonFiniteStep
-from swift.train.watchdog import heartbeat
 
 if TYPE_CHECKING:
     from swift.contracts import ForwardResult, Objective, Run, StepResult, TrainState

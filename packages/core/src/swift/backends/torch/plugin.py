@@ -95,7 +95,7 @@ class TorchBackend:
 
     @hookimpl
     def swift_teardown(self) -> bool:
-        from swift.launch.place import leave_group
+        from swift.processes.device import leave_group
 
         leave_group()
         return True

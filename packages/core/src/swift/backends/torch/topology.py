@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from swift.contracts import Topology
 from swift.errors import UnsupportedPlan
-from swift.launch.place import choose_device, join_group
+from swift.processes.device import choose_device, join_group
 
 if TYPE_CHECKING:
     from swift.backends.torch.config import TorchConfig

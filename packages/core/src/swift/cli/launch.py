@@ -1,0 +1,85 @@
+"""From a command to processes: joins the group that a launcher made, or starts torch's elastic launcher in process.
+
+No launcher of our own. `group` reads from the environment where this process stands, `workers` starts processes,
+`reports` brings an error of one of them to the user.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from swift.processes.group import (
+    alone_in_slurm,
+    check_port,
+    check_port_is_free,
+    current_world,
+    elastic_launcher,
+    find_group,
+    join,
+)
+from swift.processes.reports import leave_note_of_stop, reported_errors
+from swift.processes.signals import STARTED_BY_SWIFT, Stopped, follow_launcher, is_worker, prompt_stop, say_stopped
+
+if TYPE_CHECKING:
+    from swift.config.parse import Parsed
+    from swift.contracts import RunSummary
+
+__all__ = ["STARTED_BY_SWIFT", "current_world", "elastic_launcher", "exit_code", "launch", "reported_errors"]
+
+
+def launch(parsed: Parsed, argv: list[str]) -> int:
+    """Run the training that `parsed` describes; returns the exit code of the command."""
+    try:
+        with reported_errors(), prompt_stop():
+            return _launch(parsed, argv)
+    except Stopped as stopped:
+        say_stopped(stopped.number)
+        if current_world().size > 1:
+            # Not by returning: threads of a process group that lost its peers would keep the interpreter alive.
+            sys.stdout.flush()
+            os._exit(128 + stopped.number)
+        return 128 + stopped.number
+
+
+def _launch(parsed: Parsed, argv: list[str]) -> int:
+    if is_worker():
+        follow_launcher()
+    group = find_group(os.environ, parsed.nproc)
+    if group.size == 1 and (note := alone_in_slurm(os.environ, group.processes)):
+        sys.stderr.write(f"Note: {note}\n")
+    if group.processes > 1:
+        if group.size > 1 and group.rank == 0:
+            check_port_is_free(group.port)
+        from swift.processes.workers import run_workers
+
+        return run_workers(group, argv)
+    if group.size > 1:
+        join(group, os.environ)
+    check_port(os.environ)
+    from swift.deferred import defer_heavy_imports
+    from swift.models.quiet import quiet_libraries
+
+    quiet_libraries()  # first: the libraries speak up while they are imported
+    if group.size == 1:
+        defer_heavy_imports(parsed.config)
+    from swift.train.loop import train
+
+    return exit_code(train(parsed))
+
+
+def exit_code(summary: RunSummary) -> int:
+    """0 when the run was completed; 128 + signal number when a signal ended it early, so that `&&` does not go on.
+
+    The signal may have struck another process of the group. A worker of ours answers 0 all the same, since its
+    launcher would take anything else for a crash, and leaves a note.
+    """
+    if summary.status != "stopped":
+        return 0
+    number = summary.signal or signal.SIGTERM
+    if is_worker():
+        leave_note_of_stop(number)
+        return 0
+    return 128 + number

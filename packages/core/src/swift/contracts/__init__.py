@@ -1,0 +1,52 @@
+"""The values that core and its plugins hand to each other, a file per kind of plugin; import them from here.
+
+This package is importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from swift.contracts.backend import Capabilities, ForwardResult, StepResult, TrainState
+from swift.contracts.checkpoint import CheckpointReader, CheckpointWriter, ForeignCheckpoint, TrainedState
+from swift.contracts.exporter import CalibrationRow, ExportRequest, Quantized, QuantizeRequest
+from swift.contracts.inference import Completion, EngineRequest, InferenceEngine, Sampling, Score, ServeRequest
+from swift.contracts.model import ModelSource, WeightStream
+from swift.contracts.objective import LossSums, ModelView, Need, Objective
+from swift.contracts.observer import RunSummary, StepRecord
+from swift.contracts.run import ModelFacts, Run, Topology, World
+
+__all__ = [
+    "HOOK_API",
+    "CalibrationRow",
+    "Capabilities",
+    "CheckpointReader",
+    "CheckpointWriter",
+    "Completion",
+    "EngineRequest",
+    "ExportRequest",
+    "ForeignCheckpoint",
+    "ForwardResult",
+    "InferenceEngine",
+    "LossSums",
+    "ModelFacts",
+    "ModelSource",
+    "ModelView",
+    "Need",
+    "Objective",
+    "QuantizeRequest",
+    "Quantized",
+    "Run",
+    "RunSummary",
+    "Sampling",
+    "Score",
+    "ServeRequest",
+    "StepRecord",
+    "StepResult",
+    "Topology",
+    "TrainState",
+    "TrainedState",
+    "WeightStream",
+    "World",
+]
+
+HOOK_API = (1, 0)
+"""Version of the hooks that this core speaks: (major, minor)."""

@@ -1,0 +1,60 @@
+"""What a backend says it can do, and what its steps return.
+
+Importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from swift.contracts.objective import Need
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do. Asking for more raises `UnsupportedPlan` before any weights load."""
+
+    parallel: frozenset[str] = frozenset()
+    """Fields of the `parallel` section that may be set above 1 or switched on."""
+    precisions: frozenset[str] = frozenset({"float32"})
+    tuners: frozenset[str] = frozenset({"full"})
+    provides: frozenset[Need] = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.REFERENCE_LOGPS})
+    async_checkpoint: bool = False
+    calls_before_update: bool = False
+    """Every step calls `swift.toolkit.before_update` before it changes a weight: background saves copy until then."""
+    features: frozenset[str] = frozenset()
+    """Switches outside the plan, by config name: `train.compile`, `train.gradient_checkpointing`, ..."""
+
+
+class TrainState(Protocol):
+    """What `swift_shard` returns. Core touches only these; the rest is the backend's own business."""
+
+    step: int
+    """Optimizer steps completed."""
+
+
+@dataclass
+class StepResult:
+    """Of the global batch, the same on every process. Loss and gradient norm are before clipping, unrounded."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    skipped: bool = False
+    """True when the update was left out (an overflow under fp16)."""
+
+
+@dataclass
+class ForwardResult:
+    """Of the global batch, the same on every process; `segments` of this process's slice, in order."""
+
+    loss: float
+    weight: float
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Name → (sum, weight) over the global batch."""
+    segments: torch.Tensor | None = None

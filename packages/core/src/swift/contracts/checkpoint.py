@@ -1,0 +1,108 @@
+"""What checkpoints are written into and read from, swift's own and those of other programs.
+
+Importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift.contracts.model import ModelSource
+
+
+class CheckpointWriter(Protocol):
+    """What a backend writes its part of a checkpoint into."""
+
+    def tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Tensors by canonical name: plain, DTensor or `swift.checkpoint.Boxes`. Called once, on every process."""
+
+    def stream(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """The same one whole tensor at a time, where views are not valid; the main process writes."""
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        """JSON values of this backend for the manifest; main process's are kept."""
+
+
+class ForeignCheckpoint(Protocol):
+    """A checkpoint in an engine's own format, as the hook `swift_read_foreign` answers it.
+
+    It may have two more methods. `attach(source)` is given the model before anything is read; `names` and `read` then
+    go by names on disk. `left_out()` answers the names of tensors that it holds and that are not among what is trained.
+    """
+
+    description: str
+    """What it is: 'DeepSpeed ZeRO 2 of 8 processes'."""
+    step: int
+    """Updates that were made."""
+    rows_per_step: int
+    """Samples per update; 0 where that is not known."""
+    total_steps: int = 0
+    """Updates that were planned; 0 where that is not known."""
+    param_groups: Sequence[Mapping[str, Any]] = ()
+    """The settings of AdamW's groups, under torch's keys, where they are known."""
+
+    def names(self) -> Collection[str]:
+        """Names of the parameters in memory, tied ones once: those of the transformers or PEFT model."""
+
+    def read(self, name: str) -> Mapping[str, torch.Tensor]:
+        """One parameter: `weight` in fp32, and `exp_avg`, `exp_avg_sq` and `step` if it was trained by then."""
+
+
+class TrainedState(Protocol):
+    """A checkpoint of swift by the parameters of the transformers or PEFT model in memory, as `swift_write_foreign`
+    takes it.
+    """
+
+    step: int
+    """Updates that were made."""
+    rows_per_step: int
+    """Samples per update; 0 where that is not known."""
+    total_steps: int
+    """Updates of the whole training; 0 where that is not known."""
+    warmup_steps: int
+    groups: list[list[str]]
+    """Names in memory of what is trained: with weight decay, and without."""
+    adapter: Mapping[str, Any] | None
+    """The PEFT configuration when adapters were trained."""
+    source: ModelSource
+    """The model that training started from."""
+    optim: Any
+    """The `optim` section."""
+    peak: float
+    """The highest learning rate of the schedule."""
+    learning_rate: float
+    """Of the next update."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one parameter."""
+
+    def slots(self) -> list[str]:
+        """What the optimizer keeps of every parameter: `exp_avg`, `exp_avg_sq` and `step`, or nothing."""
+
+    def read(self, name: str, slot: str) -> torch.Tensor:
+        """One tensor in fp32, whole: the slot `weight`, or one of `slots`."""
+
+    def read_stored(self, name: str, slot: str) -> torch.Tensor:
+        """The same by a name as it is in Hugging Face files. Any weight of the model; what was not trained is what it
+        was in the beginning, and has zeros for the optimizer's slots."""
+
+
+class CheckpointReader(Protocol):
+    """What a backend reads its part of a checkpoint from."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    def names(self) -> list[str]:
+        """Canonical names of all tensors."""
+
+    def tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Fills these tensors in place (plain, DTensor or `Boxes`), reading only what they hold."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """One whole tensor."""

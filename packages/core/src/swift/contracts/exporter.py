@@ -1,0 +1,68 @@
+"""What exporters are asked for and what they return.
+
+Importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swift.contracts.model import ModelSource
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What an exporter is asked for, besides the weights."""
+
+    destination: Path
+    source: ModelSource
+    adapter: Mapping[str, Any] | None
+    """The PEFT configuration when adapters were trained."""
+    options: Any
+    """The `export` section."""
+    training_dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class CalibrationRow:
+    """A text as the model reads it, and how much predicting each token counts; `weights[0]` is always 0."""
+
+    tokens: list[int]
+    weights: list[float]
+
+
+@dataclass(frozen=True)
+class QuantizeRequest:
+    """What is to be stored in fewer bits, and what its cost is measured on."""
+
+    source: ModelSource
+    """The whole model in full precision, on disk."""
+    destination: Path
+    scheme: str
+    """One of `swift.config.sections.QUANTISATIONS`."""
+    calibration: Sequence[CalibrationRow]
+    held_out: Sequence[CalibrationRow]
+    """Not among those of `calibration`."""
+    prompts: Sequence[Sequence[int]]
+    options: Any
+    """`swift.config.sections.ExportOptions`."""
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What was written, as its exporter understands it."""
+
+    logps: list[list[float]]
+    """For each prompt, the log-probability of every token after the first, in fp32 from the quantised weights."""
+    tolerance: float
+    """Mean difference from `logps` that the arithmetic of an engine explains: it computes in bf16, and the most
+    quantised layers round their inputs as well."""
+    dtype: str
+    """Precision of what is not quantised, in which engines compute."""
+    report: Mapping[str, Any]
+    """JSON values; what stands in `quantisation.json`."""

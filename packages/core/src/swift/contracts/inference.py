@@ -1,0 +1,131 @@
+"""What inference engines are asked for and what they return.
+
+Importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from swift.contracts.model import WeightStream
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn; the default is the most likely token, always."""
+
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    numbers: Sequence[int] | None = None
+    """The prompts' numbers, by which they draw; their places where nothing is said. Part of a larger set of prompts
+    draws what it draws as part of the whole."""
+
+    def seed_of(self, place: int) -> int:
+        """What decides the draws of the prompt at this place of a call, and nothing else does: 63 bits."""
+        number = place if self.numbers is None else self.numbers[place]
+        digest = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer, as tokens."""
+
+    token_ids: list[int]
+    """With the token that ended it, where one did."""
+    logprobs: list[float]
+    """Of each of these tokens, under the model as it is: before temperature and nucleus are applied."""
+    finish_reason: str
+    """'stop' (it ended by itself) or 'length'."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model says about a text that is there: one value for every token after the first."""
+
+    logprobs: list[float]
+    likeliest: list[bool]
+    """Whether it is the token that the model would have taken."""
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What an inference engine is asked to load."""
+
+    model: Path
+    """A folder as Hugging Face lays it out, with tokenizer and template."""
+    adapter: Path | None = None
+    """A PEFT adapter on top of it."""
+    dtype: str = "auto"
+    """'auto' is what the folder says, where the device has it."""
+    device: str | None = None
+    batch_size: int | None = None
+    """Prompts at a time; None leaves it to the engine."""
+    max_length: int | None = None
+    """Longest prompt and answer together; None leaves it to the engine."""
+    end_tokens: tuple[int, ...] = ()
+    """Tokens that end an answer, beside those of the folder's generation config."""
+    trust_remote_code: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The engine's own settings, by its own names."""
+    say: Callable[[str], None] = print
+    """Prints a line for the user."""
+
+
+class InferenceEngine(Protocol):
+    """A loaded model that answers. Tokens in, tokens out: templates are rendered by whoever asks."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """(place of the prompt, its answer), in the order in which answers are ready. What is drawn at a temperature
+        above 0 is decided by `sampling.seed_of(place)` alone. For several answers, repeat the prompt."""
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+        """The tokens of one answer, while it is made."""
+
+    def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
+        """(place of the prompt, what the model says about its tokens), in the order in which scores are ready."""
+
+    def update_weights(self, weights: WeightStream) -> None:
+        """Go on with these: every weight of the model by its Hugging Face name, as `swift_iter_weights` streams them.
+        Answers afterwards owe nothing to the weights before. An engine that was opened with an adapter goes on
+        without it: such weights have it merged in."""
+
+    def close(self) -> None:
+        """Give memory and processes back. May be called twice."""
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """What is to be served, and where."""
+
+    model: Path
+    """A folder as Hugging Face lays it out, with tokenizer and template."""
+    name: str
+    """What requests call it."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Name → PEFT adapter, each a model of its own to requests; the first is what users are shown how to ask."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    dtype: str = "auto"
+    max_length: int | None = None
+    system: str | None = None
+    """The system message of the run: requests must bring it themselves, so it stands in what users are shown."""
+    chat_template: Path | None = None
+    """Replaces the folder's own."""
+    trust_remote_code: bool = False
+    runtime_adapters: bool = False
+    """Whether requests may load and unload adapters."""
+    python: Path | None = None
+    """The interpreter of another environment to serve from."""
+    verbose: bool = False
+    """Whether the server's own log is shown while it is written."""
+    passed_on: tuple[str, ...] = ()
+    """Flags that are not swift's, for the server as they stand."""

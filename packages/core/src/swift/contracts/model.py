@@ -1,0 +1,52 @@
+"""Where models come from, and weights on their way.
+
+Importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ModelSource(Protocol):
+    """Where a model comes from, lazily: nothing big is read until a tensor is asked for by name.
+
+    `swift.models.source` has the implementation for folders, hub ids and random weights.
+    """
+
+    @property
+    def config(self) -> Any:
+        """The transformers configuration."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the weights or the architecture change."""
+
+    def names(self) -> list[str]:
+        """Hugging Face names of all weights, tied ones once."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one weight, without reading it."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """One weight, from disk."""
+
+    def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> torch.nn.Module:
+        """The transformers module; with `weights=False` on the meta device, uninitialised."""
+
+    def write_assets(self, folder: Path, dtype: str) -> None:
+        """Put beside exported weights what makes them a model: config, generation config, tokenizer, template."""
+
+
+WeightStream = Iterator[tuple[str, "torch.Tensor"]]
+"""(Hugging Face name, whole tensor), one at a time: every weight of the model, or, where adapters are
+trained, the adapters alone by their PEFT names."""

@@ -1,0 +1,49 @@
+"""What observers are told.
+
+Importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swift.contracts.backend import StepResult
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What observers are told after an optimizer step."""
+
+    step: int
+    total_steps: int
+    epoch: float
+    result: StepResult
+    tokens: int
+    """Real tokens of the global batch (padding left out)."""
+    padded_tokens: int
+    """Tokens that went through the model, padding included."""
+    seconds: float
+    """Wall-clock seconds of this step, waiting for data included."""
+    data_seconds: float
+    evaluation: Mapping[str, float] | None = None
+    memory_gib: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What observers are told at the end."""
+
+    status: str
+    """'completed', 'stopped' (a signal) or 'failed'."""
+    steps: int
+    seconds: float
+    tokens: int
+    last_checkpoint: Path | None
+    best_checkpoint: Path | None
+    message: str = ""
+    signal: int | None = None
+    """The signal that stopped the run."""

@@ -1,0 +1,94 @@
+"""What is known of a run: its configuration, where each process stands, and what was decided.
+
+Importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from swift.config.sections import Config
+    from swift.contracts.inference import InferenceEngine
+    from swift.optim.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this process stands among all processes of the run, before any group exists."""
+
+    rank: int = 0
+    local_rank: int = 0
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What `swift_setup` answers: this process's place, and its slice of every batch."""
+
+    world: World
+    data_rank: int
+    """Which slice of each global batch this process trains on; processes that share a slice share the number."""
+    data_size: int
+    """Into how many slices each global batch is cut."""
+    device: str = "cpu"
+    layout: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the parallel dimensions in force, for people to read: {'dp_replicate': 2}."""
+
+    @property
+    def is_main(self) -> bool:
+        """The one process that writes to the terminal and renames folders."""
+        return self.world.rank == 0
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of the model in training, to count with. `Run.facts` has the same in words, for people."""
+
+    precision: str
+    """Of the arithmetic: 'float32', 'bfloat16', 'float16', or what a backend calls its own ('bfloat16 fp8 hybrid')."""
+    parameters: int
+    """All weights, adapters included."""
+    trainable: int
+    """Those of them that are trained."""
+
+
+@dataclass
+class Run:
+    """Everything about one run that hooks may need. One object per process, made by core."""
+
+    config: Config
+    backend_options: BaseModel
+    """The `backend` section, validated by the backend's own model."""
+    folder: Path
+    """The run's own, which no other run writes into; in `swift_check_plan` and `swift_setup` still its parent."""
+    world: World
+    say: Callable[[str], None]
+    """Prints a line for the user, on one process only."""
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    """Plugin → 'distribution version', of those registered."""
+    topology: Topology | None = None
+    schedule: Schedule | None = None
+    """Learning rate by step; set before `swift_shard`."""
+    total_steps: int = 0
+    adapter_config: dict[str, Any] | None = None
+    """PEFT configuration of the adapters in training, as JSON values; set by `swift_wrap_model` where there are any."""
+    send_weights: Callable[[InferenceEngine | None], None] | None = None
+    """Makes an inference engine go on with the weights in training, adapters merged in. Called on every process
+    between two steps, with the engine on the one that has it and None on the others; set once there is a model."""
+    model_facts: ModelFacts | None = None
+    """Set by `swift_wrap_model` (`build_view` of the toolkit does); without it no MFU is shown."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Decisions that a reader of the run would want to know (attention chosen and why, kernels, ...), for people: what
+    is text is shown as it stands."""
+
+    @property
+    def timeout(self) -> timedelta:
+        """For groups of processes: a collective fails a while after the watchdog would have said who is waited for."""
+        return timedelta(minutes=1.5 * self.config.train.timeout_minutes)

@@ -1,0 +1,211 @@
+"""Folders of the Hugging Face world, read for `swift convert`: models, adapters, checkpoints of the Trainer.
+
+Weights are safetensors. The Trainer's optimizer lies in a pickle, which torch's restricted reader opens: it makes
+tensors and plain containers and nothing else. Both stay on the disk until a tensor is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swift.contracts import ForeignCheckpoint
+from swift.convert.trainer_order import Groups, pieces_by_parameter, possible_groups, skeleton_of
+from swift.errors import CheckpointError
+from swift.models.files import INDEX, SINGLE, SafetensorsFolder
+from swift.models.names import Piece
+from swift.models.source import HfSource
+from swift.models.weights_check import check_finite
+from swift.untrusted import read_json_object
+from swift.untrusted_pickle import load_pickle
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+OPTIMIZER = "optimizer.pt"
+STATE = "trainer_state.json"
+ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
+
+_OTHER_MODEL = "Name with --model the model that training started from."
+_OTHER_FILE = "Copy it again, or take another checkpoint."
+_WEIGHTS_ALONE = "Take the weights without it: --weights-only"
+
+
+def open_hf_folder(folder: Path, *, adapter: Mapping[str, Any] | None, weights_only: bool) -> ForeignCheckpoint | None:
+    """What lies in a folder with safetensors, or None where there are none."""
+    if not has_weights(folder):
+        return None
+    if not is_adapter(folder):
+        adapter = None
+    elif adapter is None:
+        raise CheckpointError(
+            f"{folder} holds an adapter, and there is no adapter_config.json beside it.",
+            hint="Name it with --adapter-config.",
+        )
+    return HfFolder(folder, adapter=adapter, weights_only=weights_only)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether there is a model or an adapter in safetensors."""
+    return is_whole(folder) or is_adapter(folder)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether all weights of a model are there."""
+    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether there is an adapter, and no whole model."""
+    return (folder / ADAPTER_WEIGHTS).is_file() and not is_whole(folder)
+
+
+class HfFolder(ForeignCheckpoint):
+    """A model or an adapter; with the optimizer's state where the Trainer left it."""
+
+    def __init__(self, folder: Path, *, adapter: Mapping[str, Any] | None, weights_only: bool) -> None:
+        self._folder = folder
+        self._adapter = adapter
+        self._files = SafetensorsFolder(folder, file=None if adapter is None else ADAPTER_WEIGHTS)
+        progress = _progress(folder / STATE)
+        self.step = int(progress.get("global_step") or 0)
+        self.total_steps = int(progress.get("max_steps") or 0)
+        self.rows_per_step = 0  # trainer_state.json tells neither how many processes there were nor the accumulation
+        self._spellings: dict[str, str] = {}
+        self._owners: dict[str, tuple[str, Piece]] = {}
+        self._state: dict[str, Mapping[str, torch.Tensor]] = {}
+        kind = "a model" if adapter is None else "an adapter"
+        self.description = f"a checkpoint of the Hugging Face Trainer ({kind})" if progress else f"{kind} of PEFT"
+        if adapter is None and not progress:
+            self.description = "a Hugging Face model"
+        self._optimizer = {} if weights_only else self._open_optimizer()
+        if not self._optimizer:
+            self.description += ", weights alone"
+        self.param_groups = self._optimizer.get("param_groups", ())
+
+    def attach(self, source: HfSource) -> None:
+        """Compare with the model by name and shape, and give the optimizer's states their names."""
+        model = skeleton_of(source, self._adapter)
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        pieces = pieces_by_parameter(model)
+        self._owners = {piece.name: (name, piece) for name, parts in pieces.items() for piece in parts}
+        for disk, (_, piece) in self._owners.items():
+            spellings = source.spellings(disk) if self._adapter is None else (disk,)
+            self._spellings[disk] = self._find(spellings, piece.shape)
+        if self._optimizer:
+            self._state = self._assign(list(possible_groups(model)), shapes)
+
+    def left_out(self) -> list[str]:
+        """Tensors in the files that no parameter is made of: tied copies, buffers, frozen layers."""
+        taken = set(self._spellings.values())
+        return [name for name in self._files.names() if name not in taken]
+
+    def names(self) -> Collection[str]:
+        """On disk, as the model and PEFT write them."""
+        return self._owners
+
+    def read(self, name: str) -> Mapping[str, torch.Tensor]:
+        """The weight from its file, and the part of the optimizer's state that belongs to it."""
+        owner, piece = self._owners[name]
+        stored = self._spellings[name]
+        weight = self._files.read(stored)
+        if not weight.is_floating_point():
+            raise CheckpointError(f"{stored} in {self._folder} holds whole numbers ({weight.dtype}).", hint=_OTHER_FILE)
+        check_finite(stored, weight, self._folder)
+        found = {"weight": weight}
+        for slot, tensor in self._state.get(owner, {}).items():
+            found[slot] = tensor if slot == "step" else piece.view_of(tensor.contiguous())
+        return found
+
+    def _find(self, spellings: tuple[str, ...], shape: tuple[int, ...]) -> str:
+        there = [name for name in spellings if name in self._files]
+        for name in there:
+            if self._files.shape(name) == shape:
+                return name
+        found = f"{there[0]} in the shape {self._files.shape(there[0])}" if there else f"no {spellings[0]}"
+        raise CheckpointError(f"{self._folder} has {found}; the model has it in the shape {shape}.", hint=_OTHER_MODEL)
+
+    def _open_optimizer(self) -> Mapping[str, Any]:
+        file = self._folder / OPTIMIZER
+        if not file.exists():
+            if any(self._folder.glob("optimizer*")):
+                self.description += ", whose optimizer is not in one file"
+            return {}
+        try:
+            content: Mapping[str, Any] = load_pickle(file, CheckpointError)
+        except CheckpointError as error:
+            error.hint = _WEIGHTS_ALONE
+            raise
+        kept = _slots_of(content)
+        if kept is None:
+            raise CheckpointError(f"{file} is not the state of an optimizer.", hint=_WEIGHTS_ALONE)
+        if kept != ADAM:
+            other = f"keeps {', '.join(sorted(map(str, kept)))}" if kept else "keeps nothing"
+            self.description += f", whose optimizer {other}, which is not AdamW's state"
+            return {}
+        return content
+
+    def _assign(
+        self, candidates: list[Groups], shapes: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, Mapping[str, torch.Tensor]]:
+        """Name in memory → state, by the first order that fits in number and shape."""
+        indices = [list(group["params"]) for group in self._optimizer["param_groups"]]
+        sizes = [len(each) for each in indices]
+        fitting = [names for names in candidates if [len(each) for each in names] == sizes]
+        if not fitting:
+            raise CheckpointError(
+                f"{OPTIMIZER} has groups of {_counted(sizes)} parameters; for this model the Trainer makes "
+                f"{_counted([len(each) for each in candidates[0]])}.",
+                hint=f"{_OTHER_MODEL} Where some of it was frozen: --weights-only",
+            )
+        held = self._optimizer["state"]
+        misfits = []
+        for groups in fitting:
+            numbered = dict(zip(chain(*indices), chain(*groups), strict=True))
+            state = {name: held[number] for number, name in numbered.items() if number in held}
+            misfit = _misfit(state, shapes)
+            if misfit is None:
+                return state
+            misfits.append(misfit)
+        raise CheckpointError(misfits[0], hint=_OTHER_MODEL)
+
+
+def _slots_of(content: Any) -> set[Any] | None:
+    """What an optimizer keeps of its parameters, or None where this is not the state of one."""
+    state, groups = (content.get(key) if isinstance(content, dict) else None for key in ("state", "param_groups"))
+    if not isinstance(state, dict) or not all(isinstance(each, dict) for each in state.values()):
+        return None
+    if not isinstance(groups, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("params"), list) for each in groups
+    ):
+        return None
+    if any(not isinstance(slots[slot], torch.Tensor) for slots in state.values() for slot in ADAM & slots.keys()):
+        return None
+    return {slot for slots in state.values() for slot in slots}
+
+
+def _misfit(state: Mapping[str, Mapping[str, torch.Tensor]], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    for name, slots in state.items():
+        for slot in ("exp_avg", "exp_avg_sq"):
+            found = tuple(slots[slot].shape)
+            if found != shapes[name]:
+                return f"{slot} of {name} has the shape {found} in {OPTIMIZER}, and {shapes[name]} here."
+    return None
+
+
+def _counted(sizes: list[int]) -> str:
+    return " and ".join(map(str, sizes))
+
+
+def _progress(file: Path) -> dict[str, Any]:
+    """trainer_state.json, or nothing where there is none."""
+    if not file.exists():
+        return {}
+    content = read_json_object(file, CheckpointError)
+    for key in ("global_step", "max_steps"):
+        value = content.get(key) or 0
+        if type(value) is not int or not 0 <= value < 1 << 53:
+            raise CheckpointError(f"{file}: {key} should be a number of steps, and is {value!r:.60}.")
+    return content

@@ -1,0 +1,294 @@
+"""A checkpoint of another program → one of this: the same tensors under canonical names, one at a time."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swift.checkpoint.folders import checkpoint_folder
+from swift.checkpoint.manifest import Manifest
+from swift.checkpoint.names import model_name, optim_name
+from swift.checkpoint.save import save_checkpoint
+from swift.config.sections import Config, ModelSection
+from swift.convert.hf_folder import has_weights, is_whole, open_hf_folder
+from swift.convert.ms_swift import Told, adapter_beside, told_beside
+from swift.errors import CheckpointError, PluginError, SwiftError
+from swift.export.run import write_model_weights
+from swift.models.names import ADAPTER
+from swift.models.quiet import quiet_libraries
+from swift.models.source import HfSource, open_source
+from swift.plugins.discover import list_plugins
+from swift.plugins.known import install_command
+from swift.plugins.load import load
+from swift.plugins.outside import implements, read_foreign
+from swift.terminal import progress
+
+if TYPE_CHECKING:
+    from swift.checkpoint.storage import StoredTensors
+    from swift.contracts import CheckpointWriter, ForeignCheckpoint
+
+SLOTS = ("exp_avg", "exp_avg_sq", "step")
+Say = Callable[[str], None]
+Adapter = Mapping[str, Any]
+
+
+def convert_checkpoint(
+    path: Path,
+    *,
+    model: str | None,
+    out: Path,
+    adapter_config: Path | None,
+    say: Say,
+    weights_only: bool = False,
+    trust_remote_code: bool = False,
+) -> Path:
+    """Write `out/checkpoint-<step>`; what was trained is compared with the model by name and shape.
+
+    Without `model` the checkpoint has to say itself where its training started from.
+    """
+    quiet_libraries()
+    adapter: Adapter | None = adapter_beside(path, adapter_config)
+    foreign = _recognised(path, adapter, weights_only=weights_only)
+    told = told_beside(path)
+    model = model or _base(path, told, adapter, say)
+    if checkpoint_folder(out, foreign.step).exists():
+        raise CheckpointError(
+            f"{checkpoint_folder(out, foreign.step)} is there already.", hint="Choose another folder with --out."
+        )
+    source = open_source(ModelSection(path=model, trust_remote_code=trust_remote_code), say=say)
+    attach = getattr(foreign, "attach", None)
+    if attach is not None:
+        attach(source)
+    names = list(foreign.names())
+    adapter = _checked(adapter) if any(name.startswith("base_model.model.") for name in names) else None
+    say(f"{path} is {foreign.description}, step {foreign.step}.")
+    _say_left_out(foreign, say)
+    if attach is not None:
+        tensors = _on_disk(foreign, names)
+    else:
+        tensors = _adapters(foreign, names) if adapter is not None else _weights(foreign, source)
+    if weights_only:
+        tensors = (each for each in tensors if each[0].startswith(model_name("")))
+
+    def fill(writer: CheckpointWriter) -> None:
+        writer.stream(_counted(tensors, len(names), say))
+
+    def ready_to_load(stored: StoredTensors) -> None:
+        if adapter is not None:
+            write_model_weights(stored, source=source, adapter=adapter)
+
+    manifest = _manifest(foreign, source, model, told, adapter)
+    new = not out.exists()
+    try:
+        folder = save_checkpoint(
+            out, foreign.step, fill=fill, manifest=manifest, is_main=True, extra=ready_to_load
+        ).wait()
+    except SwiftError:
+        if new:
+            shutil.rmtree(out, ignore_errors=True)  # nothing is in it but what was begun
+        raise
+    say(f"Converted to {folder}")
+    if not manifest.rows_per_step:
+        say("How many rows make an update is not known: give the batch size and accumulation that training had.")
+    tuner = "--train_type full" if adapter is None else f"--adapters {folder}"
+    say(f"Go on from it: swift sft --model {model} {tuner} --dataset DATA --resume_from_checkpoint {folder}")
+    return folder
+
+
+def _manifest(
+    foreign: ForeignCheckpoint, source: HfSource, model: str, told: Told, adapter: Adapter | None
+) -> Manifest:
+    tuner = (
+        {"kind": "full"} if adapter is None else {"kind": "lora", "rank": adapter["r"], "alpha": adapter["lora_alpha"]}
+    )
+    optim, total = _hyperparameters(getattr(foreign, "param_groups", ())), getattr(foreign, "total_steps", 0)
+    config = Config.model_validate(
+        {"model": {"path": model, "trust_remote_code": source.trust_remote_code}, "tuner": tuner, "optim": optim}
+    )
+    known = ("model", "tuner", "optim") if optim else ("model", "tuner")
+    return Manifest(
+        step=foreign.step,
+        rows_per_step=foreign.rows_per_step or told.rows_per_step,
+        seed=config.train.seed if told.seed is None else told.seed,
+        model_fingerprint=source.fingerprint,
+        data_fingerprint="",
+        backend="",
+        config={name: value for name, value in config.model_dump(mode="json").items() if name in known},
+        schedule={"total_steps": total, "peak": optim.get("lr")} if total else {},
+        adapter=None if adapter is None else dict(adapter),
+        facts={"imported": foreign.description},
+    )
+
+
+def _hyperparameters(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Those of the `optim` section."""
+    if not groups:
+        return {}
+    first = groups[0]
+    return {
+        "lr": float(first.get("initial_lr", first["lr"])),
+        "weight_decay": max(float(group.get("weight_decay", 0.0)) for group in groups),
+        "beta1": float(first["betas"][0]),
+        "beta2": float(first["betas"][1]),
+        "eps": float(first["eps"]),
+    }
+
+
+def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> ForeignCheckpoint:
+    """Engines first: beside weights in safetensors they keep the optimizer's state, which is theirs to read."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a folder.", hint="Name the folder that the other program saved.")
+    if weights_only and has_weights(path):
+        weights = open_hf_folder(path, adapter=adapter, weights_only=True)
+        assert weights is not None
+        return weights
+    readers: list[str] = []
+    broken: list[PluginError] = []
+    found: ForeignCheckpoint | None
+    for entry in list_plugins("swift.backends"):
+        try:
+            backend = load(entry)
+            if not implements(backend, "swift_read_foreign"):
+                continue
+        except SwiftError:
+            continue  # `swift plugins` says what is wrong with it
+        readers.append(entry.name)
+        try:
+            found = read_foreign(backend, path)
+        except PluginError as error:
+            broken.append(error)  # the folder may be another backend's
+            continue
+        if found is not None:
+            return found
+    if broken:
+        raise broken[0]
+    _refuse_without_backend(path, readers)
+    found = open_hf_folder(path, adapter=adapter, weights_only=weights_only)
+    if found is not None:
+        return found
+    asked = ", ".join(readers) or "none of them can"
+    raise CheckpointError(
+        f"{path} holds neither safetensors nor a checkpoint that an installed backend can read (asked: {asked}).",
+        hint='For those of DeepSpeed and Megatron: pip install "swift-core[deepspeed,megatron]"',
+    )
+
+
+def _refuse_without_backend(path: Path, readers: list[str]) -> None:
+    """Say which package reads the optimizer's state, where it is not installed."""
+    marks = {"deepspeed": ("latest", "latest_universal", "global_step*"), "megatron": ("iter_*",)}
+    for name, patterns in marks.items():
+        if name not in readers and any(True for pattern in patterns for _ in path.glob(pattern)):
+            instead = " Or take the weights alone: --weights-only" if has_weights(path) else ""
+            raise CheckpointError(
+                f"{path} was saved under {name}, whose backend reads it and is not installed.",
+                hint=f"Type: {install_command('swift.backends', name)}{instead}",
+            )
+
+
+def _base(path: Path, told: Told, adapter: Adapter | None, say: Say) -> str:
+    """The model that training started from, as the checkpoint itself tells."""
+    named = told.model or (adapter or {}).get("base_model_name_or_path")
+    if named:
+        say(f"Training started from {named}, as the files beside the weights say.")
+        return str(named)
+    if is_whole(path) and (path / "config.json").is_file():
+        return str(path)
+    raise CheckpointError(
+        f"{path} does not say from which model its training started.", hint="Name it with --model MODEL"
+    )
+
+
+def _checked(adapter: Adapter | None) -> Adapter:
+    if adapter is None:
+        raise CheckpointError(
+            "The checkpoint holds adapters, and there is no adapter_config.json beside it.",
+            hint="Name it with --adapter-config.",
+        )
+    if adapter.get("peft_type") != "LORA":
+        raise CheckpointError(
+            f"The adapter is {adapter.get('peft_type')}; swift trains LoRA with its variants.",
+            hint="Merge it into the model with PEFT, and convert that.",
+        )
+    return adapter
+
+
+def _say_left_out(foreign: ForeignCheckpoint, say: Say) -> None:
+    left_out: Callable[[], list[str]] | None = getattr(foreign, "left_out", None)
+    names = left_out() if left_out is not None else []
+    if names:
+        say(f"{len(names)} tensors of its files are not among what is trained, the first is {names[0]}.")
+
+
+def _weights(foreign: ForeignCheckpoint, source: HfSource) -> Iterator[tuple[str, torch.Tensor]]:
+    """All weights of the model; what the checkpoint says nothing of was not trained."""
+    known = set(foreign.names())
+    if not known & set(source.name_map.parameters()):
+        raise CheckpointError(
+            "The checkpoint has no parameter of this model.",
+            hint="Name with --model the model that training started from.",
+        )
+    for name in source.name_map.parameters():
+        pieces = source.name_map.pieces(name)
+        if name not in known:
+            yield from ((model_name(piece.name), source.read(piece.name)) for piece in pieces)
+            continue
+        tensors = foreign.read(name)
+        numel = sum(piece.numel for piece in pieces)
+        if tensors["weight"].numel() != numel:
+            raise CheckpointError(
+                f"{name} has {tensors['weight'].numel()} elements in the checkpoint and {numel} in the model.",
+                hint="Name with --model the model that training started from.",
+            )
+        for piece in pieces:
+            yield from _named(piece.name, {key: _part(piece, key, each) for key, each in tensors.items()})
+
+
+def _on_disk(foreign: ForeignCheckpoint, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in names:
+        yield from _named(name, foreign.read(name))
+
+
+def _part(piece: Any, key: str, tensor: torch.Tensor) -> torch.Tensor:
+    part: torch.Tensor = tensor if key == "step" else piece.view_of(tensor.contiguous())
+    return part
+
+
+def _adapters(foreign: ForeignCheckpoint, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in names:
+        if _belongs_to_adapter(name):
+            yield from _named(_name_of_peft(name), foreign.read(name))
+
+
+def _belongs_to_adapter(name: str) -> bool:
+    return ".lora_" in name or ".modules_to_save." in name
+
+
+def _name_of_peft(name: str) -> str:
+    return name.replace(f".modules_to_save.{ADAPTER}", "").replace(f".{ADAPTER}", "")
+
+
+def _named(disk: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    yield model_name(disk), tensors["weight"].float()
+    for slot in SLOTS:
+        if slot in tensors:
+            yield optim_name(disk, slot), torch.as_tensor(tensors[slot]).float()
+
+
+def _counted(
+    tensors: Iterator[tuple[str, torch.Tensor]], parameters: int, say: Say
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Hand them on under a bar, and say how many there were."""
+    count = size = 0
+    weights = model_name("")
+    bar = progress(range(parameters), "Converting", total=parameters)
+    for name, tensor in tensors:
+        if name.startswith(weights):
+            next(bar, None)
+        count, size = count + 1, size + tensor.nbytes
+        yield name, tensor
+    next(bar, None)
+    say(f"{count} tensors of {parameters} parameters, {size / 2**20:,.1f} MiB")

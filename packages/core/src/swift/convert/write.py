@@ -1,0 +1,119 @@
+"""A checkpoint of this program → one of another, tensor by tensor, without a model in memory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swift.checkpoint.folders import find_checkpoint
+from swift.checkpoint.load import Checkpoint, open_checkpoint
+from swift.config.sections import ExportSection
+from swift.contracts import ExportRequest, TrainedState
+from swift.convert.hf_folder import OPTIMIZER
+from swift.convert.stored_state import StoredState
+from swift.convert.trainer_folder import write_optimizer, write_trainer_state
+from swift.errors import CheckpointError, SwiftError, UsageError, did_you_mean
+from swift.export.run import base_of, export_checkpoint, put_in_place, stored_weights
+from swift.models.quiet import quiet_libraries
+from swift.models.tokenizer import copy_tokenizer
+from swift.plugins.discover import list_plugins
+from swift.plugins.hooks import open_hooks
+from swift.plugins.known import install_command
+from swift.plugins.load import load, load_exporter
+from swift.plugins.outside import implements, write_foreign
+
+if TYPE_CHECKING:
+    from swift.models.source import HfSource
+
+Say = Callable[[str], None]
+Writer = Callable[[TrainedState, Path], None]
+
+TRAINER = "trainer"
+MODELS = ("hf", "adapter")
+_WHOLE_SHARDS = 10.0**6  # the Trainer reads its own fp32 weights, in one file or several; one is simplest to move
+
+
+def convert_to(path: Path, *, to: str, out: Path, say: Say, trust_remote_code: bool = False) -> Path:
+    """Write `out` from a checkpoint, or the last one of a run, in the format `to`."""
+    quiet_libraries()
+    if out.exists():
+        raise CheckpointError(f"{out} is there already.", hint="Choose another folder with --out.")
+    if to in MODELS:
+        options = ExportSection(to=to, out=out, verify="none")
+        return export_checkpoint(path, to=to, options=options, say=say, trust_remote_code=trust_remote_code)
+    writer = None if to == TRAINER else _writer_of(to)
+    folder = find_checkpoint(path)
+    checkpoint = open_checkpoint(folder)
+    source = base_of(checkpoint, say, trust_remote_code=trust_remote_code)
+    state = StoredState(checkpoint, source)
+    say(f"Converting step {state.step} of {folder}")
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        if writer is None:
+            _write_trainer(temporary, checkpoint, source, state, say)
+        else:
+            writer(state, temporary)
+            if not state.slots():
+                say("The checkpoint has no state of AdamW, and what was written has none either.")
+        put_in_place(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    say(f"Converted ({to}) to {out}")
+    return out
+
+
+def _write_trainer(folder: Path, checkpoint: Checkpoint, source: HfSource, state: StoredState, say: Say) -> None:
+    adapter = state.adapter
+    options = ExportSection(dtype="float32", shard_size_gb=_WHOLE_SHARDS, verify="none")
+    hooks = open_hooks(exporter=load_exporter("hf" if adapter is None else "adapter"))
+    hooks.export(None, stored_weights(checkpoint, source, adapter), ExportRequest(folder, source, adapter, options))
+    if adapter is not None:
+        copy_tokenizer(source.folder, folder, template=None)
+    write_trainer_state(folder, state, checkpoint)
+    if not state.slots():
+        say("The checkpoint has no state of AdamW: the Trainer resumes from its weights and step alone.")
+        return
+    write_optimizer(folder, state)
+    _say_what_is_lost(source, state, say)
+
+
+def _say_what_is_lost(source: HfSource, state: StoredState, say: Say) -> None:
+    if not state.optim_is_known:
+        optim = state.optim
+        defaults = f"{state.peak}, {optim.weight_decay}, {optim.beta1}, {optim.beta2}"
+        say(
+            f"The checkpoint does not know its learning rate, weight decay and betas; {OPTIMIZER}, which outranks the "
+            f"Trainer's arguments, has swift's defaults: {defaults}."
+        )
+    if state.config.tuner.lora_plus_ratio is not None:
+        say("The Trainer gives all adapters one learning rate: that of LoRA+ for B is lost.")
+    if any(len(source.name_map.pieces(name)) > 1 for name in source.name_map.parameters()):
+        say(
+            "The Trainer does not read fused experts when it resumes: load the model from the folder too, with "
+            "from_pretrained."
+        )
+
+
+def _writer_of(name: str) -> Writer:
+    """The writer of an installed backend."""
+    known = [TRAINER, *MODELS]
+    for entry in list_plugins("swift.backends"):
+        try:
+            backend = load(entry)
+            if not implements(backend, "swift_write_foreign"):
+                continue
+        except SwiftError:
+            continue  # `swift plugins` says what is wrong with it
+        if entry.name == name:
+            return partial(write_foreign, backend)
+        known.append(entry.name)
+    command = install_command("swift.backends", name)
+    raise UsageError(
+        f"Nothing that is installed writes {name!r}.{did_you_mean(name, known)}",
+        hint=f"There are: {', '.join(known)}." + (f" More may come with: {command}" if command else ""),
+    )

@@ -1,0 +1,256 @@
+"""From characters to tokens: a text is tokenised once, and the stretches to learn are found by offsets.
+
+Many texts are tokenised at once. Where tokens are bytes of the text, as with most tokenizers of today, the lengths of
+the tokens say where each of them stands; asking the tokenizers library for offsets would cost more than all the rest.
+That the tokens, put together, are the text again is checked every time; texts of which it doesn't hold, and those of
+other tokenizers, take the library's offsets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import numpy as np
+
+from swift.data.ascii_tokens import bytes_of_tokens, word_table
+from swift.data.samples import Segment
+from swift.data.template import Rendered, Span
+from swift.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Text with the tokenizer's own first token, if it has one, and the end-of-text token; all of it is learned."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A prompt and its completion end to end, without a template; the completion and the end are learned."""
+
+    prompt: str
+    text: str
+    weight: float
+
+
+Text = Rendered | Raw | Completion
+
+
+def check_offsets(tokenizer: Any) -> None:
+    """Refuses tokenizers that cannot say which characters a token stands for."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(
+            f"The tokenizer {type(tokenizer).__name__} cannot tell which characters its tokens stand for.",
+            hint="Convert it to a tokenizer.json, which the tokenizers library reads.",
+        )
+
+
+class TextEncoder:
+    """Tokenises texts of all kinds, many at once."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer if _is_plain(tokenizer) else None
+        """None where a class of its own may do more than the tokenizers library."""
+        self._words = word_table(tokenizer) if self._backend is not None else None
+        self._bytes = bytes_of_tokens(tokenizer) if self._backend is not None else None
+        self._sizes = np.array([len(each) for each in self._bytes or ()], dtype=np.int64)
+        self._frames = tokenizer.num_special_tokens_to_add() > 0
+
+    def segments(self, texts: Sequence[Text]) -> list[Segment]:
+        """Returns the tokens of each text, and which of them are learned."""
+        rendered = iter(self._rendered([text for text in texts if isinstance(text, Rendered)]))
+        begun = [
+            text.text if isinstance(text, Raw) else text.prompt for text in texts if isinstance(text, Raw | Completion)
+        ]
+        starts = iter(self._ids(begun, special=True))
+        rests = iter(self._ids([text.text for text in texts if isinstance(text, Completion)], special=False))
+        segments = []
+        for text in texts:
+            match text:
+                case Rendered():
+                    segments.append(next(rendered))
+                case Raw():
+                    segments.append(self._raw(next(starts)))
+                case Completion():
+                    segments.append(self._completed(next(starts), next(rests), text.weight))
+        return segments
+
+    def _raw(self, found: Sequence[int]) -> Segment:
+        ids = self._with_end(np.array(found, dtype=np.int32))
+        return Segment(ids, _without_first(np.ones(len(ids), dtype=np.float32)))
+
+    def _completed(self, prompt: Sequence[int], completion: Sequence[int], weight: float) -> Segment:
+        start = np.array(prompt, dtype=np.int32)
+        if len(start) and start[-1] == self._tokenizer.eos_token_id:
+            start = start[:-1]
+        rest = self._with_end(np.array(completion, dtype=np.int32))
+        weights = np.concatenate([np.zeros(len(start)), np.full(len(rest), weight)])
+        return Segment(np.concatenate([start, rest]), _without_first(weights.astype(np.float32)))
+
+    def _with_end(self, ids: np.ndarray) -> np.ndarray:
+        end = self._tokenizer.eos_token_id
+        if end is None or (len(ids) and ids[-1] == end):
+            return ids
+        return np.append(ids, np.int32(end))
+
+    def _rendered(self, texts: Sequence[Rendered]) -> list[Segment]:
+        segments: list[Segment | None] = [None] * len(texts)
+        if self._bytes is not None:
+            ids = self._ids([rendered.text for rendered in texts], special=False)
+            written = [rendered.text.encode() for rendered in texts]
+            same = [
+                at
+                for at, (tokens, text) in enumerate(zip(ids, written, strict=True))
+                if b"".join(map(self._bytes.__getitem__, tokens)) == text
+            ]
+            made = self._by_bytes([texts[at] for at in same], [written[at] for at in same], [ids[at] for at in same])
+            for at, segment in zip(same, made, strict=True):
+                segments[at] = segment
+        others = [at for at, segment in enumerate(segments) if segment is None]
+        encoded = self._with_offsets([texts[at].text for at in others])
+        for at, (found, offsets) in zip(others, encoded, strict=True):
+            segments[at] = self._by_offsets(texts[at], found, offsets)
+        return [segment for segment in segments if segment is not None]
+
+    def _by_bytes(
+        self, texts: Sequence[Rendered], written: Sequence[bytes], tokens: Sequence[Sequence[int]]
+    ) -> list[Segment]:
+        """All texts end to end, in bytes: there, token i goes from `starts[i]` to `ends[i]`."""
+        ids = np.array(list(chain.from_iterable(tokens)), dtype=np.int32)
+        ends = np.cumsum(self._sizes[ids])
+        starts = ends - self._sizes[ids]
+        spans = [
+            (at, base + start, base + end, span.weight)
+            for at, (rendered, base) in enumerate(zip(texts, accumulate(map(len, written), initial=0), strict=False))
+            for span in rendered.spans
+            for start, end in (_in_bytes(span, rendered.text, len(written[at])),)
+        ]
+        begins = np.array([begin for _, begin, _, _ in spans], dtype=np.int64)
+        firsts = np.searchsorted(ends, begins, side="right")
+        lasts = np.searchsorted(starts, np.array([end for _, _, end, _ in spans], dtype=np.int64), side="left")
+        run_across = np.append(starts, np.iinfo(np.int64).max)[firsts] < begins
+        weights = np.zeros(len(ids), dtype=np.float32)
+        for (_, _, _, weight), first, last in zip(spans, firsts.tolist(), lasts.tolist(), strict=True):
+            weights[first:last] = weight
+        crossed = {spans[number][0] for number in np.flatnonzero(run_across).tolist()}
+        segments = []
+        for at, (first, last) in enumerate(pairwise(accumulate(map(len, tokens), initial=0))):
+            segment = Segment(ids[first:last].copy(), _without_first(weights[first:last].copy()))
+            segments.append(self._cut(texts[at], segment) if at in crossed else segment)
+        return segments
+
+    def _by_offsets(self, rendered: Rendered, ids: np.ndarray, offsets: np.ndarray) -> Segment:
+        weights = _weights(offsets, rendered.spans)
+        if any(_crossed(offsets, span.start) for span in rendered.spans):
+            return self._cut(rendered, Segment(ids, weights))
+        return Segment(ids, weights)
+
+    def _cut(self, rendered: Rendered, whole: Segment) -> Segment:
+        """A text of which a token runs across the start of an answer.
+
+        At inference the prompt is tokenised by itself. So the text is cut there and tokenised in parts; only if the
+        tokenizer would put a character of its own at the start of a part is it left whole, and the token that runs
+        across is learned.
+        """
+        ((_, offsets),) = self._with_offsets([rendered.text])
+        cuts = [span.start for span in rendered.spans if _crossed(offsets, span.start)]
+        bounds = [0, *cuts, len(rendered.text)]
+        parts = self._with_offsets([rendered.text[start:end] for start, end in pairwise(bounds)])
+        in_parts = np.concatenate([ids for ids, _ in parts])
+        if self._tokenizer.decode(in_parts) != self._tokenizer.decode(whole.input_ids):
+            return whole
+        moved = [offsets + start for (_, offsets), start in zip(parts, bounds, strict=False)]
+        return Segment(in_parts, _weights(np.concatenate(moved), rendered.spans))
+
+    def _ids(self, texts: Sequence[str], *, special: bool) -> list[Sequence[int]]:
+        """The tokens of each text; with `special`, with those that the tokenizer begins or ends a text with."""
+        if self._backend is None:
+            return [self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for text in texts]
+        quick = self._words if not (special and self._frames) else None
+        rest = [text for text in texts if quick is None or not text.isascii()]
+        with _one_thread(self._tokenizer):
+            encoded = iter(self._backend.encode_batch_fast(rest, add_special_tokens=special) if rest else ())
+        if quick is None:
+            return [each.ids for each in encoded]
+        return [quick.ids(text) if text.isascii() else next(encoded).ids for text in texts]
+
+    def _with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        if self._backend is None:
+            listed = [
+                self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+                for text in texts
+            ]
+            pairs = [(each["input_ids"], each["offset_mapping"]) for each in listed]
+        else:
+            with _one_thread(self._tokenizer):
+                pairs = [
+                    (each.ids, each.offsets) for each in self._backend.encode_batch(texts, add_special_tokens=False)
+                ]
+        return [
+            (np.array(ids, dtype=np.int32), np.array(offsets, dtype=np.int64).reshape(-1, 2)) for ids, offsets in pairs
+        ]
+
+
+def _is_plain(tokenizer: Any) -> bool:
+    """Whether calling the tokenizer does nothing more than the tokenizers library."""
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    return (
+        kind.__call__ is PreTrainedTokenizerBase.__call__ and kind._encode_plus is PreTrainedTokenizerFast._encode_plus
+    )
+
+
+@contextmanager
+def _one_thread(tokenizer: Any) -> Iterator[None]:
+    """The library as transformers calls it: nothing cut, nothing padded. Threads of its own would not survive a fork;
+    several processes tokenise instead."""
+    backend = tokenizer.backend_tokenizer
+    if backend.truncation is not None:
+        backend.no_truncation()
+    if backend.padding is not None:
+        backend.no_padding()
+    if backend.encode_special_tokens != tokenizer.split_special_tokens:
+        backend.encode_special_tokens = tokenizer.split_special_tokens
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def _in_bytes(span: Span, text: str, size: int) -> tuple[int, int]:
+    """Where a span starts and ends in a text of `size` bytes."""
+    if size == len(text):
+        return span.start, span.end
+    start = len(text[: span.start].encode())
+    return start, start + len(text[span.start : span.end].encode())
+
+
+def _crossed(offsets: np.ndarray, at: int) -> bool:
+    return bool(((offsets[:, 0] < at) & (offsets[:, 1] > at)).any())
+
+
+def _weights(offsets: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
+    weights = np.zeros(len(offsets), dtype=np.float32)
+    starts, ends = offsets[:, 0], offsets[:, 1]
+    for span in spans:
+        weights[(starts < span.end) & (ends > span.start)] = span.weight
+    return _without_first(weights)
+
+
+def _without_first(weights: np.ndarray) -> np.ndarray:
+    """Nothing predicts the first token."""
+    weights[:1] = 0.0
+    return weights

@@ -1,0 +1,1 @@
+"""Is what was exported what was trained? Compares an export with the training state."""

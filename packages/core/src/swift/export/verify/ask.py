@@ -1,0 +1,153 @@
+"""Ask an inference engine in a process of its own, and leave nothing of it behind.
+
+An engine takes the device, starts processes and threads, and reads the variables that launchers set: none of that
+belongs into a process that trains or exports. One start answers all questions.
+
+`python -m swift.export.verify.ask` reads a question as JSON on standard input and writes the answers into the file that
+it names; `ask_engine` is what starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swift.errors import ModelError, SwiftError
+
+_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_")
+"""Beginnings of variables by which a process would take itself for one of several."""
+_TAIL = 3
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to load, and what to ask it."""
+
+    engine: str
+    model: str
+    prompts: Sequence[Sequence[int]]
+    max_new_tokens: int
+    adapter: str | None = None
+    dtype: str = "auto"
+    max_length: int | None = None
+    trust_remote_code: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One of each per prompt."""
+
+    logps: list[list[float]]
+    greedy: list[list[int]]
+    greedy_logps: list[list[float]]
+
+
+def ask_engine(question: Question, *, timeout: float = 3600.0) -> Answers:
+    """Start the engine, ask, and stop it. `ModelError` where it cannot load the model, with its own reason."""
+    with tempfile.TemporaryDirectory(prefix="swift-ask-") as folder:
+        answers, log = Path(folder, "answers.json"), Path(folder, "log")
+        with log.open("wb") as output, _waiting(f"Asking {question.engine}"):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "swift.export.verify.ask"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_clean(os.environ),
+                start_new_session=True,
+            )
+            try:
+                process.communicate(json.dumps({"answers": str(answers), **asdict(question)}).encode(), timeout=timeout)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                _stop(process)
+        if not answers.is_file():
+            tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_TAIL:]
+            raise ModelError(
+                f"{question.engine} did not answer (exit code {process.returncode}). Its last lines:\n"
+                + "\n".join(f"  {line}" for line in tail)
+            )
+        said = json.loads(answers.read_text(encoding="utf-8"))
+    if "error" in said:
+        raise ModelError(said["error"], hint=said["hint"])
+    return Answers(**said)
+
+
+def _clean(variables: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in variables.items() if not name.startswith(_LAUNCHERS)}
+    # The engine must be the same one, wherever it is started from.
+    kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path and Path(path).is_dir())
+    return kept
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End everything that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(what, total=None)
+        yield
+
+
+def main() -> int:
+    """In the child."""
+    asked = json.load(sys.stdin)
+    target = Path(asked.pop("answers"))
+    try:
+        said: dict[str, Any] = asdict(_answer(Question(**asked)))
+    except SwiftError as error:
+        said = {"error": error.message, "hint": error.hint}
+    partial = target.with_suffix(".part")
+    partial.write_text(json.dumps(said), encoding="utf-8")
+    partial.replace(target)
+    return 0
+
+
+def _answer(question: Question) -> Answers:
+    from swift.contracts import EngineRequest, Sampling
+    from swift.plugins.inference import open_inference
+    from swift.plugins.load import load_engine
+
+    request = EngineRequest(
+        model=Path(question.model),
+        adapter=None if question.adapter is None else Path(question.adapter),
+        dtype=question.dtype,
+        max_length=question.max_length,
+        trust_remote_code=question.trust_remote_code,
+        options=question.options,
+    )
+    engine = open_inference(load_engine(question.engine), request)
+    try:
+        scores = dict(engine.score(question.prompts))
+        said = dict(engine.generate(question.prompts, Sampling(max_new_tokens=question.max_new_tokens)))
+    finally:
+        engine.close()
+    ordered = [said[index] for index in range(len(question.prompts))]
+    logps = [scores[index].logprobs for index in range(len(question.prompts))]
+    return Answers(logps, [each.token_ids for each in ordered], [each.logprobs for each in ordered])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

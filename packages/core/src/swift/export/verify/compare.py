@@ -1,0 +1,121 @@
+"""Two accounts of the same prompts, the training state's and an export's: do they agree?
+
+The training state is compared in log-probabilities, token by token, and in the tokens that it would go on with. Where
+its two most likely tokens are closer to each other than the stated tolerance lets log-probabilities move, either is
+right, and the rest of that answer is not compared: it follows on another text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from swift.errors import ExportError
+from swift.export.verify.reference import Continuation, Prompt, Reference
+
+TOLERANCES = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.5}
+"""Largest difference of a token's log-probability that rounding the weights can explain. Tensors are compared bit for
+bit before, so that this only has to notice a model that is put together wrongly."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What somebody who loaded the export says about the prompts."""
+
+    who: str
+    logps: list[list[float]]
+    greedy: list[list[int]]
+    """Tokens of each answer; it may be shorter where the answerer stopped by itself."""
+    greedy_logps: list[list[float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far an account may be from the reference."""
+
+    largest: float
+    """Of any token's log-probability; inf where single tokens may be far off."""
+    mean: float = float("inf")
+    """Of all of them."""
+
+    @property
+    def margin(self) -> float:
+        """Two tokens this close to each other may change places: each moves by so much at most."""
+        return 2 * min(self.largest, self.mean * 10)
+
+
+def tolerance_of(dtype: str) -> Tolerance:
+    """For an export in this precision."""
+    return Tolerance(TOLERANCES.get(dtype, TOLERANCES["bfloat16"]))
+
+
+def compare(reference: Reference, account: Account, tolerance: Tolerance, *, cause: str) -> dict[str, Any]:
+    """What was compared, for the report. `ExportError` names the first token that differs; `cause` is its hint."""
+    told = {"log_probabilities": _compare_logps(reference, account, tolerance, cause)}
+    if reference.greedy is not None:
+        told["greedy"] = _compare_greedy(reference.greedy, account, tolerance, cause)
+    return told
+
+
+def _compare_logps(reference: Reference, account: Account, tolerance: Tolerance, cause: str) -> dict[str, Any]:
+    differences = []
+    for number, (wanted, got) in enumerate(zip(reference.logps, account.logps, strict=True)):
+        for position, (before, after) in enumerate(zip(wanted, got, strict=True), 1):
+            difference = abs(before - after)
+            if not difference <= tolerance.largest:
+                raise ExportError(
+                    f"The export differs from the training state: token {position} "
+                    f"({reference.prompts[number][position]}) of test prompt {number + 1} has log-probability "
+                    f"{after:.4f} by {account.who} instead "
+                    f"of {before:.4f}, more than {tolerance.largest:g} apart.",
+                    hint=cause,
+                )
+            differences.append(difference)
+    mean = sum(differences) / len(differences)
+    if not mean <= tolerance.mean:
+        raise ExportError(
+            f"The export differs from the training state: log-probabilities by {account.who} are {mean:.4f} off in the "
+            f"mean, and {tolerance.mean:g} is what its arithmetic explains.",
+            hint=cause,
+        )
+    return {
+        "prompts": len(reference.prompts),
+        "tokens": len(differences),
+        "largest_difference": max(differences),
+        "mean_difference": mean,
+        "tolerance": min(tolerance.largest, tolerance.mean),
+    }
+
+
+def _compare_greedy(
+    wanted: Sequence[Continuation], account: Account, tolerance: Tolerance, cause: str
+) -> dict[str, Any]:
+    compared = near_ties = 0
+    for number, (said, got) in enumerate(zip(wanted, account.greedy, strict=True), 1):
+        for position, (before, after) in enumerate(zip(said.tokens, got, strict=False)):
+            if before == after:
+                compared += 1
+                continue
+            if said.margins[position] <= tolerance.margin:
+                near_ties += 1
+                break  # from here on it is another text
+            logps = account.greedy_logps[number - 1] if account.greedy_logps else []
+            told = f" ({logps[position]:.4f})" if position < len(logps) else ""
+            raise ExportError(
+                f"The export differs from the training state: token {position + 1} of the answer to test prompt "
+                f"{number} is {after}{told} by {account.who} instead of {before} ({said.logps[position]:.4f}, which is "
+                f"{said.margins[position]:.4f} above any other token).",
+                hint=cause,
+            )
+    return {"answers": len(wanted), "tokens_equal": compared, "near_ties": near_ties, "margin": tolerance.margin}
+
+
+def account_of_module(model: Any, prompts: list[Prompt], *, greedy: bool) -> Account:
+    """What a transformers module says."""
+    from swift.export.verify.reference import module_greedy, module_logps
+
+    said = module_greedy(model, prompts) if greedy else []
+    return Account(
+        "transformers", module_logps(model, prompts), [each.tokens for each in said], [each.logps for each in said]
+    )

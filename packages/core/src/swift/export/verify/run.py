@@ -1,0 +1,151 @@
+"""Is what was exported what was trained? Every tensor is compared, then what the reloaded model says, and how
+conversations are rendered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import safe_open
+
+from swift.checkpoint.checksums import write_json
+from swift.checkpoint.manifest import installed_versions
+from swift.checkpoint.safetensors_write import tensor_bytes
+from swift.contracts import ModelSource, WeightStream
+from swift.errors import ExportError
+from swift.export.verify.compare import account_of_module, compare, tolerance_of
+from swift.export.verify.reference import Reference
+from swift.export.verify.rendering import compare_rendering
+from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
+
+VERIFICATION = "verification.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_CONFIGURATION = (
+    "All weights are equal: its configuration does not describe the model that was trained. See config.json beside it."
+)
+
+
+class Digests:
+    """Checksums of the tensors that ought to be in an export, taken as they pass."""
+
+    def __init__(self, dtypes: Mapping[str, torch.dtype]) -> None:
+        self._wanted = dtypes
+        self.dtypes: dict[str, torch.dtype] = {}
+        self.found: dict[str, str] = {}
+
+    def take(self, name: str, tensor: torch.Tensor) -> None:
+        """Note a tensor in the precision that the export gives it; its own where none is given."""
+        self.dtypes[name] = self._wanted.get(name, tensor.dtype)
+        self.found[name] = _digest(tensor.to(self.dtypes[name]))
+
+    def watch(self, weights: WeightStream) -> Iterator[tuple[str, torch.Tensor]]:
+        """Hand the stream on and note every tensor."""
+        for name, tensor in weights:
+            self.take(name, tensor)
+            yield name, tensor
+
+
+def can_verify(folder: Path) -> bool:
+    """Whether the folder is one that transformers or PEFT load as it is; quantised exports verify themselves."""
+    if (folder / ADAPTER_WEIGHTS).is_file():
+        return True
+    if not (folder / WEIGHTS).is_file() and not (folder / WEIGHTS_INDEX).is_file():
+        return False
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExportError(f"The export in {folder} has no readable config.json beside its weights: {error}.") from error
+    return "quantization_config" not in settings
+
+
+def verify_export(
+    folder: Path, *, expected: Mapping[str, str], reference: Reference, source: ModelSource, dtype: str
+) -> dict[str, Any]:
+    """Compare, write `verification.json`, and return its content; `ExportError` names the first difference.
+
+    `expected` are the checksums of all tensors; `dtype` is the precision of the export.
+    """
+    _compare_weights(folder, expected)
+    model = reload(folder, source)
+    account = account_of_module(model, reference.prompts, greedy=reference.greedy is not None)
+    del model
+    report = {
+        "verified": True,
+        "weights": {"compared": len(expected), "dtype": dtype, "equal": "bit for bit"},
+        **compare(reference, account, tolerance_of(dtype), cause=_CONFIGURATION),
+        "rendering": None,
+        "versions": installed_versions(),
+    }
+    if not is_adapter(folder):
+        report["rendering"] = compare_rendering(source.tokenizer, folder, trust_remote_code=trusted(source))
+    write_json(folder / VERIFICATION, report)
+    return report
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether this is an adapter alone, which is used with the tokenizer of its base model."""
+    return (folder / ADAPTER_WEIGHTS).is_file()
+
+
+def trusted(source: ModelSource) -> bool:
+    """Returns whether Python code that comes with the model may run: when the source was opened with leave to do so."""
+    return bool(getattr(source, "trust_remote_code", False))
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    head = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
+    digest = xxhash.xxh3_128(head)
+    digest.update(tensor_bytes(tensor))
+    return str(digest.hexdigest())
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / ADAPTER_WEIGHTS).is_file():
+        return [folder / ADAPTER_WEIGHTS]
+    if not (folder / WEIGHTS_INDEX).is_file():
+        return [folder / WEIGHTS]
+    weight_map = json.loads((folder / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"]
+    return [folder / name for name in sorted(set(weight_map.values()))]
+
+
+def _compare_weights(folder: Path, expected: Mapping[str, str]) -> None:
+    left = dict(expected)
+    for path in _weight_files(folder):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  # safe_open is no mapping
+                wanted = left.pop(name, None)
+                if wanted is None:
+                    raise ExportError(f"The export in {folder} has a weight that was not trained: {name}.")
+                if _digest(file.get_tensor(name)) != wanted:
+                    raise ExportError(
+                        f"The export in {folder} differs from the training state: {name} has other values.",
+                        hint="Export again; if it happens twice, the disk or the exporter alters data.",
+                    )
+    if left:
+        raise ExportError(f"The export in {folder} lacks {len(left)} weights, the first is {next(iter(left))}.")
+
+
+def reload(folder: Path, source: ModelSource) -> torch.nn.Module:
+    """As a user of the export would, in fp32."""
+    if (folder / ADAPTER_WEIGHTS).is_file():
+        from peft import PeftModel
+
+        adapted: torch.nn.Module = PeftModel.from_pretrained(source.build(dtype=torch.float32), folder)
+        return adapted
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trusted(source)
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[kind]:
+            raise ExportError(
+                f"The export in {folder} does not load: {kind.replace('_', ' ')} {sorted(info[kind])[0]}."
+            )
+    reloaded: torch.nn.Module = model
+    return reloaded

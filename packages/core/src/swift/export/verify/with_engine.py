@@ -1,0 +1,67 @@
+"""What vLLM says about an export, compared with the training state like what transformers says."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swift.errors import ExportError, ModelError
+from swift.export.verify.compare import Account, Tolerance, compare
+from swift.export.verify.reference import Reference
+from swift.plugins.discover import list_plugins
+
+ENGINE = "vllm"
+_LENGTH = 16
+
+
+def engine_is_there() -> bool:
+    """Whether vLLM and the plugin that speaks to it are installed."""
+    names = {entry.name for entry in list_plugins("swift.engines") if entry.allowed}
+    return ENGINE in names and importlib.util.find_spec("vllm") is not None
+
+
+def compare_by_engine(
+    folder: Path,
+    reference: Reference,
+    tolerance: Tolerance,
+    *,
+    dtype: str,
+    required: bool,
+    say: Callable[[str], None],
+    base: Path | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """What was compared, for the report; `ExportError` names the first token that differs.
+
+    Where vLLM cannot load the folder, that is an error if the export is meant for it (`required`), and a note if not.
+    An adapter is asked on top of its `base` model.
+    """
+    from swift.export.verify.ask import Question, ask_engine
+
+    if not engine_is_there():
+        say('vLLM was not asked: it is not installed (pip install "swift-core[vllm]")')
+        return {"asked": False, "reason": "not installed"}
+    say("Asking vLLM the same prompts, in a process of its own")
+    question = Question(
+        engine=ENGINE,
+        model=str(folder if base is None else base),
+        adapter=None if base is None else str(folder),
+        prompts=reference.prompts,
+        max_new_tokens=_LENGTH,
+        dtype=dtype,
+        max_length=max(map(len, reference.prompts)) + _LENGTH,
+        trust_remote_code=trust_remote_code,
+        options={"enforce_eager": True},
+    )
+    try:
+        said = ask_engine(question)
+    except ModelError as error:
+        if required:
+            raise ExportError(f"vLLM does not load the export. {error.message}", hint=error.hint) from error
+        say(f"vLLM could not be asked: {error.message}")
+        return {"asked": False, "reason": error.message}
+    account = Account("vLLM", said.logps, said.greedy, said.greedy_logps)
+    cause = "transformers agrees with the training state. Report it with this model's config.json and vLLM's version."
+    return {"asked": True, "dtype": dtype, **compare(reference, account, tolerance, cause=cause)}

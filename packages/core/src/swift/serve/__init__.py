@@ -1,0 +1,1 @@
+"""What `swift serve` hands to the server of an inference engine."""

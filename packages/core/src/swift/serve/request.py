@@ -1,0 +1,129 @@
+"""From what the user names to what an engine is asked to serve. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift.config.sections import ModelSection
+from swift.contracts import ServeRequest
+from swift.errors import ModelError, UsageError
+from swift.infer.find import ADAPTER_FILE, find_weights, what_it_is_called
+from swift.models.config_file import read_config
+from swift.models.files import SafetensorsFolder
+from swift.models.locate import locate
+from swift.models.tokenizer import TOKENIZER_FILES, check_settings
+from swift.models.weights_check import check_weights
+from swift.serve.fit import check_fit, read_adapter
+from swift.untrusted import typed_path
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was typed after `swift serve`."""
+
+    model: str
+    adapters: Sequence[str] = ()
+    """`NAME=PATH`, or a path alone."""
+    name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    dtype: str = "auto"
+    max_length: int | None = None
+    python: Path | None = None
+    runtime_adapters: bool = False
+    verbose: bool = False
+    trust_remote_code: bool = False
+    passed_on: tuple[str, ...] = ()
+
+
+def serve_request(wish: Wish, *, say: Callable[[str], None]) -> ServeRequest:
+    """Find everything, and check that it is there, whole, and belongs together."""
+    place = find_weights(wish.model, trust_remote_code=wish.trust_remote_code)
+    known_as, folder = locate(place.weights, say=say)
+    _check_model(folder, place.weights)
+    called = what_it_is_called(wish.model)
+    adapters: dict[str, Path] = {}
+    if place.adapter is not None:
+        base = what_it_is_called(known_as)
+        own = wish.name or called
+        adapters[own if own != base else f"{own}-adapter"] = place.adapter
+    else:
+        base = wish.name or called
+    for name, path in map(_named, wish.adapters):
+        if name in adapters or name == base:
+            raise UsageError(
+                f"Two models would be called {name!r}.", hint=f"Name them: --adapters {name}-2={path} (or --name)"
+            )
+        adapters[name] = _adapter_of(path)
+    for path in adapters.values():
+        check_fit(path, folder)
+    return ServeRequest(
+        model=folder,
+        name=base,
+        adapters=adapters,
+        host=wish.host,
+        port=wish.port,
+        api_key=wish.api_key,
+        dtype=_dtype(wish.dtype, folder),
+        max_length=wish.max_length,
+        system=place.system,
+        chat_template=place.weights.chat_template,
+        trust_remote_code=wish.trust_remote_code,
+        runtime_adapters=wish.runtime_adapters,
+        python=wish.python,
+        verbose=wish.verbose,
+        passed_on=wish.passed_on,
+    )
+
+
+def _named(text: str) -> tuple[str, Path]:
+    """`NAME=PATH`; a path alone is called what its folder or run is called."""
+    name, separator, path = text.partition("=")
+    if separator and name and "/" not in name and not Path(text).exists():
+        return name, typed_path(path, "--adapters", ModelError)
+    return what_it_is_called(text), typed_path(text, "--adapters", ModelError)
+
+
+def _adapter_of(path: Path) -> Path:
+    """The folder of an adapter: itself, or that of the run or checkpoint that trained it."""
+    if not path.is_dir():
+        raise ModelError(f"There is no folder {path} for --adapters.", hint="Type: --adapters NAME=FOLDER")
+    if (path / ADAPTER_FILE).is_file():
+        return path.resolve()
+    # Only the adapter's folder is asked for; the model that it was trained on is not opened.
+    adapter = find_weights(str(path), trust_remote_code=True).adapter
+    if adapter is None:
+        read_adapter(path)  # says that it is none
+        raise ModelError(f"{path} trained all weights, not an adapter.", hint=f"Type: swift serve {path}")
+    return adapter.resolve()
+
+
+def _check_model(folder: Path, section: ModelSection) -> None:
+    """Refuse what can be known to fail before a server is started."""
+    config = read_config(folder)
+    if section.random_weights:
+        raise ModelError(
+            f"The adapter was trained on random weights over {folder}, which nothing kept.",
+            hint="Type: swift export RUN --to hf, and serve what it writes.",
+        )
+    if not any(True for pattern in TOKENIZER_FILES for _ in folder.glob(pattern)):
+        raise ModelError(
+            f"{folder} has no tokenizer: tokenizer.json is missing.", hint="Copy the tokenizer's files beside it."
+        )
+    check_settings(folder)
+    # The headers say whether files are missing, damaged or cut off.
+    check_weights(SafetensorsFolder(folder), config, folder)
+
+
+def _dtype(wanted: str, folder: Path) -> str:
+    """What the folder says, where nothing else is wanted: engines have other ideas of 'auto'."""
+    if wanted != "auto":
+        return wanted
+    config = read_config(folder)
+    said = str(config.get("dtype") or config.get("torch_dtype") or "auto").removeprefix("torch.")
+    return said if said in DTYPES else "auto"

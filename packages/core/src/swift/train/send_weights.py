@@ -1,0 +1,32 @@
+"""From training to an inference engine: weights on their way from any backend."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from swift.contracts import InferenceEngine, ModelSource, WeightStream
+from swift.models.merge import merged
+
+
+def whole_weights(weights: WeightStream, *, source: ModelSource, adapter: Mapping[str, Any] | None) -> WeightStream:
+    """What `swift_iter_weights` streams as every weight of the model: where adapters are trained (`adapter` is their
+    PEFT configuration), merged into the weights of `source`, one at a time."""
+    return weights if adapter is None else merged(source, weights, adapter)
+
+
+def send_weights(
+    engine: InferenceEngine | None, weights: WeightStream, *, source: ModelSource, adapter: Mapping[str, Any] | None
+) -> None:
+    """Make an engine go on with the weights in training.
+
+    Called on every process of a run, since the stream may use collectives: with the engine where it is, with None
+    elsewhere. No process holds more than the stream's one tensor at a time, or, where adapters are trained, these.
+    """
+    try:
+        if engine is not None:
+            engine.update_weights(whole_weights(weights, source=source, adapter=adapter))
+    finally:
+        # After a failure too: the other processes may be inside the stream's collectives.
+        deque(weights, maxlen=0)

@@ -1,0 +1,88 @@
+"""One run's plugins behind the typed facade, and the comparison of plugins across processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from swift.errors import PluginError
+from swift.plugins.fingerprint import compare_fingerprints, fingerprint
+from swift.plugins.hooks import open_hooks
+from swift.plugins.load import load_backend, load_observers
+
+ANYTHING: Any = object()
+
+
+def test_each_phase_reaches_the_backend_with_the_arguments_that_it_names(installed: Path) -> None:
+    hooks = open_hooks(load_backend("acme"))
+    log: Any = []
+    assert hooks.setup(ANYTHING).data_size == 1
+    assert hooks.wrap_model(ANYTHING, ANYTHING) is ANYTHING
+    state: Any = SimpleNamespace(step=0)
+    assert hooks.shard(ANYTHING, state) is state
+    assert hooks.train_step(ANYTHING, ANYTHING, 3, ANYTHING).loss == 3.0  # type: ignore[arg-type]  # a stand-in batch
+    hooks.check_plan(ANYTHING)  # optional: nobody implements it
+    hooks.save_checkpoint(ANYTHING, ANYTHING, log)
+    hooks.load_checkpoint(ANYTHING, ANYTHING, log)
+    hooks.teardown(log)
+    assert log == ["saved", "loaded", "torn down"]
+    weight: Any = torch.zeros(2)
+    assert list(hooks.iter_weights(ANYTHING, weight)) == [("weight", weight)]
+
+
+def test_an_observers_wrapper_goes_around_the_backends_step(installed: Path) -> None:
+    hooks = open_hooks(load_backend("acme"), observers=load_observers(["doubler", "listener"]))
+    seen = sys.modules["acme_observers"].seen
+    seen.clear()
+    result = hooks.train_step(ANYTHING, ANYTHING, 3, ANYTHING)  # type: ignore[arg-type]  # a stand-in batch
+    hooks.step_end(ANYTHING, "record")  # type: ignore[arg-type]  # handed on untouched
+    assert result.loss == 6.0
+    assert seen == [("before", 3), ("after", 3.0), ("told", "record")]
+
+
+def test_runs_do_not_see_each_others_plugins(installed: Path) -> None:
+    open_hooks(load_backend("acme"), observers=load_observers(["doubler"]))
+    alone = open_hooks(load_backend("acme"))
+    assert alone.train_step(ANYTHING, ANYTHING, 3, ANYTHING).loss == 3.0  # type: ignore[arg-type]  # a stand-in batch
+    assert alone.versions == {"backend:acme": "acme-good 1.0"}
+
+
+def test_a_hook_that_forgets_to_answer_is_named(installed: Path) -> None:
+    hooks = open_hooks(load_backend("acme"))
+    with pytest.raises(PluginError, match=r"swift_forward answered nothing.*acme-good 1\.0"):
+        hooks.forward(ANYTHING, ANYTHING, ANYTHING, ANYTHING)
+
+
+def test_all_processes_stop_when_one_has_another_version(installed: Path) -> None:
+    mine = load_backend("acme")
+    other = dataclasses.replace(mine, entry=dataclasses.replace(mine.entry, version="1.1"))
+    everyone = [fingerprint([mine]), fingerprint([mine]), fingerprint([other])]
+    messages = set()
+    for own in everyone:
+        with pytest.raises(PluginError) as caught:
+            compare_fingerprints(own, lambda _: everyone)
+        messages.add(str(caught.value))
+    assert len(messages) == 1
+    message = messages.pop()
+    assert "acme-good 1.1" in message
+    assert "on rank 2" in message
+    assert "acme-good 1.0" in message
+
+
+def test_a_plugin_that_only_one_process_has_is_a_difference(installed: Path) -> None:
+    backend, observers = load_backend("acme"), load_observers(["listener"])
+    everyone = [fingerprint([backend]), fingerprint([backend, *observers])]
+    with pytest.raises(PluginError, match=r"'listener' is acme-observers 1\.0 .* on rank 1, but not there on rank 0"):
+        compare_fingerprints(everyone[0], lambda _: everyone)
+
+
+def test_equal_processes_pass_whatever_order_their_plugins_were_registered_in(installed: Path) -> None:
+    plugins = [load_backend("acme"), *load_observers(["listener", "doubler"])]
+    everyone = [fingerprint(plugins), fingerprint(plugins[::-1])]
+    compare_fingerprints(everyone[0], lambda _: everyone)

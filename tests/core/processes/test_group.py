@@ -1,0 +1,189 @@
+"""What the variables of launchers and schedulers mean."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swift.errors import ConfigError
+from swift.processes.group import (
+    Group,
+    alone_in_slurm,
+    check_port,
+    current_world,
+    find_group,
+    first_machine,
+    join,
+)
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+BATCH_SCRIPT = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_NTASKS": "16",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_JOB_NODELIST": "gpu[03-04]",
+}
+"""In a job's script itself, where nothing was started by srun."""
+
+TASK = BATCH_SCRIPT | {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_STEP_NODELIST": "gpu[03-04]",
+    "SLURM_PROCID": "9",
+    "SLURM_LOCALID": "1",
+}
+
+POD = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("machines", "first"),
+    [
+        ("gpu[003-005,9],big1", "gpu003"),
+        ("node-1", "node-1"),
+        ("node-1,node-2", "node-1"),
+        ("a[1-2]b[3-4],c", "a1b3"),
+        ("rack[02,07]-ib", "rack02-ib"),
+        ("[7-9]", "7"),
+        ("host.domain.org", "host.domain.org"),
+    ],
+)
+def test_the_first_machine_of_a_slurm_list_is_the_meeting_place(machines: str, first: str) -> None:
+    assert first_machine(machines) == first
+
+
+def test_a_slurm_task_joins_the_tasks_of_its_step() -> None:
+    group = find_group(TASK)
+    assert (group.size, group.rank, group.local_rank, group.address, group.processes) == (16, 9, 1, "gpu03", 1)
+    variables = dict(TASK)
+    join(group, variables)
+    world = current_world(variables)
+    assert (world.rank, world.local_rank, world.size) == (9, 1, 16)
+
+
+def test_all_tasks_of_a_slurm_step_derive_one_port_and_two_steps_of_a_job_derive_two() -> None:
+    first = find_group(TASK)
+    assert find_group(TASK | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).port == first.port
+    assert find_group(TASK | {"SLURM_STEP_ID": "1"}).port != first.port
+    assert 1024 < first.port < 32768
+
+
+def test_a_slurm_task_that_sees_only_its_own_gpu_finds_it_at_zero() -> None:
+    assert find_group(TASK | {"CUDA_VISIBLE_DEVICES": "5"}).local_rank == 0
+    assert find_group(TASK | {"CUDA_VISIBLE_DEVICES": "4,5"}).local_rank == 1
+
+
+def test_master_address_and_port_of_the_user_outrank_those_of_slurm() -> None:
+    group = find_group(TASK | {"MASTER_ADDR": "ib-gpu03", "MASTER_PORT": "1234"})
+    assert (group.address, group.port) == ("ib-gpu03", 1234)
+
+
+def test_a_batch_script_without_srun_trains_alone_and_is_told_so() -> None:
+    assert find_group(BATCH_SCRIPT) == Group()
+    note = alone_in_slurm(BATCH_SCRIPT, 1)
+    assert note is not None
+    assert "16 tasks on 2 machines" in note
+    assert "srun swift" in note
+
+
+def test_one_machine_that_is_filled_by_nproc_needs_no_srun() -> None:
+    one_machine = BATCH_SCRIPT | {"SLURM_JOB_NUM_NODES": "1"}
+    assert alone_in_slurm(one_machine, 1) is not None
+    assert alone_in_slurm(one_machine, 8) is None
+    assert alone_in_slurm(TASK, 1) is None
+    assert alone_in_slurm({}, 1) is None
+
+
+def test_one_slurm_task_per_machine_starts_its_own_processes() -> None:
+    group = find_group(TASK | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}, nproc=8)
+    assert (group.size, group.rank, group.processes, group.address) == (2, 1, 8, "gpu03")
+
+
+def test_a_pod_joins_as_one_process_or_starts_several() -> None:
+    assert find_group(POD) == Group(size=2, rank=1, address="job-master-0", port=23456)
+    assert find_group(POD, nproc=4).processes == 4
+
+
+def test_a_pod_of_the_operator_starts_as_many_processes_as_the_job_says() -> None:
+    # With nprocPerNode 4 the operator sets WORLD_SIZE to all processes but RANK to the pod's own.
+    operator = POD | {"WORLD_SIZE": "8", "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4"}
+    assert find_group(operator) == Group(size=2, rank=1, address="job-master-0", port=23456, processes=4)
+    assert find_group(operator, nproc=2).processes == 2
+
+
+def test_a_pod_of_the_trainer_has_no_other_variables_than_those_for_torchrun() -> None:
+    pod = {
+        "PET_NNODES": "3",
+        "PET_NODE_RANK": "2",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MASTER_ADDR": "job-node-0-0.job",
+        "PET_MASTER_PORT": "29400",
+    }
+    assert find_group(pod) == Group(size=3, rank=2, address="job-node-0-0.job", port=29400, processes=2)
+
+
+def test_an_elastic_pod_is_sent_to_torchrun() -> None:
+    pod = {"PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "job-worker-0:23456", "PET_RDZV_BACKEND": "c10d"}
+    with pytest.raises(ConfigError, match="torchrun -m swift"):
+        find_group(pod)
+
+
+def test_a_process_that_a_launcher_started_starts_none_itself() -> None:
+    member = POD | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert find_group(member).processes == 1
+    assert find_group(member, nproc=2).processes == 1
+    with pytest.raises(ConfigError, match="launcher started 2"):
+        find_group(member, nproc=4)
+
+
+def test_a_world_size_left_over_in_the_shell_does_not_make_a_process_wait_for_others() -> None:
+    assert current_world({"WORLD_SIZE": "8"}).size == 1
+    with pytest.raises(ConfigError, match="MASTER_ADDR"):
+        current_world({"WORLD_SIZE": "8", "RANK": "0"})
+
+
+def test_a_variable_that_is_no_number_is_named() -> None:
+    with pytest.raises(ConfigError, match="MASTER_PORT should be a whole number, and is 'tcp://1'"):
+        find_group(POD | {"MASTER_PORT": "tcp://1"})
+
+
+@pytest.fixture
+def occupied() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_port_in_use_is_named_by_the_process_that_would_listen(occupied: int) -> None:
+    variables = POD | {"MASTER_PORT": str(occupied), "RANK": "0"}
+    with pytest.raises(ConfigError, match=f"Port {occupied}.*in use") as refused:
+        check_port(variables)
+    assert "MASTER_PORT" in str(refused.value.hint)
+    check_port(variables | {"RANK": "1"})
+    check_port(variables | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
+def test_a_free_port_is_left_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    for _ in range(2):
+        check_port(POD | {"MASTER_PORT": port, "RANK": "0"})
+
+
+def test_both_forms_of_the_cluster_examples_are_scripts_and_jobs() -> None:
+    for script in (EXAMPLES / "slurm").glob("*.sbatch"):
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        assert "\nsrun swift sft examples/sft.yaml" in script.read_text()
+    for path in (EXAMPLES / "kubernetes").glob("*.yaml"):
+        replicas = yaml.safe_load(path.read_text())["spec"]["pytorchReplicaSpecs"]
+        assert replicas["Master"]["template"] == replicas["Worker"]["template"]
+        (container,) = replicas["Master"]["template"]["spec"]["containers"]
+        group = find_group(POD, nproc=int(container["command"][-1]) if "--nproc" in container["command"] else None)
+        assert group.processes == container["resources"]["limits"]["nvidia.com/gpu"]
