@@ -1,4 +1,4 @@
-"""What to lower when memory does not suffice, with the values in force."""
+"""Advice on which settings to lower when memory does not suffice, with the values in force."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def save(state: DeepSpeedState, writer: CheckpointWriter) -> None:
 
 
 def _streamed(state: DeepSpeedState, partitions: Swapped) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same where there are no live views: whole tensors one after the other. Collective."""
+    """Yield whole tensors one after the other, where there are no live views. Collective."""
     for pieces, parameter in canonical_parameters(state.model):
         if not parameter.requires_grad:
             yield from _frozen(state, pieces, parameter).items()
@@ -116,7 +116,7 @@ def _boxes(
     fragment: Fragment | None,
     held: torch.Tensor | None,
 ) -> Boxes:
-    """What this process has of a tensor on disk; `shape` is that of the part that AutoTP has left of it."""
+    """Return the boxes of a tensor on disk that this process holds; `shape` is that of AutoTP's shard of it."""
     if fragment is None or held is None:
         return Boxes(piece.shape, [], dtype=torch.float32)
     if region is None:

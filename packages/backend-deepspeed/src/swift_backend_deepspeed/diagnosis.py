@@ -24,7 +24,7 @@ UNEVEN = 1.3
 
 @dataclass
 class Spent:
-    """What one process did in the steps that were looked at."""
+    """Seconds and tokens of one process in the observed steps."""
 
     seconds: float = 0.0
     updating: float = 0.0

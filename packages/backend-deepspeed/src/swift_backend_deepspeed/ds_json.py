@@ -61,7 +61,7 @@ def read_config(said: Any) -> Json:
 
 
 def _check_implied(content: Json, name: str) -> None:
-    """What the JSON says of core's keys must be what these take: said here, where the file has a name."""
+    """Raise `ConfigError` where the JSON sets one of core's keys to a value it does not take, naming the JSON file."""
     for key, (value, said) in implied_settings(content).items():
         section, _, field = key.partition(".")
         try:
@@ -162,7 +162,7 @@ def implied_settings(content: Json) -> Mapping[str, tuple[Any, str]]:
 
 
 def resolved(content: Json, config: Config, *, precision: str, world: int, data_size: int) -> Json:
-    """What DeepSpeed is given: `"auto"` filled in, and what swift does itself left out."""
+    """Return the JSON for DeepSpeed: `"auto"` filled in, and everything left out that swift does itself."""
     filled = copy.deepcopy(content)
     for section in ("optimizer", "scheduler", "activation_checkpointing", "tensor_parallel", "sequence_parallel_size"):
         filled.pop(section, None)
@@ -197,7 +197,7 @@ def stage_in_force(content: Json, precision: str) -> int:
 
 
 def remarks(content: Json, config: Config, *, data_size: int, precision: str) -> Iterator[str]:
-    """What DeepSpeed would ignore in silence, or do otherwise than the words suggest."""
+    """Yield a remark on every setting that DeepSpeed would silently ignore or interpret differently."""
     if "activation_checkpointing" in content and not config.train.gradient_checkpointing:
         yield (
             "DeepSpeed's activation_checkpointing configures checkpointing that models of transformers never call; "

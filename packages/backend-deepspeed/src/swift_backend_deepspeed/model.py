@@ -44,7 +44,10 @@ def build(run: Run, source: ModelSource) -> Built:
 
 
 class Root(nn.Module):
-    """What DeepSpeed is given. It hooks onto tensors that come out in tuples, so that views are taken apart."""
+    """Root module for `deepspeed.initialize`.
+
+    It returns views as tuples, because DeepSpeed's hooks need tensors in tuples.
+    """
 
     def __init__(self, view: ViewModule) -> None:
         super().__init__()

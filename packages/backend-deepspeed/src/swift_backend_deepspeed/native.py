@@ -33,7 +33,7 @@ _STAGE = "deepspeed.runtime.zero.config.ZeroStageEnum"
 
 
 def open_native(folder: Path) -> ForeignCheckpoint | None:
-    """What lies in a folder that DeepSpeed saved into, or in one of its `global_step` folders."""
+    """Open a folder that DeepSpeed saved into, or one of its `global_step` folders; None where there is none."""
     found = _inside(folder)
     if found is None:
         return None
@@ -166,7 +166,7 @@ class Sharded(ForeignCheckpoint):
 
 
 class Universal(ForeignCheckpoint):
-    """What DeepSpeed's `ds_to_universal` makes: a folder per parameter."""
+    """Universal checkpoint, made by DeepSpeed's `ds_to_universal`: one folder per parameter."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "zero"
@@ -180,7 +180,7 @@ class Universal(ForeignCheckpoint):
         self.param_groups = _settings(_load(common)) if common.is_file() else []
 
     def names(self) -> Collection[str]:
-        """Those of which there is a folder."""
+        """Return the names of all parameters that have a folder."""
         return [each.name for each in sorted(self._folder.iterdir()) if (each / "fp32.pt").is_file()]
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
@@ -236,7 +236,7 @@ def _in_groups(groups: Sequence[torch.Tensor], start: int) -> tuple[int, int]:
 
 
 def _settings(optimizer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Those of Adam, of each group."""
+    """Return Adam's settings for each parameter group."""
     groups = optimizer.get("param_groups", ())
     return [group for group in groups if {"lr", "betas", "eps"} <= group.keys()]
 

@@ -69,7 +69,7 @@ class ThreadedIOBuilder:
     """In place of DeepSpeed's `AsyncIOBuilder`."""
 
     def load(self, verbose: bool = False) -> Any:
-        """What the operator's module would hold."""
+        """Return the operator's module: the class of handles alone."""
         return type("ThreadedIO", (), {"aio_handle": ThreadedIO})
 
 

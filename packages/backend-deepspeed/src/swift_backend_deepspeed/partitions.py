@@ -29,7 +29,7 @@ class Fragment:
     """Where the run begins in the owner."""
 
     def moment(self, slots: dict[str, Any], name: str) -> torch.Tensor:
-        """The same run of one of the optimizer's moments."""
+        """Return the part of one of the optimizer's moments that corresponds to these values."""
         moment: torch.Tensor = slots[name]
         return moment.view(-1).narrow(0, self.at, self.values.numel())
 
@@ -94,7 +94,7 @@ class FlatCut:
         self.optimizer = zero.optimizer
 
     def fragment(self, parameter: nn.Parameter) -> Fragment | None:
-        """What DeepSpeed's own mapping says."""
+        """Return the process's fragment of a parameter according to DeepSpeed's own mapping."""
         mapping = getattr(parameter, "_hp_mapping", None)
         if mapping is None:
             return None
@@ -174,7 +174,7 @@ class Cut:
         return self.together(parameter, fragment.values)
 
     def together(self, parameter: nn.Parameter, values: torch.Tensor) -> torch.Tensor:
-        """What all processes hold for their runs of a parameter, in its shape."""
+        """Gather the parts of a parameter from all processes and return it in its shape."""
         known: Any = parameter
         length = self._zero.grad_position[self._zero.get_param_id(parameter)][2]
         own = values.new_zeros(length, device=self._zero.device)
@@ -199,7 +199,7 @@ class Swapped(Cut):
         return super().fragment(parameter)
 
     def refresh(self) -> None:
-        """The same, a group at a time."""
+        """Refresh the working copies from the fp32 weights, one group at a time."""
         zero = self._zero
         for index, working in enumerate(zero.fp16_partitioned_groups_flat):
             self._bring(index)

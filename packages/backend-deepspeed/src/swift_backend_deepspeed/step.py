@@ -81,7 +81,7 @@ def _update(state: DeepSpeedState) -> tuple[float, bool]:
 
 
 def _norm_of(model: torch.nn.Module) -> float:
-    """Of gradients that every process has, whole or the part that AutoTP has left of them."""
+    """Return the gradient norm under ZeRO 0: replicated gradients plus this process's AutoTP shards."""
     whole: list[torch.Tensor] = []
     parts: list[torch.Tensor] = []
     group = None

@@ -48,7 +48,10 @@ class Region:
 
 
 def partition_config(model: nn.Module, said: dict[str, Any]) -> dict[str, Any]:
-    """What AutoTP is told: what the user's JSON says, or else the model's own plan, with embedding and head whole."""
+    """Return AutoTP's configuration.
+
+    The user's JSON, or else the model's own plan, with embedding and head replicated.
+    """
     if any(said.get(key) for key in OWN_CUT):
         return {}
     plan = tensor_plan(model, ways=said["autotp_size"])
@@ -76,7 +79,7 @@ def mark_regions(model: nn.Module) -> None:
 
 
 def region_of(parameter: torch.Tensor) -> Region | None:
-    """What AutoTP noted of a parameter when it was cut; None where every process has all of it."""
+    """Return the shard that AutoTP recorded when it sharded the parameter; None where it is replicated."""
     noted = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
     if noted is None or noted["replicated"] or noted["partition_sizes"] is None:
         return None
@@ -111,5 +114,5 @@ def check_same(name: str, whole: torch.Tensor, cut: torch.Tensor, *, exact: bool
 
 
 def _pattern(name: str) -> str:
-    """Of a parameter and of its like in other blocks, whatever the model is wrapped in."""
+    """Return a pattern that matches this parameter in every block, however the model is wrapped."""
     return r".*\." + re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", re.escape(name)) + "$"

@@ -20,7 +20,7 @@ _MODEL_STATES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_
 
 
 def write_universal(state: TrainedState, folder: Path) -> None:
-    """What `load_checkpoint` reads where `checkpoint.load_universal` is on."""
+    """Write a folder that `load_checkpoint` reads when `checkpoint.load_universal` is on."""
     if not state.slots():
         raise CheckpointError(
             "The checkpoint has no state of AdamW, and DeepSpeed does not load one without.",

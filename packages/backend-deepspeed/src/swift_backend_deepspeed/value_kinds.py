@@ -1,4 +1,4 @@
-"""Of which kind the values of DeepSpeed's keys are: a wrong one is answered with its place, before anything runs.
+"""Types of the values of DeepSpeed's keys: a wrong type is reported with its location before anything runs.
 
 DeepSpeed finds a wrong kind only when its engine is made, or never. `"auto"` and null may stand for any value. Keys
 that are in no table are not looked at: they belong to parts of DeepSpeed that are not used here.
@@ -162,7 +162,7 @@ def check_kinds(content: Mapping[str, Any], name: str, place: str = "") -> None:
 
 
 def without_nulls(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with what is null left out."""
+    """Return a copy of the JSON without the keys whose value is null."""
     return {
         key: without_nulls(value) if isinstance(value, Mapping) else value
         for key, value in content.items()

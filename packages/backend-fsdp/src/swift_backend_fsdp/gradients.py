@@ -29,7 +29,7 @@ def let_go(state: FsdpState) -> None:
 
 
 def norm(state: FsdpState) -> float:
-    """Of the whole gradient: every element of the model counts once, wherever it lies."""
+    """Return the norm of the whole gradient: every element of the model counts once, wherever it is stored."""
     device = state.arithmetic.device
     cut = _sum_of_squares([part for part in state.parts if _is_cut(part)], device)
     alike = _sum_of_squares([part for part in state.parts if not _is_cut(part)], device)

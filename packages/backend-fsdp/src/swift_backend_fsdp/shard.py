@@ -29,7 +29,7 @@ if ModelView not in _pytree.SUPPORTED_NODES:
 
 
 class Root(nn.Module):
-    """What FSDP gathers the weights around: embedding, head and last norm for the whole pass, blocks one by one."""
+    """Root module for FSDP: embedding, head and last norm are gathered for the whole pass, blocks one by one."""
 
     def __init__(self, view: ViewModule) -> None:
         super().__init__()

@@ -75,7 +75,7 @@ def _add_up(state: FsdpState, table: torch.Tensor) -> None:
 
 
 def _share_overflow(state: FsdpState) -> None:
-    """What overflowed in one process's part is an overflow for all of them."""
+    """Tell all processes about an overflow in one process's shard."""
     found = state.arithmetic.scaler._per_optimizer_states[id(state.optimizer)]["found_inf_per_device"]
     for flag in found.values():
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)

@@ -14,7 +14,7 @@ _STYLES: Mapping[str, type[ParallelStyle]] = {COLUMNS: ColwiseParallel, ROWS: Ro
 
 
 def cut_tensors(model: nn.Module, mesh: DeviceMesh) -> set[str]:
-    """Cut the decoder's matrices; answers the parameters whose gradients must be added up over `mesh`."""
+    """Shard the decoder's matrices; returns the parameters whose gradients must be summed over `mesh`."""
     plan = tensor_plan(model, ways=mesh.size())
     parallelize_module(base_model(model), mesh, {name: _STYLES[how]() for name, how in plan.cut.items()})
     return {name for name, _ in model.named_parameters() if any(name.endswith(each) for each in plan.partial)}

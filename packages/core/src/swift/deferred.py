@@ -205,7 +205,7 @@ class _StandIn(ModuleType):
 def _without_distributed() -> None:
     """Let transformers see a torch that is built without torch.distributed, as there is on some platforms.
 
-    It asks once, remembers the answer, and then needs no DTensor. A process that trains alone shards nothing.
+    It asks once, caches the result, and then needs no DTensor. A process that trains alone shards nothing.
     """
     import torch.distributed
     from transformers.utils import is_torch_distributed_available

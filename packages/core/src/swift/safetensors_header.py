@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of its tensors."""
+    """Header of a file: its tensors, and where their data begins."""
 
     data: int
     """Where in the file the data begins."""

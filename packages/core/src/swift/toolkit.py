@@ -1,4 +1,4 @@
-"""What backends are built from. The names listed here are kept; where they live may change.
+"""Building blocks of backends. The names listed here are stable; their modules may change.
 
 A backend that trains a transformers model on torch's own autograd needs few lines of its own: `build_view` makes the
 model, `accumulate` and `update` make a step of it, `canonical_parameters` says what its weights are called. One with

@@ -1,4 +1,4 @@
-"""What vLLM can do with an adapter, known from its configuration."""
+"""Adapters that vLLM supports, judged by their configuration."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def given(flag: str, words: tuple[str, ...]) -> str | None:
 
 
 def server_command(request: ServeRequest, interpreter: Interpreter, share: Share | None) -> list[str]:
-    """What to run. `share` is what of the CPU's memory it may take."""
+    """Return the command line of the server. `share` is the part of the CPU's memory it may use."""
     flags: dict[str, str | None] = {
         "--model": str(request.model),
         "--served-model-name": request.name,

@@ -1,4 +1,4 @@
-"""The engine `vllm` in this process: what training asks between two steps, and `swift infer` for many answers."""
+"""The engine `vllm` in this process: for training between two steps, and `swift infer` for many answers."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def _busy(what: str) -> Iterator[None]:
 
 @contextmanager
 def _missing_weights() -> Iterator[list[str]]:
-    """What vLLM says of weights that it was not given, which it takes for no failure."""
+    """Yield vLLM's warnings about missing weights, which it does not treat as a failure."""
     said: list[str] = []
     logger = logging.getLogger(_RELOADING)
     handler = logging.Handler()

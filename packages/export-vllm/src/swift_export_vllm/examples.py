@@ -59,12 +59,12 @@ def python_lines(request: ServeRequest, url: str) -> Iterator[str]:
 
 
 def asked_model(request: ServeRequest) -> str:
-    """What was trained: the first adapter, or the model itself."""
+    """Return the name of the trained model: the first adapter, or the model itself."""
     return next(iter(request.adapters), request.name)
 
 
 def summary(request: ServeRequest, url: str, log: Path) -> Iterator[str]:
-    """What stands on the terminal when the server is ready."""
+    """Yield the lines printed when the server is ready."""
     yield f"Serving {request.model} at {url}/v1"
     yield f"  models  {', '.join([request.name, *(f'{name} (adapter)' for name in request.adapters)])}"
     if request.api_key:

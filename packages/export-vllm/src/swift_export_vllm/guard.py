@@ -22,7 +22,7 @@ LAST_SECONDS = 5.0
 
 
 def main(grace: float, command: list[str]) -> int:
-    """Run the command to its end, or to ours; answers its exit code."""
+    """Run the command until it or this process ends; returns its exit code."""
     wishes: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: wishes.append(received))

@@ -30,7 +30,7 @@ _WRAPPERS = ("Engine core initialization failed", "WorkerProc initialization fai
 
 
 def stage_of(text: str) -> str:
-    """What is being done."""
+    """Return the current stage of loading."""
     return next((stage for mark, stage in STAGES if mark in text), FIRST_STAGE)
 
 

@@ -42,7 +42,7 @@ _LIMITS = (
 
 @dataclass(frozen=True)
 class Need:
-    """What a model takes."""
+    """Memory that a model needs."""
 
     weights: int
     """Bytes."""
@@ -54,7 +54,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Share:
-    """What of the CPU's memory is given to a server."""
+    """Share of the CPU's memory that a server may use."""
 
     cache: int
     """Bytes; 0 where the user decides."""
@@ -88,7 +88,10 @@ def _cache_per_token(config: dict[str, Any], item: int) -> int:
 
 
 def head_size(config: dict[str, Any]) -> int:
-    """Of the model's attention; 0 where config.json does not say, or heads are not simply cut from the width."""
+    """Return the size of attention heads.
+
+    0 where config.json does not tell, or heads do not simply divide the width.
+    """
     config = {**config, **config.get("text_config", {})}
     if "kv_lora_rank" in config:
         return 0

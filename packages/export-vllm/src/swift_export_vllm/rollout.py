@@ -33,10 +33,10 @@ def connect(
     folder: str | Path | None = None,
     at_a_time: int = AT_A_TIME,
 ) -> InferenceEngine:
-    """The vLLM server at `address`, such as `http://127.0.0.1:8000`.
+    """Connect to the vLLM server at `address`, such as `http://127.0.0.1:8000`.
 
-    `end_tokens` end an answer beside those that the server knows. New weights are written under `folder` (the system's
-    temporary one where nothing is said), which the server must see too; it must have been started with
+    `end_tokens` end an answer in addition to those that the server knows. New weights are written under `folder`
+    (default: the system's temporary one), which the server must see too; it must have been started with
     `VLLM_SERVER_DEV_MODE=1` in its environment to take them.
     """
     return VllmServer(
@@ -73,7 +73,7 @@ class VllmServer:
         yield from at_once(ask, range(len(prompts)), self._at_a_time)
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-        """As server-sent events."""
+        """Stream server-sent events."""
         body = {**self._settings(sampling, 0), "model": self._model, "prompt": list(prompt), "stream": True}
         for event in self._server.events("/v1/completions", body):
             for choice in event.get("choices") or ():

@@ -24,7 +24,7 @@ from swift_export_vllm.supported import check_heads, check_served
 
 
 def serve(request: ServeRequest) -> int:
-    """Serve until the user says stop; answers 0 where that was after it was ready."""
+    """Serve until the user stops it; returns 0 where that was after it was ready."""
     interpreter = find_interpreter(request.python)
     check_flags(request.passed_on)
     check_reach(request)

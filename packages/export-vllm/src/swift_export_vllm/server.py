@@ -76,7 +76,7 @@ class Server:
             signal.signal(signal.SIGTERM, self._before)
 
     def wait_until_ready(self, url: str) -> None:
-        """Until it answers that it is healthy; says meanwhile what it is doing. Raises `Ended`."""
+        """Wait until the server is healthy, and show its progress meanwhile. Raises `Ended`."""
         line = _Progress(quiet=self._verbose)
         try:
             while True:

@@ -22,7 +22,7 @@ Box = tuple[Offset, torch.Tensor]
 class Boxes(torch.Tensor):
     """A global tensor known by `shape`, of which this process holds `boxes`: (offset of its first corner, view).
 
-    It answers the protocol that DTensor also answers (`__create_write_items__` and the two beside it) and can do
+    It implements the protocol that DTensor also implements (`__create_write_items__` and the two next to it) and
     nothing else: no arithmetic, no copies.
     """
 

@@ -19,7 +19,7 @@ _SYNC_EVERY = 64 * 2**20
 
 
 class FileRecord(BaseModel):
-    """What the manifest says of a file: enough to see that it is whole and unaltered."""
+    """The manifest's record of a file: enough to detect that it is incomplete or altered."""
 
     model_config = ConfigDict(frozen=True)
     size: StrictInt = Field(ge=0)

@@ -32,7 +32,7 @@ from swift.processes.comms import Comms
 
 @dataclass(frozen=True)
 class _Agreed:
-    """What all processes have planned together; it holds as long as no process has something else to save."""
+    """Plan that all processes have agreed on; it holds as long as no process has something else to save."""
 
     comms: Comms
     local: SavePlan
@@ -153,11 +153,11 @@ class _IndexReader(StorageReader):
         """Nothing to set up."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As planned."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As planned."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

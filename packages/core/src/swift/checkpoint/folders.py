@@ -45,7 +45,7 @@ def link(run_folder: Path, name: str, step: int) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Take a checkpoint's name away, so that a half-removed one never looks whole; answers what is to be removed."""
+    """Rename a checkpoint, so that a half-removed one never looks complete; returns the folder to be removed."""
     doomed = folder.with_name(f"{folder.name}.removed.tmp")
     shutil.rmtree(doomed, ignore_errors=True)
     return folder.rename(doomed)
@@ -60,7 +60,7 @@ def outdated(run_folder: Path, keep: int, best_step: int | None = None) -> list[
 
 
 def prune(run_folder: Path, keep: int, best_step: int | None = None) -> list[Path]:
-    """Keep the `keep` newest checkpoints and the best one; answers those that went. Main process only."""
+    """Keep the `keep` newest checkpoints and the best one; returns the removed ones. Main process only."""
     gone = outdated(run_folder, keep, best_step)
     for folder in gone:
         shutil.rmtree(set_aside(folder))
@@ -137,7 +137,7 @@ def _newest_run(output: Path) -> Path:
 
 
 def _unfinished(path: Path) -> Path | None:
-    """What is being written where the user looked: the folder itself, under its later name, or in the run."""
+    """Return an unfinished checkpoint where the user looked: the folder itself, under its later name, or in the run."""
     candidates = [path, path.with_name(f"{path.name}.tmp"), *sorted(path.glob("checkpoint-*.tmp"))]
     return next((each for each in candidates if each.name.endswith(".tmp") and each.is_dir()), None)
 

@@ -89,7 +89,7 @@ def open_checkpoint(folder: Path, *, verify: bool | Literal["sizes"] = True) -> 
 
 
 def facts_of(folder: Path) -> Manifest:
-    """What the manifest of a checkpoint says, without opening it; on any process alone."""
+    """Return the manifest of a checkpoint without opening it; on any process alone."""
     try:
         return read_manifest(folder)
     except CheckpointError as error:
@@ -224,7 +224,7 @@ def _unreadable(folder: Path, error: Exception) -> CheckpointError:
 
 
 def _instead_of(folder: Path) -> str:
-    """What to type in place of a checkpoint that is damaged."""
+    """Return the hint for a damaged checkpoint: an earlier one that can be resumed from."""
     earlier = earlier_checkpoint(folder)
     while earlier is not None:
         try:

@@ -61,7 +61,7 @@ class Best(BaseModel):
 
 
 class Progress(BaseModel):
-    """What core keeps of a run's progress, among the manifest's `facts`."""
+    """A run's progress as core keeps it, among the manifest's `facts`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,7 +70,7 @@ class Progress(BaseModel):
 
 
 class Scheduled(BaseModel):
-    """What is known of the schedule; an imported checkpoint may know nothing."""
+    """Recorded facts of the schedule; an imported checkpoint may have none."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 

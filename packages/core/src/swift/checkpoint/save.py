@@ -208,7 +208,7 @@ class _Save:
         self._written: torch.cuda.Event | None = None
 
     def prepare(self, fill: Callable[[CheckpointWriter], None], *, stage: bool, later: bool) -> None:
-        """What needs the training state; `later` leaves planning and copying to `finish`."""
+        """Do the part of a save that needs the training state; `later` leaves planning and copying to `finish`."""
         self._together(self.comms, self._make_folder)
         self._together(self.comms, lambda: fill(self._writer))
         if stage:

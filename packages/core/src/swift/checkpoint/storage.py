@@ -54,7 +54,7 @@ Index = dict[str, StoredTensor]
 
 @dataclass
 class Share:
-    """What one process writes: entries of its file."""
+    """Entries of a checkpoint's file that one process writes."""
 
     file: str
     tensors: dict[str, torch.Tensor]

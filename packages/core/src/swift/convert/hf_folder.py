@@ -34,7 +34,7 @@ _WEIGHTS_ALONE = "Take the weights without it: --weights-only"
 
 
 def open_hf_folder(folder: Path, *, adapter: Mapping[str, Any] | None, weights_only: bool) -> ForeignCheckpoint | None:
-    """What lies in a folder with safetensors, or None where there are none."""
+    """Open a folder with safetensors; returns None where it holds none."""
     if not has_weights(folder):
         return None
     if not is_adapter(folder):
@@ -173,7 +173,7 @@ class HfFolder(ForeignCheckpoint):
 
 
 def _slots_of(content: Any) -> set[Any] | None:
-    """What an optimizer keeps of its parameters, or None where this is not the state of one."""
+    """Return the slots an optimizer keeps per parameter, or None where this is not the state of an optimizer."""
     state, groups = (content.get(key) if isinstance(content, dict) else None for key in ("state", "param_groups"))
     if not isinstance(state, dict) or not all(isinstance(each, dict) for each in state.values()):
         return None

@@ -1,4 +1,4 @@
-"""What other programs write beside their checkpoints of how these came about: ms-swift's args.json, PEFT's settings."""
+"""Files that other programs write next to their checkpoints: ms-swift's args.json, PEFT's settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True)
 class Told:
-    """What is known of a run of ms-swift; None or 0 where it is not."""
+    """Known facts of a run of ms-swift; None or 0 where unknown."""
 
     model: str | None = None
     seed: int | None = None

@@ -125,7 +125,7 @@ def _manifest(
 
 
 def _hyperparameters(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Those of the `optim` section."""
+    """Return the hyperparameters of the `optim` section."""
     if not groups:
         return {}
     first = groups[0]

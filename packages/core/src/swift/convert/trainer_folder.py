@@ -83,7 +83,7 @@ def _decays(state: StoredState) -> Iterator[float]:
 
 
 def _param_groups(optimizer: torch.optim.Optimizer, state: StoredState) -> list[dict[str, Any]]:
-    """As a state dict numbers them: one after the other, over all groups."""
+    """Number the parameters consecutively over all groups, as a state dict does."""
     found, start = [], 0
     for group, names in zip(optimizer.param_groups, state.groups, strict=True):
         found.append({**group, "params": list(range(start, start + len(names)))})

@@ -1,4 +1,4 @@
-"""What transformers' Trainer trains, in the order in which its optimizer counts parameters."""
+"""Parameters that transformers' Trainer trains, in the order in which its optimizer counts them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pieces_by_parameter(model: torch.nn.Module) -> dict[str, list[Piece]]:
 
 
 def trainer_groups(model: torch.nn.Module) -> Groups:
-    """As the installed Trainer makes them: with weight decay, and without."""
+    """Group parameters as the installed Trainer does: with weight decay, and without."""
     from transformers import Trainer
 
     unbound: Any = Trainer.get_decay_parameter_names  # it asks nothing of the Trainer itself

@@ -1,4 +1,4 @@
-"""What a model is quantised for: samples as it read them in training, some to calibrate with, some to measure on."""
+"""Samples for quantising, as the model read them in training: some to calibrate with, some to measure on."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _encoded(section: DataSection, source: ModelSource, encoding: str, own: Data
 
 
 def _choose(samples: Any, options: ExportOptions, section: DataSection, seed: int, say: Say) -> Calibration:
-    """The same ones every time, in no order of the files."""
+    """Choose the same samples every time, regardless of the order of files."""
     from swift.data.sampler import shuffler
 
     name, count = ", ".join(section.train), len(samples)
@@ -102,7 +102,7 @@ def _choose(samples: Any, options: ExportOptions, section: DataSection, seed: in
 
 
 def _row(encoded: Any) -> CalibrationRow:
-    """Of a pair, the better one."""
+    """Return the row of a sample; of a pair, the better one."""
     segment = encoded.segments[0]
     weights = np.asarray(segment.weights, dtype=np.float64)
     return CalibrationRow([int(token) for token in segment.input_ids], [float(weight) for weight in weights])

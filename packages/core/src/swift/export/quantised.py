@@ -39,7 +39,7 @@ NOT_BY_VLLM = {"bnb": "vLLM 0.32 has no bitsandbytes among its quantisation meth
 
 
 def quantiser() -> Hooks:
-    """What quantises; a `PluginError` says what to install."""
+    """Return the exporter that quantises; a `PluginError` tells the user to install it."""
     from swift.plugins.hooks import open_hooks
     from swift.plugins.load import load_exporter
 

@@ -54,7 +54,7 @@ Say = Callable[[str], None]
 
 
 class Exporter(Protocol):
-    """What writes the folder: `swift.plugins.hooks.Hooks` with an exporter registered."""
+    """Writer of the folder: `swift.plugins.hooks.Hooks` with an exporter registered."""
 
     def export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
         """Write `weights` into `request.destination`."""
@@ -91,7 +91,7 @@ def export_checkpoint(
 
 @dataclass(frozen=True)
 class _Origin:
-    """What is exported: a checkpoint with the model that its training started from, or a model alone."""
+    """Source of an export: a checkpoint with the model that its training started from, or a model alone."""
 
     folder: Path
     source: HfSource
@@ -438,7 +438,7 @@ def _say_verified(report: Mapping[str, Any], say: Say) -> None:
 
 
 def _adapter_digests(adapters: Mapping[str, torch.Tensor], request: ExportRequest) -> Digests:
-    """What ought to be in the folder: the adapters, or every weight with them merged in."""
+    """Return the digests expected in the folder: of the adapters, or of every weight with them merged in."""
     assert request.adapter is not None
     choice = request.options.dtype
     if (request.destination / ADAPTER_WEIGHTS).is_file():

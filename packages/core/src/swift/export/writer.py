@@ -19,7 +19,7 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a tensor will look like in the file."""
+    """Dtype and shape of a tensor in the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

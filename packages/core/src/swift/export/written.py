@@ -1,4 +1,4 @@
-"""What an exporter left in its folder, looked at before anything is compared: something, whole, and with weights."""
+"""Checks of the folder an exporter wrote, before anything is compared: not empty, complete, and with weights."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ class Asked(Protocol):
 def answered(
     speaker: Speaker, questions: Asked, sampling: Sampling, rows: Sequence[int] | None = None
 ) -> Iterator[tuple[int, Question, Answer]]:
-    """(row, question, answer) in the order in which answers are ready, with a bar that says how far it is.
+    """Yield (row, question, answer) as answers are ready, with a progress bar.
 
-    With `rows`, of these alone; what is drawn for them is what would have been drawn for them among all.
+    With `rows`, of these alone; their draws are the same as among all rows.
     """
     chosen = range(len(questions)) if rows is None else rows
 
@@ -50,7 +50,7 @@ def answered(
 
 
 def answers(speaker: Speaker, questions: Asked, sampling: Sampling) -> list[str]:
-    """The text of one answer per question, in their order."""
+    """Return the text of one answer per question, in their order."""
     texts = [""] * len(questions)
     for row, _, answer in answered(speaker, questions, sampling):
         texts[row] = answer.text
@@ -73,8 +73,9 @@ def print_answers(speaker: Speaker, questions: Asked, sampling: Sampling) -> Non
 def write_answers(
     speaker: Speaker, questions: Asked, sampling: Sampling, journal: Journal, *, line: LineOf | None = None
 ) -> int:
-    """Answer what the journal has no answer to, into it; how many answers were cut off at their longest. `line` makes
-    what is written of an answer.
+    """Answer the questions that the journal has no answer to, into it; returns how many answers were cut off.
+
+    `line` makes what is written of an answer.
     """
     make = line or line_of
     cut = 0
@@ -85,7 +86,7 @@ def write_answers(
 
 
 def line_of(question: Question, answer: Answer) -> Mapping[str, Any]:
-    """What is written of an answer: the conversation, what was expected, and what else stood in the row."""
+    """Return the line written for an answer: the conversation, the expected answer, and the row's other columns."""
     line: dict[str, Any] = {"messages": [*question.messages, {"role": "assistant", "content": answer.text}]}
     if question.expected is not None:
         line["expected"] = question.expected

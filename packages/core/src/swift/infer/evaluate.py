@@ -1,4 +1,4 @@
-"""How good answers are, on a data set that has them."""
+"""Evaluation of answers on a data set with expected ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swift.terminal import progress
 
 
 def with_answers(questions: Asked) -> list[Question]:
-    """Those that have an answer to compare with."""
+    """Return the questions that have an answer to compare with."""
     asked = [question for question in questions if question.expected is not None]
     if not asked:
         raise DataError(
@@ -25,7 +25,7 @@ def with_answers(questions: Asked) -> list[Question]:
 
 
 def judged(question: Question, answer: Answer) -> dict[str, Any]:
-    """A line that says whether the whole answer is what was expected, white space at its ends left out."""
+    """Return a line that says whether the answer equals the expected one, ignoring white space at its ends."""
     right = answer.text.strip() == str(question.expected).strip()
     asked = {"messages": question.messages, "answer": answer.text, "expected": question.expected, "right": right}
     return {**question.extras, **asked}

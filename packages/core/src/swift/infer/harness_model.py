@@ -1,7 +1,7 @@
-"""An inference engine as lm-evaluation-harness wants its models. Importing this needs lm-eval.
+"""An inference engine in the interface of lm-evaluation-harness. Importing this needs lm-eval.
 
-The harness has models of its own for transformers and vLLM. This one answers through the same engine as everything
-else here, so that a score is one of what is served: with the run's adapter, its template and its precision.
+The harness has models of its own for transformers and vLLM. This one uses the same engine as everything else here, so
+that a score is one of what is served: with the run's adapter, its template and its precision.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands in front of a text that nothing stands in front of."""
+        """Return the token put before a text that has no context."""
         begin = self.tokenizer.bos_token_id
         return self.eot_token_id if begin is None else int(begin)
 
@@ -62,19 +62,19 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """As the tokenizer does it, but never two tokens that begin a text."""
+        """Tokenise as the tokenizer does, but never with two tokens that begin a text."""
         begin = self.tokenizer.bos_token
         if add_special_tokens is None:
             add_special_tokens = not (begin and string.startswith(begin))
         return list(self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"])
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Of continuations; there is one bar, that of the engine."""
+        """Score continuations; the only progress bar is the engine's."""
         scored: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         return scored
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
-        """Of whole texts, in windows of what the model can see."""
+        """Score whole texts, in windows of the model's context."""
         windows: list[tuple[Any, list[int], list[int]]] = []
         owners: list[int] = []
         for owner, request in enumerate(requests):
@@ -112,8 +112,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return found
 
     def _until(self, prompts: list[list[int]], sampling: Sampling, ends: Sequence[str]) -> list[str]:
-        """What follows each prompt, up to the first of `ends`: looked for from time to time, since engines do not
-        know of texts. What is drawn by chance is drawn at once."""
+        """Continue each prompt up to the first of `ends`, which is looked for from time to time.
+
+        Engines do not know of texts. Answers drawn at random are drawn in one go.
+        """
         vocabulary = self.tokenizer.get_added_vocab()
         marks = {vocabulary[end] for end in ends if end in vocabulary}  # tokens that text does not show
         made: list[list[int]] = [[] for _ in prompts]
@@ -147,7 +149,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
 
 def _settings(wanted: dict[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
-    """What a task says of its answers; the most likely token where it asks for no chance."""
+    """Return the sampling that a task requests (greedy by default) and the texts that end an answer."""
     until = wanted.get("until") or ()
     ends = (until,) if isinstance(until, str) else tuple(until)
     drawn = bool(wanted.get("do_sample", float(wanted.get("temperature") or 0) > 0))

@@ -1,8 +1,8 @@
-"""A file of answers that is written as they come, and gone on with after an interruption.
+"""A file of answers that is written as they come, and resumed after an interruption.
 
-Every line is whole or not there: it is written at once, and a last line without its end (of a machine that went down)
-is taken for never written. Lines say which row they answer and what that row held, so that an answer is never taken
-for another row's. What decided the answers stands in a file beside it.
+Every line is complete or absent: it is written at once, and a last line without its end (of a machine that went down)
+counts as never written. Lines say which row they answer and what that row held, so that an answer is never taken for
+another row's. The settings that decided the answers are stored in a file next to it.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Journal:
             self._sort()
 
     def left(self) -> list[int]:
-        """Rows without an answer."""
+        """Return the rows without an answer."""
         return [row for row in range(len(self._hashes)) if row not in self._lines]
 
     def write(self, row: int, line: Mapping[str, Any]) -> None:
-        """The answer to a row, on disk before the next one is looked at."""
+        """Write the answer to a row to disk before the next one is looked at."""
         marked = {**line, ASKED: {"row": row, "hash": f"{self._hashes[row]:016x}"}}
         data = json.dumps(marked, ensure_ascii=False, default=str).encode() + b"\n"
         start = self._file.tell()
@@ -125,7 +125,7 @@ class Journal:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file of answers."""
+    """Yield the lines of a file of answers."""
     with path.open(encoding="utf-8") as file:
         yield from map(json.loads, file)
 

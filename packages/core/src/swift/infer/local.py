@@ -87,7 +87,7 @@ class LocalEngine:
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
-        """As in training: the output head sees tokens in chunks, so that logits are never all in memory."""
+        """Score as in training: the output head sees tokens in chunks, so that logits are never all in memory."""
         for places in _by_length(prompts, self._batch):
             samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
             batch = collate(samples, flat=False).to(self._device)
@@ -133,7 +133,10 @@ class LocalEngine:
     def _generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, drawing: Drawing, streamer: Any = None
     ) -> list[list[int]]:
-        """What follows each prompt, padding included. Nothing but `sampling` decides: the folder's defaults do not."""
+        """Generate the continuation of each prompt, padding included.
+
+        Nothing but `sampling` decides: the folder's defaults do not.
+        """
         from transformers import GenerationConfig, LogitsProcessorList
 
         longest = max(len(prompt) for prompt in prompts)
@@ -181,7 +184,7 @@ class LocalEngine:
 
 
 class _Tokens:
-    """What `generate` calls a streamer: puts the tokens of one answer into a queue."""
+    """Streamer for `generate` that puts the tokens of one answer into a queue."""
 
     def __init__(self) -> None:
         self.queue: Queue[int | BaseException | None] = Queue()
@@ -199,7 +202,7 @@ class _Tokens:
         self._asked = True
 
     def end(self) -> None:
-        """The answer is whole; the thread says so itself."""
+        """Do nothing: the thread itself reports that the answer is complete."""
 
 
 def base_model_without_adapter(model: Any) -> Any:
@@ -242,7 +245,7 @@ def _dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def _end_tokens(model: Any, given: Sequence[int]) -> list[int]:
-    """Those that the caller knows, and those of the generation config, whose other defaults are then forgotten."""
+    """Return the end tokens of caller and generation config, whose other defaults are then reset."""
     from transformers import GenerationConfig
 
     configured = getattr(model.generation_config, "eos_token_id", None)

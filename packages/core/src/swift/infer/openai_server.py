@@ -123,7 +123,7 @@ class OpenAiServer:
         raise AssertionError("the last try returns or raises")
 
     def _complaint(self, error: urllib.error.HTTPError) -> SwiftError:
-        """What an answer that is none means."""
+        """Return the error that a failed request means."""
         said = _said(_parsed(error))
         if error.code in (401, 403):
             return UsageError(

@@ -1,4 +1,4 @@
-"""Questions from a data set: with the answers that are expected, where it has them."""
+"""Questions from a data set, with the expected answers where it has them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROBE = "?"
 
 @dataclass(frozen=True)
 class Question:
-    """What the model is asked, and what the data set says to it."""
+    """A question to the model, with its expected answer where the data set has one."""
 
     messages: list[dict[str, Any]]
     expected: str | None = None

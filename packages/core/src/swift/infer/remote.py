@@ -48,7 +48,7 @@ class RemoteSpeaker:
         yield from at_once(ask, range(len(questions)), self._at_a_time)
 
     def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:
-        """As server-sent events."""
+        """Stream server-sent events."""
         for event in self._server.events("/v1/chat/completions", {**self._body(messages, sampling, 0), "stream": True}):
             for choice in event.get("choices") or ():
                 if piece := choice["delta"].get("content"):

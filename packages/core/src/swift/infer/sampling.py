@@ -1,6 +1,6 @@
-"""Which token comes next, and what the model thought of it: the one place where transformers' answers are drawn.
+"""Sampling of the next token for the transformers engine, with the log-probability of each.
 
-`generate` draws with one source of chance for a whole batch, so that an answer would depend on its neighbours. Here
+`generate` draws with one random generator for a whole batch, so that an answer would depend on its neighbours. Here
 every prompt has its own, which is all that an answer depends on.
 """
 
@@ -57,5 +57,5 @@ def _fallen_on(widths: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
 
 
 def _chance(seed: int, count: int) -> torch.Tensor:
-    """As many numbers between 0 and 1 as an answer may have tokens, the same on every device."""
+    """Return `count` random numbers from 0 to 1 that are the same on every device."""
     return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

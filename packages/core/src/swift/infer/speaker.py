@@ -1,4 +1,7 @@
-"""Who answers conversations: an inference engine behind a chat template, or a server that renders its own."""
+"""Speakers, which answer conversations.
+
+An inference engine behind a chat template, or a server that renders its own.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 @dataclass(frozen=True)
 class Answer:
-    """What was said to a question."""
+    """The answer to a question."""
 
     text: str
     finish_reason: str
@@ -78,7 +81,7 @@ class FoundModel:
     source: HfSource
 
     def facts(self) -> dict[str, str]:
-        """What tells it from others, were they of the same name."""
+        """Return facts that tell this model from others of the same name."""
         adapter = self.place.adapter
         facts = {"model": str(self.source.folder), "weights": self.source.fingerprint}
         if adapter is not None and (adapter / ADAPTER_WEIGHTS).is_file():
@@ -177,8 +180,11 @@ class EngineSpeaker:
 
 
 def end_tokens(tokenizer: Any) -> tuple[int, ...]:
-    """Tokens that end an answer: the tokenizer's end of text, and what the template puts after the assistant's turn,
-    which a model that was trained on conversations has learned to say."""
+    """Return the tokens that end an answer.
+
+    They are the tokenizer's end of text, and the token that the template puts after the assistant's turn, which a model
+    that was trained on conversations has learned to say.
+    """
     found = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     if tokenizer.chat_template is not None:
         answer = "an answer that ends here"

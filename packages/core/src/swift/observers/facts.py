@@ -1,4 +1,4 @@
-"""What observers tell of a run besides its steps: how it is set up, what could not be used, what to type next."""
+"""Facts that observers show besides steps: how the run is set up, which samples were rejected, what to type next."""
 
 from __future__ import annotations
 

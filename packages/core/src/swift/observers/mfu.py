@@ -35,7 +35,7 @@ def mfu_of(run: Run) -> Callable[[float], float | None]:
 
 
 def _peak_flops(run: Run) -> float | None:
-    """Of all processes' devices together; None on other hardware, and in a precision that the table does not hold."""
+    """Return the peak of all processes' devices together; None for unknown hardware or precision."""
     on_gpu = run.topology is not None and run.topology.device.startswith("cuda")
     if not on_gpu or run.model_facts is None or run.model_facts.precision not in ("bfloat16", "float16"):
         return None

@@ -1,4 +1,4 @@
-"""What core itself says between processes: flags, small objects and barriers. Engines have groups of their own."""
+"""Communication of core itself between processes: flags, small objects and barriers. Backends have their own groups."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def check_port_is_free(port: int) -> None:
 
 
 def alone_in_slurm(environment: Mapping[str, str], processes: int) -> str | None:
-    """What to tell a user whose job has more tasks or machines than this one command makes use of."""
+    """Return a note for a user whose job has more tasks or machines than this one command uses."""
     if "SLURM_JOB_ID" not in environment or "SLURM_STEP_NUM_TASKS" in environment or "RANK" in environment:
         return None
     tasks, machines = _number(environment, "SLURM_NTASKS", 1), _number(environment, "SLURM_JOB_NUM_NODES", 1)

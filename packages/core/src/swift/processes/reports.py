@@ -122,7 +122,7 @@ class Failure:
 
 
 def first_report(failures: Mapping[int, Failure], logs: Path) -> SwiftError | None:
-    """What the first of the workers (by rank) that say why they failed has to say."""
+    """Return the report of the first worker (by rank) that said why it failed."""
     reports = [report for failure in failures.values() if (report := _read(logs, failure.local_rank))]
     return min(reports, key=lambda report: report.time).error() if reports else None
 

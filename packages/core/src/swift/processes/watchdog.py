@@ -52,7 +52,7 @@ def heartbeat() -> None:
 
 @dataclass(frozen=True)
 class Pulse:
-    """What one process tells the others."""
+    """Heartbeat that a process sends to the others."""
 
     count: int
     """Grows with every message: the process lives."""
@@ -111,13 +111,13 @@ class Watchdog:
             self._threads[-1].start()
 
     def at(self, doing: str, *, armed: bool = True) -> None:
-        """What this process begins to do. Where `armed` is false it may take as long as it likes, while it lives."""
+        """Set this process's activity. Where `armed` is false it may take as long as it likes, while it lives."""
         self._doing, self._armed = doing, armed
         heartbeat()
 
     @property
     def doing(self) -> str:
-        """What this process does."""
+        """Return this process's activity."""
         return self._doing
 
     def close(self) -> None:
@@ -302,7 +302,7 @@ def _words(entry: Mapping[str, Any]) -> str:
 
 
 def _collectives() -> list[dict[str, Any]]:
-    """What torch's flight recorder noted of this process."""
+    """Return the entries of torch's flight recorder for this process."""
     dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None:
         return []

@@ -25,7 +25,7 @@ MEETING_TIMEOUT = 900
 
 
 def run_workers(group: Group, argv: list[str]) -> int:
-    """Start `group.processes` workers with the same command line, wait for them, and answer the exit code."""
+    """Start `group.processes` workers with the same command line, wait for them, and return the exit code."""
     os.environ[STARTED_BY_SWIFT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // group.processes)))
     # The elastic launcher's own reports would repeat what workers say.

@@ -1,4 +1,4 @@
-"""What every backend is asked to train, and how near its numbers must come to the reference's."""
+"""Trainings for every backend, and how near its numbers must come to the reference's."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Case:
 
     @property
     def tolerance(self) -> tuple[float, float]:
-        """Of loss and gradient norm, relative."""
+        """Return the relative tolerances of loss and gradient norm."""
         return REDUCED.get(str(self.changes.get("model.dtype")), (FP32, FP32))
 
 

@@ -1,4 +1,4 @@
-"""What makes a backend right. Each check raises `AssertionError` with what differs, where, and by how much."""
+"""Checks of a backend. Each raises `AssertionError` with what differs, where, and by how much."""
 
 from __future__ import annotations
 
@@ -129,7 +129,10 @@ class Checks:
         self._follows_reference(case, outcomes, f"{case.name} under {layout}")
 
     def resume_elsewhere(self, case: Case, wrote: Layout, reads: Layout, *, together: Sequence[Layout] = ()) -> None:
-        """What one layout saved goes on under another as the reference does; `together` are other writers for it."""
+        """Resume under one layout from another's checkpoint and follow the reference.
+
+        `together` are other writers for it.
+        """
         outcomes = self.trials.resumed(case, wrote, reads, AFTER_RESUME, together=together)
         self._follows_reference(case, outcomes, f"{case.name}, saved under {wrote}, resumed under {reads}")
 
@@ -167,7 +170,7 @@ class Checks:
         self._refused(replace(BY_NAME["clipped"], global_batch=2 * layout.world), layout)
 
     def refuses_cases_left_out(self, layout: Layout) -> None:
-        """What a layout is said to do without is refused, not done wrong."""
+        """Check that a case a layout declares unsupported is refused, not computed wrongly."""
         for name in sorted(layout.without):
             self._refused(BY_NAME[name], layout)
 

@@ -1,7 +1,7 @@
 """Real processes for a list of jobs, forked from this one, so that everything is imported once.
 
-Each process does one job after the other and answers as it goes. A process that dies, or that others wait for in
-vain, costs its job, not the rest of the list: the crew is replaced and goes on behind it.
+Each process does one job after the other and reports each result. A process that dies, or that others wait for in vain,
+costs its job, not the rest of the list: the crew is replaced and continues with the next.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Job = Callable[[], Any]
 
 @dataclass(frozen=True)
 class LastWords:
-    """The answer of a process that then dies on the spot, as if killed: nothing is closed or taken down."""
+    """Result of a process that then dies on the spot, as if killed: nothing is closed or taken down."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Lost:
-    """In place of an answer: the process died, or did not come to an end."""
+    """Placeholder for the result of a process that died or did not end."""
 
     reason: str
 
@@ -54,7 +54,7 @@ class Lost:
 def run_jobs(
     size: int, jobs: Sequence[Job], *, environment: dict[str, str] | None = None, fresh: bool = False
 ) -> list[list[Any]]:
-    """Each job's answers by rank: what it returned, the exception that it raised, or `Lost`.
+    """Run jobs and return each one's results by rank: its value, the exception that it raised, or `Lost`.
 
     Every process finds the environment that `torchrun` would give it. With `fresh` each job has processes of its own.
     """
@@ -66,7 +66,7 @@ def run_jobs(
 
 
 def succeeded(answers: list[Any]) -> list[Any]:
-    """The answers, where every process has one."""
+    """Return the results, where every process has one."""
     for rank, answer in enumerate(answers):
         if isinstance(answer, Lost):
             raise AssertionError(f"process {rank} of {len(answers)} {answer.reason}")
@@ -76,7 +76,7 @@ def succeeded(answers: list[Any]) -> list[Any]:
 
 
 def _one_crew(size: int, jobs: Sequence[Job], environment: dict[str, str]) -> list[list[Any]]:
-    """Answers to the first jobs: all of them, or those up to one that went wrong."""
+    """Return results of the first jobs: all of them, or those up to one that went wrong."""
     context = multiprocessing.get_context("fork")
     ports = [free_port() for _ in jobs]
     pipes, workers = [], []
@@ -105,7 +105,7 @@ def _one_crew(size: int, jobs: Sequence[Job], environment: dict[str, str]) -> li
 
 
 def _answers(pipes: Sequence[Any]) -> list[Any]:
-    """One answer from each process; once one has failed, the others are waited for only a little longer."""
+    """Receive one result from each process; once one has failed, the others are waited for only a little longer."""
     answers: list[Any] = [None] * len(pipes)
     waiting = set(range(len(pipes)))
     deadline = time.monotonic() + PATIENCE

@@ -1,4 +1,4 @@
-"""What must hold of an inference engine: compared with a plain transformers model, one prompt at a time."""
+"""Checks of an inference engine, compared with a plain transformers model, one prompt at a time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Reference:
 
     @torch.no_grad()
     def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Of every token of the vocabulary after each of these, the last left out."""
+        """Return the log-probabilities of the whole vocabulary after each of these tokens but the last."""
         logits: torch.Tensor = self._model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, :-1]
         return logits.float().log_softmax(-1)
 
@@ -67,7 +67,7 @@ class Reference:
         return other
 
     def weights(self) -> WeightStream:
-        """As a backend streams them: one at a time, in memory that it uses again."""
+        """Stream weights as a backend does: one at a time, in memory that it uses again."""
         from swift.models.names import canonical_weights
 
         for name, tensor in canonical_weights(self._model):
@@ -94,7 +94,7 @@ DRAWN = Sampling(max_new_tokens=ANSWER, temperature=1.3, top_p=0.9, seed=7)
 
 
 def answers_are_those_of_transformers(engine: InferenceEngine, reference: Reference) -> None:
-    """Token for token, with the token that ends an answer, and every prompt answered once."""
+    """Check answers token by token, with the token that ends an answer, and that every prompt is answered once."""
     answers = list(engine.generate(reference.prompts, GREEDY))
     assert sorted(place for place, _ in answers) == list(range(len(reference.prompts)))
     for place, completion in answers:
@@ -114,7 +114,7 @@ def log_probabilities_are_the_model_s_own(engine: InferenceEngine, reference: Re
 
 
 def a_stream_brings_the_same_tokens(engine: InferenceEngine, reference: Reference) -> None:
-    """Those of `generate`; and one that is left early leaves the engine as it was."""
+    """Check that streams equal `generate`, and that one that is left early leaves the engine unchanged."""
     for sampling in (GREEDY, DRAWN):
         whole = dict(engine.generate(reference.prompts[:1], sampling))[0].token_ids
         left: Any = engine.stream(reference.prompts[1], sampling)
@@ -124,7 +124,7 @@ def a_stream_brings_the_same_tokens(engine: InferenceEngine, reference: Referenc
 
 
 def scores_are_those_of_transformers(engine: InferenceEngine, reference: Reference) -> None:
-    """Of every token after the first, and whether it was the likeliest."""
+    """Check the scores of every token after the first, and whether it was the likeliest."""
     scores = dict(engine.score(reference.prompts))
     assert sorted(scores) == list(range(len(reference.prompts)))
     # An answer is made of the likeliest tokens, a random prompt is not.
@@ -170,7 +170,7 @@ def tokens_come_as_often_as_they_are_probable(engine: InferenceEngine, reference
 
 
 def weights_can_be_replaced(engine: InferenceEngine, reference: Reference) -> None:
-    """Answers afterwards are those of transformers with the new weights, and so are they after the old ones."""
+    """Check that answers follow transformers with new weights, and with the old ones after them."""
     for state in (reference.changed(), reference):
         engine.update_weights(state.weights())
         answers_are_those_of_transformers_with(engine, state)
@@ -227,14 +227,14 @@ CHECKS: tuple[Check, ...] = (
 
 
 def answers_are_those_of_transformers_with(engine: InferenceEngine, reference: Reference) -> None:
-    """The same of weights for which it is not known that some answer ends by itself."""
+    """Check answers for weights of which it is not known that some answer ends by itself."""
     for place, completion in engine.generate(reference.prompts, GREEDY):
         expected = reference.answer(reference.prompts[place])
         assert (completion.token_ids, completion.finish_reason) == expected, f"prompt {place}"
 
 
 def _of(reference: Reference, tokens: Sequence[int]) -> list[float]:
-    """What transformers says about every token after the first."""
+    """Return transformers' log-probabilities of every token after the first."""
     found = reference.logprobs(tokens).gather(1, torch.tensor(list(tokens[1:]))[:, None])[:, 0]
     values: list[float] = found.tolist()
     return values

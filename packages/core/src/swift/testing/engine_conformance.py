@@ -29,7 +29,7 @@ class EngineConformance:
     @pytest.fixture(scope="class")
     @classmethod
     def reference(cls, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-        """The same model in transformers."""
+        """Return the same model in transformers."""
         folder = write_model(tmp_path_factory.mktemp("engine") / "tiny", head_dim=32)
         return Reference(folder, tolerance=cls.tolerance)
 

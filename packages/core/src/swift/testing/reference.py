@@ -55,7 +55,7 @@ class Recipe:
 
 @dataclass
 class Expected:
-    """What the reference did."""
+    """Results of the reference."""
 
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)

@@ -15,7 +15,7 @@ from swift.testing.trials import Trials
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found."""
+    """Result of one check."""
 
     about: str
     problem: str

@@ -1,4 +1,4 @@
-"""What the kit trains: tiny models, and samples of very different lengths. Everything is made from seeds."""
+"""Subjects of the kit: tiny models, and samples of very different lengths. Everything is made from seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process does in a trial, and what it notes: the real loop of a run, watched from close by."""
+"""One process of a trial, and what it records: the real loop of a run, observed from close by."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Streamed:
-    """What `swift_iter_weights` gave on one process."""
+    """Stream of `swift_iter_weights` on one process."""
 
     weights: dict[str, np.ndarray]
     """On the main process."""
@@ -48,7 +48,7 @@ class Streamed:
 
 @dataclass
 class Outcome:
-    """What one process saw of a trial."""
+    """Observations of one process in a trial."""
 
     results: dict[int, StepResult] = field(default_factory=dict)
     """By step, counted from 1."""
@@ -119,7 +119,7 @@ class Trial:
             return "no error", 0.0
 
     def refused(self) -> list[str]:
-        """What was read of the model before the plan was refused; the refusal itself is raised on."""
+        """Return what was read of the model before the plan was refused; the refusal itself is raised again."""
         read: list[str] = []
         with _noted_reading(read):
             try:
@@ -138,7 +138,7 @@ class Trial:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """What runs tell their users is not what tests are about."""
+    """Discard output for users, which is not under test."""
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         yield
 

@@ -49,7 +49,7 @@ class Trials:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the backend claims."""
+        """Return the capabilities that the backend declares."""
         loaded = load_backend(self.backend).capabilities
         assert loaded is not None
         return loaded
@@ -94,7 +94,7 @@ class Trials:
         return self.answers(reads, jobs)[reads, case.name, "resumed", wrote, steps]
 
     def answers(self, layout: Layout, jobs: dict[tuple[Any, ...], Job]) -> dict[tuple[Any, ...], list[Any]]:
-        """Answers to jobs under a layout, by rank; those that are known are not run again."""
+        """Run jobs under a layout and return their results by rank; known results are not computed again."""
         new = [key for key in jobs if key not in self._answers]
         for module in self._preload if new else ():
             importlib.import_module(module)
@@ -104,7 +104,7 @@ class Trials:
         return {key: self._answers[key] for key in jobs}
 
     def expected(self, case: Case) -> Expected:
-        """What the reference does in this case."""
+        """Return the reference's results for a case."""
         return _expected(case.name, self.model(case))
 
 

@@ -1,4 +1,4 @@
-"""What the linear layers of a block are given, and its weights rounded accordingly."""
+"""Collects the inputs of a block's linear layers, and rounds its weights accordingly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Linear = torch.nn.Linear
 
 @dataclass
 class Inputs:
-    """What was seen at the input that some linear layers share."""
+    """Statistics of the input that some linear layers share."""
 
     layers: list[Linear]
     moments: torch.Tensor
@@ -111,7 +111,7 @@ def round_block(
     left: set[str],
     scaled: Callable[[], None],
 ) -> dict[str, Stored]:
-    """Round the linear layers of a block, in place, except those that are `left`. Answers what is stored, by name.
+    """Round the linear layers of a block in place, except those in `left`; returns tensors to store, by name.
 
     `scaled` is called when inputs have been scaled and nothing is rounded yet.
     """

@@ -1,4 +1,4 @@
-"""What quantising costs: the same texts through the model before and after, token by token."""
+"""Cost of quantising: the same texts through the model before and after, token by token."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Cost:
 
 
 def table(report: dict[str, Any]) -> list[str]:
-    """The same for people."""
+    """Format the report for people."""
     loss, size, apart = report["loss"], report["bytes"], report["log_probabilities"]
     share = 100 * size["after"] / size["before"]
     return [

@@ -19,7 +19,7 @@ _BLOCK = 128
 
 @dataclass(frozen=True)
 class Grid:
-    """What the integers of a matrix stand for: (integer - zero) * scale."""
+    """Meaning of a matrix's integers: (integer - zero) * scale."""
 
     lowest: int
     highest: int
@@ -33,7 +33,7 @@ class Grid:
         return (weight / scales + zeros).round().clamp(self.lowest, self.highest)
 
     def values(self, integers: torch.Tensor) -> torch.Tensor:
-        """What they stand for, in fp32."""
+        """Return the values of integers, in fp32."""
         scales, zeros = self._wide(integers.shape[1])
         return (integers.float() - zeros) * scales
 

@@ -81,7 +81,7 @@ class _Quantiser:
         return Quantized(logps, scheme.engine, _spelled(dtype), report)
 
     def _dtype(self) -> torch.dtype:
-        """Of what is not quantised: engines compute in 16 bits around it."""
+        """Return the dtype of everything that is not quantised: engines compute in 16 bits around it."""
         names = [name for name in self._request.source.names() if len(self._request.source.shape(name)) > 1]
         own = self._request.source.read(names[0]).dtype
         if own in (torch.bfloat16, torch.float16):

@@ -119,7 +119,7 @@ class Walk:
 
     @torch.no_grad()
     def run(self, index: int, batch: Batch) -> torch.Tensor:
-        """What a block makes of the batch as the block before it left it."""
+        """Return a block's output for the batch as the block before it left it."""
         for number, block in enumerate(self.blocks):
             block.forward = self._stand_in(number, index, batch)
         try:
@@ -132,7 +132,7 @@ class Walk:
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> torch.Tensor:
-        """What the model says at every position, from what the last block made of the batch."""
+        """Return the logits at every position, from the last block's output for the batch."""
         for number, block in enumerate(self.blocks):
             block.forward = self._stand_in(number, len(self.blocks), batch)
         try:

@@ -1,4 +1,4 @@
-"""The model of one process: whole, with its weights, and ready to answer views of micro-batches."""
+"""The model of one process: whole, with its weights, wrapped to return views of micro-batches."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 
 def build(run: Run, source: ModelSource) -> ViewModule:
-    """As every backend builds it that takes transformers' modules as they are."""
+    """Build the model as every backend does that uses transformers' modules unchanged."""
     return build_view(run, source)

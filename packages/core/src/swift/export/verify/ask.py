@@ -1,10 +1,10 @@
-"""Ask an inference engine in a process of its own, and leave nothing of it behind.
+"""Ask an inference engine in a separate process, and leave nothing of it behind.
 
 An engine takes the device, starts processes and threads, and reads the variables that launchers set: none of that
-belongs into a process that trains or exports. One start answers all questions.
+belongs in a process that trains or exports. One start serves all questions.
 
 `python -m swift.export.verify.ask` reads a question as JSON on standard input and writes the answers into the file that
-it names; `ask_engine` is what starts it.
+it names; `ask_engine` starts it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TAIL = 3
 
 @dataclass(frozen=True)
 class Question:
-    """What to load, and what to ask it."""
+    """A model to load, and the prompts to ask it."""
 
     engine: str
     model: str

@@ -1,4 +1,4 @@
-"""Two accounts of the same prompts, the training state's and an export's: do they agree?
+"""Compare two accounts of the same prompts, the training state's and an export's.
 
 The training state is compared in log-probabilities, token by token, and in the tokens that it would go on with. Where
 its two most likely tokens are closer to each other than the stated tolerance lets log-probabilities move, either is
@@ -21,7 +21,7 @@ bit before, so that this only has to notice a model that is put together wrongly
 
 @dataclass(frozen=True)
 class Account:
-    """What somebody who loaded the export says about the prompts."""
+    """Outputs for the prompts of somebody who loaded the export."""
 
     who: str
     logps: list[list[float]]
@@ -51,7 +51,7 @@ def tolerance_of(dtype: str) -> Tolerance:
 
 
 def compare(reference: Reference, account: Account, tolerance: Tolerance, *, cause: str) -> dict[str, Any]:
-    """What was compared, for the report. `ExportError` names the first token that differs; `cause` is its hint."""
+    """Compare and return the report. `ExportError` names the first token that differs; `cause` is its hint."""
     told = {"log_probabilities": _compare_logps(reference, account, tolerance, cause)}
     if reference.greedy is not None:
         told["greedy"] = _compare_greedy(reference.greedy, account, tolerance, cause)
@@ -112,7 +112,7 @@ def _compare_greedy(
 
 
 def account_of_module(model: Any, prompts: list[Prompt], *, greedy: bool) -> Account:
-    """What a transformers module says."""
+    """Return the outputs of a transformers module."""
     from swift.export.verify.reference import module_greedy, module_logps
 
     said = module_greedy(model, prompts) if greedy else []

@@ -1,6 +1,6 @@
-"""What the training state says about a few fixed prompts: the measure that an export must come up to.
+"""Reference for verifying exports: the training state's outputs for a few fixed prompts.
 
-It says log-probabilities of the prompts' tokens, and how it would go on by itself, taking the most likely token.
+These are the log-probabilities of the prompts' tokens, and the greedy continuation of each prompt.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def fixed_prompts(source: ModelSource) -> list[Prompt]:
 
 @torch.no_grad()
 def module_logps(model: torch.nn.Module, prompts: list[Prompt]) -> list[list[float]]:
-    """What a transformers module says, one prompt at a time."""
+    """Return the log-probabilities of a transformers module, one prompt at a time."""
     model.eval()
     device = next(model.parameters()).device
     answers = []
@@ -153,5 +153,5 @@ class PlainState:
             raise ExportError(f"The adapter's {unplaced[0]} has no place in the model.")
 
     def reference(self, prompts: list[Prompt]) -> Reference:
-        """What the training state says."""
+        """Return the outputs of the training state."""
         return Reference.of(self._model, prompts)

@@ -131,7 +131,7 @@ def _compare_weights(folder: Path, expected: Mapping[str, str]) -> None:
 
 
 def reload(folder: Path, source: ModelSource) -> torch.nn.Module:
-    """As a user of the export would, in fp32."""
+    """Load the export as a user would, in fp32."""
     if (folder / ADAPTER_WEIGHTS).is_file():
         from peft import PeftModel
 

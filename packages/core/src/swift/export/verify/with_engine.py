@@ -1,4 +1,4 @@
-"""What vLLM says about an export, compared with the training state like what transformers says."""
+"""Compare vLLM's outputs for an export with the training state, as transformers' outputs are compared."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compare_by_engine(
     base: Path | None = None,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """What was compared, for the report; `ExportError` names the first token that differs.
+    """Compare and return the report; `ExportError` names the first token that differs.
 
     Where vLLM cannot load the folder, that is an error if the export is meant for it (`required`), and a note if not.
     An adapter is asked on top of its `base` model.
