@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from swift.data.batch import MicroBatch, collate
+import numpy as np
+import pytest
+import torch
+
+from swift.data.batch import Batch, MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 
 
@@ -45,3 +49,49 @@ def test_both_layouts_sum_to_the_same_per_segment() -> None:
     expected = [float((s.segments[0].weights * s.segments[0].input_ids).sum()) for s in SAMPLES]
     assert sums(flat) == expected
     assert sums(padded) == expected
+
+
+def with_candidates(number: int, *tokens: int) -> Encoded:
+    """A sample with a value of 100 × its token and two candidates for each token."""
+    ids = np.array(tokens, dtype=np.int32)
+    segment = Segment(ids, np.ones(len(ids), dtype=np.float32), {"value": ids * np.float32(100)}, ids[:, None] * [2, 3])
+    return Encoded(number, (segment,))
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_values_and_candidates_of_a_token_are_where_that_token_is_the_target(flat: bool) -> None:
+    batch = collate([with_candidates(0, 1, 2, 3), with_candidates(1, 5, 7)], flat=flat, pad_to_multiple=4)
+    assert batch.candidates is not None
+    assert torch.equal(batch.token_values["value"], batch.targets * 100.0)
+    assert torch.equal(batch.candidates, torch.stack([batch.targets * 2, batch.targets * 3], dim=-1))
+    moved = batch.map(lambda tensor: tensor + 1)
+    assert torch.equal(moved.token_values["value"], batch.token_values["value"] + 1)
+    assert torch.equal(moved.candidates, batch.candidates + 1)
+    assert torch.equal(moved.input_ids, batch.input_ids + 1)
+
+
+def test_segments_of_a_batch_have_the_same_values_and_as_many_candidates() -> None:
+    with pytest.raises(ValueError, match="the same token_values"):
+        collate([with_candidates(0, 1, 2), sample(1, 1, 2)], flat=True)
+    (segment,) = with_candidates(1, 1, 2).segments
+    fewer = Encoded(1, (replace(segment, candidates=segment.candidates[:, :1]),))
+    with pytest.raises(ValueError, match="as many candidates"):
+        collate([with_candidates(0, 1, 2), fewer], flat=True)
+
+
+def test_a_batch_takes_values_per_token_and_hands_its_temperature_on() -> None:
+    rows = [(SAMPLES[0], SAMPLES[1]), (SAMPLES[2],)]
+    batch = Batch(
+        step=0, rows=rows, first_row=0, micro_rows=2, weight=1.0, global_rows=2, tokens=9, flat=True, seed=0,
+        spare_row=rows[1], temperature=0.5,
+    )  # fmt: skip
+    values = [{"advantage": each.segments[0].input_ids * np.float32(10)} for each in SAMPLES]
+    valued = batch.with_token_values(values)
+    (micro_batch,) = valued.micro_batches()
+    assert torch.equal(micro_batch.token_values["advantage"], micro_batch.targets * 10.0)
+    assert micro_batch.temperature == 0.5
+    (spare,) = replace(valued, rows=[]).micro_batches()
+    assert not spare.token_values["advantage"].any()
+    assert spare.temperature == 0.5
+    with pytest.raises(ValueError, match="3 segments in the batch, but values for 2"):
+        batch.with_token_values(values[:2])

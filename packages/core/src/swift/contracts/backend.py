@@ -1,16 +1,18 @@
-"""What a backend says it can do, and what its steps return.
+"""The contract of backends: what they declare that they can do, and what their steps return.
 
 Importable without torch: tensors appear in annotations only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from swift.contracts.objective import Need
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
@@ -51,10 +53,14 @@ class StepResult:
 
 @dataclass
 class ForwardResult:
-    """Of the global batch, the same on every process; `segments` of this process's slice, in order."""
+    """Sums over the global batch, the same on every process; `segments` and `tokens` are of this process's slice."""
 
     loss: float
     weight: float
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Name → (sum, weight) over the global batch."""
     segments: torch.Tensor | None = None
+    """One value or vector per segment of this process's slice, in order; see `LossSums.segments`."""
+    tokens: Sequence[Mapping[str, np.ndarray]] | None = None
+    """Per segment of this process's slice, in order: name → float32, as long as the segment. Entry i belongs to token
+    i, and entry 0, which nothing predicts, is 0: it can be handed in again as `Segment.token_values`."""

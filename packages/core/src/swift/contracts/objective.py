@@ -1,4 +1,4 @@
-"""What an objective asks of a model and says about a batch.
+"""The contract of objectives: the views of a model that they ask for, and the sums that they return.
 
 Importable without torch: tensors appear in annotations only.
 """
@@ -28,33 +28,60 @@ class Need(StrEnum):
     """The mean over the vocabulary of log p, which label smoothing needs."""
     REFERENCE_LOGPS = "reference_logps"
     """Per segment, the reference model's summed log-probability (`MicroBatch.reference_logps`)."""
-    HIDDEN = "hidden"
-    """Last hidden state at every position."""
+    TOKEN_ENTROPY = "token_entropy"
+    """Entropy in nats of the distribution over the vocabulary at every position."""
+    CANDIDATE_LOGPS = "candidate_logps"
+    """log p of each of `MicroBatch.candidates`, and the log of the probability that is left for all other tokens."""
     SCORES = "scores"
-    """One score per segment from a value or reward head."""
+    """The outputs of a classification or reward head at the last token of each segment."""
+    VALUES = "values"
+    """The output of a value head at every position."""
+    POOLED = "pooled"
+    """One vector per segment: its embedding."""
 
 
 @dataclass
 class LossSums:
-    """What an objective says of one micro-batch: sums, never means, so that batches add up exactly."""
+    """What an objective returns for one micro-batch: sums, never means, so that batches add up exactly."""
 
     loss: torch.Tensor
     """Sum over the micro-batch; the backend divides it by the weight of the *global* batch."""
     metrics: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = field(default_factory=dict)
     """Name → (sum, weight); the reported value is the quotient of the global sums."""
     segments: torch.Tensor | None = None
-    """One value per segment of the micro-batch, when the objective scores segments."""
+    """One value per segment of the micro-batch, [segments], or one vector, [segments, size]; returned by
+    `swift_forward`."""
+    tokens: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Name → one value per position, shape of `MicroBatch.targets`: the value at position t belongs to the token that t
+    predicts. Returned by `swift_forward` as `ForwardResult.tokens`."""
 
 
 @dataclass
 class ModelView:
-    """What the model says about a micro-batch, in the views that the objective asked for."""
+    """The output of a model for a micro-batch, in the views that the objective asked for.
+
+    Views of positions are float32 at every position with weight and 0 elsewhere. All probabilities are those of
+    softmax(logits / `MicroBatch.temperature`).
+    """
 
     token_logps: torch.Tensor | None = None
+    """[rows, width]"""
     token_correct: torch.Tensor | None = None
+    """[rows, width], without gradient."""
     mean_logps: torch.Tensor | None = None
-    hidden: torch.Tensor | None = None
+    """[rows, width]"""
+    token_entropy: torch.Tensor | None = None
+    """[rows, width], in nats."""
+    candidate_logps: torch.Tensor | None = None
+    """[rows, width, K]: log p of each of `MicroBatch.candidates`."""
+    candidate_rest: torch.Tensor | None = None
+    """[rows, width]: log of the probability of all tokens that are not candidates; -inf where there are none."""
     scores: torch.Tensor | None = None
+    """[segments, labels]"""
+    values: torch.Tensor | None = None
+    """[rows, width]"""
+    pooled: torch.Tensor | None = None
+    """[segments, hidden size]"""
 
 
 class Objective(Protocol):

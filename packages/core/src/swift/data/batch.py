@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -42,6 +42,12 @@ class MicroBatch:
     sample_ids: list[int]
     seed: int
     """Seeds dropout: the same for the same rows at the same step, however many processes there are."""
+    token_values: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Per position, laid out and shifted as `weights`: the value at position t belongs to the token `targets[t]`."""
+    candidates: torch.Tensor | None = None
+    """int64 [rows, width, K], shifted in the same way: K tokens that might stand in place of `targets[t]`."""
+    temperature: float = 1.0
+    """What logits are divided by before anything else is made of them."""
 
     def segment_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a per-position tensor over each segment; shape [segments]."""
@@ -50,22 +56,37 @@ class MicroBatch:
         return sums.index_add(0, self.segment_ids[inside], values[inside])
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """The same on another device."""
+        """Return the same micro-batch on another device."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
-        def move(value: torch.Tensor | None) -> torch.Tensor | None:
-            return None if value is None else value.to(device, non_blocking=True)
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
+        """Return a micro-batch with `function` applied to every tensor."""
+
+        def mapped(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else function(tensor)
 
         return replace(
+            self.map_positions(lambda tensor, _: function(tensor)),
+            attention_mask=mapped(self.attention_mask),
+            boundaries=mapped(self.boundaries),
+            values={name: function(value) for name, value in self.values.items()},
+            reference_logps=mapped(self.reference_logps),
+        )
+
+    def map_positions(self, function: Callable[[torch.Tensor, int], torch.Tensor]) -> MicroBatch:
+        """Return a micro-batch with `function(tensor, padding)` applied to what is laid out as [rows, width, ...].
+
+        `padding` is the value that stands where there is no token. Everything else stays as it is.
+        """
+        return replace(
             self,
-            input_ids=self.input_ids.to(device, non_blocking=True),
-            position_ids=self.position_ids.to(device, non_blocking=True),
-            targets=self.targets.to(device, non_blocking=True),
-            weights=self.weights.to(device, non_blocking=True),
-            segment_ids=self.segment_ids.to(device, non_blocking=True),
-            attention_mask=move(self.attention_mask),
-            boundaries=move(self.boundaries),
-            values={name: value.to(device, non_blocking=True) for name, value in self.values.items()},
-            reference_logps=move(self.reference_logps),
+            input_ids=function(self.input_ids, 0),
+            position_ids=function(self.position_ids, 0),
+            targets=function(self.targets, 0),
+            weights=function(self.weights, 0),
+            segment_ids=function(self.segment_ids, -1),
+            token_values={name: function(value, 0) for name, value in self.token_values.items()},
+            candidates=None if self.candidates is None else function(self.candidates, 0),
         )
 
 
@@ -95,6 +116,8 @@ class Batch:
     """Padded length (or flat length) is rounded up to a multiple of this."""
     spare_row: Row | None = None
     """Stands in, with no weight, when this process has no row of a short batch."""
+    temperature: float = 1.0
+    """What logits are divided by, in training and in scoring; generated text is looked at as it was sampled."""
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """At least one; a process without rows gets the spare row with all weights zero."""
@@ -118,10 +141,27 @@ class Batch:
         """How many micro-batches the process with the most rows has, when so many share the global batch."""
         return max(1, math.ceil(math.ceil(self.global_rows / data_size) / self.micro_rows))
 
+    def with_token_values(self, segments: Sequence[Mapping[str, np.ndarray]]) -> Batch:
+        """Return the batch with more values per token: one mapping per segment of this slice, in order.
+
+        What `ForwardResult.tokens` holds can be given here. A spare row gets zeros under the same names.
+        """
+        expected = sum(len(sample.segments) for row in self.rows for sample in row)
+        if len(segments) != expected:
+            raise ValueError(f"{expected} segments in the batch, but values for {len(segments)}")
+        given = iter(segments)
+        names = {name for values in segments for name in values}
+        spare = self.spare_row
+        if spare is not None:
+            spare = tuple(_valued(sample, lambda segment: _zeros(segment, names)) for sample in spare)
+        rows = [tuple(_valued(sample, lambda _: next(given)) for sample in row) for row in self.rows]
+        return replace(self, rows=rows, spare_row=spare)
+
     def _collate(self, rows: Sequence[Row], row: int) -> MicroBatch:
         samples = [sample for each in rows for sample in each]
         seed = (self.seed * 1_000_003 + self.step) * 1_000_003 + row
-        return collate(samples, flat=self.flat, seed=seed % 2**63, pad_to_multiple=self.pad_to_multiple)
+        micro_batch = collate(samples, flat=self.flat, seed=seed % 2**63, pad_to_multiple=self.pad_to_multiple)
+        return replace(micro_batch, temperature=self.temperature)
 
 
 def collate(samples: Sequence[Encoded], *, flat: bool, seed: int = 0, pad_to_multiple: int = 1) -> MicroBatch:
@@ -142,6 +182,7 @@ def collate(samples: Sequence[Encoded], *, flat: bool, seed: int = 0, pad_to_mul
     reference = None
     if all(sample.reference_logps is not None for sample in samples):
         reference = torch.from_numpy(np.concatenate([sample.reference_logps for sample in samples]))
+    token_values, candidates = _per_token(segments, segment_ids, flat=flat)
     return MicroBatch(
         input_ids=input_ids,
         position_ids=position_ids,
@@ -156,12 +197,54 @@ def collate(samples: Sequence[Encoded], *, flat: bool, seed: int = 0, pad_to_mul
         reference_logps=reference,
         sample_ids=[sample.sample_id for sample in samples],
         seed=seed,
+        token_values=token_values,
+        candidates=candidates,
     )
 
 
 def _muted(sample: Encoded) -> Encoded:
-    segments = tuple(Segment(s.input_ids, np.zeros_like(s.weights)) for s in sample.segments)
+    segments = tuple(replace(segment, weights=np.zeros_like(segment.weights)) for segment in sample.segments)
     return replace(sample, segments=segments)
+
+
+def _valued(sample: Encoded, values: Callable[[Segment], Mapping[str, np.ndarray]]) -> Encoded:
+    segments = (replace(each, token_values={**each.token_values, **values(each)}) for each in sample.segments)
+    return replace(sample, segments=tuple(segments))
+
+
+def _zeros(segment: Segment, names: set[str]) -> dict[str, np.ndarray]:
+    return {name: np.zeros(len(segment), dtype=np.float32) for name in names}
+
+
+def _per_token(
+    segments: Sequence[Segment], segment_ids: torch.Tensor, *, flat: bool
+) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    """Return token values and candidates, laid out as weights are; what all segments have, or a `ValueError`."""
+    names, first = segments[0].token_values.keys(), segments[0].candidates
+    if any(segment.token_values.keys() != names for segment in segments):
+        raise ValueError("all segments of a batch must have the same token_values")
+    shapes = {None if segment.candidates is None else segment.candidates.shape[1:] for segment in segments}
+    if len(shapes) > 1:
+        raise ValueError("all segments of a batch must have as many candidates per token, or none")
+    shape = tuple(segment_ids.shape)
+    values = {
+        name: _laid_out([segment.token_values[name] for segment in segments], np.zeros(shape, np.float32), flat=flat)
+        for name in sorted(names)
+    }
+    if first is None:
+        return values, None
+    blank = np.zeros((*shape, *first.shape[1:]), np.int64)
+    return values, _laid_out([np.asarray(segment.candidates) for segment in segments], blank, flat=flat)
+
+
+def _laid_out(arrays: Sequence[np.ndarray], blank: np.ndarray, *, flat: bool) -> torch.Tensor:
+    """Fill `blank` [rows, width, ...] with one array per segment, each shifted by one: entry 1 goes to position 0."""
+    start = 0
+    for index, array in enumerate(arrays):
+        row, first = (0, start) if flat else (index, 0)
+        blank[row, first : first + len(array) - 1] = array[1:]
+        start += len(array)
+    return torch.from_numpy(blank)
 
 
 def _round_up(length: int, multiple: int) -> int:

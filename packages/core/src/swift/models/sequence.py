@@ -117,7 +117,6 @@ class SequenceView(ViewModule):
             token_logps=whole(view.token_logps),
             token_correct=whole(view.token_correct),
             mean_logps=whole(view.mean_logps),
-            hidden=whole(view.hidden),
         )
 
     def check(self) -> None:
@@ -224,20 +223,13 @@ def _part_of(batch: MicroBatch, group: dist.ProcessGroup) -> tuple[MicroBatch, C
     each = -(-width // size)
     mine = slice(rank * each, (rank + 1) * each)
 
-    def part(values: torch.Tensor, filling: float = 0) -> torch.Tensor:
-        return pad(values, (0, each * size - width), value=filling)[:, mine].contiguous()
+    def part(values: torch.Tensor, padding: int) -> torch.Tensor:
+        more = (0, 0) * (values.ndim - 2) + (0, each * size - width)
+        return pad(values, more, value=padding)[:, mine].contiguous()
 
     whole = each * size
     packing = Packing((whole,)) if batch.boundaries is None else packing_of(batch.boundaries.tolist(), whole)
-    cut = replace(
-        batch,
-        input_ids=part(batch.input_ids),
-        position_ids=part(batch.position_ids),
-        targets=part(batch.targets),
-        weights=part(batch.weights),
-        segment_ids=part(batch.segment_ids, -1),
-    )
-    return cut, Cut(packing, mine.start, group)
+    return batch.map_positions(part), Cut(packing, mine.start, group)
 
 
 def _causal_mask(first: int, last: int, oldest: int, window: int | None, device: torch.device) -> torch.Tensor | None:

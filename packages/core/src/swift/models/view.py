@@ -48,13 +48,11 @@ class ViewModule(nn.Module):
 
     def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         """The views of `batch`. Tokens without weight are not looked at: their values are zero."""
-        provided = HEAD_NEEDS | {Need.REFERENCE_LOGPS} | (set() if self.own_logits else {Need.HIDDEN})
-        if missing := set(needs) - provided:
+        if missing := set(needs) - HEAD_NEEDS - {Need.REFERENCE_LOGPS}:
             raise ModelError(f"This model cannot be viewed as {', '.join(sorted(missing))}.")
         causal_lm = causal_lm_of(self.model)
         places = batch.weights.flatten().nonzero()[:, 0]
         targets = batch.targets.flatten().index_select(0, places)
-        hidden = None
         if self.own_logits:
             logits = causal_lm(**self.inputs(batch)).logits.flatten(0, 1).index_select(0, places)
             views = token_logps_of_module(lambda piece: piece, logits, targets, vocabulary=logits.shape[-1], want=needs)
@@ -71,7 +69,6 @@ class ViewModule(nn.Module):
             token_logps=spread(views.logps) if Need.TOKEN_LOGPS in needs else None,
             token_correct=spread(views.correct) if Need.TOKEN_CORRECT in needs else None,
             mean_logps=spread(views.mean_logps) if Need.MEAN_LOGPS in needs else None,
-            hidden=hidden if Need.HIDDEN in needs else None,
         )
 
     @torch.no_grad()
