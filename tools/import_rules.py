@@ -3,14 +3,16 @@
 1. Core imports no backend and no exporter package.
 2. These packages import only the public modules of swift, and never each other.
 3. The modules of verbs that neither train nor load a model import neither torch nor transformers, however indirectly.
+4. No files import each other in a circle, and in core a folder imports only what stands on a lower floor.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +60,51 @@ PUBLIC = (
 )
 """What other packages may import from; to add a module here is to promise to keep it."""
 
+FLOORS = (
+    "version",
+    "errors",
+    "terminal",
+    "untrusted",
+    "untrusted_pickle",
+    "safetensors_header",
+    "config",
+    "data",
+    "optim",
+    "contracts",
+    "hookspecs",
+    "processes",
+    "plugins",
+    "deferred",
+    "objectives",
+    "models",
+    "demo",
+    "checkpoint",
+    "infer",
+    "serve",
+    "export",
+    "train",
+    "toolkit",
+    "observers",
+    "testing",
+    "convert",
+    "backends",
+    "api",
+    "",
+    "cli",
+    "__main__",
+)
+"""The folders and top-level modules of core from the ground up ('' is `swift` itself): who imports stands above."""
+
+UPWARDS = {
+    ("config", "plugins"): "a configuration is parsed with the options of the plugins that it names",
+    ("config", "contracts"): "what is asked for is compared with what a backend says it can do",
+    ("data", "contracts"): "plans are made for an objective",
+    ("optim", "models"): "which weights decay is decided by their names",
+    ("processes", "plugins"): "an error of another process is blamed on the plugin that raised it",
+}
+"""Imports that run back up, folder by folder, and why. There may be at most MOST_UPWARDS of them."""
+MOST_UPWARDS = 8
+
 
 @dataclass(frozen=True)
 class Import:
@@ -68,6 +115,8 @@ class Import:
     line: int
     at_once: bool
     """Whether it happens when the file itself is imported."""
+    typed: bool = False
+    """Whether it is for type checking only."""
 
     @property
     def top(self) -> str:
@@ -78,8 +127,12 @@ def main(root: Path = ROOT) -> int:
     packages = {file.parent.name: file.parent for file in sorted(root.glob("packages/*/src/*/__init__.py"))}
     broken = [problem for name, folder in packages.items() for problem in check_package(name, folder, set(packages))]
     broken += check_light(packages[CORE])
+    broken += [problem for folder in packages.values() for problem in check_circles(folder)]
+    upwards = arrows_upwards(packages[CORE])
+    broken += check_upwards(upwards)
     for problem in broken:
         print(problem)
+    print(f"floors of core: {len(FLOORS)}, imports that run back up: {len(upwards)} (at most {MOST_UPWARDS})")
     print(f"import rules: {len(broken)} broken" if broken else f"import rules: kept by {len(packages)} packages")
     return 1 if broken else 0
 
@@ -112,29 +165,117 @@ def check_light(core: Path) -> Iterator[str]:
                         waiting.append(found)
 
 
-def imports(file: Path, module: str) -> Iterator[Import]:
-    """Everything that a file imports, except for type checking only."""
+def check_circles(folder: Path) -> Iterator[str]:
+    """Rule 4, file by file; imports for type checking only make no circle."""
+    modules = {module_name(file, folder): file for file in folder.rglob("*.py")}
+    imported = {
+        module: {name for each in imports(file, module) for name in targets(each, modules)} - {module}
+        for module, file in modules.items()
+    }
+    for circle in circles(imported):
+        yield f"{modules[circle[0]]}: imports in a circle: {' -> '.join([*circle, circle[0]])}"
+
+
+def circles(imported: dict[str, set[str]]) -> Iterator[list[str]]:
+    """One circle of each group of modules that reach each other."""
+    reached = {module: _reached(module, imported) for module in imported}
+    told: set[str] = set()
+    for module in sorted(imported):
+        if module in reached[module] and module not in told:
+            told |= {each for each in reached[module] if module in reached[each]}
+            yield _way_back(module, imported)
+
+
+def _reached(start: str, imported: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = imported[waiting.pop()] - found
+        found |= new
+        waiting.extend(new)
+    return found
+
+
+def _way_back(start: str, imported: dict[str, set[str]]) -> list[str]:
+    """The shortest way from a module through its imports back to it."""
+    ways = [[start]]
+    for way in ways:
+        for module in sorted(imported[way[-1]]):
+            if module == start:
+                return way
+            if module not in way:
+                ways.append([*way, module])
+    raise AssertionError(f"{start} is in no circle")
+
+
+def arrows_upwards(core: Path) -> dict[tuple[str, str], str]:
+    """Folders of core that import from a higher floor, imports for type checking included, with one import of each."""
+    modules = {module_name(file, core): file for file in core.rglob("*.py")}
+    floors = {room: floor for floor, room in enumerate(FLOORS)}
+    found: dict[tuple[str, str], str] = {}
+    for module, file in sorted(modules.items()):
+        for each in imports(file, module, typed=True):
+            for target in targets(each, modules):
+                rooms = (room_of(module), room_of(target))
+                if rooms[0] != rooms[1] and not floors.get(rooms[0], -1) > floors.get(rooms[1], -1):
+                    found.setdefault(rooms, f"{file}:{each.line}: {module} imports {target}")
+    return found
+
+
+def check_upwards(upwards: dict[tuple[str, str], str]) -> Iterator[str]:
+    """Rule 4, folder by folder."""
+    for (importer, imported), where in upwards.items():
+        for room in (importer, imported):
+            if room not in FLOORS:
+                yield f"{where}: say in FLOORS on which floor {room} stands"
+        if (importer, imported) not in UPWARDS:
+            yield f"{where}, and {importer or CORE} stands below {imported}"
+    for importer, imported in UPWARDS.keys() - upwards.keys():
+        yield f"{Path(__file__).name}: nothing in {importer} imports {imported} any more: take it out of UPWARDS"
+    if len(upwards) > MOST_UPWARDS:
+        yield f"{len(upwards)} imports run back up, and at most {MOST_UPWARDS} may"
+
+
+def room_of(module: str) -> str:
+    """The folder or top-level module of core that a module belongs to."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def targets(each: Import, modules: dict[str, Path]) -> set[str]:
+    """The files that one import names: modules among the imported names, else the module itself."""
+    inside = {f"{each.module}.{name}" for name in each.names} & modules.keys()
+    itself = {each.module} & modules.keys() if len(inside) < max(1, len(each.names)) else set()
+    return inside | itself
+
+
+def imports(file: Path, module: str, *, typed: bool = False) -> Iterator[Import]:
+    """Everything that a file imports; what is for type checking only where `typed` asks for it."""
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    return _imports(ast.parse(file.read_text()), package, at_once=True)
+    return (each for each in _imports_of(file, file.stat().st_mtime_ns, package) if typed or not each.typed)
 
 
-def _imports(node: ast.AST, package: str, *, at_once: bool) -> Iterator[Import]:
+@cache
+def _imports_of(file: Path, _changed: int, package: str) -> tuple[Import, ...]:
+    return tuple(_imports(ast.parse(file.read_text()), package, at_once=True, typed=False))
+
+
+def _imports(node: ast.AST, package: str, *, at_once: bool, typed: bool) -> Iterator[Import]:
     if isinstance(node, ast.Import):
         for alias in node.names:
-            yield Import(alias.name, (), node.lineno, at_once)
+            yield Import(alias.name, (), node.lineno, at_once, typed)
         return
     if isinstance(node, ast.ImportFrom):
         base = package.rsplit(".", node.level - 1)[0] if node.level else ""
         module = ".".join(filter(None, (base, node.module)))
-        yield Import(module, tuple(alias.name for alias in node.names), node.lineno, at_once)
+        yield Import(module, tuple(alias.name for alias in node.names), node.lineno, at_once, typed)
         return
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         at_once = False
-    children: Iterable[ast.AST] = ast.iter_child_nodes(node)
-    if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-        children = node.orelse
-    for child in children:
-        yield from _imports(child, package, at_once=at_once)
+    guarded = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else ():
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):  # no expression imports anything
+                yield from _imports(child, package, at_once=at_once, typed=typed or (guarded and field == "body"))
 
 
 def loaded(each: Import, modules: dict[str, Path]) -> Iterator[str]:

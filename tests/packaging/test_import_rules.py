@@ -19,8 +19,10 @@ def write(root: Path, package: str, **modules: str) -> None:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small workspace that keeps all rules."""
+    monkeypatch.setattr(import_rules, "FLOORS", ("errors", "engine", "plugins", ""))
+    monkeypatch.setattr(import_rules, "UPWARDS", {})
     write(
         tmp_path,
         "swift",
@@ -74,6 +76,38 @@ def test_a_light_module_that_reaches_torch_is_caught(
 ) -> None:
     write(workspace, "swift", plugins=statement, engine="import torch")
     assert "torch is imported at once by" in broken_rules(workspace, capsys)
+
+
+@pytest.mark.parametrize("how", ["import swift.plugins", "from swift import plugins", "from . import plugins"])
+def test_files_that_import_each_other_are_caught_even_inside_a_function(
+    how: str, workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_rules, "UPWARDS", {("engine", "plugins"): "for this test"})
+    write(workspace, "swift", plugins="def run():\n    from swift import engine\n", engine=how)
+    said = broken_rules(workspace, capsys)
+    assert "imports in a circle: swift.engine -> swift.plugins -> swift.engine" in said
+    assert "1 broken" in said
+
+
+def test_an_import_from_a_higher_floor_is_caught_and_counted(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(workspace, "swift", engine="if TYPE_CHECKING:\n    from swift.plugins import run\n")
+    said = broken_rules(workspace, capsys)
+    assert "swift.engine imports swift.plugins, and engine stands below plugins" in said
+    assert "imports that run back up: 1 (at most 8)" in said
+
+
+def test_a_folder_without_a_floor_is_caught(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(workspace, "swift", planner="from swift.errors import SwiftError")
+    assert "say in FLOORS on which floor planner stands" in broken_rules(workspace, capsys)
+
+
+def test_an_exception_that_nothing_needs_any_more_is_caught(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_rules, "UPWARDS", {("errors", "engine"): "once upon a time"})
+    assert "take it out of UPWARDS" in broken_rules(workspace, capsys)
 
 
 def test_public_modules_exist() -> None:

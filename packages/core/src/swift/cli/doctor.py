@@ -17,11 +17,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from swift import __version__
 from swift.cli.app import run_app
 from swift.errors import SwiftError
 from swift.plugins.discover import CORE, list_plugins
 from swift.plugins.load import load
+from swift.version import __version__
 
 Verdict = Literal["ok", "note", "broken"]
 _MARKS = {"ok": "[green]✓[/]", "note": "[yellow]·[/]", "broken": "[red]✗[/]"}

@@ -17,8 +17,9 @@ from swift.infer.options import Wanted, is_address
 from swift.untrusted import check_unicode, shown
 
 if TYPE_CHECKING:
+    from swift.infer.answers import Speaker
     from swift.infer.batch import Asked, LineOf
-    from swift.infer.speaker import FoundModel, Speaker
+    from swift.infer.speaker import FoundModel
 
 
 def run(verb: str, args: list[str]) -> int:

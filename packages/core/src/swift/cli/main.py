@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from swift import __version__
 from swift.cli.verbs import ELSEWHERE, VERBS
 from swift.deferred import has_own_process
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
+from swift.version import __version__
 
 
 def main() -> None:

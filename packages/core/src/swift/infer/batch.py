@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from swift.contracts import Sampling
+from swift.infer.answers import Answer, Speaker
 from swift.infer.journal import Journal
 from swift.infer.questions import Question
-from swift.infer.speaker import Answer, Speaker
 from swift.terminal import progress
 
 LineOf = Callable[[Question, Answer], Mapping[str, Any]]

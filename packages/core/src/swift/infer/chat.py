@@ -7,7 +7,7 @@ from typing import Any
 
 from swift.contracts import Sampling
 from swift.errors import UsageError
-from swift.infer.speaker import Speaker
+from swift.infer.answers import Speaker
 from swift.untrusted import check_unicode
 
 
@@ -39,7 +39,7 @@ def converse(speaker: Speaker, sampling: Sampling) -> None:
             sys.stdout.write(piece)
             sys.stdout.flush()
         sys.stdout.write("\n")
-        if speaker.remembers:
+        if speaker.multi_turn:
             messages.append({"role": "assistant", "content": answer})
         else:
             messages.clear()

@@ -7,9 +7,10 @@ from typing import Any
 
 from swift.config.sections import DataSection
 from swift.errors import DataError
+from swift.infer.answers import Answer
 from swift.infer.batch import WINDOW, Asked
 from swift.infer.questions import Question
-from swift.infer.speaker import Answer, EngineSpeaker
+from swift.infer.speaker import EngineSpeaker
 from swift.terminal import progress
 
 

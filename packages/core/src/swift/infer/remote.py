@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from swift.contracts import Sampling
+from swift.infer.answers import Answer, Messages
 from swift.infer.openai_server import OpenAiServer, at_once
 from swift.infer.questions import Question, with_system
-from swift.infer.speaker import Answer, Messages
 
 AT_A_TIME = 16
 """Requests under way at once where nothing else is said."""
 
 
 class RemoteSpeaker:
-    """Implements `swift.infer.speaker.Speaker`."""
+    """Implements `swift.infer.answers.Speaker`."""
 
-    remembers = True
+    multi_turn = True
 
     def __init__(
         self,

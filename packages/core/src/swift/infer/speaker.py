@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
 from swift.data.rendering import render_chat
 from swift.errors import DataError, ModelError, SwiftError, UsageError
+from swift.infer.answers import Answer, Messages, Speaker
 from swift.infer.options import Wanted, is_address
 from swift.infer.questions import Question, with_system
 from swift.plugins.inference import open_inference
@@ -22,35 +23,7 @@ if TYPE_CHECKING:
     from swift.infer.find import Place
     from swift.models.source import HfSource
 
-Messages = Sequence[dict[str, Any]]
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to a question."""
-
-    text: str
-    finish_reason: str
-    """'stop', or 'length' where it was cut off."""
-
-
-class Speaker(Protocol):
-    """Answers conversations."""
-
-    name: str
-    """Of the model, for people."""
-    remembers: bool
-    """Whether a conversation may have several rounds; a text is only gone on with."""
-
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
-        """(place of the question, its answer), in the order in which answers are ready."""
-
-    def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:
-        """The text of one answer, piece by piece, while it is made."""
-
-    def close(self) -> None:
-        """Give memory and processes back."""
 
 
 def open_speaker(name: str | None, wanted: Wanted, *, say: Callable[[str], None]) -> Speaker:
@@ -135,12 +108,12 @@ class EngineSpeaker:
         self.system = system
         """Where a conversation has none: that of the run's data section, or the user's."""
         self.name = name
-        self.remembers = tokenizer.chat_template is not None
+        self.multi_turn = tokenizer.chat_template is not None
 
     def prompt(self, messages: Messages, tools: Sequence[Any] | None = None) -> list[int]:
         """The tokens up to where the assistant speaks; plain text where there is no chat template."""
         messages = with_system(messages, self.system)
-        if not self.remembers:
+        if not self.multi_turn:
             if len(messages) != 1:
                 raise DataError(
                     "This model's tokenizer has no chat template, so it can only go on with a text.",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-import swift
 from swift.contracts import Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
 from swift.observers.charts import charts_of
@@ -23,6 +22,7 @@ from swift.observers.lines import EVAL_PREFIX, MEMORY, Line, Meter
 from swift.observers.mfu import mfu_of
 from swift.observers.text import count, duration, figure, label
 from swift.train.run_folder import resolved_config
+from swift.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -103,7 +103,7 @@ def render_report(
         status=summary.status if summary else "running",
         message=summary.message if summary else "",
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
-        version=swift.__version__,
+        version=__version__,
         figures=key_figures(lines, run.total_steps, summary),
         facts={label(name): value for name, value in setup_facts(run).items()},
         plugins=dict(run.plugins),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from swift import __version__
 from swift.errors import PluginError
 from swift.plugins.discover import CORE
 from swift.plugins.load import LoadedPlugin
+from swift.version import __version__
 
 
 def fingerprint(plugins: Sequence[LoadedPlugin]) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swift import __version__
 from swift.contracts import HOOK_API, Capabilities
 from swift.errors import PluginError, SwiftError, did_you_mean
 from swift.plugins.blame import failing, interrupts, upgrade, words_of
@@ -15,6 +14,7 @@ from swift.plugins.check import check_backend_attributes, check_hook_api, check_
 from swift.plugins.discover import ALLOW_LIST, CORE, KINDS, PluginEntry, list_plugins
 from swift.plugins.known import KNOWN, install_command
 from swift.plugins.waiting import waiting_for
+from swift.version import __version__
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -16,7 +16,6 @@ import torch
 from swift.checkpoint.coordination import close_comms
 from swift.checkpoint.load import facts_of
 from swift.checkpoint.manifest import Manifest
-from swift.cli.launch import current_world
 from swift.config.sections import Config
 from swift.contracts import Objective, Run
 from swift.data.pipeline import PreparedData, prepare_data
@@ -33,6 +32,7 @@ from swift.plugins.hooks import Hooks, open_hooks
 from swift.plugins.load import load_backend, load_objective, load_observers
 from swift.plugins.objective import make_objective
 from swift.processes.comms import Comms
+from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
 from swift.train import reference
 from swift.train.best import BestSoFar

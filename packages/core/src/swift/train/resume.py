@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from swift.checkpoint.coordination import agree
 from swift.checkpoint.folders import clean_stale, find_checkpoint, last_checkpoint, whole_checkpoints
 from swift.checkpoint.load import check_resume, facts_of, open_checkpoint
-from swift.cli.launch import elastic_launcher
 from swift.config.sections import Config
 from swift.errors import ConfigError, SwiftError
 from swift.processes.comms import Comms
+from swift.processes.group import elastic_launcher
 from swift.train.run_folder import (
     ARGS_FILE,
     RunClaim,

@@ -24,10 +24,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-import swift
 from swift.config.sections import Config
 from swift.errors import CheckpointError, ConfigError
 from swift.untrusted import check_regular
+from swift.version import __version__
 
 ARGS_FILE = "args.json"
 CONFIG_FILE = "config.yaml"
@@ -197,11 +197,11 @@ def write_run_files(
     `swift_version`, `plugins` and `environment`.
     """
     sections = resolved_config(config, backend_options, objective_options)
-    heading = f"# Written by swift {swift.__version__}. The same run again: swift train --config {CONFIG_FILE}\n"
+    heading = f"# Written by swift {__version__}. The same run again: swift train --config {CONFIG_FILE}\n"
     body = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
     (folder / CONFIG_FILE).write_text(heading + body, encoding="utf-8")
     args = {
-        "swift_version": swift.__version__,
+        "swift_version": __version__,
         **{f"{section}.{field}": value for section, fields in sections.items() for field, value in fields.items()},
         "plugins": dict(plugins),
         "environment": dict(environment),
