@@ -12,8 +12,8 @@ from torch import nn
 
 from swift.contracts import ModelView, Need
 from swift.toolkit import SequenceView, ViewModule, build_view, check_heads, check_widths, sequence_attention
+from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import stage_of
-from swift_backend_deepspeed.plan import options_of
 from swift_backend_deepspeed.topology import sequence_group
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def build(run: Run, source: ModelSource) -> Built:
     """Model, tuner and view."""
     check_heads(source.config, run.config.parallel.tp)
     check_widths(source.config, run.config.parallel.tp)
-    hollow = stage_of(options_of(run).content) == 3
+    hollow = stage_of(run.options(DeepSpeedOptions).content) == 3
     attention, view_class = None, ViewModule
     if run.config.parallel.ulysses > 1:
         attention = sequence_attention(run, source.config, cp=False)

@@ -8,16 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import ConfigError, UnsupportedPlan
+from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import check_batch, offload_device, stage_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run
-    from swift_backend_deepspeed.config import DeepSpeedOptions
-
-
-def options_of(run: Run) -> DeepSpeedOptions:
-    """The backend's own section."""
-    return run.backend_options  # type: ignore[return-value]  # validated by config_model
 
 
 def data_size(run: Run) -> int:
@@ -30,7 +25,7 @@ def check_plan(run: Run) -> None:
     """Refuse what sizes, stage, tuner or machine rule out."""
     config, world = run.config, run.world.size
     parallel, tuner = config.parallel, config.tuner
-    content = options_of(run).content
+    content = run.options(DeepSpeedOptions).content
     stage = stage_of(content)
     parallel.data_parallel(world)
     if stage == 3 and tuner.quantize != "none":
@@ -69,7 +64,7 @@ def _check_tensor_parallel(run: Run, stage: int) -> None:
 
 
 def _check_offload(run: Run) -> None:
-    content = options_of(run).content
+    content = run.options(DeepSpeedOptions).content
     stage = stage_of(content)
     if offload_device(content, "offload_optimizer") != "none" and stage == 0:
         raise UnsupportedPlan(

@@ -20,11 +20,11 @@ from swift.toolkit import (
     resolve_dtype,
 )
 from swift_backend_deepspeed import nvme
+from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.diagnosis import Watch
 from swift_backend_deepspeed.ds_json import offload_device, resolved
 from swift_backend_deepspeed.model import Built, EngineView, Root
 from swift_backend_deepspeed.partitions import Partitions, partitions_of
-from swift_backend_deepspeed.plan import options_of
 from swift_backend_deepspeed.tensor_parallel import check_same, mark_regions, partition_config, probe, region_of
 from swift_backend_deepspeed.topology import quiet_deepspeed, remember
 
@@ -63,11 +63,10 @@ class DeepSpeedState:
 def shard(run: Run, built: Built) -> DeepSpeedState:
     """Pieces → optimizer → engine → exact fp32 weights."""
     deepspeed = quiet_deepspeed()
-    assert run.topology is not None
     device = torch.device(run.topology.device)
     precision, _ = resolve_dtype(run.config.model.dtype, str(device))
     config = resolved(
-        options_of(run).content,
+        run.options(DeepSpeedOptions).content,
         run.config,
         precision=precision,
         world=run.world.size,
@@ -142,7 +141,7 @@ def _cut_and_fill(run: Run, built: Built, root: Root, config: dict[str, Any], co
                 cut[id(parameter)] = fresh
                 cut[id(fresh)] = fresh
             setattr(module, name, cut[id(parameter)])
-    device = torch.device(run.topology.device if run.topology else "cpu")
+    device = torch.device(run.topology.device)
     for module in root.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)

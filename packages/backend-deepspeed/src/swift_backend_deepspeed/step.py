@@ -13,7 +13,7 @@ import torch.distributed as dist
 from swift.errors import TrainingError
 from swift.toolkit import NonFiniteStep, accumulate, before_update, score, set_learning_rate
 from swift_backend_deepspeed.advice import to_save_memory
-from swift_backend_deepspeed.plan import options_of
+from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.tensor_parallel import region_of
 
 if TYPE_CHECKING:
@@ -27,14 +27,12 @@ def train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Objecti
     try:
         return _train_step(run, state, batch, objective)
     except torch.OutOfMemoryError as error:
-        advice = to_save_memory(run.config, options_of(run).content)
+        advice = to_save_memory(run.config, run.options(DeepSpeedOptions).content)
         raise TrainingError(f"Step {state.step + 1} did not fit into memory: {error}", hint=advice) from None
 
 
 def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> StepResult:
     """Micro-batches through the engine; it adds up, clips and updates when it is told that the last one is through."""
-    assert run.schedule is not None
-    assert run.topology is not None
     engine = state.engine
 
     @contextlib.contextmanager
@@ -99,13 +97,11 @@ def _norm_of(model: torch.nn.Module) -> float:
 
 def forward(run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> ForwardResult:
     """Views and sums only."""
-    assert run.topology is not None
     passes = batch.most_micro_batches(run.topology.data_size)
     return score(state.answers, state.model, batch, objective, state.arithmetic, all_reduce=_add_up(run), passes=passes)
 
 
 def _add_up(run: Run) -> Callable[[torch.Tensor], None]:
-    assert run.topology is not None
     sharing = run.world.size // run.topology.data_size
 
     def add_up(table: torch.Tensor) -> None:

@@ -13,8 +13,9 @@ from swift.contracts import Topology
 from swift.errors import UnsupportedPlan
 from swift.toolkit import choose_device, join_group, leave_group, resolve_dtype
 from swift_backend_deepspeed import nvme
+from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import remarks, stage_in_force
-from swift_backend_deepspeed.plan import data_size, options_of
+from swift_backend_deepspeed.plan import data_size
 
 if TYPE_CHECKING:
     from swift.contracts import Run
@@ -29,7 +30,7 @@ _engines: list[Any] = []
 def setup(run: Run) -> Topology:
     """Join the group, tell DeepSpeed of it, and cut it into groups that share samples (neighbours)."""
     global _sequence
-    options, parallel, world = options_of(run), run.config.parallel, run.world
+    options, parallel, world = run.options(DeepSpeedOptions), run.config.parallel, run.world
     device = choose_device(options.device, world, cpu_threads=options.cpu_threads)
     precision, _ = resolve_dtype(run.config.model.dtype, str(device))
     # DeepSpeed looks for its accelerator and its place when it is imported or first used.

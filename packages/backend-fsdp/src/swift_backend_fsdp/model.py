@@ -19,6 +19,7 @@ from swift.toolkit import (
     decoder_blocks,
     sequence_attention,
 )
+from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.topology import meshes
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def build(run: Run, source: ModelSource) -> Hollow:
             hint="Type --backend torch",
         )
     if config.train.gradient_checkpointing:
-        every = run.backend_options.checkpoint_every  # type: ignore[attr-defined]  # validated by config_model
+        every = run.options(FsdpConfig).checkpoint_every
         for index, block in enumerate(blocks):
-            block.gradient_checkpointing = index % every == 0  # transformers' own switch
+            # transformers' own switch
+            block.gradient_checkpointing = index % every == 0  # type: ignore[assignment]
     return Hollow(view, source, blocks, filled=quantised)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swift.errors import UnsupportedPlan
+from swift_backend_fsdp.config import FsdpConfig
 
 if TYPE_CHECKING:
     from swift.config.sections import ParallelSection
@@ -35,7 +36,7 @@ class Sizes:
 
 def sizes_of(run: Run) -> Sizes:
     """The sizes of a run; with `backend.hybrid` there is a replica on every machine."""
-    hybrid = run.backend_options.hybrid  # type: ignore[attr-defined]  # validated by config_model
+    hybrid = run.options(FsdpConfig).hybrid
     here = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size))
     return Sizes.of(run.config.parallel, run.world.size, per_machine=here if hybrid else None)
 

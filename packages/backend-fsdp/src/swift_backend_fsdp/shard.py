@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 from swift.contracts import ModelView, Need
 from swift.toolkit import Arithmetic, SequenceView, ViewModule, build_optimizer, fill, parameter_groups
+from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.local import keep, local_slice
 from swift_backend_fsdp.model import Hollow
 from swift_backend_fsdp.tensor_parallel import cut_tensors
@@ -21,7 +22,6 @@ from swift_backend_fsdp.topology import Meshes, meshes
 if TYPE_CHECKING:
     from swift.contracts import Run
     from swift.data.batch import MicroBatch
-    from swift_backend_fsdp.config import FsdpConfig
 
 # FSDP looks for tensors in what a module answers, and knows dataclasses only when it is told.
 if ModelView not in _pytree.SUPPORTED_NODES:
@@ -88,7 +88,7 @@ class FsdpState:
 
 def shard(run: Run, hollow: Hollow) -> FsdpState:
     """Tensor parallel → FSDP, block by block → memory → weights → optimizer."""
-    options: FsdpConfig = run.backend_options  # type: ignore[assignment]  # validated by config_model
+    options = run.options(FsdpConfig)
     arithmetic = Arithmetic.of(run)
     partial = cut_tensors(hollow.view.model, meshes().tp) if meshes().sizes.tp > 1 else set()
     root = Root(hollow.view)

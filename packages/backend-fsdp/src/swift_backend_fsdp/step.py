@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 def train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> StepResult:
     """Accumulate micro-batches, add gradients up across processes after the last one, clip, update."""
-    assert run.topology is not None
     root, scaler = state.root, state.arithmetic.scaler
 
     @contextlib.contextmanager
@@ -55,7 +54,6 @@ def train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) -
 
 def forward(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> ForwardResult:
     """Views and sums only."""
-    assert run.topology is not None
     try:
         return score(
             state.root,

@@ -11,11 +11,11 @@ from torch.distributed.tensor import _collective_utils, _redistribute, debug
 
 from swift.contracts import Topology
 from swift.toolkit import choose_device, join_group, leave_group
+from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.plan import Sizes, sizes_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run
-    from swift_backend_fsdp.config import FsdpConfig
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def meshes() -> Meshes:
 def setup(run: Run) -> Topology:
     """Join the group, and cut it into meshes. Neighbours share tensors first, then sequences, then data."""
     global _meshes
-    options: FsdpConfig = run.backend_options  # type: ignore[assignment]  # validated by config_model
+    options = run.options(FsdpConfig)
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
     sizes = sizes_of(run)
     # FSDP wants a group even of one.

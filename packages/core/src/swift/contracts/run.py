@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -18,10 +18,35 @@ if TYPE_CHECKING:
     from swift.contracts.inference import InferenceEngine
     from swift.optim.schedule import Schedule
 
+T = TypeVar("T")
+
+
+class SetLater(Generic[T]):
+    """A field of a dataclass that becomes known during the run; reading it before is an error that says when it is.
+
+    `getattr(run, name, None)` asks whether it is set.
+    """
+
+    def __init__(self, when: str) -> None:
+        self._when = when
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> T:
+        value = None if instance is None else vars(instance).get(self._name)
+        if value is None and instance is not None:
+            raise AttributeError(f"{type(instance).__name__}.{self._name} is not known yet: {self._when}.")
+        return value  # type: ignore[return-value]  # asked of the class: None, the default of the field
+
+    def __set__(self, instance: object, value: T | None) -> None:
+        vars(instance)[self._name] = value
+
 
 @dataclass(frozen=True)
 class World:
-    """Where this process stands among all processes of the run, before any group exists."""
+    """The rank of this process among all processes of the run, known before any group exists."""
 
     rank: int = 0
     local_rank: int = 0
@@ -30,7 +55,7 @@ class World:
 
 @dataclass(frozen=True)
 class Topology:
-    """What `swift_setup` answers: this process's place, and its slice of every batch."""
+    """This process's device and its slice of every batch, as `swift_setup` returns them."""
 
     world: World
     data_rank: int
@@ -59,7 +84,7 @@ class ModelFacts:
     """Those of them that are trained."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Run:
     """Everything about one run that hooks may need. One object per process, made by core."""
 
@@ -73,9 +98,10 @@ class Run:
     """Prints a line for the user, on one process only."""
     plugins: Mapping[str, str] = field(default_factory=dict)
     """Plugin → 'distribution version', of those registered."""
-    topology: Topology | None = None
-    schedule: Schedule | None = None
-    """Learning rate by step; set before `swift_shard`."""
+    topology: SetLater[Topology] = SetLater("swift_setup returns it")
+    """Raises before `swift_setup` has returned it."""
+    schedule: SetLater[Schedule] = SetLater("it is made once the number of steps is, before swift_shard")
+    """Learning rate by step; raises before it is set, which is before `swift_shard`."""
     total_steps: int = 0
     adapter_config: dict[str, Any] | None = None
     """PEFT configuration of the adapters in training, as JSON values; set by `swift_wrap_model` where there are any."""
@@ -87,6 +113,19 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     """Decisions that a reader of the run would want to know (attention chosen and why, kernels, ...), for people: what
     is text is shown as it stands."""
+
+    backend_state: Any = None
+    """The backend's own, from `swift_setup` to `swift_teardown`: process groups, meshes, what is to be taken down. Core
+    never looks at it, and no backend keeps such things in module globals."""
+
+    def options(self, kind: type[T]) -> T:
+        """Return the `backend` section as the model that the backend declares (`config_model`)."""
+        if not isinstance(self.backend_options, kind):
+            raise TypeError(
+                f"The backend's options are {type(self.backend_options).__name__}, not {kind.__name__}: "
+                f"{self.config.backend.name} is the backend of this run."
+            )
+        return self.backend_options
 
     @property
     def timeout(self) -> timedelta:

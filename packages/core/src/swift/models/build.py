@@ -33,7 +33,6 @@ def build_view(
     and fill. `attention` is a kernel of the backend's own; by default the `model` section chooses. `view_class` is
     called with the model, `attention` and `say`.
     """
-    assert run.topology is not None
     config, device = run.config, run.topology.device
     dtype_name, dtype_reason = resolve_dtype(config.model.dtype, device)
     compute = getattr(torch, dtype_name)

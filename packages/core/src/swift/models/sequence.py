@@ -52,7 +52,6 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
 
     `cp` says whether the backend has context parallel to offer in place of Ulysses.
     """
-    assert run.topology is not None
     parallel = run.config.parallel
     heads = model_config.get_text_config().num_attention_heads
     if heads % parallel.ulysses:

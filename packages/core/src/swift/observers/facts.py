@@ -42,7 +42,7 @@ def backend_and_layout(run: Run) -> str:
     """`fsdp, 4 processes (dp_shard 2, tp 2)`."""
     size = run.world.size
     words = f"{run.config.backend.name}, {size} process{'es' if size > 1 else ''}"
-    layout = run.topology.layout if run.topology else {}
+    layout = run.topology.layout
     parts = [f"{name} {ways}" for name, ways in layout.items() if ways > 1]
     return f"{words} ({', '.join(parts)})" if parts else words
 

@@ -36,7 +36,7 @@ def mfu_of(run: Run) -> Callable[[float], float | None]:
 
 def _peak_flops(run: Run) -> float | None:
     """Return the peak of all processes' devices together; None for unknown hardware or precision."""
-    on_gpu = run.topology is not None and run.topology.device.startswith("cuda")
+    on_gpu = run.topology.device.startswith("cuda")
     if not on_gpu or run.model_facts is None or run.model_facts.precision not in ("bfloat16", "float16"):
         return None
     import torch

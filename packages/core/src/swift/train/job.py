@@ -46,7 +46,6 @@ class Job:
 
     @property
     def topology(self) -> Topology:
-        assert self.run.topology is not None
         return self.run.topology
 
     @property
@@ -72,7 +71,6 @@ class Job:
 
 def in_order(run: Run, dataset: SampleSet, objective: Objective) -> Iterator[Batch]:
     """A data set once, in its own order: for evaluation, and for scoring by a reference model."""
-    assert run.topology is not None
     config = run.config
     per_process = config.train.eval_batch or config.train.micro_batch
     return evaluation_batches(

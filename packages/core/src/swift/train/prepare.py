@@ -34,6 +34,7 @@ from swift.plugins.objective import make_objective
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
+from swift.terminal import print_line, say_nothing
 from swift.train import reference
 from swift.train.best import BestSoFar
 from swift.train.job import Job, in_order
@@ -59,7 +60,7 @@ def opened(
         backend_options=parsed.backend_options,
         folder=config.logging.output,
         world=world,
-        say=print_line if world.rank == 0 else _say_nothing,
+        say=print_line if world.rank == 0 else say_nothing,
         plugins=hooks.versions,
     )
     hooks.check_plan(run)
@@ -114,7 +115,6 @@ def _prepare(
     rows: Sequence[Any] | None,
     validation_rows: Sequence[Any] | None,
 ) -> Job:
-    assert run.topology is not None
     _check_export(run.config)
     config = run.config = _with_global_batch(run.config, begin.checkpoint, run.topology.data_size)
     _seed(config.train.seed)
@@ -308,12 +308,3 @@ def _check_evaluation(job: Job) -> None:
             f"The best checkpoint is chosen among steps that are evaluated and saved: make save_steps ({save_steps}) "
             f"a multiple of eval_steps ({train.eval_steps}) to choose among all that are saved."
         )
-
-
-def print_line(text: str) -> None:
-    """A line for the user, above a progress bar if there is one."""
-    print(text, flush=True)  # noqa: T201 - the one place that writes to the terminal
-
-
-def _say_nothing(_: str) -> None:
-    pass

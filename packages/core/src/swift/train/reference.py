@@ -93,7 +93,6 @@ class ScoreCache:
         run = self._run
         if run.model_facts is not None:
             return run.model_facts.precision
-        assert run.topology is not None
         return resolve_dtype(run.config.model.dtype, run.topology.device)[0]
 
     def _score(self, dataset: SampleSet, batches: Iterable[Batch]) -> np.ndarray:

@@ -44,7 +44,6 @@ class Arithmetic:
     @classmethod
     def of(cls, run: Run) -> Arithmetic:
         """As the run's `model.dtype` and its device say."""
-        assert run.topology is not None
         device = torch.device(run.topology.device)
         name, _ = resolve_dtype(run.config.model.dtype, device)
         return cls(device, getattr(torch, name), torch.amp.GradScaler(device.type, enabled=name == "float16"))
@@ -113,7 +112,6 @@ def update(
     Gradients are unscaled, added up and clipped by now; `grad_norm` is from before clipping. `all_reduce` adds up over
     the processes that hold other slices of the batch.
     """
-    assert run.schedule is not None
     scaler = arithmetic.scaler
     learning_rate = run.schedule(state.step)
     reduced = sums.reduce(all_reduce)

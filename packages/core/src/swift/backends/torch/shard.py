@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from swift.backends.torch.config import TorchConfig
 from swift.backends.torch.gradients import add_up
 from swift.optim.build import build_optimizer, parameter_groups
 from swift.train.steps import Arithmetic
 
 if TYPE_CHECKING:
-    from swift.backends.torch.config import TorchConfig
     from swift.contracts import Run
     from swift.models.view import ViewModule
 
@@ -54,7 +54,7 @@ def shard(run: Run, view: ViewModule) -> TorchState:
 
 
 def _data_parallel(run: Run, view: ViewModule, device: torch.device) -> DistributedDataParallel:
-    options: TorchConfig = run.backend_options  # type: ignore[assignment]  # validated by config_model
+    options = run.options(TorchConfig)
     with warnings.catch_warnings():
         # Newer torch has another name for it, which the oldest one that we support does not know.
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)

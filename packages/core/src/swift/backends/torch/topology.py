@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swift.backends.torch.config import TorchConfig
 from swift.contracts import Topology
 from swift.errors import UnsupportedPlan
 from swift.processes.device import choose_device, join_group
 
 if TYPE_CHECKING:
-    from swift.backends.torch.config import TorchConfig
     from swift.contracts import Run
 
 
 def setup(run: Run) -> Topology:
     """Data parallel over all processes."""
-    options: TorchConfig = run.backend_options  # type: ignore[assignment]  # validated by config_model
+    options = run.options(TorchConfig)
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
     replicas = run.config.parallel.dp_replicate
     if replicas not in (None, run.world.size):
