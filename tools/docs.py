@@ -22,6 +22,7 @@ from swift.config.aliases import flags_of
 from swift.config.fields import Field, model_fields
 from swift.config.sections import Config, Section
 from swift.plugins.discover import CORE, list_plugins
+from swift.plugins.kinds import KINDS
 from swift.plugins.load import load
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -64,9 +65,9 @@ def hooks_page(module: ModuleType) -> str:
         "# Hooks",
         GENERATED,
         documentation(module, module.__name__),
-        f"A backend must implement {_listed(module.BACKEND_REQUIRED)}.",
-        f"An exporter must implement {_listed(module.EXPORTER_REQUIRED)}.",
-        f"An inference engine must implement {_listed(module.ENGINE_REQUIRED)}.",
+        "## Kinds of plugins",
+        "A plugin is an entry point in the group of its kind; the entry point's name is the name that users type.",
+        "\n".join(["| kind | group | a plugin of this kind | it must have |", "|---|---|---|---|", *_kinds()]),
         "The types in the signatures are defined in `swift.contracts`; `Batch` is in `swift.data.batch`.",
     ]
     for group in hook_groups(module):
@@ -74,6 +75,17 @@ def hooks_page(module: ModuleType) -> str:
         for name, hook in hooks_of(group):
             parts += [f"### {name}", _signature(name, hook), _who_answers(hook), documentation(hook, f"hook {name}")]
     return "\n\n".join(parts) + "\n"
+
+
+def _kinds() -> Iterator[str]:
+    """A row for each kind that there is."""
+    for group, kind in KINDS.items():
+        needed = _listed(kind.required) if kind.spec else ", ".join(f"`{name}`" for name in kind.required)
+        where = (
+            f"the hooks of [{kind.spec.__name__}](#{kind.spec.__name__.lower()})" if kind.spec else "a class or object"
+        )
+        contract = "" if kind.spec else f" (`swift.contracts.{kind.name.capitalize()}`)"
+        yield f"| {kind.name} | `{group}` | {kind.says} | {where}{contract}{': ' + needed if needed else ''} |"
 
 
 def hook_groups(module: ModuleType) -> list[type]:
@@ -145,8 +157,9 @@ def _pairs(pairs: list[dict[str, Any]]) -> str:
 
 def plugin_options(section: str) -> Iterator[tuple[str, type[BaseModel]]]:
     """The options that core's own plugins add to a section that is open to them."""
-    group = {"backend": "swift.backends", "objective": "swift.objectives"}.get(section)
-    for entry in list_plugins(group) if group else []:
+    for entry in list_plugins():
+        if KINDS[entry.group].section != section:
+            continue
         model = load(entry).config_model if entry.distribution == CORE else None
         if model is not None and set(model.model_fields) - set(Section.model_fields) - {"name"}:
             yield f"With `{section}.name: {entry.name}`", model

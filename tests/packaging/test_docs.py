@@ -47,7 +47,7 @@ def test_a_hook_without_a_docstring_is_an_error() -> None:
         def swift_silent(self, run: int) -> None: ...
 
     module = types.ModuleType("specs", "Some hooks.")
-    vars(module).update(BackendHooks=BackendHooks, BACKEND_REQUIRED=(), EXPORTER_REQUIRED=(), ENGINE_REQUIRED=())
+    vars(module).update(BackendHooks=BackendHooks)
     with pytest.raises(docs.Undocumented, match="hook swift_silent has no docstring"):
         docs.hooks_page(module)
 

@@ -40,6 +40,18 @@ class Rogue:
     def swift_train_step(self, batch):
         return 99
 '''
+VERBS = """
+class Greet:
+    summary = "Say hello"
+
+    def run(self, words):
+        return 0 if words else 2
+
+
+class Mute:
+    def run(self, words):
+        return 0
+"""
 STEP = "    def swift_train_step(self, batch):"
 DISTRIBUTIONS = [
     backend("acme-good", "acme"),
@@ -63,6 +75,12 @@ DISTRIBUTIONS = [
     backend("acme-argument", "argument", (STEP, STEP.replace("batch", "batches"))),
     backend("acme-newer-core", "newer-core", requires=("swift-core>=99",)),
     backend("acme-capable", "no-capabilities", ("    capabilities = Capabilities", "    ability = Capabilities")),
+    backend(
+        "acme-optional",
+        "misspelt-optional",
+        (STEP, f"    def swift_read_foregin(self, folder): ...\n\n    @hookimpl\n{STEP}"),
+    ),
+    Distribution("acme-verbs", VERBS, {"swift.commands": {"greet": "Greet", "mute": "Mute"}}),
     backend("twin-one", "twin"),
     backend("twin-two", "twin"),
     backend("acme-torch", "torch"),

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from swift.cli.plugins import plugin_rows
 from swift.errors import PluginError
-from swift.plugins.load import load_backend, load_observers
+from swift.plugins.load import load_backend, load_command, load_observers
 
 BROKEN = [
     ("broken-import", "acme-import", "No module named 'acme_needs_this'", "pip install --upgrade acme-import"),
     ("crashing", "acme-crash", "RuntimeError: no driver", "pip install --upgrade acme-crash"),
-    ("future", "acme-future", "hook API 1.1, but this core speaks 1.0", "pip install --upgrade swift-core"),
-    ("ancient", "acme-ancient", "hook API 0.7, but this core speaks 1.0", "pip install --upgrade acme-ancient"),
-    ("silent", "acme-silent", "does not say which hook API", "HOOK_API = (1, 0)"),
+    ("future", "acme-future", "hook API 1.2, but this core speaks 1.1", "pip install --upgrade swift-core"),
+    ("ancient", "acme-ancient", "hook API 0.7, but this core speaks 1.1", "pip install --upgrade acme-ancient"),
+    ("silent", "acme-silent", "does not say which hook API", "HOOK_API = (1, 1)"),
     ("misspelt", "acme-misspelt", "unknown hook 'swift_trian_step'", "Did you mean 'swift_train_step'?"),
     ("twice", "acme-twice", "implements swift_setup 2 times (other, swift_setup)", "Keep one of them"),
     ("missing-hook", "acme-missing", "does not implement swift_teardown", "pip install --upgrade acme-missing"),
@@ -51,3 +52,18 @@ def test_an_observer_must_not_take_a_backends_place(installed: Path) -> None:
     with pytest.raises(PluginError, match="implements swift_train_step, which only the selected backend may") as caught:
         load_observers(["rogue"])
     assert "wrapper=True" in str(caught.value)
+
+
+def test_a_verb_without_a_summary_is_refused_when_it_is_chosen_and_a_row_before(installed: Path) -> None:
+    with pytest.raises(PluginError, match=r"command 'mute' \(acme-verbs 1\.0\) lacks summary") as caught:
+        load_command("mute")
+    assert "swift.contracts.Command" in str(caught.value)
+    assert load_command("greet").object.run(["you"]) == 0
+    rows = {row.entry.name: row for row in plugin_rows(check=True) if row.entry.kind == "command"}
+    assert rows["greet"].status == "ok"
+    assert rows["mute"].broken
+
+
+def test_a_misspelt_optional_hook_of_a_backend_is_noticed(installed: Path) -> None:
+    with pytest.raises(PluginError, match="Did you mean 'swift_read_foreign'"):
+        load_backend("misspelt-optional")

@@ -100,7 +100,7 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_forward(self, run: Run, state: TrainState, batch: Batch, objective: Objective) -> ForwardResult:
-        """The same without gradient, in evaluation mode: validation, and scoring by a reference model.
+        """Compute loss and views without gradient, in evaluation mode: for validation, and for reference models.
 
         With `objective.adapters_off` the model is viewed with its adapter switched off.
         """
@@ -138,7 +138,7 @@ class BackendHooks:
     def swift_core_settings(self, options: BaseModel) -> Mapping[str, tuple[Any, str]] | None:
         """Say what the backend's own options say of core's keys. Optional.
 
-        Called with validated options, before the configuration is final. Answers core's key → (value, where it
+        Called with validated options, before the configuration is final. Return core's key → (value, where it
         stands). Core takes the value over, and shows both to a user who typed another one.
         """
 
@@ -151,18 +151,18 @@ class BackendHooks:
 
     @hookspec(firstresult=True)
     def swift_presets(self) -> Mapping[str, str] | None:
-        """Answer files to begin from: name → text, printed by `swift config BACKEND NAME`. Optional."""
+        """Return files to begin from: name → text, printed by `swift config BACKEND NAME`. Optional."""
 
     @hookspec(firstresult=True)
     def swift_read_foreign(self, folder: Path) -> ForeignCheckpoint | None:
-        """Open a checkpoint that the engine itself saved, for `swift convert`. Optional.
+        """Open a checkpoint that the backend's own library saved, for `swift convert`. Optional.
 
-        Answer None where the folder holds nothing that the backend knows. Nothing in it is to be run.
+        Return None where the folder holds nothing that the backend knows. Nothing in it is to be run.
         """
 
     @hookspec(firstresult=True)
     def swift_write_foreign(self, state: TrainedState, folder: Path) -> bool | None:
-        """Write a checkpoint in the engine's own format, for `swift convert --to BACKEND`. Optional."""
+        """Write a checkpoint in the format of the backend's own library, for `swift convert --to BACKEND`. Optional."""
 
 
 class ExporterHooks:
@@ -190,16 +190,16 @@ class EngineHooks:
 
     @hookspec(firstresult=True)
     def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
-        """Load a model for asking, in this process or another.
+        """Load a model that is to answer prompts, in this process or another.
 
         Raise `swift.errors.ModelError` with the reason and what to type where the engine cannot load it.
         """
 
     @hookspec(firstresult=True)
     def swift_serve(self, request: ServeRequest) -> int:
-        """Serve a model until the user stops it, and answer the exit code. Optional.
+        """Serve a model until the user stops it, and return the exit code. Optional.
 
-        Prints when it is ready and how to ask it. Leaves no process behind, however it ends.
+        Print when it is ready and how to ask it. Leave no process behind, however it ends.
         """
 
 
@@ -208,19 +208,19 @@ class ObserverHooks:
 
     @hookspec
     def swift_run_start(self, run: Run) -> None:
-        """The run is set up and the first step is about to be made."""
+        """Take note that the run is set up and the first step is about to be made."""
 
     @hookspec
     def swift_step_end(self, run: Run, record: StepRecord) -> None:
-        """An optimizer step was made (and evaluated, when `record.evaluation` is there)."""
+        """Take note of an optimizer step (and of an evaluation, when `record.evaluation` is there)."""
 
     @hookspec
     def swift_checkpoint_saved(self, run: Run, step: int, folder: Path) -> None:
-        """A checkpoint is whole and in its place."""
+        """Take note of a checkpoint that is complete and in its final folder."""
 
     @hookspec
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
-        """The run ended: completed, stopped by a signal, or failed."""
+        """Take note that the run ended: completed, stopped by a signal, or failed."""
 
 
 BACKEND_REQUIRED = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from swift.contracts.backend import Capabilities, ForwardResult, StepResult, TrainState
 from swift.contracts.checkpoint import CheckpointReader, CheckpointWriter, ForeignCheckpoint, TrainedState
+from swift.contracts.command import Command
 from swift.contracts.exporter import CalibrationRow, ExportRequest, Quantized, QuantizeRequest
 from swift.contracts.inference import Completion, EngineRequest, InferenceEngine, Sampling, Score, ServeRequest
 from swift.contracts.model import ModelSource, WeightStream
@@ -20,6 +21,7 @@ __all__ = [
     "Capabilities",
     "CheckpointReader",
     "CheckpointWriter",
+    "Command",
     "Completion",
     "EngineRequest",
     "ExportRequest",
@@ -48,5 +50,5 @@ __all__ = [
     "World",
 ]
 
-HOOK_API = (1, 0)
+HOOK_API = (1, 1)
 """Version of the hooks that this core speaks: (major, minor)."""

@@ -15,9 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swift.errors import PluginError, SwiftError
-from swift.plugins.discover import PluginEntry
+
+if TYPE_CHECKING:
+    from swift.plugins.discover import PluginEntry
 
 _MARK = "_swift_blame"
 _LONGEST = 600

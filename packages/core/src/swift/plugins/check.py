@@ -16,20 +16,12 @@ import pluggy
 
 from swift.contracts import HOOK_API, Capabilities, Need
 from swift.errors import PluginError, did_you_mean
-from swift.hookspecs import (
-    BACKEND_REQUIRED,
-    ENGINE_REQUIRED,
-    EXPORTER_REQUIRED,
-    BackendHooks,
-    EngineHooks,
-    ExporterHooks,
-    ObserverHooks,
-)
+from swift.hookspecs import BackendHooks, EngineHooks, ExporterHooks, ObserverHooks
 from swift.plugins.blame import upgrade, words_of
-from swift.plugins.discover import PluginEntry
 
 if TYPE_CHECKING:
     from swift.contracts import Objective
+    from swift.plugins.discover import PluginEntry
 
 
 def _hooks_of(spec: type) -> dict[str, tuple[str, ...]]:
@@ -41,20 +33,9 @@ def _hooks_of(spec: type) -> dict[str, tuple[str, ...]]:
     }
 
 
-_HOOKS = {
-    "backend": _hooks_of(BackendHooks),
-    "exporter": _hooks_of(ExporterHooks),
-    "engine": _hooks_of(EngineHooks),
-    "observer": _hooks_of(ObserverHooks),
-}
+_OWNERS = {"backend": BackendHooks, "exporter": ExporterHooks, "engine": EngineHooks, "observer": ObserverHooks}
+_HOOKS = {owner: _hooks_of(spec) for owner, spec in _OWNERS.items()}
 _ARGUMENTS = {hook: arguments for hooks in _HOOKS.values() for hook, arguments in hooks.items()}
-_REQUIRED = {
-    "backend": BACKEND_REQUIRED,
-    "exporter": EXPORTER_REQUIRED,
-    "engine": ENGINE_REQUIRED,
-    "observer": (),
-}
-_OBJECTIVE_MEMBERS = ("options_model", "row_weight", "loss", "given")
 _OBJECTIVE_ATTRIBUTES = ("name", "needs", "encoding", "adapters_off", "baseline")
 ENCODINGS = ("text", "chat", "preference", "unpaired")
 
@@ -71,13 +52,12 @@ class Implementation:
     """As `hookimpl` took them."""
 
 
-def check_hook_api(entry: PluginEntry, plugin: Any) -> tuple[int, int]:
-    """The hook API that a plugin was written for; raises when this core does not speak it.
+def check_hook_api(entry: PluginEntry, plugin: Any, *, must_state: bool) -> tuple[int, int]:
+    """Return the hook API that a plugin was written for; raise when this core does not speak it.
 
-    A backend must say. Exporters and observers may, and are otherwise taken to need the first of this major version.
+    One that need not state it, and does not, is taken to need the first of this major version.
     """
-    optional = None if entry.kind == "backend" else (HOOK_API[0], 0)
-    written_for = getattr(plugin, "HOOK_API", optional)
+    written_for = getattr(plugin, "HOOK_API", None if must_state else (HOOK_API[0], 0))
     if (
         not isinstance(written_for, tuple)
         or len(written_for) != 2
@@ -95,14 +75,14 @@ def check_hook_api(entry: PluginEntry, plugin: Any) -> tuple[int, int]:
     raise PluginError(message, hint=f"Run: {'pip install --upgrade swift-core' if newer else upgrade(entry)}")
 
 
-def check_hooks(entry: PluginEntry, plugin: Any) -> None:
-    """Known hooks only, with arguments that exist, and each required one implemented exactly once."""
+def check_hooks(entry: PluginEntry, plugin: Any, spec: type, required: Collection[str]) -> None:
+    """Refuse unknown hooks, arguments that do not exist, and required hooks that are not implemented exactly once."""
     found_hooks = implementations(entry, plugin)
     for implementation in found_hooks:
         _check_implementation(entry, implementation)
         _check_call(entry, plugin, implementation)
     counts = Counter(found.hook for found in found_hooks if not found.wrapper)
-    own = {**_HOOKS[entry.kind], **_HOOKS["observer"]}
+    own = _hooks_of(spec).keys() | _HOOKS["observer"].keys()
     for hook, count in counts.items():
         if hook not in own:
             owner = next(kind for kind, hooks in _HOOKS.items() if hook in hooks)
@@ -114,7 +94,7 @@ def check_hooks(entry: PluginEntry, plugin: Any) -> None:
         if count > 1:
             methods = ", ".join(found.method for found in found_hooks if found.hook == hook and not found.wrapper)
             raise _faulty(entry, f"implements {hook} {count} times ({methods})", "Keep one of them")
-    missing = [hook for hook in _REQUIRED[entry.kind] if hook not in counts]
+    missing = [hook for hook in required if hook not in counts]
     if missing:
         raise _faulty(entry, f"does not implement {', '.join(missing)}", f"Every {entry.kind} implements them once")
     if not found_hooks:
@@ -123,8 +103,8 @@ def check_hooks(entry: PluginEntry, plugin: Any) -> None:
         )
 
 
-def check_backend_attributes(entry: PluginEntry, plugin: Any) -> None:
-    """A backend declares `capabilities`, and `config_model` for its section of the configuration."""
+def check_capabilities_declared(entry: PluginEntry, plugin: Any) -> None:
+    """Refuse a backend whose `capabilities` are not what `swift.contracts.Capabilities` says."""
     capabilities = getattr(plugin, "capabilities", None)
     if not isinstance(capabilities, Capabilities):
         raise _faulty(
@@ -137,7 +117,6 @@ def check_backend_attributes(entry: PluginEntry, plugin: Any) -> None:
                 raise _faulty(entry, f"declares the capability {field.name} as {value!r}", "It is True or False")
         elif isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(e, str) for e in value):
             raise _faulty(entry, f"declares the capability {field.name} as {value!r}", "It is a frozenset of texts")
-    check_options(entry, getattr(plugin, "config_model", None), "config_model", "backend")
 
 
 def check_options(entry: PluginEntry, model: Any, member: str, section: str) -> None:
@@ -164,13 +143,28 @@ def check_options(entry: PluginEntry, model: Any, member: str, section: str) -> 
         raise failure from cause
 
 
-def check_objective_class(entry: PluginEntry, target: Any) -> None:
-    """An objective is a class with the members of `swift.contracts.Objective`, and an `options_model`."""
-    missing = [member for member in _OBJECTIVE_MEMBERS if not hasattr(target, member)]
-    if not isinstance(target, type) or missing:
-        problem = f"lacks {', '.join(missing)}" if missing else "is not a class"
-        raise _faulty(entry, problem, "See the members of swift.contracts.Objective")
-    check_options(entry, getattr(target, "options_model", None), "options_model", "objective")
+def check_members(entry: PluginEntry, target: Any, required: Collection[str]) -> None:
+    """Refuse what lacks a member that every plugin of its kind has."""
+    missing = [member for member in required if not hasattr(target, member)]
+    if missing:
+        raise _faulty(entry, f"lacks {', '.join(missing)}", f"See the members of {_contract(entry)}")
+
+
+def check_is_class(entry: PluginEntry, target: Any) -> None:
+    """Refuse what cannot be made with its options later."""
+    if not isinstance(target, type):
+        raise _faulty(entry, "is not a class", f"See {_contract(entry)}")
+
+
+def check_command(entry: PluginEntry, command: Any) -> None:
+    """Refuse a verb that cannot be called or shown."""
+    if not isinstance(command.summary, str) or not command.summary.strip():
+        raise _faulty(entry, f"has the summary {command.summary!r}", "It is one line of text")
+    if not callable(command.run):
+        raise _faulty(entry, f"has {command.run!r} as its run", "It is a method")
+    model = getattr(command, "options_model", None)
+    if model is not None:
+        check_options(entry, model, "options_model", entry.name)
 
 
 def check_objective(entry: PluginEntry, objective: Objective) -> None:
@@ -253,6 +247,10 @@ def _check_implementation(entry: PluginEntry, found: Implementation) -> None:
                 f"asks for {str(parameter)!r} in {found.method}, but {found.hook} offers {', '.join(offered)}",
                 f"Rename it.{did_you_mean(argument, offered)}",
             )
+
+
+def _contract(entry: PluginEntry) -> str:
+    return f"swift.contracts.{entry.kind.capitalize()}"
 
 
 def _described(plugin: Any) -> str:

@@ -15,15 +15,9 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from swift.plugins.kinds import KINDS
+
 CORE = "swift-core"
-KINDS = {
-    "swift.backends": "backend",
-    "swift.exporters": "exporter",
-    "swift.engines": "engine",
-    "swift.objectives": "objective",
-    "swift.observers": "observer",
-}
-"""Entry-point group → what a plugin of that group is called."""
 
 ALLOW_LIST = "SWIFT_PLUGINS"
 """Environment variable: names or distributions, comma separated, that may be loaded beside those of swift-core."""
@@ -53,8 +47,8 @@ class PluginEntry:
 
     @property
     def kind(self) -> str:
-        """'backend', 'exporter', 'engine', 'objective' or 'observer'."""
-        return KINDS[self.group]
+        """Return 'backend', 'exporter', ...: the kind's name in `swift.plugins.kinds`."""
+        return KINDS[self.group].name
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r} ({self.distribution} {self.version})"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import HOOK_API, Capabilities
 from swift.errors import PluginError, SwiftError, did_you_mean
 from swift.plugins.blame import failing, interrupts, upgrade, words_of
-from swift.plugins.check import check_backend_attributes, check_hook_api, check_hooks, check_objective_class
-from swift.plugins.discover import ALLOW_LIST, CORE, KINDS, PluginEntry, list_plugins
+from swift.plugins.check import check_hook_api
+from swift.plugins.discover import ALLOW_LIST, CORE, PluginEntry, list_plugins
+from swift.plugins.kinds import KINDS
 from swift.plugins.known import KNOWN, install_command
 from swift.plugins.waiting import waiting_for
 from swift.version import __version__
@@ -35,28 +36,33 @@ class LoadedPlugin:
 
 
 def load_backend(name: str) -> LoadedPlugin:
-    """The backend that users call `name`."""
+    """Return the backend that users call `name`."""
     return load(find("swift.backends", name))
 
 
 def load_exporter(name: str) -> LoadedPlugin:
-    """The exporter that users call `name`."""
+    """Return the exporter that users call `name`."""
     return load(find("swift.exporters", name))
 
 
 def load_engine(name: str) -> LoadedPlugin:
-    """The inference engine that users call `name`."""
+    """Return the inference engine that users call `name`."""
     return load(find("swift.engines", name))
 
 
 def load_objective(name: str) -> LoadedPlugin:
-    """The objective that users call `name`; `object` is its class, to be made with an instance of `config_model`."""
+    """Return the objective that users call `name`; `object` is its class, to be made with its options."""
     return load(find("swift.objectives", name))
 
 
 def load_observers(names: Iterable[str]) -> list[LoadedPlugin]:
-    """The observers of these names, in this order."""
+    """Return the observers of these names, in this order."""
     return [load(find("swift.observers", name)) for name in names]
+
+
+def load_command(name: str) -> LoadedPlugin:
+    """Return the verb that a plugin adds under `name`; `object` is a `swift.contracts.Command`."""
+    return load(find("swift.commands", name))
 
 
 def find(group: str, name: str) -> PluginEntry:
@@ -80,23 +86,17 @@ def load(entry: PluginEntry) -> LoadedPlugin:
     """Import one plugin and make the checks of its kind. Whatever is wrong with it is a `PluginError`."""
     if entry.problem is not None:
         raise PluginError(f"{entry} {entry.problem}.", hint=f"If the plugin is not yours: {upgrade(entry)}")
+    kind = KINDS[entry.group]
     _check_core_requirement(entry)
     with waiting_for(entry, "importing"):
         target = _import(entry)
-        plugin = target
-        if entry.kind != "objective":
-            with failing(entry, "HOOK_API"):
-                hook_api = check_hook_api(entry, target)
-            plugin = _make(entry, target) if isinstance(target, type) else target
+        with failing(entry, "HOOK_API"):
+            hook_api = check_hook_api(entry, target, must_state=kind.states_api)
+        plugin = _make(entry, target) if kind.made and isinstance(target, type) else target
         with failing(entry, "its checks"):
-            if entry.kind == "objective":
-                check_objective_class(entry, target)
-                return LoadedPlugin(entry, target, config_model=target.options_model)
-            check_hooks(entry, plugin)
-            if entry.kind != "backend":
-                return LoadedPlugin(entry, plugin, hook_api, config_model=getattr(plugin, "config_model", None))
-            check_backend_attributes(entry, plugin)
-            return LoadedPlugin(entry, plugin, hook_api, plugin.capabilities, plugin.config_model)
+            kind.check(entry, plugin)
+    capabilities = getattr(plugin, "capabilities", None) if kind.states_api else None
+    return LoadedPlugin(entry, plugin, hook_api, capabilities, kind.options_of(plugin))
 
 
 def _check_core_requirement(entry: PluginEntry) -> None:
@@ -162,7 +162,7 @@ def _ambiguous(rivals: list[PluginEntry]) -> PluginError:
 
 
 def _not_installed(group: str, name: str, installed: list[PluginEntry]) -> PluginError:
-    kind = KINDS[group]
+    kind = KINDS[group].name
     command = install_command(group, name)
     if command:
         return PluginError(f"The {kind} {name!r} is not installed.", hint=f"Run: {command}")

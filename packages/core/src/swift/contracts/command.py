@@ -1,0 +1,28 @@
+"""What a plugin says that adds a verb: `swift NAME ...`, where NAME is the name of its entry point.
+
+Importable without torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+class Command(Protocol):
+    """One verb. The entry point names an object, a module, or a class that is called without arguments.
+
+    With `options_model`, core makes flags, help and "did you mean" of its fields, as it does for its own verbs, and
+    `run` gets the validated options. Without it (None, or no such member), `run` gets the words after the verb as a
+    list of texts, and reads them itself.
+    """
+
+    summary: str
+    """One line for `swift --help`."""
+    options_model: type[BaseModel] | None
+    """A `swift.Section` whose fields are the verb's flags, or None."""
+
+    def run(self, given: Any) -> int:
+        """Do what the verb says and return the exit code. Errors for users are raised as `swift.errors.SwiftError`."""
