@@ -45,7 +45,7 @@ def test_a_good_backend_loads_beside_the_broken_ones(installed: Path) -> None:
     assert "tp" in plugin.capabilities.parallel
     assert plugin.config_model is not None
     assert plugin.config_model().model_dump() == {"speed": 1}
-    assert plugin.hook_api == (1, 0)
+    assert plugin.hook_api == (1, 1)
 
 
 def test_an_observer_must_not_take_a_backends_place(installed: Path) -> None:
