@@ -100,8 +100,8 @@ def test_presets_say_what_they_stand_for() -> None:
 
 def test_replicas_are_kept_one_per_machine_when_asked() -> None:
     from swift.config.sections import ParallelSection
-    from swift_backend_fsdp.plan import Sizes
+    from swift_backend_fsdp.plan import MeshSizes
 
-    assert Sizes.of(ParallelSection(), 16, per_machine=8) == Sizes(2, 8, 1, 1)
-    assert Sizes.of(ParallelSection(tp=2), 16, per_machine=8) == Sizes(2, 4, 1, 2)
-    assert Sizes.of(ParallelSection(), 8, per_machine=8) == Sizes(1, 8, 1, 1)
+    assert MeshSizes.of(ParallelSection(), 16, per_machine=8) == MeshSizes(2, 8, 1, 1)
+    assert MeshSizes.of(ParallelSection(tp=2), 16, per_machine=8) == MeshSizes(2, 4, 1, 2)
+    assert MeshSizes.of(ParallelSection(), 8, per_machine=8) == MeshSizes(1, 8, 1, 1)

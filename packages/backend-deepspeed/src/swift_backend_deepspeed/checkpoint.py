@@ -10,8 +10,8 @@ import torch
 
 from swift.checkpoint import Boxes
 from swift.toolkit import Piece, canonical_parameters, model_name, optim_name, part_boxes
-from swift_backend_deepspeed.partitions import MOMENTS, Fragment, Swapped, make_moments
-from swift_backend_deepspeed.tensor_parallel import Region, region_of
+from swift_backend_deepspeed.partitions import MOMENTS, Fragment, ZeRO3Nvme, make_moments
+from swift_backend_deepspeed.tensor_parallel import TensorShard, tensor_shard_of
 
 if TYPE_CHECKING:
     from swift.contracts import CheckpointReader, CheckpointWriter
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def save(state: DeepSpeedState, writer: CheckpointWriter) -> None:
     """Weights and optimizer state under canonical names."""
     writer.facts({"scaler": _scaler(state.engine)})
-    if isinstance(state.partitions, Swapped):
+    if isinstance(state.partitions, ZeRO3Nvme):
         writer.stream(_streamed(state, state.partitions))
         return
     tensors: dict[str, torch.Tensor] = {}
@@ -34,7 +34,7 @@ def save(state: DeepSpeedState, writer: CheckpointWriter) -> None:
     writer.tensors(tensors)
 
 
-def _streamed(state: DeepSpeedState, partitions: Swapped) -> Iterator[tuple[str, torch.Tensor]]:
+def _streamed(state: DeepSpeedState, partitions: ZeRO3Nvme) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield whole tensors one after the other, where there are no live views. Collective."""
     for pieces, parameter in canonical_parameters(state.model):
         if not parameter.requires_grad:
@@ -48,7 +48,7 @@ def _streamed(state: DeepSpeedState, partitions: Swapped) -> Iterator[tuple[str,
         if count is not None:
             held |= {partial(optim_name, slot=name): fragment.moment(slots, name) for name in MOMENTS}
         for named, values in held.items():
-            whole = partitions.together(parameter, values)
+            whole = partitions.gather_values(parameter, values)
             for piece in pieces:
                 yield named(piece.name), piece.view_of(whole)
             del whole  # before the next one is put together
@@ -72,7 +72,7 @@ def load(state: DeepSpeedState, reader: CheckpointReader) -> None:
             make_moments(state.partitions, fragment)
             counts[id(fragment.owner)] = fragment, count
         tensors.update(_tensors(state, pieces, parameter, fragment, counts=count))
-        if isinstance(state.partitions, Swapped):
+        if isinstance(state.partitions, ZeRO3Nvme):
             reader.tensors(tensors)  # while they are here
             tensors = {}
     reader.tensors(tensors)
@@ -96,7 +96,7 @@ def _tensors(
 ) -> dict[str, torch.Tensor]:
     """Weights and moments of one parameter; of all its pieces, since every process must know of every tensor."""
     tensors: dict[str, torch.Tensor] = {}
-    place = parameter.shape, region_of(parameter)
+    place = parameter.shape, tensor_shard_of(parameter)
     slots: dict[str, Any] = {} if fragment is None else state.partitions.optimizer.state.get(fragment.owner, {})
     for piece in pieces:
         tensors[model_name(piece.name)] = _boxes(piece, *place, fragment, None if fragment is None else fragment.values)
@@ -112,17 +112,17 @@ def _tensors(
 def _boxes(
     piece: Piece,
     shape: Sequence[int],
-    region: Region | None,
+    tensor_shard: TensorShard | None,
     fragment: Fragment | None,
     held: torch.Tensor | None,
 ) -> Boxes:
     """Return the boxes of a tensor on disk that this process holds; `shape` is that of AutoTP's shard of it."""
     if fragment is None or held is None:
         return Boxes(piece.shape, [], dtype=torch.float32)
-    if region is None:
+    if tensor_shard is None:
         return Boxes(piece.shape, part_boxes(piece.shape, piece.start, fragment.start, held), dtype=torch.float32)
     boxes = [
-        (tuple(start + region.start * (dim == region.dim) for dim, start in enumerate(corner)), box)
+        (tuple(start + tensor_shard.start * (dim == tensor_shard.dim) for dim, start in enumerate(corner)), box)
         for corner, box in part_boxes(shape, 0, fragment.start, held)
     ]
     return Boxes(piece.shape, boxes, dtype=torch.float32)
@@ -141,7 +141,7 @@ def _step_of(state: DeepSpeedState, fragment: Fragment | None) -> torch.Tensor |
 
 def _frozen(state: DeepSpeedState, pieces: list[Piece], parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     """A weight that nobody updates, whole: full training with `tuner.freeze`."""
-    whole = state.whole(parameter).float()
+    whole = state.gather(parameter).float()
     return {model_name(piece.name): piece.view_of(whole) for piece in pieces}
 
 

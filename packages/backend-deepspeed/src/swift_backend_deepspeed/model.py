@@ -1,4 +1,4 @@
-"""The model before DeepSpeed has it: whole on every process, or, for ZeRO 3, without weights."""
+"""The model before DeepSpeed partitions it: whole on every process, or, for ZeRO 3, without weights."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Built:
-    """A view of the model, with its weights unless ZeRO 3 is to read them."""
+class BuiltModel:
+    """A view of the model; for ZeRO 3 its parameters are on the meta device until they are partitioned."""
 
     view: ViewModule
     source: ModelSource
-    hollow: bool
+    on_meta: bool
 
 
-def build(run: Run, source: ModelSource) -> Built:
-    """Model, tuner and view."""
+def build(run: Run, source: ModelSource) -> BuiltModel:
+    """Build model, tuner and view."""
     check_heads(source.config, run.config.parallel.tp)
     check_widths(source.config, run.config.parallel.tp)
-    hollow = stage_of(run.options(DeepSpeedOptions).content) == 3
+    on_meta = stage_of(run.options(DeepSpeedOptions).content) == 3
     attention, view_class = None, ViewModule
     if run.config.parallel.ulysses > 1:
         attention = sequence_attention(run, source.config, cp=False)
         view_class = partial(SequenceView, group=sequence_group())  # type: ignore[assignment]  # called like a class
-    view = build_view(run, source, weights=not hollow, attention=attention, view_class=view_class)
-    return Built(view, source, hollow)
+    view = build_view(run, source, weights=not on_meta, attention=attention, view_class=view_class)
+    return BuiltModel(view, source, on_meta)
 
 
-class Root(nn.Module):
-    """Root module for `deepspeed.initialize`.
+class EngineRoot(nn.Module):
+    """EngineRoot module for `deepspeed.initialize`.
 
     It returns views as tuples, because DeepSpeed's hooks need tensors in tuples.
     """
@@ -54,7 +54,7 @@ class Root(nn.Module):
         self.view = view
 
     def forward(self, batch: MicroBatch | None, needs: Collection[Need] = ()) -> tuple[torch.Tensor | None, ...]:
-        """The fields of a `ModelView`. Without a batch the view checks itself, which takes gathered weights too."""
+        """Return the fields of a `ModelView`; without a batch the view checks itself, on gathered weights too."""
         if batch is None:
             self.view.self_check()
             return ()
@@ -64,17 +64,17 @@ class Root(nn.Module):
 
 
 class EngineView(nn.Module):
-    """DeepSpeed's engine, answering views as `swift.toolkit.accumulate` and `score` ask for them."""
+    """DeepSpeed's engine as a module that returns views, for `swift.toolkit.accumulate` and `score`."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__()
         self._engine = [engine]  # in a list, so as not to be a submodule: its modules are its own business
 
     def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
-        """One pass through the engine."""
+        """Run one forward pass of the engine."""
         return ModelView(*self._engine[0](batch, needs))
 
     def train(self, mode: bool = True) -> EngineView:
-        """The engine's mode."""
+        """Set the engine's mode."""
         self._engine[0].train(mode)
         return self

@@ -1,7 +1,7 @@
-"""Where the fp32 weights and the optimizer's state of a parameter lie on this process, under each stage.
+"""Locates the fp32 weights and the optimizer's state of a parameter on this process, for each ZeRO stage.
 
-DeepSpeed lays the weights of a group end to end and cuts them into equal pieces; what a process updates of one
-parameter is a run of its elements. Everything else here follows from that: checkpoints, weights, exact masters.
+DeepSpeed concatenates the flattened weights of a group and splits them into equal partitions, so that each process
+updates a contiguous run of a parameter's elements. Checkpoints, weights and exact masters all follow from that.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Fragment:
     values: torch.Tensor
     """fp32, one-dimensional, live."""
     owner: torch.Tensor
-    """What the optimizer knows them by: a flat piece, or a parameter."""
+    """The tensor that the optimizer updates: a flat partition, or a parameter."""
     at: int
-    """Where the run begins in the owner."""
+    """Offset of the run in the owner."""
 
     def moment(self, slots: dict[str, Any], name: str) -> torch.Tensor:
         """Return the part of one of the optimizer's moments that corresponds to these values."""
@@ -35,59 +35,59 @@ class Fragment:
 
 
 class Partitions(Protocol):
-    """One stage's way of cutting."""
+    """Partitioning of one ZeRO stage."""
 
     optimizer: torch.optim.Optimizer
-    """The one that updates fp32 values, inside of whatever DeepSpeed put around it."""
+    """The optimizer that updates fp32 values, inside of whatever DeepSpeed wraps around it."""
 
     def fragment(self, parameter: nn.Parameter) -> Fragment | None:
-        """This process's run of a trained parameter, if it has one."""
+        """Return this process's run of a trained parameter, if it has one."""
 
     def refresh(self) -> None:
-        """Make working weights of the fp32 ones, after these were written to."""
+        """Update the working weights after the fp32 ones were written to."""
 
-    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A whole parameter in fp32 if it is trained, gathered from all processes."""
+    def gather(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the full parameter, gathered from all processes; in fp32 if it is trained."""
 
     def release(self) -> None:
-        """Fragments are not looked at any more; those that were written to are what training goes on with."""
+        """Finish the use of fragments; values written to them are kept for training."""
 
 
 def partitions_of(engine: Any) -> Partitions:
-    """Which of them an engine has."""
+    """Return the partitions for the engine's ZeRO stage."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        return Swapped(optimizer) if optimizer.swap_optimizer else Cut(optimizer)
+        return ZeRO3Nvme(optimizer) if optimizer.swap_optimizer else ZeRO3(optimizer)
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
-        return FlatCut(optimizer)
-    return Replicated(optimizer)
+        return ZeRO12(optimizer)
+    return ZeRO0(optimizer)
 
 
-class Replicated:
+class ZeRO0:
     """ZeRO 0: torch's own optimizer over the parameters themselves."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
 
     def fragment(self, parameter: nn.Parameter) -> Fragment | None:
-        """All of it."""
+        """Return the whole parameter."""
         if not parameter.requires_grad:
             return None
         return Fragment(0, parameter.detach().view(-1), parameter, 0)
 
     def refresh(self) -> None:
-        """Nothing to do: there is one copy."""
+        """Do nothing: there is one copy."""
 
-    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Itself."""
+    def gather(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the parameter itself."""
         return parameter.detach()
 
     def release(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
-class FlatCut:
-    """ZeRO 1 and 2: working weights are whole everywhere, fp32 ones and the optimizer's state are cut."""
+class ZeRO12:
+    """ZeRO 1 and 2: working weights are replicated, fp32 ones and the optimizer's state are partitioned."""
 
     def __init__(self, zero: Any) -> None:
         self._zero = zero
@@ -104,34 +104,34 @@ class FlatCut:
         return Fragment(mapping.lp_fragment_address.start, values, flat, address.start)
 
     def refresh(self) -> None:
-        """fp32 pieces → working weights of this process → those of all."""
+        """Copy fp32 partitions to this process's working weights, and these to all processes."""
         self._zero.update_lp_params()
 
-    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Runs of all processes put together."""
+    def gather(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the parameter assembled from the runs of all processes."""
         if not parameter.requires_grad:
             return parameter.detach()
-        whole = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+        full = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
         assert isinstance(parameter, nn.Parameter)
         fragment = self.fragment(parameter)
         if fragment is not None:
-            whole.view(-1).narrow(0, fragment.start, fragment.values.numel()).copy_(fragment.values)
-        dist.all_reduce(whole, group=self._zero.dp_process_group)
-        return whole
+            full.view(-1).narrow(0, fragment.start, fragment.values.numel()).copy_(fragment.values)
+        dist.all_reduce(full, group=self._zero.dp_process_group)
+        return full
 
     def release(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
-class Cut:
-    """ZeRO 3: working weights are cut as well."""
+class ZeRO3:
+    """ZeRO 3: working weights are partitioned as well."""
 
     def __init__(self, zero: Any) -> None:
         self._zero = zero
         self.optimizer = zero.optimizer
 
     def fragment(self, parameter: nn.Parameter) -> Fragment | None:
-        """Every process has an equal part of every parameter; the last one's ends in padding."""
+        """Return this process's run; all runs are equally long, and the last one ends in padding."""
         if not parameter.requires_grad:
             return None
         zero, known = self._zero, parameter
@@ -142,7 +142,7 @@ class Cut:
         return Fragment(min(start, known.ds_numel), flat.detach().narrow(0, at, held), flat, at)  # type: ignore[attr-defined]
 
     def refresh(self) -> None:
-        """fp32 pieces → working pieces → the small parameters that are kept whole."""
+        """Copy fp32 partitions to working ones, and these to the small parameters that are replicated."""
         zero = self._zero
         for index, flat in enumerate(zero.fp32_partitioned_groups_flat):
             working = zero.fp16_partitioned_groups_flat[index]
@@ -150,17 +150,17 @@ class Cut:
                 continue
             working.data.copy_(flat.data)
             zero._unflatten_partitioned_parameters(index)
-        self._spread()
+        self._refresh_replicated()
 
-    def _spread(self) -> None:
-        """Small parameters are kept whole on every process: made anew from its pieces."""
+    def _refresh_replicated(self) -> None:
+        """Rebuild the small parameters, which are replicated, from their partitions."""
         kept = self._zero.persistent_parameters
         if kept:
             kept[0].partition(kept)
             kept[0].all_gather(kept)
 
-    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Gathered for itself: the fp32 values of a trained one, the working ones of another."""
+    def gather(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return one gathered parameter: fp32 values of a trained one, working values of a frozen one."""
         from deepspeed import zero as public
 
         if not hasattr(parameter, "ds_id"):
@@ -171,9 +171,9 @@ class Cut:
         assert isinstance(parameter, nn.Parameter)
         fragment = self.fragment(parameter)
         assert fragment is not None
-        return self.together(parameter, fragment.values)
+        return self.gather_values(parameter, fragment.values)
 
-    def together(self, parameter: nn.Parameter, values: torch.Tensor) -> torch.Tensor:
+    def gather_values(self, parameter: nn.Parameter, values: torch.Tensor) -> torch.Tensor:
         """Gather the parts of a parameter from all processes and return it in its shape."""
         known: Any = parameter
         length = self._zero.grad_position[self._zero.get_param_id(parameter)][2]
@@ -184,48 +184,48 @@ class Cut:
         return parts[: known.ds_numel].view(tuple(known.ds_shape))
 
     def release(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
-class Swapped(Cut):
-    """ZeRO 3 whose fp32 weights and optimizer state lie on a disk, group by group; one of them is here at a time."""
+class ZeRO3Nvme(ZeRO3):
+    """ZeRO 3 with fp32 weights and optimizer state on a disk, group by group; one group is in memory at a time."""
 
-    _here: int | None = None
+    _in_memory: int | None = None
 
     def fragment(self, parameter: nn.Parameter) -> Fragment | None:
-        """Valid until a parameter of another group is asked for."""
+        """Return this process's run; it is valid until a parameter of another group is requested."""
         if parameter.requires_grad:
-            self._bring(self._zero.grad_position[self._zero.get_param_id(parameter)][0])
+            self._swap_in(self._zero.grad_position[self._zero.get_param_id(parameter)][0])
         return super().fragment(parameter)
 
     def refresh(self) -> None:
         """Refresh the working copies from the fp32 weights, one group at a time."""
         zero = self._zero
         for index, working in enumerate(zero.fp16_partitioned_groups_flat):
-            self._bring(index)
+            self._swap_in(index)
             working.data.copy_(zero.fp32_partitioned_groups_flat[index].data)
             zero._unflatten_partitioned_parameters(index)
-        self._spread()
+        self._refresh_replicated()
 
     def release(self) -> None:
-        """Back to the disk, as it was changed."""
-        self._bring(None)
+        """Write the group in memory back to the disk."""
+        self._swap_in(None)
 
-    def _bring(self, index: int | None) -> None:
-        if index == self._here:
+    def _swap_in(self, index: int | None) -> None:
+        if index == self._in_memory:
             return
         zero = self._zero
-        if self._here is not None:
-            zero.optimizer_swapper.swap_out_optimizer_state(zero.fp32_partitioned_groups_flat[self._here])
+        if self._in_memory is not None:
+            zero.optimizer_swapper.swap_out_optimizer_state(zero.fp32_partitioned_groups_flat[self._in_memory])
         if index is not None and zero._swappable_optimizer_subgroup(index):
             zero.optimizer_swapper.swap_in_optimizer_state(zero.fp32_partitioned_groups_flat[index])
-            self._here = index
+            self._in_memory = index
         else:
-            self._here = None
+            self._in_memory = None
 
 
 def make_moments(partitions: Partitions, fragment: Fragment) -> None:
-    """The optimizer's state of a fragment's owner, where there is none yet: zeros to be read into."""
+    """Create the optimizer's state of a fragment's owner where there is none yet: zeros to read into."""
     slots = partitions.optimizer.state[fragment.owner]
     if MOMENTS[0] in slots:
         return

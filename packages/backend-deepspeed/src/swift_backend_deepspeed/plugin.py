@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         WeightStream,
     )
     from swift.data.batch import Batch
-    from swift_backend_deepspeed.model import Built
+    from swift_backend_deepspeed.model import BuiltModel
     from swift_backend_deepspeed.shard import DeepSpeedState
 
 
@@ -62,13 +62,13 @@ class DeepSpeedBackend:
         return setup(run)
 
     @hookimpl
-    def swift_wrap_model(self, run: Run, source: ModelSource) -> Built:
+    def swift_wrap_model(self, run: Run, source: ModelSource) -> BuiltModel:
         from swift_backend_deepspeed.model import build
 
         return build(run, source)
 
     @hookimpl
-    def swift_shard(self, run: Run, model: Built) -> DeepSpeedState:
+    def swift_shard(self, run: Run, model: BuiltModel) -> DeepSpeedState:
         from swift_backend_deepspeed.shard import shard
 
         return shard(run, model)

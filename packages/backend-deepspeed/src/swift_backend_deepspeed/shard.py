@@ -1,4 +1,4 @@
-"""Handing the model to DeepSpeed: pieces, optimizer and engine."""
+"""Hands the model to DeepSpeed: partitions, optimizer and engine."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from swift_backend_deepspeed import nvme
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.diagnosis import Watch
 from swift_backend_deepspeed.ds_json import offload_device, resolved
-from swift_backend_deepspeed.model import Built, EngineView, Root
+from swift_backend_deepspeed.model import BuiltModel, EngineRoot, EngineView
 from swift_backend_deepspeed.partitions import Partitions, partitions_of
-from swift_backend_deepspeed.tensor_parallel import check_same, mark_regions, partition_config, probe, region_of
+from swift_backend_deepspeed.tensor_parallel import check_same, record_full_shapes, partition_config, probe, tensor_shard_of
 from swift_backend_deepspeed.topology import quiet_deepspeed, remember
 
 if TYPE_CHECKING:
@@ -50,18 +50,18 @@ class DeepSpeedState:
         return self.view.model
 
     @property
-    def answers(self) -> EngineView:
+    def engine_view(self) -> EngineView:
         """The engine as a view."""
         return EngineView(self.engine)
 
-    def whole(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A whole parameter, put together from what all processes have."""
-        part, region = self.partitions.whole(parameter), region_of(parameter)
-        return part if region is None else region.whole(part)
+    def gather(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the full parameter, gathered from all processes."""
+        gathered, tensor_shard = self.partitions.gather(parameter), tensor_shard_of(parameter)
+        return gathered if tensor_shard is None else tensor_shard.gather(gathered)
 
 
-def shard(run: Run, built: Built) -> DeepSpeedState:
-    """Pieces → optimizer → engine → exact fp32 weights."""
+def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
+    """Partition → optimizer → engine → exact fp32 weights."""
     deepspeed = quiet_deepspeed()
     device = torch.device(run.topology.device)
     precision, _ = resolve_dtype(run.config.model.dtype, str(device))
@@ -75,9 +75,9 @@ def shard(run: Run, built: Built) -> DeepSpeedState:
     run.facts["deepspeed"] = json.dumps(config)
     compute: torch.dtype = getattr(torch, precision)
     view, model = built.view, built.view.model
-    root = Root(view)
-    if built.hollow:
-        _cut_and_fill(run, built, root, config, compute)
+    root = EngineRoot(view)
+    if built.on_meta:
+        _shard_and_fill(run, built, root, config, compute)
     else:
         _to_precision(model, compute)
     groups = parameter_groups(model.named_parameters(), run.config.optim, run.config.tuner)
@@ -89,8 +89,8 @@ def shard(run: Run, built: Built) -> DeepSpeedState:
     optimizer = build_optimizer(
         groups, run.config.optim, run.config.learning_rate, device if offloaded_to == "none" else "cpu"
     )
-    cut = run.config.parallel.tp > 1
-    if cut:
+    tensor_parallel = run.config.parallel.tp > 1
+    if tensor_parallel:
         tokens = view.probe(lengths=(7, 4))
         before = probe(view, tokens)
         config["tensor_parallel"] |= partition_config(model, config["tensor_parallel"])
@@ -105,14 +105,14 @@ def shard(run: Run, built: Built) -> DeepSpeedState:
         stage=int(engine.zero_optimization_stage()),
         watch=Watch(offloaded_to, run.say),
     )
-    if built.hollow:
+    if built.on_meta:
         with torch.no_grad():
             engine.eval()
             engine(None)
-    if cut:
+    if tensor_parallel:
         engine.first_dataloader_check.remove()  # compares pickled arguments; the batch plan is the same everywhere
-        mark_regions(model)
-        after = probe(state.answers, tokens)
+        record_full_shapes(model)
+        after = probe(state.engine_view, tokens)
         check_same(type(causal_lm_of(model)).__name__, before, after, exact=compute is torch.float32)
     if compute is not torch.float32:
         _exact_masters(run, built, state)
@@ -120,37 +120,39 @@ def shard(run: Run, built: Built) -> DeepSpeedState:
 
 
 def _to_precision(model: nn.Module, compute: torch.dtype) -> None:
-    """Weights are kept in one precision, adapters too; DeepSpeed keeps fp32 copies of what is trained."""
+    """Convert all weights to one precision, adapters too; DeepSpeed keeps fp32 copies of the trained ones."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(compute)
 
 
-def _cut_and_fill(run: Run, built: Built, root: Root, config: dict[str, Any], compute: torch.dtype) -> None:
-    """Each parameter gets memory, is cut at once, and then reads its part: no process ever holds two of them whole."""
+def _shard_and_fill(
+    run: Run, built: BuiltModel, root: EngineRoot, config: dict[str, Any], compute: torch.dtype
+) -> None:
+    """Allocate, partition and read parameters one at a time: no process ever holds two full ones."""
     from deepspeed import zero
 
-    cutter = zero.Init(config_dict_or_path=config, dtype=compute)
-    cut: dict[int, nn.Parameter] = {}
+    init = zero.Init(config_dict_or_path=config, dtype=compute)
+    partitioned: dict[int, nn.Parameter] = {}
     for module in root.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in cut:
-                memory = torch.empty(parameter.shape, dtype=compute, device=cutter.local_device)
+            if id(parameter) not in partitioned:
+                memory = torch.empty(parameter.shape, dtype=compute, device=init.local_device)
                 fresh = nn.Parameter(memory, requires_grad=parameter.requires_grad)
-                cutter._convert_to_zero_parameters([fresh])
-                cut[id(parameter)] = fresh
-                cut[id(fresh)] = fresh
-            setattr(module, name, cut[id(parameter)])
+                init._convert_to_zero_parameters([fresh])
+                partitioned[id(parameter)] = fresh
+                partitioned[id(fresh)] = fresh
+            setattr(module, name, partitioned[id(parameter)])
     device = torch.device(run.topology.device)
     for module in root.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
-    fill(run, built.view.model, built.source, keep_part)
+    fill(run, built.view.model, built.source, copy_shard)
     register_head(root, built.view)
 
 
-def register_head(root: Root, view: ViewModule) -> None:
-    """Root uses the head's weight without calling the head: DeepSpeed is told to gather it for root."""
+def register_head(root: EngineRoot, view: ViewModule) -> None:
+    """EngineRoot uses the head's weight without calling the head: DeepSpeed is told to gather it for root."""
     from deepspeed import zero
 
     head = causal_lm_of(view.model).get_output_embeddings()
@@ -158,30 +160,30 @@ def register_head(root: Root, view: ViewModule) -> None:
         zero.register_external_parameter(root, parameter)
 
 
-def keep_part(tensor: torch.Tensor, whole: torch.Tensor) -> None:
-    """This process's piece of a parameter that ZeRO 3 has cut; all of anything else."""
-    piece = getattr(tensor, "ds_tensor", None)
-    if piece is None:
+def copy_shard(tensor: torch.Tensor, whole: torch.Tensor) -> None:
+    """Copy this process's partition of a parameter that ZeRO 3 has partitioned, or all of another tensor."""
+    partition = getattr(tensor, "ds_tensor", None)
+    if partition is None:
         tensor.copy_(whole)
         return
-    start = piece.ds_numel * dist.get_rank(tensor.ds_process_group)  # type: ignore[attr-defined]  # DeepSpeed's
-    values = whole.reshape(-1)[start : start + piece.ds_numel]
-    piece.data.zero_()
-    piece.data[: values.numel()].copy_(values)
-    if tensor.numel() == whole.numel():  # small ones are kept whole beside their piece
+    start = partition.ds_numel * dist.get_rank(tensor.ds_process_group)  # type: ignore[attr-defined]  # DeepSpeed's
+    values = whole.reshape(-1)[start : start + partition.ds_numel]
+    partition.data.zero_()
+    partition.data[: values.numel()].copy_(values)
+    if tensor.numel() == whole.numel():  # small ones are replicated as well
         tensor.data.copy_(whole.view(tensor.shape))
 
 
 @torch.no_grad()
-def _exact_masters(run: Run, built: Built, state: DeepSpeedState) -> None:
-    """DeepSpeed makes fp32 weights of the working ones; these get the digits that the working ones lost."""
+def _exact_masters(run: Run, built: BuiltModel, state: DeepSpeedState) -> None:
+    """Read the fp32 weights again: DeepSpeed made them from the working ones, which lost digits."""
 
     def keep(tensor: torch.Tensor, whole: torch.Tensor) -> None:
         if not isinstance(tensor, nn.Parameter):
             return
-        fragment, region = state.partitions.fragment(tensor), region_of(tensor)
-        if region is not None:
-            whole = region.part_of(whole)
+        fragment, tensor_shard = state.partitions.fragment(tensor), tensor_shard_of(tensor)
+        if tensor_shard is not None:
+            whole = tensor_shard.slice_of(whole)
         if fragment is not None:
             fragment.values.copy_(whole.reshape(-1)[fragment.start : fragment.start + fragment.values.numel()])
 

@@ -1,4 +1,4 @@
-"""One optimizer step over one global batch, and the same without gradient."""
+"""One optimizer step over one global batch, and evaluation without gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swift.errors import TrainingError
 from swift.toolkit import NonFiniteStep, accumulate, before_update, score, set_learning_rate
 from swift_backend_deepspeed.advice import to_save_memory
 from swift_backend_deepspeed.config import DeepSpeedOptions
-from swift_backend_deepspeed.tensor_parallel import region_of
+from swift_backend_deepspeed.tensor_parallel import tensor_shard_of
 
 if TYPE_CHECKING:
     from swift.contracts import ForwardResult, Objective, Run, StepResult
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> StepResult:
-    """One step; where memory does not suffice, the error says what to lower."""
+    """Do one step; where memory does not suffice, the error says which settings to lower."""
     try:
         return _train_step(run, state, batch, objective)
     except torch.OutOfMemoryError as error:
@@ -32,7 +32,7 @@ def train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Objecti
 
 
 def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> StepResult:
-    """Micro-batches through the engine; it adds up, clips and updates when it is told that the last one is through."""
+    """Run micro-batches through the engine, which accumulates, and clips and updates after the last one."""
     engine = state.engine
 
     @contextlib.contextmanager
@@ -46,25 +46,25 @@ def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Object
 
     state.watch.step_begins()
     passes = batch.most_micro_batches(run.topology.data_size)
-    view = state.answers
+    view = state.engine_view
     view.train()
     sums = accumulate(view, batch, objective, state.arithmetic, around=around, passes=passes, backward=backward)
     reduced = sums.reduce(_add_up(run))
     learning_rate = run.schedule(state.step)
     set_learning_rate(state.partitions.optimizer, learning_rate)
     if run.config.train.detect_nan and not math.isfinite(reduced[0]):
-        raise NonFiniteStep(reduced[0] / batch.weight, math.nan, sums.culprits())
+        raise NonFiniteStep(reduced[0] / batch.weight, math.nan, sums.nonfinite_samples())
     state.watch.update_begins()
     grad_norm, skipped = _update(state)
     state.watch.step_ends(batch)
     if skipped and run.config.train.detect_nan and not engine.fp16_enabled():
-        raise NonFiniteStep(reduced[0] / batch.weight, grad_norm, sums.culprits())
+        raise NonFiniteStep(reduced[0] / batch.weight, grad_norm, sums.nonfinite_samples())
     state.step += 1
     return sums.step_result(batch, reduced, grad_norm=grad_norm, learning_rate=learning_rate, skipped=skipped)
 
 
 def _update(state: DeepSpeedState) -> tuple[float, bool]:
-    """The gradient norm before clipping, and whether the update was left out because it is not finite."""
+    """Return the gradient norm before clipping, and whether the update was skipped because it is not finite."""
     engine = state.engine
     before_update()
     if state.stage == 0:
@@ -80,25 +80,29 @@ def _update(state: DeepSpeedState) -> tuple[float, bool]:
 
 def _norm_of(model: torch.nn.Module) -> float:
     """Return the gradient norm under ZeRO 0: replicated gradients plus this process's AutoTP shards."""
-    whole: list[torch.Tensor] = []
-    parts: list[torch.Tensor] = []
+    replicated: list[torch.Tensor] = []
+    shards: list[torch.Tensor] = []
     group = None
     for parameter in model.parameters():
         if parameter.grad is None:
             continue
-        region = region_of(parameter)
-        (whole if region is None else parts).append(parameter.grad)
-        group = group if region is None else region.group
-    squares = torch.nn.utils.get_total_norm(parts).double().square() if parts else torch.zeros((), dtype=torch.float64)
+        tensor_shard = tensor_shard_of(parameter)
+        (replicated if tensor_shard is None else shards).append(parameter.grad)
+        group = group if tensor_shard is None else tensor_shard.group
+    squares = (
+        torch.nn.utils.get_total_norm(shards).double().square() if shards else torch.zeros((), dtype=torch.float64)
+    )
     if group is not None:
         dist.all_reduce(squares, group=group)
-    return float((squares + torch.nn.utils.get_total_norm(whole).double().square()).sqrt())
+    return float((squares + torch.nn.utils.get_total_norm(replicated).double().square()).sqrt())
 
 
 def forward(run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> ForwardResult:
-    """Views and sums only."""
+    """Compute views and sums only."""
     passes = batch.most_micro_batches(run.topology.data_size)
-    return score(state.answers, state.model, batch, objective, state.arithmetic, all_reduce=_add_up(run), passes=passes)
+    return score(
+        state.engine_view, state.model, batch, objective, state.arithmetic, all_reduce=_add_up(run), passes=passes
+    )
 
 
 def _add_up(run: Run) -> Callable[[torch.Tensor], None]:

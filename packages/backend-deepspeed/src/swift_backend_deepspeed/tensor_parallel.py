@@ -1,4 +1,4 @@
-"""Tensor parallel by DeepSpeed's AutoTP: which matrices it is told to cut, and which part of each this process has."""
+"""Tensor parallel by DeepSpeed's AutoTP: which matrices it shards, and which shard of each this process holds."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
     from swift_backend_deepspeed.model import EngineView
 
 
-OWN_CUT = ("partition_config", "preset_model")
-"""Keys of DeepSpeed's `tensor_parallel` by which users say themselves what is cut."""
+OWN_LAYOUT = ("partition_config", "preset_model")
+"""Keys of DeepSpeed's `tensor_parallel` with which users choose the sharding themselves."""
 
 
 @dataclass(frozen=True)
-class Region:
-    """The part of a matrix (or of its bias) that this process has."""
+class TensorShard:
+    """The shard of a matrix (or of its bias) that this process holds."""
 
     dim: int
     start: int
     size: int
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Shape of the full tensor."""
     group: dist.ProcessGroup
-    """Those that have the other parts, in their order."""
+    """Processes that hold the shards, in their order."""
 
-    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This process's part."""
-        return whole.narrow(self.dim, self.start, self.size).contiguous()
+    def slice_of(self, full: torch.Tensor) -> torch.Tensor:
+        """Return this process's shard of the full tensor."""
+        return full.narrow(self.dim, self.start, self.size).contiguous()
 
-    def whole(self, part: torch.Tensor) -> torch.Tensor:
-        """Parts of all processes put together."""
-        part = part.contiguous()
-        parts = [torch.empty_like(part) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(parts, part, group=self.group)
-        return torch.cat(parts, dim=self.dim)
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+        """Return the full tensor, gathered from all processes."""
+        shard = shard.contiguous()
+        shards = [torch.empty_like(shard) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(shards, shard, group=self.group)
+        return torch.cat(shards, dim=self.dim)
 
 
-def partition_config(model: nn.Module, said: dict[str, Any]) -> dict[str, Any]:
+def partition_config(model: nn.Module, section: dict[str, Any]) -> dict[str, Any]:
     """Return AutoTP's configuration.
 
     The user's JSON, or else the model's own plan, with embedding and head replicated.
     """
-    if any(said.get(key) for key in OWN_CUT):
+    if any(section.get(key) for key in OWN_LAYOUT):
         return {}
-    plan = tensor_plan(model, ways=said["autotp_size"])
+    plan = tensor_plan(model, ways=section["autotp_size"])
     specs: dict[tuple[str, ...], None] = {}
     for name, how in plan.cut.items():
         specs[_pattern(f"{name}.weight"), "column" if how == COLUMNS else "row"] = None
@@ -70,35 +70,37 @@ def partition_config(model: nn.Module, said: dict[str, Any]) -> dict[str, Any]:
     return {"partition_config": {"use_default_specs": False, "layer_specs": layers}}
 
 
-def mark_regions(model: nn.Module) -> None:
-    """Parameters that AutoTP has cut remember the shape of the whole, for their names on disk."""
+def record_full_shapes(model: nn.Module) -> None:
+    """Record the full shape of every parameter that AutoTP has sharded, for their names on disk."""
     for parameter in model.parameters():
-        region = region_of(parameter)
-        if region is not None:
-            parameter.whole_shape = region.shape  # type: ignore[attr-defined]  # what `swift.toolkit.whole_shape` reads
+        tensor_shard = tensor_shard_of(parameter)
+        if tensor_shard is not None:
+            parameter.whole_shape = tensor_shard.shape  # type: ignore[attr-defined]  # what `swift.toolkit.whole_shape` reads
 
 
-def region_of(parameter: torch.Tensor) -> Region | None:
+def tensor_shard_of(parameter: torch.Tensor) -> TensorShard | None:
     """Return the shard that AutoTP recorded when it sharded the parameter; None where it is replicated."""
-    noted = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
-    if noted is None or noted["replicated"] or noted["partition_sizes"] is None:
+    recorded = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
+    if recorded is None or recorded["replicated"] or recorded["partition_sizes"] is None:
         return None
     from deepspeed.utils import groups
 
     group: Any = groups.get_tensor_model_parallel_group()
-    sizes, rank = noted["partition_sizes"], dist.get_rank(group)
-    if len(set(sizes)) > 1 or noted["sub_param_sizes"] is not None or noted["sub_param_shape"] is not None:
+    sizes, rank = recorded["partition_sizes"], dist.get_rank(group)
+    if len(set(sizes)) > 1 or recorded["sub_param_sizes"] is not None or recorded["sub_param_shape"] is not None:
         raise UnsupportedPlan(
-            f"AutoTP would cut a matrix of shape {tuple(noted['original_shape'])} into parts {tuple(sizes)} that are "
-            "not equal runs of rows or columns.",
+            f"AutoTP would split a matrix of shape {tuple(recorded['original_shape'])} into parts {tuple(sizes)} that "
+            "are not equal runs of rows or columns.",
             hint="Choose another parallel.tp, or 1.",
         )
-    return Region(noted["partition_dim"], sum(sizes[:rank]), sizes[rank], tuple(noted["original_shape"]), group)
+    return TensorShard(
+        recorded["partition_dim"], sum(sizes[:rank]), sizes[rank], tuple(recorded["original_shape"]), group
+    )
 
 
 @torch.no_grad()
 def probe(view: ViewModule | EngineView, batch: Any) -> torch.Tensor:
-    """Log-probabilities of a few tokens."""
+    """Return the log-probabilities of a few tokens."""
     was_training = view.training
     view.eval()
     logps: torch.Tensor = view(batch, {Need.TOKEN_LOGPS}).token_logps
@@ -106,10 +108,10 @@ def probe(view: ViewModule | EngineView, batch: Any) -> torch.Tensor:
     return logps
 
 
-def check_same(name: str, whole: torch.Tensor, cut: torch.Tensor, *, exact: bool) -> None:
-    """A model that AutoTP cuts in the wrong places says other things than before."""
+def check_same(name: str, before: torch.Tensor, after: torch.Tensor, *, exact: bool) -> None:
+    """Refuse a model whose outputs change when AutoTP shards it: it was split in the wrong dimensions."""
     tolerance = 1e-4 if exact else 0.15
-    if not bool(((whole - cut).abs() <= tolerance * (1 + whole.abs())).all()):
+    if not bool(((before - after).abs() <= tolerance * (1 + before.abs())).all()):
         raise UnsupportedPlan(f"{name} gives other numbers when AutoTP has cut it.", hint="Type --parallel.tp 1")
 
 

@@ -13,5 +13,5 @@ if TYPE_CHECKING:
 
 def stream(state: DeepSpeedState) -> WeightStream:
     """Collective: every process reads it to its end."""
-    yield from canonical_weights(state.model, state.whole)
+    yield from canonical_weights(state.model, state.gather)
     state.partitions.release()

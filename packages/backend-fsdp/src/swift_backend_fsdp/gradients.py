@@ -1,4 +1,4 @@
-"""Gradients of parts: handed to the optimizer, measured as one, and clipped."""
+"""Gradients of shards: handed to the optimizer, measured as one, and clipped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
-from swift_backend_fsdp.shard import FsdpState, Part
+from swift_backend_fsdp.shard import FsdpState, TrainedShard
 
 
 def hand_over(state: FsdpState) -> None:
@@ -21,8 +21,8 @@ def hand_over(state: FsdpState) -> None:
             dist.all_reduce(part.local.grad, group=state.meshes.tp.get_group())
 
 
-def let_go(state: FsdpState) -> None:
-    """Forget gradients on both sides."""
+def drop(state: FsdpState) -> None:
+    """Drop the gradients of parameters and of their shards."""
     for part in state.parts:
         part.parameter.grad = None
         part.local.grad = None
@@ -31,11 +31,11 @@ def let_go(state: FsdpState) -> None:
 def norm(state: FsdpState) -> float:
     """Return the norm of the whole gradient: every element of the model counts once, wherever it is stored."""
     device = state.arithmetic.device
-    cut = _sum_of_squares([part for part in state.parts if _is_cut(part)], device)
-    alike = _sum_of_squares([part for part in state.parts if not _is_cut(part)], device)
+    sharded = _sum_of_squares([part for part in state.parts if _is_sharded(part)], device)
+    replicated = _sum_of_squares([part for part in state.parts if not _is_sharded(part)], device)
     if state.meshes.sizes.tp > 1:
-        dist.all_reduce(cut, group=state.meshes.tp.get_group())
-    total = cut + alike
+        dist.all_reduce(sharded, group=state.meshes.tp.get_group())
+    total = sharded + replicated
     dist.all_reduce(total, group=state.meshes.shards)
     return float(total.sqrt())
 
@@ -48,11 +48,11 @@ def clip(state: FsdpState, norm: float, limit: float) -> None:
         torch._foreach_mul_(gradients, scale)
 
 
-def _gradients(parts: list[Part]) -> list[torch.Tensor]:
+def _gradients(parts: list[TrainedShard]) -> list[torch.Tensor]:
     return [part.local.grad for part in parts if part.local.grad is not None and part.local.grad.numel()]
 
 
-def _sum_of_squares(parts: list[Part], device: torch.device) -> torch.Tensor:
+def _sum_of_squares(parts: list[TrainedShard], device: torch.device) -> torch.Tensor:
     gradients = _gradients(parts)
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=device)
@@ -60,8 +60,8 @@ def _sum_of_squares(parts: list[Part], device: torch.device) -> torch.Tensor:
     return norms.to(device).double().square().sum()
 
 
-def _is_cut(part: Part) -> bool:
-    """Whether tensor parallel processes hold different parts of it."""
+def _is_sharded(part: TrainedShard) -> bool:
+    """Return whether tensor parallel processes hold different shards of the parameter."""
     parameter = part.parameter
     if not isinstance(parameter, DTensor):
         return False

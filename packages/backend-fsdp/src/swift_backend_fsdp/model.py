@@ -1,4 +1,4 @@
-"""The model before it has weights."""
+"""Builds the model on the meta device, before it has weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Hollow:
+class MetaModel:
     """A view of a model whose parameters are on the meta device (unless they are quantised)."""
 
     view: ViewModule
@@ -37,8 +37,8 @@ class Hollow:
     """Whether it has its weights: quantised ones are read before they are sharded."""
 
 
-def build(run: Run, source: ModelSource) -> Hollow:
-    """Everything about the model but its weights."""
+def build(run: Run, source: ModelSource) -> MetaModel:
+    """Build the model without its weights."""
     check_heads(source.config, run.config.parallel.tp)
     check_widths(source.config, run.config.parallel.tp)
     config = run.config
@@ -57,4 +57,4 @@ def build(run: Run, source: ModelSource) -> Hollow:
         for index, block in enumerate(blocks):
             # transformers' own switch
             block.gradient_checkpointing = index % every == 0  # type: ignore[assignment]
-    return Hollow(view, source, blocks, filled=quantised)
+    return MetaModel(view, source, blocks, filled=quantised)

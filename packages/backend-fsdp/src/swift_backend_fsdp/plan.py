@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MeshSizes:
     """world = replicate × data × sequence × tp; parameters are sharded over data × sequence."""
 
     replicate: int
@@ -26,7 +26,7 @@ class Sizes:
     tp: int
 
     @classmethod
-    def of(cls, parallel: ParallelSection, world: int, *, per_machine: int | None = None) -> Sizes:
+    def of(cls, parallel: ParallelSection, world: int, *, per_machine: int | None = None) -> MeshSizes:
         """The sizes for so many processes; what was left open is taken up by `dp_shard`, within a machine if told."""
         within_machines = per_machine is not None and parallel.dp_shard is None
         replicas = max(1, world // per_machine) if within_machines and per_machine else None
@@ -34,11 +34,11 @@ class Sizes:
         return cls(replicate, data, parallel.cp * parallel.ulysses, parallel.tp)
 
 
-def sizes_of(run: Run) -> Sizes:
+def sizes_of(run: Run) -> MeshSizes:
     """The sizes of a run; with `backend.hybrid` there is a replica on every machine."""
     hybrid = run.options(FsdpConfig).hybrid
     here = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size))
-    return Sizes.of(run.config.parallel, run.world.size, per_machine=here if hybrid else None)
+    return MeshSizes.of(run.config.parallel, run.world.size, per_machine=here if hybrid else None)
 
 
 def check_plan(run: Run) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         WeightStream,
     )
     from swift.data.batch import Batch
-    from swift_backend_fsdp.model import Hollow
+    from swift_backend_fsdp.model import MetaModel
     from swift_backend_fsdp.shard import FsdpState
 
 
@@ -56,13 +56,13 @@ class FsdpBackend:
         return setup(run)
 
     @hookimpl
-    def swift_wrap_model(self, run: Run, source: ModelSource) -> Hollow:
+    def swift_wrap_model(self, run: Run, source: ModelSource) -> MetaModel:
         from swift_backend_fsdp.model import build
 
         return build(run, source)
 
     @hookimpl
-    def swift_shard(self, run: Run, model: Hollow) -> FsdpState:
+    def swift_shard(self, run: Run, model: MetaModel) -> FsdpState:
         from swift_backend_fsdp.shard import shard
 
         return shard(run, model)

@@ -1,4 +1,4 @@
-"""Cutting the model into shards, filling them, and the optimizer over what this process holds."""
+"""Shards the model, fills the shards, and makes the optimizer over this process's shards."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from swift.contracts import ModelView, Need
 from swift.toolkit import Arithmetic, SequenceView, ViewModule, build_optimizer, fill, parameter_groups
 from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.local import keep, local_slice
-from swift_backend_fsdp.model import Hollow
-from swift_backend_fsdp.tensor_parallel import cut_tensors
+from swift_backend_fsdp.model import MetaModel
+from swift_backend_fsdp.tensor_parallel import shard_tensors
 from swift_backend_fsdp.topology import Meshes, meshes
 
 if TYPE_CHECKING:
     from swift.contracts import Run
     from swift.data.batch import MicroBatch
 
-# FSDP looks for tensors in what a module answers, and knows dataclasses only when it is told.
+# FSDP looks for tensors in what a module returns, and knows only registered dataclasses.
 if ModelView not in _pytree.SUPPORTED_NODES:
     _pytree.register_dataclass(ModelView)
 
 
-class Root(nn.Module):
-    """Root module for FSDP: embedding, head and last norm are gathered for the whole pass, blocks one by one."""
+class FsdpRoot(nn.Module):
+    """FsdpRoot module for FSDP: embedding, head and last norm are gathered for the whole pass, blocks one by one."""
 
     def __init__(self, view: ViewModule) -> None:
         super().__init__()
         self.view = view
 
     def forward(self, batch: MicroBatch | None, needs: Collection[Need] = ()) -> ModelView | None:
-        """The views of a micro-batch. Without one the view checks itself, which takes gathered weights too."""
+        """Return the views of a micro-batch; without one the view checks itself, which takes gathered weights too."""
         if batch is None:
             self.view.self_check()
             return None
@@ -45,32 +45,32 @@ class Root(nn.Module):
         view: ModelView = self.view(batch, needs)
         return view
 
-    def let_go(self) -> None:
-        """Back to shards, which a pass without a backward pass leaves undone: parameters are DTensors again."""
+    def reshard_all(self) -> None:
+        """Reshard, which a forward pass without a backward pass leaves undone: parameters are DTensors again."""
         for module in self.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
 
 @dataclass
-class Part:
-    """A trained parameter, and the part of it that this process updates."""
+class TrainedShard:
+    """A trained parameter, and this process's shard of it."""
 
     name: str
     parameter: nn.Parameter
     """As FSDP knows it: a DTensor."""
     local: nn.Parameter
-    """The same memory as a plain tensor, which is all that an optimizer needs to see."""
+    """The shard's memory as a plain tensor, for the optimizer."""
 
 
 @dataclass
 class FsdpState:
     """The training state of one process."""
 
-    root: Root
-    parts: list[Part]
+    root: FsdpRoot
+    parts: list[TrainedShard]
     partial: set[str]
-    """Parameters whose gradients are to be added up over the tensor parallel processes."""
+    """Parameters whose gradients are summed over the tensor parallel processes."""
     optimizer: torch.optim.Optimizer
     arithmetic: Arithmetic
     meshes: Meshes
@@ -86,23 +86,23 @@ class FsdpState:
         return self.view.model
 
 
-def shard(run: Run, hollow: Hollow) -> FsdpState:
+def shard(run: Run, built: MetaModel) -> FsdpState:
     """Tensor parallel → FSDP, block by block → memory → weights → optimizer."""
     options = run.options(FsdpConfig)
     arithmetic = Arithmetic.of(run)
-    partial = cut_tensors(hollow.view.model, meshes().tp) if meshes().sizes.tp > 1 else set()
-    root = Root(hollow.view)
-    _fully_shard(root, hollow.blocks, options, arithmetic)
-    if not hollow.filled:
-        _give_memory(root, "cpu" if options.offload else arithmetic.device)
-        fill(run, hollow.view.model, hollow.source, keep)
+    partial = shard_tensors(built.view.model, meshes().tp) if meshes().sizes.tp > 1 else set()
+    root = FsdpRoot(built.view)
+    _fully_shard(root, built.blocks, options, arithmetic)
+    if not built.filled:
+        _allocate(root, "cpu" if options.offload else arithmetic.device)
+        fill(run, built.view.model, built.source, keep)
     with torch.no_grad():
         root(None)
-    root.let_go()
-    groups = parameter_groups(hollow.view.model.named_parameters(), run.config.optim, run.config.tuner)
-    parts: list[Part] = []
+    root.reshard_all()
+    groups = parameter_groups(built.view.model.named_parameters(), run.config.optim, run.config.tuner)
+    parts: list[TrainedShard] = []
     for group in groups:
-        own = [_part(name, each) for name, each in zip(group["names"], group["params"], strict=True)]
+        own = [_trained_shard(name, each) for name, each in zip(group["names"], group["params"], strict=True)]
         parts += own
         group["params"] = [each.local for each in own]
     return FsdpState(
@@ -117,7 +117,7 @@ def shard(run: Run, hollow: Hollow) -> FsdpState:
     )
 
 
-def _fully_shard(root: Root, blocks: list[nn.Module], options: FsdpConfig, arithmetic: Arithmetic) -> None:
+def _fully_shard(root: FsdpRoot, blocks: list[nn.Module], options: FsdpConfig, arithmetic: Arithmetic) -> None:
     compute = None if arithmetic.compute is torch.float32 else arithmetic.compute
     offload: OffloadPolicy = OffloadPolicy()
     if options.offload:
@@ -142,8 +142,8 @@ def _fully_shard(root: Root, blocks: list[nn.Module], options: FsdpConfig, arith
         each.set_modules_to_backward_prefetch(sharded[max(0, index - options.prefetch) : index][::-1])
 
 
-def _give_memory(root: Root, device: torch.device | str) -> None:
-    """Parameters get memory; buffers were computed and stay."""
+def _allocate(root: FsdpRoot, device: torch.device | str) -> None:
+    """Allocate parameters; buffers were computed and stay."""
     buffers = {
         (module, name): buffer
         for module in root.modules()
@@ -154,6 +154,6 @@ def _give_memory(root: Root, device: torch.device | str) -> None:
         module._buffers[name] = buffer.to(meshes().fsdp.device_type)
 
 
-def _part(name: str, parameter: nn.Parameter) -> Part:
+def _trained_shard(name: str, parameter: nn.Parameter) -> TrainedShard:
     local, _ = local_slice(parameter)
-    return Part(name, parameter, nn.Parameter(local.detach()))
+    return TrainedShard(name, parameter, nn.Parameter(local.detach()))

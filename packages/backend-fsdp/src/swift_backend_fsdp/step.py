@@ -49,7 +49,7 @@ def train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) -
             all_reduce=lambda table: _add_up(state, table),
         )
     finally:
-        gradients.let_go(state)
+        gradients.drop(state)
 
 
 def forward(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> ForwardResult:
@@ -65,7 +65,7 @@ def forward(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> F
             passes=batch.most_micro_batches(run.topology.data_size),
         )
     finally:
-        state.root.let_go()
+        state.root.reshard_all()
 
 
 def _add_up(state: FsdpState, table: torch.Tensor) -> None:

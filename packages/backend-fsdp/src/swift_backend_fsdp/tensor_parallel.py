@@ -1,4 +1,4 @@
-"""Tensor parallel: matrices cut as the model's own plan says, with DTensor. FSDP shards embedding and head."""
+"""Tensor parallel: matrices sharded as the model's own plan says, with DTensor. FSDP shards embedding and head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swift.toolkit import COLUMNS, ROWS, base_model, tensor_plan
 _STYLES: Mapping[str, type[ParallelStyle]] = {COLUMNS: ColwiseParallel, ROWS: RowwiseParallel}
 
 
-def cut_tensors(model: nn.Module, mesh: DeviceMesh) -> set[str]:
+def shard_tensors(model: nn.Module, mesh: DeviceMesh) -> set[str]:
     """Shard the decoder's matrices; returns the parameters whose gradients must be summed over `mesh`."""
     plan = tensor_plan(model, ways=mesh.size())
     parallelize_module(base_model(model), mesh, {name: _STYLES[how]() for name, how in plan.cut.items()})

@@ -12,7 +12,7 @@ from torch.distributed.tensor import _collective_utils, _redistribute, debug
 from swift.contracts import Topology
 from swift.toolkit import choose_device, join_group, leave_group
 from swift_backend_fsdp.config import FsdpConfig
-from swift_backend_fsdp.plan import Sizes, sizes_of
+from swift_backend_fsdp.plan import MeshSizes, sizes_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Meshes:
     """The groups of one process."""
 
-    sizes: Sizes
+    sizes: MeshSizes
     fsdp: DeviceMesh
     """What `fully_shard` is given: one dimension, or two where replicas are kept."""
     tp: DeviceMesh
@@ -80,7 +80,7 @@ def teardown() -> None:
     leave_group()
 
 
-def _layout(run: Run, sizes: Sizes) -> dict[str, int]:
+def _layout(run: Run, sizes: MeshSizes) -> dict[str, int]:
     parallel = run.config.parallel
     all_sizes = {
         "dp_replicate": sizes.replicate,

@@ -19,7 +19,7 @@ from swift.toolkit import (
     canonical_parameters,
     choose_attention,
     experts_of,
-    hollow_model,
+    meta_model,
     resolve_dtype,
     summary_of,
     transform_of,
@@ -257,7 +257,7 @@ def _tune(run: Run, built: Built) -> None:
     if tuner.kind == "full" and not tuner.freeze and not tuner.train_only:
         return
     # Asked of transformers and PEFT themselves, on a model without weights.
-    twin = apply_tuner(hollow_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)
+    twin = apply_tuner(meta_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)
     run.adapter_config = adapter_config(twin)
     _note_weights(run, *weight_counts(twin))
     if tuner.kind == "full":

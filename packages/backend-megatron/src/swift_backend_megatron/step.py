@@ -46,7 +46,7 @@ def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objectiv
         finite = math.isfinite(told.loss) and math.isfinite(grad_norm)
         scaled = state.config.fp16
         if run.config.train.detect_nan and not finite and not (scaled and math.isfinite(told.loss)):
-            raise NonFiniteStep(told.loss / batch.weight, grad_norm, told.culprits)
+            raise NonFiniteStep(told.loss / batch.weight, grad_norm, told.nonfinite_samples)
         skipped = overflow or not finite
         if not skipped:
             before_update()
@@ -88,7 +88,7 @@ class Told:
     loss: float
     metrics: dict[str, tuple[float, float]]
     segments: torch.Tensor | None = None
-    culprits: list[int] = field(default_factory=list)
+    nonfinite_samples: list[int] = field(default_factory=list)
     micro_batches: int = 1
 
 
@@ -211,8 +211,8 @@ def _tell(sums: GlobalSums, micro_batches: int) -> Told:
     if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         group = parallel_state.get_data_parallel_group()
         loss, metrics = sums.reduce(lambda table: dist.all_reduce(table, group=group))
-        culprits = [] if math.isfinite(loss) else sums.culprits()
-        box[0] = Told(loss, metrics, sums.segments, culprits, micro_batches)
+        nonfinite_samples = [] if math.isfinite(loss) else sums.nonfinite_samples()
+        box[0] = Told(loss, metrics, sums.segments, nonfinite_samples, micro_batches)
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         dist.broadcast_object_list(box, src=last_stage_rank(), group=parallel_state.get_pipeline_model_parallel_group())
     assert box[0] is not None

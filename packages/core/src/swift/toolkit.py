@@ -25,7 +25,7 @@ from swift.models.build import build_view, compile_blocks, decoder_blocks
 from swift.models.fill import fill
 from swift.models.logps import LogitTransform, TokenViews, VocabularyShard, token_logps
 from swift.models.memory import available_bytes, check_memory, model_bytes
-from swift.models.meta import hollow_model
+from swift.models.meta import meta_model
 from swift.models.names import (
     ADAPTER,
     Piece,
@@ -108,11 +108,11 @@ __all__ = [
     "fill",
     "flat_boxes",
     "heartbeat",
-    "hollow_model",
     "initial_adapter",
     "join_group",
     "leave_group",
     "load_pickle",
+    "meta_model",
     "model_bytes",
     "model_name",
     "name_map",

@@ -17,7 +17,7 @@ _MOST = 1 << 40
 
 
 @dataclass(frozen=True)
-class Told:
+class TrainingArgs:
     """Known facts of a run of ms-swift; None or 0 where unknown."""
 
     model: str | None = None
@@ -25,23 +25,23 @@ class Told:
     rows_per_step: int = 0
 
 
-def told_beside(folder: Path) -> Told:
-    """From ms-swift's args.json, in the folder or the one above."""
-    content = _beside(folder, ARGUMENTS) or {}
+def read_args(folder: Path) -> TrainingArgs:
+    """Read ms-swift's args.json, in the folder or the one above."""
+    content = _read_nearby(folder, ARGUMENTS) or {}
     model = content.get("model") or content.get("model_id_or_path")
     seed = content.get("seed")
-    return Told(
+    return TrainingArgs(
         model=model if isinstance(model, str) else None,
         seed=seed if type(seed) is int and 0 <= seed < 1 << 32 else None,
         rows_per_step=_rows(content),
     )
 
 
-def adapter_beside(folder: Path, given: Path | None) -> dict[str, Any] | None:
-    """PEFT's adapter_config.json: the one that the user names, or that in the folder or the one above."""
-    if given is not None:
-        return checked_adapter(read_json_object(given, CheckpointError), str(given), CheckpointError)
-    content = _beside(folder, ADAPTER_CONFIG)
+def find_adapter_config(folder: Path, named: Path | None) -> dict[str, Any] | None:
+    """Read PEFT's adapter_config.json: the one that the user names, or that in the folder or the one above."""
+    if named is not None:
+        return checked_adapter(read_json_object(named, CheckpointError), str(named), CheckpointError)
+    content = _read_nearby(folder, ADAPTER_CONFIG)
     return None if content is None else checked_adapter(content, str(folder / ADAPTER_CONFIG), CheckpointError)
 
 
@@ -61,7 +61,7 @@ def _rows(arguments: dict[str, Any]) -> int:
     return min(rows, _MOST)
 
 
-def _beside(folder: Path, name: str) -> dict[str, Any] | None:
+def _read_nearby(folder: Path, name: str) -> dict[str, Any] | None:
     for file in (folder / name, folder.parent / name):
         if file.exists():
             return read_json_object(file, CheckpointError)

@@ -15,7 +15,7 @@ from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import save_checkpoint
 from swift.config.sections import Config, ModelSection
 from swift.convert.hf_folder import has_weights, is_whole, open_hf_folder
-from swift.convert.ms_swift import Told, adapter_beside, told_beside
+from swift.convert.ms_swift import TrainingArgs, find_adapter_config, read_args
 from swift.errors import CheckpointError, PluginError, SwiftError
 from swift.export.run import write_model_weights
 from swift.models.names import ADAPTER
@@ -51,9 +51,9 @@ def convert_checkpoint(
     Without `model` the checkpoint has to say itself where its training started from.
     """
     quiet_libraries()
-    adapter: Adapter | None = adapter_beside(path, adapter_config)
+    adapter: Adapter | None = find_adapter_config(path, adapter_config)
     foreign = _recognised(path, adapter, weights_only=weights_only)
-    told = told_beside(path)
+    told = read_args(path)
     model = model or _base(path, told, adapter, say)
     if checkpoint_folder(out, foreign.step).exists():
         raise CheckpointError(
@@ -100,7 +100,7 @@ def convert_checkpoint(
 
 
 def _manifest(
-    foreign: ForeignCheckpoint, source: HfSource, model: str, told: Told, adapter: Adapter | None
+    foreign: ForeignCheckpoint, source: HfSource, model: str, told: TrainingArgs, adapter: Adapter | None
 ) -> Manifest:
     tuner = (
         {"kind": "full"} if adapter is None else {"kind": "lora", "rank": adapter["r"], "alpha": adapter["lora_alpha"]}
@@ -189,7 +189,7 @@ def _refuse_without_backend(path: Path, readers: list[str]) -> None:
             )
 
 
-def _base(path: Path, told: Told, adapter: Adapter | None, say: Say) -> str:
+def _base(path: Path, told: TrainingArgs, adapter: Adapter | None, say: Say) -> str:
     """The model that training started from, as the checkpoint itself tells."""
     named = told.model or (adapter or {}).get("base_model_name_or_path")
     if named:

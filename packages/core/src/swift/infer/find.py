@@ -1,4 +1,4 @@
-"""Where weights lie, from whatever the user names: a run, a checkpoint, an adapter, a model folder, a hub id.
+"""Locates weights from whatever the user names: a run, a checkpoint, an adapter, a model folder, a hub id.
 
 Nothing here imports torch: `swift serve` hands the weights to a process of its own.
 """
@@ -22,12 +22,12 @@ from swift.untrusted import check_regular, typed_path
 
 ADAPTER_FILE = "adapter_config.json"
 _UNFINISHED = re.compile(r"(checkpoint-\d+)(?:\.\w+)?\.tmp")
-"""What a checkpoint is called until it is whole, and when it is being replaced or removed."""
+"""Name of a checkpoint until it is complete, and while it is being replaced or removed."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the weights lie."""
+class WeightsLocation:
+    """Model and adapter that hold the weights."""
 
     weights: ModelSection
     adapter: Path | None = None
@@ -35,10 +35,10 @@ class Place:
     """The system message of the run's data section."""
 
 
-def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: bool = False) -> Place:
-    """Returns what `name` stands for. A run means its last checkpoint; a checkpoint knows its base model.
+def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: bool = False) -> WeightsLocation:
+    """Return the location that `name` stands for. A run means its last checkpoint; a checkpoint knows its base model.
 
-    `trust_remote_code` is what the user says; what files say about it does not count.
+    `trust_remote_code` is the user's choice; files have no say in it.
     """
     path = typed_path(name, "The model", ModelError)
     is_run = (path / LAST).exists() or (path.is_dir() and bool(whole_checkpoints(path)))
@@ -50,12 +50,12 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
         base = read_adapter_config(path).get("base_model_name_or_path")
         if not base:
             raise ModelError(f"{path} does not say which model it adapts.", hint="Type: --model BASE --adapter ADAPTER")
-        return Place(ModelSection(path=base, trust_remote_code=trust_remote_code), path)
-    return Place(ModelSection(path=name, trust_remote_code=trust_remote_code), adapter)
+        return WeightsLocation(ModelSection(path=base, trust_remote_code=trust_remote_code), path)
+    return WeightsLocation(ModelSection(path=name, trust_remote_code=trust_remote_code), adapter)
 
 
-def what_it_is_called(name: str) -> str:
-    """A short name for what the user named: the run's for a run and its checkpoints, a folder's own, or the hub id."""
+def display_name(name: str) -> str:
+    """Return a short name: the run's for a run and its checkpoints, a folder's own, or the hub id."""
     path = typed_path(name, "The model", ModelError)
     if not path.is_dir():
         return name
@@ -71,7 +71,7 @@ def _whole(path: Path) -> Path:
 
 
 def check_finished(path: Path) -> None:
-    """Refuses what looks like a checkpoint or a run and is not whole, before it is taken for a model's folder."""
+    """Refuse an incomplete checkpoint or run before it is taken for a model's folder."""
     whole = path.resolve()
     if _UNFINISHED.fullmatch(whole.name) or (whole / "state").is_dir():
         raise _unfinished(whole)
@@ -92,15 +92,15 @@ def _unfinished(folder: Path) -> CheckpointError:
 
 
 def _alone(folder: Path) -> str:
-    """The way out where nothing but the manifest is missing."""
+    """Return the hint for a checkpoint of which only the manifest is missing."""
     files = "adapter_*" if (folder / ADAPTER_FILE).is_file() else "*.json, *.jinja and *.safetensors"
     return f"If you know that its weights are all right, copy {files} into a folder of their own, and name that."
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    """Refuses a checkpoint with files missing or cut off, or with weights that are not those that were written.
+    """Refuse a checkpoint with files missing or cut off, or with altered weights.
 
-    The optimizer's state is not read here: that it is there is seen from its size, as a damaged copy mostly is.
+    The optimizer's state is not read here: its size shows that it is there, and reveals most damaged copies.
     """
     if not manifest.files:
         raise CheckpointError(f"{folder / MANIFEST} lists no files.", hint=_alone(folder))
@@ -124,13 +124,13 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
 
 
 def _written_again(folder: Path, manifest: Manifest, name: str) -> str:
-    """The way out where a file is missing: what is ready to load can be written from the training state anew."""
+    """Return the hint for a missing file: weights ready to load can be exported again from the training state."""
     if "/" in name:
         return _alone(folder)
     return f"Type: swift export {folder} --to {'hf' if manifest.adapter is None else 'adapter'}"
 
 
-def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) -> Place:
+def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) -> WeightsLocation:
     manifest = read_manifest(folder)
     config: Any = manifest.config
     if not isinstance(config.get("model"), dict):
@@ -145,7 +145,7 @@ def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) 
             raise ModelError(
                 f"{folder} holds no adapter ready to load.", hint=f"Type: swift export {folder} --to adapter"
             )
-        return Place(model, adapter or folder, system)
+        return WeightsLocation(model, adapter or folder, system)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no weights ready to load.", hint=f"Type: swift export {folder} --to hf")
-    return Place(model.model_copy(update={"path": str(folder), "random_weights": False}), adapter, system)
+    return WeightsLocation(model.model_copy(update={"path": str(folder), "random_weights": False}), adapter, system)

@@ -20,7 +20,7 @@ from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
 
 if TYPE_CHECKING:
-    from swift.infer.find import Place
+    from swift.infer.find import WeightsLocation
     from swift.models.source import HfSource
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -50,12 +50,12 @@ class FoundModel:
 
     name: str
     engine: LoadedPlugin
-    place: Place
+    location: WeightsLocation
     source: HfSource
 
     def facts(self) -> dict[str, str]:
         """Return facts that tell this model from others of the same name."""
-        adapter = self.place.adapter
+        adapter = self.location.adapter
         facts = {"model": str(self.source.folder), "weights": self.source.fingerprint}
         if adapter is not None and (adapter / ADAPTER_WEIGHTS).is_file():
             facts |= {"adapter": str(adapter), "adapter_weights": _digest(adapter)}
@@ -84,18 +84,18 @@ def open_local(found: FoundModel, wanted: Wanted, *, say: Callable[[str], None])
     tokenizer = found.source.tokenizer
     request = EngineRequest(
         model=found.source.folder,
-        adapter=found.place.adapter,
+        adapter=found.location.adapter,
         dtype=wanted.dtype,
         device=wanted.device,
         batch_size=wanted.batch_size,
         max_length=wanted.max_length,
         end_tokens=end_tokens(tokenizer),
-        trust_remote_code=found.place.weights.trust_remote_code,
+        trust_remote_code=found.location.weights.trust_remote_code,
         options=wanted.options,
         say=say,
     )
     return EngineSpeaker(
-        open_inference(found.engine, request), tokenizer, wanted.system or found.place.system, found.name
+        open_inference(found.engine, request), tokenizer, wanted.system or found.location.system, found.name
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from swift.contracts import ModelFacts
 from swift.models.attention import AttentionChoice, choose_attention
-from swift.models.meta import hollow_model
+from swift.models.meta import meta_model
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import quantized_build
 from swift.models.tuners import adapter_config, apply_tuner, summary_of, weight_counts
@@ -46,7 +46,7 @@ def build_view(
     if config.tuner.quantize == "none":
         # Trained weights are fp32 masters; frozen ones need no more than the precision of the arithmetic.
         stored = torch.float32 if config.tuner.kind == "full" else compute
-        model = source.build(dtype=stored, device=device) if weights else hollow_model(source, stored)
+        model = source.build(dtype=stored, device=device) if weights else meta_model(source, stored)
     else:
         model = quantized_build(source, config.tuner, compute, device)
     model.config.use_cache = False

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from swift.contracts import ModelSource
 
 
-def hollow_model(source: ModelSource, dtype: torch.dtype) -> torch.nn.Module:
+def meta_model(source: ModelSource, dtype: torch.dtype) -> torch.nn.Module:
     """Parameters without memory in `dtype`, but real buffers: rotary tables are computed, not read."""
     from accelerate import init_empty_weights  # type: ignore[import-untyped]  # has no stubs; peft requires it
 
@@ -21,5 +21,5 @@ def hollow_model(source: ModelSource, dtype: torch.dtype) -> torch.nn.Module:
         parameter.data = parameter.data.to(dtype)
     model.tie_weights()
     model.name_or_path = skeleton.name_or_path
-    hollow: torch.nn.Module = model
-    return hollow
+    built: torch.nn.Module = model
+    return built

@@ -9,7 +9,7 @@ from pathlib import Path
 from swift.config.sections import ModelSection
 from swift.contracts import ServeRequest
 from swift.errors import ModelError, UsageError
-from swift.infer.find import ADAPTER_FILE, find_weights, what_it_is_called
+from swift.infer.find import ADAPTER_FILE, display_name, find_weights
 from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.locate import locate
@@ -46,10 +46,10 @@ def serve_request(wish: Wish, *, say: Callable[[str], None]) -> ServeRequest:
     place = find_weights(wish.model, trust_remote_code=wish.trust_remote_code)
     known_as, folder = locate(place.weights, say=say)
     _check_model(folder, place.weights)
-    called = what_it_is_called(wish.model)
+    called = display_name(wish.model)
     adapters: dict[str, Path] = {}
     if place.adapter is not None:
-        base = what_it_is_called(known_as)
+        base = display_name(known_as)
         own = wish.name or called
         adapters[own if own != base else f"{own}-adapter"] = place.adapter
     else:
@@ -86,7 +86,7 @@ def _named(text: str) -> tuple[str, Path]:
     name, separator, path = text.partition("=")
     if separator and name and "/" not in name and not Path(text).exists():
         return name, typed_path(path, "--adapters", ModelError)
-    return what_it_is_called(text), typed_path(text, "--adapters", ModelError)
+    return display_name(text), typed_path(text, "--adapters", ModelError)
 
 
 def _adapter_of(path: Path) -> Path:

@@ -119,7 +119,7 @@ def update(
     # Under fp16 an overflow is expected now and then: the scaler leaves the update out and lowers its scale.
     if run.config.train.detect_nan and not finite and not (scaler.is_enabled() and math.isfinite(reduced[0])):
         optimizer.zero_grad(set_to_none=True)
-        raise NonFiniteStep(reduced[0] / batch.weight, grad_norm, sums.culprits())
+        raise NonFiniteStep(reduced[0] / batch.weight, grad_norm, sums.nonfinite_samples())
     set_learning_rate(optimizer, learning_rate)
     before_update()
     scaler.step(optimizer)

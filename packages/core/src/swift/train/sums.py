@@ -70,7 +70,7 @@ class GlobalSums:
         """One value per segment of this process's slice, in order, where the objective scores segments."""
         return torch.cat(self._segments) if self._segments else None
 
-    def culprits(self) -> list[int]:
+    def nonfinite_samples(self) -> list[int]:
         """Samples whose own loss is not finite."""
         return [sample for loss, samples in self._losses if not math.isfinite(float(loss)) for sample in samples]
 

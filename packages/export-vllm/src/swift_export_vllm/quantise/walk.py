@@ -16,7 +16,7 @@ import torch
 
 from swift.contracts import ModelSource
 from swift.errors import ExportError
-from swift.toolkit import check_memory, decoder_blocks, hollow_model, name_map
+from swift.toolkit import check_memory, decoder_blocks, meta_model, name_map
 
 _ROWS, _TOKENS = 16, 4096
 
@@ -69,7 +69,7 @@ class Walk:
     def __init__(self, source: ModelSource, device: str) -> None:
         self.source = source
         self.device = device
-        self.model: Any = hollow_model(source, torch.float32)
+        self.model: Any = meta_model(source, torch.float32)
         self.model.eval().requires_grad_(False)
         self.blocks = decoder_blocks(self.model)
         self._names = name_map(self.model)
