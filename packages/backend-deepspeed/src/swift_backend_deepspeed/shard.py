@@ -25,7 +25,13 @@ from swift_backend_deepspeed.diagnosis import Watch
 from swift_backend_deepspeed.ds_json import offload_device, resolved
 from swift_backend_deepspeed.model import BuiltModel, EngineRoot, EngineView
 from swift_backend_deepspeed.partitions import Partitions, partitions_of
-from swift_backend_deepspeed.tensor_parallel import check_same, record_full_shapes, partition_config, probe, tensor_shard_of
+from swift_backend_deepspeed.tensor_parallel import (
+    check_same,
+    partition_config,
+    probe,
+    record_full_shapes,
+    tensor_shard_of,
+)
 from swift_backend_deepspeed.topology import quiet_deepspeed, remember
 
 if TYPE_CHECKING:
