@@ -43,6 +43,7 @@ PUBLIC = (
     "swift.config.sections",
     "swift.contracts",
     "swift.data.batch",
+    "swift.data.encodings",
     "swift.data.samples",
     "swift.errors",
     "swift.export",

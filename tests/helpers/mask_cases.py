@@ -26,6 +26,7 @@ from swift.config.sections import DataSection
 from swift.data.corpus import corpus_of
 from swift.data.encode import SampleEncoder
 from swift.data.encode_corpus import encode_rows
+from swift.data.encodings import encoding_of
 from swift.demo.tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from swift.errors import SwiftError
 
@@ -236,7 +237,7 @@ def encoder(case: Case, serialised: dict[str, str]) -> SampleEncoder:
     """Returns the encoder of a case."""
     tokenizer = TOKENIZERS[case.tokenizer](serialised.get(case.tokenizer, ""))
     tokenizer.chat_template = TEMPLATES[case.template]
-    return SampleEncoder(tokenizer, DataSection(**case.section), case.encoding)
+    return SampleEncoder(tokenizer, DataSection(**case.section), encoding_of(case.encoding))
 
 
 def made_of(case: Case, serialised: dict[str, str]) -> tuple[dict[str, np.ndarray], Row]:
@@ -245,7 +246,7 @@ def made_of(case: Case, serialised: dict[str, str]) -> tuple[dict[str, np.ndarra
     using = encoder(case, serialised)
     arrays: dict[str, list[np.ndarray]] = {name: [] for name in ARRAYS}
     report: Row = {"rejected": [], "errors": [], "turn_by_turn": 0}
-    corpus = corpus_of(each, "rows", using.section, case.encoding)
+    corpus = corpus_of(each, "rows", using.section, encoding_of(case.encoding))
     for index in range(len(each)):
         try:
             chunk = encode_rows(corpus, using, range(index, index + 1))

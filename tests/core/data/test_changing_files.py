@@ -12,6 +12,7 @@ import pytest
 
 from swift.config.sections import DataSection
 from swift.data.corpus import open_corpus, stream_rows
+from swift.data.encodings import encoding_of
 from swift.data.read import read_path
 from swift.data.spec import parse_source
 from swift.data.unchanged_files import BLOCK, SteadyFile
@@ -112,7 +113,7 @@ def test_the_key_of_the_cache_follows_the_content_alone(tmp_path: Path) -> None:
     section = DataSection()
 
     def key(name: str, rows: list[dict[str, Any]]) -> str:
-        return open_corpus([str(write(tmp_path / name, rows))], section, "chat").fingerprint()
+        return open_corpus([str(write(tmp_path / name, rows))], section, encoding_of("chat")).fingerprint()
 
     first = key("a.jsonl", ROWS)
     assert key("b.jsonl", ROWS) == first

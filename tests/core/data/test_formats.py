@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from swift.data.conversation import Conversation, Unusable
-from swift.data.formats import check_format, rename, understand
+from swift.data.encodings import encoding_of
+from swift.data.formats import rename
 from swift.data.roles import ROLES, RoleTags
 from swift.errors import DataError
 
@@ -49,12 +50,12 @@ def sharegpt(*turns: tuple[str, str]) -> list[dict[str, Any]]:
     ],
 )
 def test_formats_are_detected(row: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    assert said(understand(row, "chat", "row 1").conversation) == expected
+    assert said(encoding_of("chat").understand(row, "row 1").conversation) == expected
 
 
 def test_tool_calls_written_as_messages_of_their_own_become_the_assistants() -> None:
     turns = [("human", "1+1?"), ("gpt", "Let me see."), ("function_call", CALL), ("observation", "2"), ("gpt", "Two.")]
-    conversation = understand({"conversations": sharegpt(*turns)}, "chat", "row 1").conversation
+    conversation = encoding_of("chat").understand({"conversations": sharegpt(*turns)}, "row 1").conversation
     assert [role for role, _ in said(conversation)] == ["user", "assistant", "tool", "assistant"]
     assert conversation.messages[1]["content"] == "Let me see."
     assert conversation.messages[1]["tool_calls"] == [
@@ -68,7 +69,7 @@ def test_openais_string_arguments_become_objects_and_bare_tools_get_their_wrappe
         "messages": [*openai(QA[0]), {"role": "assistant", "tool_calls": [call]}, *openai(("tool", "2"), QA[1])],
         "tools": [{"name": "add", "parameters": {}}],
     }
-    conversation = understand(row, "chat", "row 1").conversation
+    conversation = encoding_of("chat").understand(row, "row 1").conversation
     assert conversation.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert conversation.tools == ({"type": "function", "function": {"name": "add", "parameters": {}}},)
 
@@ -101,7 +102,7 @@ def test_openais_string_arguments_become_objects_and_bare_tools_get_their_wrappe
 )
 def test_a_row_that_cannot_be_used_has_a_reason(row: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unusable) as unusable:
-        understand(row, "chat", "row 1")
+        encoding_of("chat").understand(row, "row 1")
     assert unusable.value.reason == reason
     assert unusable.value.detail
 
@@ -129,7 +130,7 @@ GOOD, BAD = [("user", "q"), ("assistant", "good")], [("user", "q"), ("assistant"
     ],
 )
 def test_pairs_are_detected(row: dict[str, Any]) -> None:
-    sample = understand(row, "preference", "row 1")
+    sample = encoding_of("preference").understand(row, "row 1")
     assert said(sample.conversation) == GOOD
     assert said(sample.rejected) == BAD
     assert not sample.extras
@@ -148,15 +149,17 @@ def test_pairs_are_detected(row: dict[str, Any]) -> None:
 )
 def test_a_pair_that_says_nothing_has_a_reason(row: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unusable) as unusable:
-        understand(row, "preference", "row 1")
+        encoding_of("preference").understand(row, "row 1")
     assert unusable.value.reason == reason
 
 
 @pytest.mark.parametrize(("label", "value"), [(True, 1.0), (False, 0.0), ("true", 1.0), ("False", 0.0), (1, 1.0)])
 def test_labels_are_read_as_truth(label: object, value: float) -> None:
-    assert understand({"prompt": "q", "completion": "a", "label": label}, "unpaired", "r").values == {"label": value}
+    assert encoding_of("unpaired").understand({"prompt": "q", "completion": "a", "label": label}, "r").values == {
+        "label": value
+    }
     with pytest.raises(Unusable, match="malformed label"):
-        understand({"prompt": "q", "completion": "a", "label": "maybe"}, "unpaired", "r")
+        encoding_of("unpaired").understand({"prompt": "q", "completion": "a", "label": "maybe"}, "r")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,7 @@ def test_an_unknown_format_says_which_columns_there_are_and_what_is_understood(
     row: dict[str, Any], encoding: str, message: str
 ) -> None:
     with pytest.raises(DataError, match=message) as error:
-        check_format(row, encoding, "data.jsonl:1")
+        encoding_of(encoding).check_format(row, "data.jsonl:1")
     assert error.value.message.startswith("data.jsonl:1: ")
     assert error.value.hint
     assert "messages (or conversations)" in error.value.hint
@@ -190,25 +193,25 @@ def test_two_columns_for_one_target_are_an_error() -> None:
     with pytest.raises(DataError, match="'query' and 'q' both mean 'query'"):
         rename({"query": "x", "q": "y"}, {"q": "query"}, "r")
     with pytest.raises(DataError, match="'instruction' and 'prompt' both mean"):
-        understand({"instruction": "x", "prompt": "y", "output": "z"}, "chat", "r")
+        encoding_of("chat").understand({"instruction": "x", "prompt": "y", "output": "z"}, "r")
     with pytest.raises(DataError, match="'messages' and 'conversations' both mean"):
-        understand({"messages": openai(*QA), "conversations": openai(*QA)}, "chat", "r")
+        encoding_of("chat").understand({"messages": openai(*QA), "conversations": openai(*QA)}, "r")
 
 
 def test_columns_that_no_format_uses_are_kept_as_extras() -> None:
     row = {"messages": openai(*QA), "solution": 42, "system": "s", "tools": None}
-    assert understand(rename(row, {}, "r"), "chat", "r").extras == {"solution": 42}
+    assert encoding_of("chat").understand(rename(row, {}, "r"), "r").extras == {"solution": 42}
 
 
 def test_roles_of_a_dataset_info_are_read_by_its_tags() -> None:
     tags = RoleTags(("who",), ("what",), {**ROLES, "kunde": "user", "helfer": "assistant"})
     row = {"messages": [{"who": "kunde", "what": "q"}, {"who": "helfer", "what": "a"}]}
-    assert said(understand(row, "chat", "r", tags).conversation) == QA
+    assert said(encoding_of("chat").understand(row, "r", tags).conversation) == QA
 
 
 def test_tags_hold_for_pairs_too() -> None:
     tags = RoleTags(("who", "role"), ("what", "content"), {**ROLES, "kunde": "user", "helfer": "assistant"})
     messages = [{"who": "kunde", "what": "q"}, {"who": "helfer", "what": "good"}]
-    sample = understand({"messages": messages, "rejected_response": "bad"}, "preference", "r", tags)
+    sample = encoding_of("preference").understand({"messages": messages, "rejected_response": "bad"}, "r", tags)
     assert said(sample.conversation) == GOOD
     assert said(sample.rejected) == BAD

@@ -13,7 +13,7 @@ import pytest
 
 from swift.config.sections import DataSection
 from swift.data.encode import SampleEncoder
-from swift.data.formats import understand
+from swift.data.encodings import encoding_of
 from swift.demo.tokenizer import CHAT_TEMPLATE
 
 GOLDEN = Path(__file__).parent / "golden" / "masks.npz.xz"
@@ -54,7 +54,7 @@ def test_rows_of_a_case_are_made_alike_one_by_one_and_all_at_once(golden: tuple[
         if report["errors"]:
             continue
         using = mask_cases.encoder(case, tokenizers)
-        corpus = mask_cases.corpus_of(mask_cases.rows(case), "rows", using.section, case.encoding)
+        corpus = mask_cases.corpus_of(mask_cases.rows(case), "rows", using.section, encoding_of(case.encoding))
         chunk = mask_cases.encode_rows(corpus, using, range(len(corpus)))
         made, said = mask_cases.made_of(case, tokenizers)
         for name in mask_cases.ARRAYS:
@@ -91,8 +91,8 @@ def test_what_is_learned_is_what_prefixes_of_the_tokens_say_beyond_the_prompt(
             if each["role"] == "assistant"
         ]
         (sample,) = (
-            SampleEncoder(tokenizer, DataSection(max_length=4096), "chat")
-            .encode(understand({"messages": messages}, "chat", "r"), "r")
+            SampleEncoder(tokenizer, DataSection(max_length=4096), encoding_of("chat"))
+            .encode(encoding_of("chat").understand({"messages": messages}, "r"), "r")
             .samples
         )
         segment = sample.segments[0]

@@ -11,7 +11,7 @@ import pytest
 from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
 from swift.data.encode import SampleEncoder
-from swift.data.formats import understand
+from swift.data.encodings import encoding_of
 from swift.data.samples import Encoded, Segment
 from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import ConfigError, DataError, ModelError
@@ -27,8 +27,8 @@ def encoded(
     row: dict[str, Any], template: str | None = "", encoding: str = "chat", **section: Any
 ) -> tuple[Any, tuple[Encoded, ...]]:
     tokenizer = byte_tokenizer() if template == "" else tokenizer_with(template)
-    encoder = SampleEncoder(tokenizer, DataSection(**section), encoding)
-    return tokenizer, encoder.encode(understand(row, encoding, "row 1"), "row 1").samples
+    encoder = SampleEncoder(tokenizer, DataSection(**section), encoding_of(encoding))
+    return tokenizer, encoder.encode(encoding_of(encoding).understand(row, "row 1"), "row 1").samples
 
 
 def learned(tokenizer: Any, segment: Segment) -> list[str]:
@@ -177,7 +177,11 @@ def test_a_token_across_the_start_of_an_answer_is_cut_as_inference_cuts_it() -> 
     template = byte_tokenizer().chat_template
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", chat_template=template)
     row = chat("a?", "\nA.")
-    sample = SampleEncoder(tokenizer, DataSection(), "chat").encode(understand(row, "chat", "r"), "r").samples[0]
+    sample = (
+        SampleEncoder(tokenizer, DataSection(), encoding_of("chat"))
+        .encode(encoding_of("chat").understand(row, "r"), "r")
+        .samples[0]
+    )
     ids = sample.segments[0].input_ids.tolist()
     prompt = tokenizer.apply_chat_template(row["messages"][:1], add_generation_prompt=True)["input_ids"]
     assert tokenizer.convert_tokens_to_ids("ĊĊ") in tokenizer.apply_chat_template(row["messages"])["input_ids"]
@@ -186,10 +190,9 @@ def test_a_token_across_the_start_of_an_answer_is_cut_as_inference_cuts_it() -> 
 
 
 def test_a_template_without_a_token_that_ends_turns_says_so() -> None:
-    encoder = SampleEncoder(tokenizer_with(chat_templates.NO_END), DataSection(), "chat")
-    assert encoder.template is not None
-    assert not encoder.template.ends_turns
-    (sample,) = encoder.encode(understand(chat("a?", "A."), "chat", "r"), "r").samples
+    encoder = SampleEncoder(tokenizer_with(chat_templates.NO_END), DataSection(), encoding_of("chat"))
+    assert not encoder.ends_turns
+    (sample,) = encoder.encode(encoding_of("chat").understand(chat("a?", "A."), "r"), "r").samples
     assert learned(encoder.tokenizer, sample.segments[0]) == [" A.\n"]
 
 
@@ -246,9 +249,9 @@ def test_a_pair_is_learned_in_its_last_round_only() -> None:
 
 def test_an_unpaired_answer_is_set_against_the_next_samples_answer_to_the_same_prompt() -> None:
     tokenizer = byte_tokenizer()
-    encoder = SampleEncoder(tokenizer, DataSection(max_length=60), "unpaired")
-    first = understand(chat("a?", "A.") | {"label": True}, "unpaired", "r")
-    second = understand(chat("b?", "B" * 90) | {"label": False}, "unpaired", "r")
+    encoder = SampleEncoder(tokenizer, DataSection(max_length=60), encoding_of("unpaired"))
+    first = encoding_of("unpaired").understand(chat("a?", "A.") | {"label": True}, "r")
+    second = encoding_of("unpaired").understand(chat("b?", "B" * 90) | {"label": False}, "r")
     (sample,) = encoder.encode(first, "r", second).samples
     assert dict(sample.values) == {"label": 1.0}
     own, mismatched = sample.segments
@@ -285,7 +288,11 @@ def test_a_text_is_left_whole_where_cutting_would_add_a_space() -> None:
     template += "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", chat_template=template)
     row = chat("q", "A.")
-    sample = SampleEncoder(tokenizer, DataSection(), "chat").encode(understand(row, "chat", "r"), "r").samples[0]
+    sample = (
+        SampleEncoder(tokenizer, DataSection(), encoding_of("chat"))
+        .encode(encoding_of("chat").understand(row, "r"), "r")
+        .samples[0]
+    )
     whole = tokenizer.apply_chat_template(row["messages"])["input_ids"]
     assert sample.segments[0].input_ids.tolist() == whole
     assert tokenizer.convert_ids_to_tokens(sample.segments[0].input_ids[sample.segments[0].weights > 0].tolist()) == [

@@ -14,7 +14,7 @@ from swift.config.sections import DataSection
 from swift.data import encode_corpus as tokenise
 from swift.data import pipeline
 from swift.data.encode import SampleEncoder
-from swift.data.formats import understand
+from swift.data.encodings import encoding_of
 from swift.data.pipeline import Prepared, PreparedData, prepare_data
 from swift.data.samples import Encoded
 from swift.demo.tokenizer import byte_tokenizer
@@ -56,8 +56,8 @@ def same(one: Encoded, other: Encoded) -> bool:
 def test_samples_come_back_from_disk_as_they_were_encoded(tmp_path: Path) -> None:
     rows = [row | {"label": i % 2 == 0} for i, row in enumerate(GOOD)]
     train = train_of(prepare(write(tmp_path / "a.jsonl", rows), cache=tmp_path / "cache", encoding="unpaired"))
-    encoder = SampleEncoder(byte_tokenizer(), DataSection(max_length=80), "unpaired")
-    understood = [understand(row, "unpaired", "r") for row in rows]
+    encoder = SampleEncoder(byte_tokenizer(), DataSection(max_length=80), encoding_of("unpaired"))
+    understood = [encoding_of("unpaired").understand(row, "r") for row in rows]
     for index in range(20):
         (expected,) = encoder.encode(understood[index], "r", understood[(index + 1) % 20]).samples
         sample = train.samples[index]
@@ -143,9 +143,9 @@ def test_another_chat_template_is_another_cache(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", GOOD)
     corpus = train_of(prepare(path, cache=tmp_path / "cache")).corpus
     tokenizer = byte_tokenizer()
-    key = pipeline.cache_key(corpus, SampleEncoder(tokenizer, DataSection(), "chat"))
+    key = pipeline.cache_key(corpus, SampleEncoder(tokenizer, DataSection(), encoding_of("chat")))
     tokenizer.chat_template = "other" + tokenizer.chat_template
-    assert pipeline.cache_key(corpus, SampleEncoder(tokenizer, DataSection(), "chat")) != key
+    assert pipeline.cache_key(corpus, SampleEncoder(tokenizer, DataSection(), encoding_of("chat"))) != key
 
 
 def test_each_encoding_has_a_cache_of_its_own(tmp_path: Path) -> None:

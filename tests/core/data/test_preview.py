@@ -9,16 +9,20 @@ from rich.console import Console
 
 from swift.config.sections import DataSection
 from swift.data.encode import SampleEncoder
-from swift.data.formats import understand
+from swift.data.encodings import encoding_of
 from swift.data.preview import preview
 from swift.demo.tokenizer import byte_tokenizer
 
 
 def shown(row: dict[str, Any], encoding: str) -> str:
     tokenizer = byte_tokenizer()
-    (sample,) = SampleEncoder(tokenizer, DataSection(), encoding).encode(understand(row, encoding, "r"), "r").samples
+    (sample,) = (
+        SampleEncoder(tokenizer, DataSection(), encoding_of(encoding))
+        .encode(encoding_of(encoding).understand(row, "r"), "r")
+        .samples
+    )
     out = io.StringIO()
-    Console(file=out, width=300, force_terminal=False).print(preview(tokenizer, sample, encoding))
+    Console(file=out, width=300, force_terminal=False).print(preview(tokenizer, sample, encoding_of(encoding)))
     return out.getvalue()
 
 

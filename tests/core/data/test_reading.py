@@ -11,6 +11,7 @@ import pytest
 
 from swift.config.sections import DataSection
 from swift.data.corpus import Corpus, corpus_of, open_corpus
+from swift.data.encodings import encoding_of
 from swift.data.read import read_path
 from swift.data.spec import parse_source
 from swift.errors import DataError
@@ -102,7 +103,7 @@ def test_a_folder_without_data_says_what_it_looked_for(tmp_path: Path) -> None:
 
 def test_a_hub_id_that_cannot_be_had_offline_is_one_sentence() -> None:
     with pytest.raises(DataError, match="neither a local file nor could it be loaded") as error:
-        open_corpus(["your_data"], DataSection(), "chat")
+        open_corpus(["your_data"], DataSection(), encoding_of("chat"))
     assert error.value.exit_code == 2
     assert "\n" not in error.value.message
 
@@ -113,14 +114,14 @@ def test_modelscope_without_its_packages_says_what_to_install(lacking: str, monk
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, lacking, None)
     with pytest.raises(DataError, match=f"the package {lacking} is not installed") as error:
-        open_corpus(["ms::owner/name"], DataSection(), "chat")
+        open_corpus(["ms::owner/name"], DataSection(), encoding_of("chat"))
     assert error.value.hint
     assert 'pip install "modelscope[datasets]"' in error.value.hint
 
 
 def test_several_data_sets_stand_end_to_end_and_each_keeps_its_limit(tmp_path: Path) -> None:
     one, other = write(tmp_path / "one.jsonl", ROWS), write(tmp_path / "other.csv", ROWS)
-    corpus = open_corpus([f"{one}#2", str(other)], DataSection(), "chat")
+    corpus = open_corpus([f"{one}#2", str(other)], DataSection(), encoding_of("chat"))
     assert len(corpus) == 7
     assert [corpus.row(index)["prompt"] for index in range(7)] == ["q0", "q1", "q0", "q1", "q2", "q3", "q4"]
     assert corpus.place(1) == f"{one}:2"
@@ -129,16 +130,16 @@ def test_several_data_sets_stand_end_to_end_and_each_keeps_its_limit(tmp_path: P
 
 def test_rows_in_memory_are_as_good_as_files() -> None:
     datasets = pytest.importorskip("datasets")
-    listed = corpus_of(ROWS, "train_dataset", DataSection(), "chat")
-    arrow = corpus_of(datasets.Dataset.from_list(ROWS), "train_dataset", DataSection(), "chat")
+    listed = corpus_of(ROWS, "train_dataset", DataSection(), encoding_of("chat"))
+    arrow = corpus_of(datasets.Dataset.from_list(ROWS), "train_dataset", DataSection(), encoding_of("chat"))
     assert [listed.sample(i) for i in range(5)] == [arrow.sample(i) for i in range(5)]
     assert listed.place(0) == "train_dataset, row 1"
     with pytest.raises(DataError, match="is empty"):
-        corpus_of([], "train_dataset", DataSection(), "chat")
+        corpus_of([], "train_dataset", DataSection(), encoding_of("chat"))
 
 
 def fingerprint(path: Path, **section: Any) -> str:
-    corpus: Corpus = open_corpus([str(path)], DataSection(**section), "chat")
+    corpus: Corpus = open_corpus([str(path)], DataSection(**section), encoding_of("chat"))
     return corpus.fingerprint()
 
 
@@ -153,4 +154,4 @@ def test_the_fingerprint_is_of_the_content_and_not_of_the_file(tmp_path: Path) -
 def test_a_renamed_column_must_be_there(tmp_path: Path) -> None:
     path = write(tmp_path / "one.jsonl", ROWS)
     with pytest.raises(DataError, match=r"renames 'promt'.*Did you mean 'prompt'"):
-        open_corpus([str(path)], DataSection(columns={"promt": "query"}), "chat")
+        open_corpus([str(path)], DataSection(columns={"promt": "query"}), encoding_of("chat"))

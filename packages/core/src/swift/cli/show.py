@@ -60,6 +60,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
     """
     from rich.console import Console
 
+    from swift.data.encodings import encoding_of
     from swift.data.pipeline import prepare_data
     from swift.data.preview import preview
     from swift.models.source import open_source
@@ -79,7 +80,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
     console = Console()
     for number, encoded in enumerate(islice(data.stream.epoch(0), count), start=1):
         console.rule(f"sample {number}", align="left")
-        console.print(preview(tokenizer, encoded, objective.encoding))
+        console.print(preview(tokenizer, encoded, encoding_of(objective.encoding)))
 
 
 def _say(line: str) -> None:

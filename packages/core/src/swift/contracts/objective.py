@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from swift.data.batch import MicroBatch
+    from swift.data.encodings import Encoding
     from swift.data.samples import SampleFacts
 
 
@@ -94,12 +95,14 @@ class Objective(Protocol):
 
     name: str
     needs: frozenset[Need]
-    encoding: str
-    """How samples are encoded: 'text', 'chat', 'preference' or 'unpaired'."""
     adapters_off: bool
     """True when the model is to be viewed with its adapter switched off (a reference)."""
     baseline: Objective | None
     """Evaluated without gradient over the global batch before the step; see `given`."""
+
+    @property
+    def encoding(self) -> str | Encoding:
+        """How rows become samples: 'text', 'chat', 'preference', 'unpaired', or an `Encoding` of the plugin's own."""
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """How much these samples weigh in the global normalisation; known before the step."""

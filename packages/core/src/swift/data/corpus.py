@@ -11,7 +11,8 @@ from typing import Any
 
 from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
-from swift.data.formats import Sample, check_columns, check_format, rename, understand
+from swift.data.encodings import Encoding
+from swift.data.formats import Sample, check_columns, rename
 from swift.data.read import read_path
 from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.rows import ListRows, RowData, Rows
@@ -34,22 +35,26 @@ class Part:
     columns: dict[str, str]
     tags: RoleTags = STANDARD_TAGS
 
-    def understand(self, row: RowData, encoding: str, place: str) -> Sample:
-        """A row as it was read, understood; raises `Unusable`."""
-        return understand(rename(row, self.columns, place), encoding, place, self.tags)
+    def understand(self, row: RowData, encoding: Encoding, place: str) -> Sample:
+        """Return what a row means; raise `Unusable`."""
+        return encoding.understand(rename(row, self.columns, place), place, self.tags)
+
+    def check_format(self, row: RowData, encoding: Encoding, place: str) -> None:
+        """Refuse the data set when this row, its first, has no columns that are understood."""
+        encoding.check_format(rename(row, self.columns, place), place, self.tags)
 
 
 class Corpus:
     """Data sets end to end, for one encoding."""
 
-    def __init__(self, parts: Sequence[Part], encoding: str) -> None:
+    def __init__(self, parts: Sequence[Part], encoding: Encoding) -> None:
         self.parts = list(parts)
         self.encoding = encoding
         self._ends: list[int] = []
         for part in parts:
             self._ends.append(len(self) + part.count)
             place = part.rows.place(0)
-            check_format(rename(part.rows[0], part.columns, place), encoding, place, part.tags)
+            part.check_format(part.rows[0], encoding, place)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -89,7 +94,7 @@ class Corpus:
         return hash_of(*(part for each in self.parts for part in _fingerprint(each)))
 
 
-def open_corpus(names: Sequence[str], section: DataSection, encoding: str) -> Corpus:
+def open_corpus(names: Sequence[str], section: DataSection, encoding: Encoding) -> Corpus:
     """The data sets that `data.train` or `data.validation` names."""
     return Corpus(open_parts(names, section), encoding)
 
@@ -101,7 +106,7 @@ def open_parts(names: Sequence[str], section: DataSection) -> list[Part]:
     return parts
 
 
-def corpus_of(rows: Any, name: str, section: DataSection, encoding: str) -> Corpus:
+def corpus_of(rows: Any, name: str, section: DataSection, encoding: Encoding) -> Corpus:
     """Rows that are in memory already: a list of dicts, or a `datasets.Dataset`."""
     readable: Rows
     if hasattr(rows, "_fingerprint"):

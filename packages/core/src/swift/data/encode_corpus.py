@@ -18,7 +18,8 @@ import numpy as np
 
 from swift.data.conversation import Unusable
 from swift.data.corpus import Corpus
-from swift.data.encode import SampleEncoder, Understood
+from swift.data.encode import SampleEncoder
+from swift.data.encodings import ReadRow
 from swift.data.report import DataReport, SourceCount, merge_columns
 from swift.data.rows import first_line
 from swift.data.samples import Encoded
@@ -66,7 +67,7 @@ def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
         samples += [(row, encoded) for encoded in made.samples]
         turn_by_turn += made.turn_by_turn
         unused |= dict.fromkeys(extras)
-    arrays = pack_arrays(samples)
+    arrays = pack_arrays(samples, encoder.encoding.values)
     return Chunk(arrays, _counts(corpus, arrays), sorted(rejected), turn_by_turn, list(unused), len(rows))
 
 
@@ -75,17 +76,17 @@ def _understood(
     rows: range,
     understood: list[tuple[int, Mapping[str, Any]]],
     rejected: list[tuple[int, str, str]],
-) -> Iterator[Understood]:
+) -> Iterator[ReadRow]:
     """Reads rows as they are asked for, and notes which of them are understood and which are not."""
     for row in rows:
         try:
             sample = corpus.sample(row)
-            following = corpus.sample_after(row) if corpus.encoding == "unpaired" else None
+            following = corpus.sample_after(row) if corpus.encoding.needs_following else None
         except Unusable as unusable:
             rejected.append((row, unusable.reason, unusable.detail))
             continue
         understood.append((row, sample.extras))
-        yield sample, corpus.place(row), following
+        yield ReadRow(sample, corpus.place(row), following)
 
 
 def _counts(corpus: Corpus, arrays: Mapping[str, np.ndarray]) -> list[tuple[int, int, int]]:
@@ -100,7 +101,7 @@ def _counts(corpus: Corpus, arrays: Mapping[str, np.ndarray]) -> list[tuple[int,
 def encode_corpus(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, *, workers: int, say: Say) -> DataReport:
     """Encodes a corpus into a store, in order, and counts."""
     report = DataReport([SourceCount(part.name, part.count, len(part.rows)) for part in corpus.parts])
-    report.ends_turns = encoder.template is None or encoder.template.ends_turns
+    report.ends_turns = encoder.ends_turns
     with _progress(len(corpus), say) as advance:
         for chunk in _chunks(corpus, encoder, writer, workers or _cores()):
             _count(report, corpus, chunk)

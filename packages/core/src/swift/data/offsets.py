@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -19,27 +18,8 @@ import numpy as np
 
 from swift.data.ascii_tokens import bytes_of_tokens, word_table
 from swift.data.samples import Segment
-from swift.data.template import Rendered, Span
+from swift.data.texts import Completion, Raw, Rendered, Span, Text
 from swift.errors import ModelError
-
-
-@dataclass(frozen=True)
-class Raw:
-    """Text with the tokenizer's own first token, if it has one, and the end-of-text token; all of it is learned."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A prompt and its completion end to end, without a template; the completion and the end are learned."""
-
-    prompt: str
-    text: str
-    weight: float
-
-
-Text = Rendered | Raw | Completion
 
 
 def check_offsets(tokenizer: Any) -> None:

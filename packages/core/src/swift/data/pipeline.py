@@ -15,6 +15,7 @@ from swift.config.sections import DataSection
 from swift.data.corpus import Corpus, corpus_of, open_corpus
 from swift.data.encode import ENCODER_VERSION, SampleEncoder
 from swift.data.encode_corpus import Say, encode_corpus
+from swift.data.encodings import Encoding, encoding_of
 from swift.data.report import DataReport
 from swift.data.sampler import shuffler
 from swift.data.store import SampleSet, Store, StoreWriter, hash_of, open_store
@@ -87,7 +88,7 @@ class _Maker:
     def _store(self, corpus: Corpus, folder: Path) -> Store:
         if store := open_store(folder):
             return store
-        writer = StoreWriter(folder)
+        writer = StoreWriter(folder, self.encoder.encoding.values)
         try:
             report = encode_corpus(corpus, self.encoder, writer, workers=self.encoder.section.workers, say=self.say)
             report.check(strict=self.encoder.section.strict)
@@ -101,7 +102,7 @@ def prepare_data(
     section: DataSection,
     tokenizer: Any,
     *,
-    encoding: str,
+    encoding: str | Encoding,
     seed: int,
     say: Say,
     rows: Any = None,
@@ -113,6 +114,7 @@ def prepare_data(
 
     `barrier` is called twice or less, as often on every process.
     """
+    encoding = encoding_of(encoding)
     encoder = SampleEncoder(tokenizer, section, encoding)
     maker = _Maker(encoder, say, barrier or (lambda: None), is_main)
     if rows is None and not section.train:
@@ -139,7 +141,7 @@ def prepare_data(
     return PreparedData(train, None, validation)
 
 
-def _validation(maker: _Maker, section: DataSection, encoding: str, rows: Any) -> Prepared | None:
+def _validation(maker: _Maker, section: DataSection, encoding: Encoding, rows: Any) -> Prepared | None:
     if rows is not None:
         return maker.prepare(corpus_of(rows, "validation set", section, encoding))
     if section.validation:
@@ -182,7 +184,7 @@ def cache_key(corpus: Corpus, encoder: SampleEncoder) -> str:
     )
     return hash_of(
         str(ENCODER_VERSION),
-        encoder.encoding,
+        encoder.encoding.cache_key(),
         corpus.fingerprint(),
         json.dumps(settings, sort_keys=True),
         tokenizer.backend_tokenizer.to_str(),

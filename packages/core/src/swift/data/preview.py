@@ -10,19 +10,17 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
+from swift.data.encodings import Encoding
 from swift.data.samples import Encoded, Segment
 
-_NAMES = {
-    "preference": ("chosen", "rejected"),
-    "unpaired": ("completion", "completion of another sample"),
-}
 
+def preview(tokenizer: Any, encoded: Encoded, encoding: Encoding) -> Group:
+    """Return a sample with learned text highlighted, the rest dim, with token ids and counts.
 
-def preview(tokenizer: Any, encoded: Encoded, encoding: str = "chat") -> Group:
-    """Learned text highlighted, the rest dim, with token ids and counts. Without colours the marks ⟦ ⟧ remain."""
-    names = _NAMES.get(encoding, ("sample",))
+    Without colours the marks ⟦ ⟧ remain.
+    """
     parts: list[Text] = []
-    for name, segment in zip(names, encoded.segments, strict=True):
+    for name, segment in zip(encoding.segment_names, encoded.segments, strict=True):
         parts += _segment(tokenizer, name, segment)
     if encoded.values:
         parts.append(Text(", ".join(f"{name} {value:g}" for name, value in encoded.values.items())))

@@ -20,11 +20,19 @@ from swift.data.samples import Encoded, Segment
 from swift.errors import DataError
 
 VALUES = ("label", "margin")
-"""Numbers that a sample may carry."""
+"""Numbers for which every store has a column, NaN where a sample has none."""
 
-_FLAT = {"ids": np.int32, "weights": np.float32, "segment_lengths": np.int64, "segment_counts": np.int64}
-_PER_SAMPLE = {"rows": np.int64, **dict.fromkeys(VALUES, np.float64)}
-_TYPES: Mapping[str, Any] = {**_FLAT, **_PER_SAMPLE}
+_TYPES: Mapping[str, Any] = {
+    "ids": np.int32,
+    "weights": np.float32,
+    "segment_lengths": np.int64,
+    "segment_counts": np.int64,
+    "rows": np.int64,
+    **dict.fromkeys(VALUES, np.float64),
+}
+"""The columns of every store."""
+_VALUE = "value."
+"""How the column of a number begins that an encoding declares besides."""
 _BLOCK = 1 << 20
 
 
@@ -116,14 +124,16 @@ class Store(SampleSet):
     def __init__(self, folder: Path) -> None:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         self.notes: dict[str, Any] = manifest["notes"]
-        arrays = {name: _map(folder / f"{name}.bin", dtype) for name, dtype in _TYPES.items()}
+        values = value_names(name.removeprefix(_VALUE) for name in manifest["lengths"] if name.startswith(_VALUE))
+        arrays = {name: _map(folder / f"{name}.bin", dtype) for name, dtype in _types(values).items()}
         if {name: len(array) for name, array in arrays.items()} != manifest["lengths"]:
             raise ValueError(f"{folder} is not whole")
         self.fingerprint = folder.name
         self.rows: np.ndarray = arrays["rows"]
         """Per sample: the row of the source that it was made of."""
         self._ids, self._weights = arrays["ids"], arrays["weights"]
-        self._values = {name: arrays[name] for name in VALUES if not np.isnan(arrays[name]).all()}
+        numbers = {name: arrays[_column(name)] for name in values}
+        self._values = {name: array for name, array in numbers.items() if not np.isnan(array).all()}
         self._starts = _starts(arrays["segment_lengths"])
         self._firsts = _starts(arrays["segment_counts"])
         bounds = self._starts[self._firsts]
@@ -159,15 +169,18 @@ class Spilled:
 class StoreWriter:
     """Writes a store beside its final place, and moves it there when it is whole."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, values: Iterable[str] = ()) -> None:
         self._folder = folder
+        self._types = _types(value_names(values))
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-            self._files: dict[str, IO[bytes]] = {name: (self._temporary / f"{name}.bin").open("wb") for name in _TYPES}
+            self._files: dict[str, IO[bytes]] = {
+                name: (self._temporary / f"{name}.bin").open("wb") for name in self._types
+            }
         except OSError as error:
             raise _unwritable(folder.parent, error) from error
-        self._lengths = dict.fromkeys(_TYPES, 0)
+        self._lengths = dict.fromkeys(self._types, 0)
 
     def add(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Appends samples in the form of `pack_arrays`."""
@@ -183,18 +196,18 @@ class StoreWriter:
         path = self._temporary / f"{name}.spilled"
         try:
             with path.open("wb") as file:
-                for each in _TYPES:
+                for each in self._types:
                     file.write(arrays[each].tobytes())
         except OSError as error:
             raise _unwritable(self._folder.parent, error) from error
-        return Spilled(path, {each: len(arrays[each]) for each in _TYPES})
+        return Spilled(path, {each: len(arrays[each]) for each in self._types})
 
     def take(self, spilled: Spilled) -> None:
         """Appends samples that were spilled."""
         try:
             with spilled.file.open("rb") as source:
                 for name, file in self._files.items():
-                    left = spilled.lengths[name] * np.dtype(_TYPES[name]).itemsize
+                    left = spilled.lengths[name] * np.dtype(self._types[name]).itemsize
                     while left:
                         block = source.read(min(left, _BLOCK))
                         if not block:
@@ -243,8 +256,17 @@ def open_store(folder: Path) -> Store | None:
         return None
 
 
-def pack_arrays(samples: Iterable[tuple[int, Encoded]]) -> dict[str, np.ndarray]:
-    """Samples, each with the row that it was made of, as the flat arrays of a store."""
+def value_names(declared: Iterable[str]) -> tuple[str, ...]:
+    """Return the numbers for which a store has a column, where an encoding declares these."""
+    return tuple(dict.fromkeys([*VALUES, *declared]))
+
+
+def pack_arrays(samples: Iterable[tuple[int, Encoded]], values: Iterable[str] = ()) -> dict[str, np.ndarray]:
+    """Return samples, each with the row that it was made of, as the flat arrays of a store.
+
+    `values` are the numbers that the encoding declares.
+    """
+    names = value_names(values)
     listed = list(samples)
     segments = [segment for _, sample in listed for segment in sample.segments]
     arrays: dict[str, Any] = {
@@ -253,9 +275,19 @@ def pack_arrays(samples: Iterable[tuple[int, Encoded]]) -> dict[str, np.ndarray]
         "segment_lengths": [len(segment) for segment in segments],
         "segment_counts": [len(sample.segments) for _, sample in listed],
         "rows": [row for row, _ in listed],
-        **{name: [sample.values.get(name, np.nan) for _, sample in listed] for name in VALUES},
+        **{_column(name): [each.values.get(name, np.nan) for _, each in listed] for name in names},
     }
-    return {name: np.asarray(array, dtype=_TYPES[name]) for name, array in arrays.items()}
+    return {name: np.asarray(arrays[name], dtype=dtype) for name, dtype in _types(names).items()}
+
+
+def _types(values: Iterable[str]) -> dict[str, Any]:
+    """Return the type of each column, by its name on disk."""
+    return {**_TYPES, **{_column(name): np.float64 for name in values}}
+
+
+def _column(value: str) -> str:
+    """Return what the column of a sample's number is called on disk."""
+    return value if value in VALUES else f"{_VALUE}{value}"
 
 
 def hash_of(*parts: bytes | str) -> str:

@@ -7,6 +7,7 @@ run reads the stream up to its step once more, without training on it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, count, islice
 
 import numpy as np
@@ -15,8 +16,8 @@ from swift.contracts import Objective
 from swift.data.batch import Batch, Row
 from swift.data.conversation import Unusable
 from swift.data.corpus import Part, stream_rows
-from swift.data.encode import SampleEncoder, Understood
-from swift.data.formats import Sample, check_format, rename
+from swift.data.encode import SampleEncoder
+from swift.data.encodings import ReadRow, Sample
 from swift.data.packing import pack
 from swift.data.report import DataReport, merge_columns
 from swift.data.sampler import Layout, shuffler
@@ -38,7 +39,7 @@ class SampleStream:
         self._names = names
         self._encoder = encoder
         self._opened: dict[str, Part] = {}
-        self.report = DataReport(ends_turns=encoder.template is None or encoder.template.ends_turns)
+        self.report = DataReport(ends_turns=encoder.ends_turns)
         """What could not be used, as far as the first epoch was read."""
 
     def epoch(self, number: int) -> Iterator[Encoded]:
@@ -53,7 +54,7 @@ class SampleStream:
                     self.report.turn_by_turn += made.turn_by_turn
                     self.report.unused_columns = merge_columns(self.report.unused_columns, sample.extras)
                 for encoded in made.samples:
-                    yield Encoded(known, encoded.segments, encoded.values)
+                    yield replace(encoded, sample_id=known)
                     known += 1
         if known == 0:
             raise DataError(
@@ -61,26 +62,25 @@ class SampleStream:
                 hint="\n".join(self.report.lines()) or None,
             )
 
-    def _understood(self, epoch: int) -> Iterator[Understood]:
-        """Each sample with the one after it, which 'unpaired' needs; the first follows the last."""
+    def _understood(self, epoch: int) -> Iterator[ReadRow]:
+        """Return each sample, with the one after it where the encoding needs that; the first follows the last."""
         rows = self._samples(epoch)
-        if self._encoder.encoding != "unpaired":
-            for place, sample in rows:
-                yield sample, place, None
+        if not self._encoder.encoding.needs_following:
+            yield from (ReadRow(sample, place) for place, sample in rows)
             return
         first = next(rows, None)
         if first is None:
             return
         place, sample = first
         for next_place, following in chain(rows, [first]):
-            yield sample, place, following
+            yield ReadRow(sample, place, following)
             place, sample = next_place, following
 
     def _samples(self, epoch: int) -> Iterator[tuple[str, Sample]]:
         seen = set()
         for part, place, written in stream_rows(self._names, self._encoder.section, self._opened):
             if part.name not in seen:
-                check_format(rename(written, part.columns, place), self._encoder.encoding, place, part.tags)
+                part.check_format(written, self._encoder.encoding, place)
                 seen.add(part.name)
             try:
                 yield place, part.understand(written, self._encoder.encoding, place)
@@ -163,9 +163,9 @@ class StreamingPlan:
                 yield from packed(samples, self._capacity)
 
 
-def _together(rows: Iterator[Understood]) -> Iterator[list[Understood]]:
+def _together(rows: Iterator[ReadRow]) -> Iterator[list[ReadRow]]:
     """Some rows at a time; those before one that cannot be read come before its error."""
-    group: list[Understood] = []
+    group: list[ReadRow] = []
     try:
         for row in rows:
             group.append(row)

@@ -19,26 +19,10 @@ from jinja2 import TemplateError
 
 from swift.data.conversation import Conversation, Unusable
 from swift.data.rendering import Renderer, Texts
+from swift.data.texts import Rendered, Span
 from swift.errors import DataError, SwiftError
 
 _PROBE = "0123456789"
-
-
-@dataclass(frozen=True)
-class Span:
-    """Characters from `start` to `end`, which the assistant says."""
-
-    start: int
-    end: int
-    weight: float
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A text and the stretches of it that are learned, in order."""
-
-    text: str
-    spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from swift.checkpoint.manifest import Manifest
 from swift.config.sections import DataSection, ExportOptions
 from swift.contracts import CalibrationRow, ModelSource
 from swift.errors import DataError, SwiftError
+
+if TYPE_CHECKING:
+    from swift.data.encodings import Encoding
 
 Say = Callable[[str], None]
 
@@ -56,14 +59,14 @@ def calibration_rows(options: ExportOptions, source: ModelSource, trained: Manif
     return _choose(_encoded(section, source, encoding, own, say), options, section, seed, say)
 
 
-def _encoding(config: dict[str, Any]) -> str:
+def _encoding(config: dict[str, Any]) -> str | Encoding:
     from swift.plugins.load import load_objective
 
     name = config.get("objective", {}).get("name")
-    return "chat" if name is None else str(load_objective(name).object.encoding)
+    return "chat" if name is None else getattr(load_objective(name).object, "encoding", "chat")
 
 
-def _encoded(section: DataSection, source: ModelSource, encoding: str, own: DataSection, say: Say) -> Any:
+def _encoded(section: DataSection, source: ModelSource, encoding: str | Encoding, own: DataSection, say: Say) -> Any:
     from swift.data.pipeline import prepare_data
 
     try:

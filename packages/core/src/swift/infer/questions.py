@@ -10,7 +10,8 @@ from typing import Any
 from swift.config.sections import DataSection
 from swift.data.conversation import Conversation, Unusable
 from swift.data.corpus import Part, open_parts
-from swift.data.formats import ANSWER, MESSAGES, QUESTION, SYSTEM, rename, understand
+from swift.data.encodings import ChatEncoding
+from swift.data.formats import ANSWER, MESSAGES, QUESTION, SYSTEM, rename
 from swift.data.roles import RoleTags
 from swift.data.rows import RowData
 from swift.errors import DataError
@@ -19,6 +20,7 @@ from swift.untrusted import is_unicode
 _CONVERSATION = frozenset({*MESSAGES, *QUESTION, *ANSWER, *SYSTEM, "input", "history", "tools", "text"})
 """Columns that are part of the question or of what is expected."""
 _PROBE = "?"
+_ENCODING = ChatEncoding()
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def _question(part: Part, index: int, system: str | None) -> Question:
         raise DataError(f"{place}: not Unicode text: the row holds half of a surrogate pair.", hint="Mend the row.")
     extras = {name: value for name, value in renamed.items() if name not in _CONVERSATION}
     try:
-        conversation = part.understand(row, "chat", place).conversation
+        conversation = part.understand(row, _ENCODING, place).conversation
     except Unusable as unusable:
         conversation, expected = _unanswered(part, renamed, place, unusable), None
     else:
@@ -98,7 +100,7 @@ def _unanswered(part: Part, row: RowData, place: str, unusable: Unusable) -> Con
             raise _cannot_be_asked(unusable, place)
         row = {**row, ANSWER[0]: _PROBE}
     try:
-        return understand(row, "chat", place, part.tags).conversation
+        return _ENCODING.understand(row, place, part.tags).conversation
     except Unusable as still:
         raise _cannot_be_asked(still, place) from None
 

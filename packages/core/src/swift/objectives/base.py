@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from swift.data.batch import MicroBatch
+    from swift.data.encodings import Encoding
     from swift.data.samples import SampleFacts
 
 Options = TypeVar("Options", bound=Section)
@@ -29,7 +30,7 @@ class BaseObjective(Generic[Options]):
     options_model: ClassVar[type[Section]] = Section
     name: str
     needs: frozenset[Need] = frozenset({Need.TOKEN_LOGPS})
-    encoding: str = "chat"
+    encoding: str | Encoding = "chat"
     adapters_off: bool = False
     baseline: Objective | None = None
 

@@ -37,7 +37,6 @@ _OWNERS = {"backend": BackendHooks, "exporter": ExporterHooks, "engine": EngineH
 _HOOKS = {owner: _hooks_of(spec) for owner, spec in _OWNERS.items()}
 _ARGUMENTS = {hook: arguments for hooks in _HOOKS.values() for hook, arguments in hooks.items()}
 _OBJECTIVE_ATTRIBUTES = ("name", "needs", "encoding", "adapters_off", "baseline")
-ENCODINGS = ("text", "chat", "preference", "unpaired")
 
 
 @dataclass(frozen=True)
@@ -180,8 +179,27 @@ def check_objective(entry: PluginEntry, objective: Objective) -> None:
         raise _faulty(entry, f"needs {needs!r}", f"It is a frozenset of {offered}")
     if not all(hasattr(objective.baseline or objective, member) for member in ("needs", "adapters_off", "loss")):
         raise _faulty(entry, f"has the baseline {objective.baseline!r}", "It is an objective, or None")
-    if objective.encoding not in ENCODINGS:
-        raise _faulty(entry, f"has the encoding {objective.encoding!r}", f"There are: {', '.join(ENCODINGS)}")
+    _check_encoding(entry, objective.encoding)
+
+
+def _check_encoding(entry: PluginEntry, encoding: object) -> None:
+    """Refuse what is neither the name of an encoding nor an `Encoding` whose members have the right types."""
+    from swift.data.encodings import BY_NAME, Encoding
+
+    if not isinstance(encoding, Encoding):
+        if encoding not in list(BY_NAME):
+            remedy = f"There are: {', '.join(BY_NAME)}; or give a swift.data.encodings.Encoding"
+            raise _faulty(entry, f"has the encoding {encoding!r}", remedy)
+        return
+    if not isinstance(getattr(encoding, "name", None), str):
+        raise _faulty(entry, "has an encoding without a name", "It is a text")
+    for member in ("segment_names", "values"):
+        names: object = getattr(encoding, member)
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise _faulty(entry, f"has an encoding whose {member} are {names!r}", "It is a tuple of texts")
+    if not all(name.isidentifier() for name in encoding.values):
+        remedy = "Each is the name of a column: letters, digits and _"
+        raise _faulty(entry, f"has an encoding whose values are {encoding.values!r}", remedy)
 
 
 def implementations(entry: PluginEntry, plugin: Any) -> list[Implementation]:

@@ -1,0 +1,122 @@
+"""From a conversation to segments of tokens: rendered, tokenised, weighted, and cut to the longest that is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from swift.config.sections import DataSection
+from swift.data.conversation import Conversation, Unusable
+from swift.data.encodings.base import LossOn
+from swift.data.samples import Segment
+from swift.data.template import ChatTemplate
+from swift.data.texts import Completion, Raw, Rendered, Span, Steps, Text
+from swift.errors import DataError, ModelError
+
+
+class ConversationEncoder:
+    """Encodes conversations for one tokenizer as the `data` section says; what an encoding makes its segments with.
+
+    `segments`, `segment` and `beginning` are steps of an encoding: call them by `yield from`.
+    """
+
+    def __init__(self, tokenizer: Any, section: DataSection, loss_on: LossOn) -> None:
+        self.tokenizer = tokenizer
+        self.section = section
+        self.template = ChatTemplate(tokenizer, section.template_kwargs) if tokenizer.chat_template else None
+        self.limits = self.template.limits if self.template else nullcontext
+        self._loss_on = loss_on
+
+    def segments(self, conversation: Conversation, place: str) -> Steps[list[Segment]]:
+        """Return the tokens of a conversation, however many: several where the template rewrites earlier turns."""
+        return (yield self._texts(conversation, place))
+
+    def segment(self, conversation: Conversation, place: str) -> Steps[Segment]:
+        """Return the tokens of a conversation as one segment within data.max_length."""
+        return self.fit((yield from self._whole_segment(conversation, place)))[0]
+
+    def beginning(self, conversation: Conversation, place: str) -> Steps[Segment]:
+        """Return as much of a conversation as fits into data.max_length, whatever happens to long samples."""
+        return _slice((yield from self._whole_segment(conversation, place)), 0, self.section.max_length)
+
+    def fit(self, segment: Segment) -> list[Segment]:
+        """Return the segment within data.max_length, as data.truncation says; raise `Unusable` for delete."""
+        longest = self.section.max_length
+        if len(segment) <= longest:
+            return [segment]
+        fit: dict[str, Callable[[], list[Segment]]] = {
+            "right": lambda: [_slice(segment, 0, longest)],
+            "left": lambda: [_slice(segment, len(segment) - longest, len(segment))],
+            "split": lambda: [_slice(segment, at, at + longest) for at in range(0, len(segment), longest)],
+        }
+        if self.section.truncation not in fit:
+            raise Unusable("too long", f"{len(segment)} tokens, and data.max_length is {longest}")
+        return fit[self.section.truncation]()
+
+    def _whole_segment(self, conversation: Conversation, place: str) -> Steps[Segment]:
+        segments = yield from self.segments(conversation, place)
+        if len(segments) > 1:
+            raise _several_texts(place)
+        return segments[0]
+
+    def _texts(self, conversation: Conversation, place: str) -> Sequence[Text]:
+        if conversation.plain and (len(conversation.messages) == 1 or self.template is None):
+            return [self._plain(conversation)]
+        if self.template is None:
+            raise ModelError(
+                f"{place}: this is a conversation, and the tokenizer has no chat template to write it with.",
+                hint="Give one with --model.chat_template FILE, or learn raw text with `swift pt`.",
+            )
+        conversation = self._with_system(conversation)
+        if self._loss_on == "all":
+            return [self._whole(self.template, conversation, place)]
+        turns = self._turns(conversation)
+        if not turns:
+            raise Unusable("nothing to learn", "every answer carries a loss of 0")
+        return self.template.render(conversation, turns, place)
+
+    def _whole(self, template: ChatTemplate, conversation: Conversation, place: str) -> Rendered:
+        """Return a text of which all is learned; answers that carry a loss of their own keep it."""
+        own = [index for index, weight in enumerate(conversation.weights) if weight != 1.0]
+        own = [index for index in own if conversation.messages[index]["role"] == "assistant"]
+        texts = template.render(conversation, own, place)
+        if len(texts) > 1:
+            raise _several_texts(place)
+        return Rendered(texts[0].text, (Span(0, len(texts[0].text), 1.0), *texts[0].spans))
+
+    def _plain(self, conversation: Conversation) -> Text:
+        texts = [message["content"] for message in conversation.messages]
+        if len(texts) == 1 or self._loss_on == "all":
+            return Raw("".join(texts))
+        return Completion(texts[0], texts[1], conversation.weights[1])
+
+    def _with_system(self, conversation: Conversation) -> Conversation:
+        if self.section.system is None or conversation.messages[0]["role"] == "system":
+            return conversation
+        system = {"role": "system", "content": self.section.system}
+        return replace(conversation, messages=(system, *conversation.messages), weights=(1.0, *conversation.weights))
+
+    def _turns(self, conversation: Conversation) -> list[int]:
+        first = conversation.last_round if self._loss_on == "last_round" else 0
+        return [
+            index
+            for index, message in enumerate(conversation.messages)
+            if index >= first and message["role"] == "assistant" and conversation.weights[index] > 0
+        ]
+
+
+def _several_texts(place: str) -> DataError:
+    return DataError(
+        f"{place}: the chat template rewrites earlier turns, so no single text holds all that is to be learned here.",
+        hint="Use --data.loss_on last_round.",
+    )
+
+
+def _slice(segment: Segment, start: int, end: int) -> Segment:
+    weights = np.array(segment.weights[start:end])
+    weights[:1] = 0.0
+    return Segment(segment.input_ids[start:end], weights)

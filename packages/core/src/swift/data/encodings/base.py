@@ -1,0 +1,115 @@
+"""What an encoding is: how a row of a data set is read, and which segments of tokens it becomes."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from swift.data.conversation import Unusable
+from swift.data.formats import UNDERSTOOD, UNKNOWN_FORMAT, RowReader, Sample
+from swift.data.roles import STANDARD_TAGS, RoleTags
+from swift.data.rows import RowData
+from swift.data.texts import Steps
+from swift.errors import DataError, PluginError
+
+if TYPE_CHECKING:
+    from swift.data.conversation_tokens import ConversationEncoder
+    from swift.data.samples import Encoded
+
+
+LossOn = Literal["all", "assistant", "last_round"]
+"""Which answers are learned: all of the text, every answer of the assistant, or the last one."""
+
+
+class ReadRow(NamedTuple):
+    """A row that was read, and what else encoding it may take."""
+
+    sample: Sample
+    place: str
+    """Where the row stands, for messages: `train.jsonl:17`."""
+    following: Sample | None = None
+    """The next usable row of the data set, for encodings with `needs_following`; the first one follows the last."""
+
+
+@dataclass(frozen=True)
+class EncodedRow:
+    """What became of a row: mostly one encoded sample."""
+
+    samples: tuple[Encoded, ...]
+    turn_by_turn: bool = False
+    """True when the chat template made several texts of one conversation."""
+
+
+class Encoding(ABC):
+    """How rows are read and encoded. An objective names one of core's, or brings one of its own.
+
+    A subclass names itself and defines `read` and `encode`; the other members say what is different about it.
+    """
+
+    name: str
+    version: int = 1
+    """Part of the cache's key: raise it when the same row is to be encoded differently."""
+    segment_names: tuple[str, ...] = ("sample",)
+    """What the segments of a sample are, in order, for people."""
+    values: tuple[str, ...] = ()
+    """Numbers that a sample may carry (`Encoded.values`): columns of the store and keys of `MicroBatch.values`."""
+    needs_following: bool = False
+    """Whether `encode` is given the next row too."""
+    loss_on: LossOn = "last_round"
+    """What data.loss_on auto means."""
+    can_split: bool = False
+    """Whether a text that is too long may become several samples (data.truncation split)."""
+    columns: str = UNDERSTOOD
+    """The columns that are read, for the message about a data set that has none of them."""
+    modalities: frozenset[str] = frozenset({"text"})
+    """What samples may hold. A backend that lacks one of these refuses the run before weights load."""
+
+    @abstractmethod
+    def read(self, row: RowReader) -> Sample:
+        """Return what a row means; raise `Unusable` when it cannot be used."""
+
+    @abstractmethod
+    def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
+        """Return the samples that a row becomes; raise `Unusable` when there is nothing to learn from it.
+
+        A generator: `segment = yield from encoder.segment(conversation, row.place)` gives a conversation's tokens.
+        """
+
+    def cache_key(self) -> str:
+        """Return what decides, beside the rows and the settings, what they become.
+
+        That is normally the class, its version and the values that the object holds.
+        """
+        cls = type(self)
+        try:
+            settings = json.dumps(vars(self), sort_keys=True)
+        except (TypeError, ValueError):
+            raise PluginError(
+                f"The encoding {self.name!r} holds values that are not JSON, so that tokenised data cannot be found "
+                "again by them.",
+                hint=f"Define cache_key() of {cls.__module__}.{cls.__qualname__}.",
+            ) from None
+        return f"{cls.__module__}.{cls.__qualname__} {self.version} {settings}"
+
+    def understand(self, row: RowData, place: str, tags: RoleTags = STANDARD_TAGS) -> Sample:
+        """Return what a renamed row means, with the columns that were not used.
+
+        Raise `Unusable` when the row cannot be used, and `DataError` when two columns claim the same meaning.
+        """
+        reader = RowReader(row, place, tags)
+        sample = self.read(reader)
+        extras = {name: value for name, value in row.items() if name not in reader.used}
+        return Sample(sample.conversation, sample.rejected, sample.values, extras)
+
+    def check_format(self, row: RowData, place: str, tags: RoleTags = STANDARD_TAGS) -> None:
+        """Refuse a data set whose first row has no columns that are understood."""
+        try:
+            self.understand(row, place, tags)
+        except Unusable as unusable:
+            if unusable.reason == UNKNOWN_FORMAT:
+                raise DataError(
+                    f"{place}: {unusable.detail}",
+                    hint=f'Understood are {self.columns}. Rename columns with --columns \'{{"yours": "query"}}\'.',
+                ) from None

@@ -1,0 +1,91 @@
+"""Pairs of answers to the same prompt: one that was chosen, and one that was rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from swift.data.conversation import Conversation, Unusable, parse_json
+from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
+from swift.data.formats import MESSAGES, QUESTION, RowReader, Sample
+from swift.data.samples import Encoded, Segment
+from swift.data.texts import Steps
+
+if TYPE_CHECKING:
+    from swift.data.conversation_tokens import ConversationEncoder
+
+
+class PreferenceEncoding(Encoding):
+    """One sample of two segments: the chosen conversation and the rejected one."""
+
+    name = "preference"
+    segment_names = ("chosen", "rejected")
+    values = ("margin",)
+
+    def read(self, row: RowReader) -> Sample:
+        """Return the better and the worse conversation, which share the prompt."""
+        better, worse = _pair(row)
+        if better.messages == worse.messages:
+            raise Unusable("chosen equals rejected", "the better and the worse answer are the same")
+        if better.messages[: better.last_round] != worse.messages[: worse.last_round]:
+            raise Unusable("chosen and rejected answer different questions", "their prompts differ")
+        values = {"margin": row.number("margin")} if row.has("margin") else {}
+        return Sample(better, rejected=worse, values=values)
+
+    def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
+        """Return both conversations as one sample."""
+        sample = row.sample
+        if sample.rejected is None:
+            raise ValueError("a pair needs a rejected conversation")
+        chosen = yield from encoder.segment(sample.conversation, row.place)
+        rejected = yield from encoder.segment(sample.rejected, row.place)
+        return compared((chosen, rejected), sample.values)
+
+    def cache_key(self) -> str:
+        """Return the name: the data sets of earlier releases are found under it."""
+        return self.name
+
+
+def compared(segments: tuple[Segment, ...], values: Mapping[str, float]) -> EncodedRow:
+    """Return a sample whose segments are compared: each of them needs a token that counts."""
+    if not all(segment.weights.any() for segment in segments):
+        raise Unusable("nothing to learn", "no token of an answer counts")
+    return EncodedRow((Encoded(0, segments, values=dict(values)),))
+
+
+def _pair(row: RowReader) -> tuple[Conversation, Conversation]:
+    if row.has("chosen") and row.has("rejected"):
+        return _completed(row, "chosen"), _completed(row, "rejected")
+    if row.has("rejected_messages"):
+        better = row.conversation()
+        return better, row.messages(row.value("rejected_messages"), tools=list(better.tools))
+    if row.has("rejected_response"):
+        better = row.conversation()
+        prompt = better.messages[: better.last_round]
+        return better, row.answered(prompt, row.value("rejected_response"), tools=list(better.tools))
+    raise row.unknown("no worse answer (rejected_response, rejected_messages, or chosen and rejected)")
+
+
+def _completed(row: RowReader, column: str) -> Conversation:
+    """Read `chosen` or `rejected`: a whole conversation, the end of one, or an answer to the question columns."""
+    answer = row.value(column)
+    messages = row.take(MESSAGES) if _speaks_last(answer) else None
+    if messages is not None:  # LLaMA-Factory's ranking: the conversation so far, and the two answers to it
+        return row.answered(parse_json(messages, "messages"), answer)
+    if isinstance(answer, str) or _speaks_last(answer):
+        question = row.take(QUESTION)
+        if question is None:
+            raise row.unknown(f"an answer ({column!r}) but no question (prompt, query or instruction)")
+        if isinstance(question, list | tuple):
+            return row.answered(question, answer)
+        return row.answered(row.history(row.with_input(question)), answer)
+    row.take(QUESTION)  # the conversation repeats it
+    return row.messages(answer)
+
+
+def _speaks_last(answer: object) -> bool:
+    """Return whether it is one message, or begins with the assistant: an answer rather than a whole conversation."""
+    if isinstance(answer, Mapping):
+        return True
+    first = answer[0] if isinstance(answer, list | tuple) and answer else None
+    return isinstance(first, Mapping) and (first.get("role") or first.get("from")) in ("assistant", "gpt")

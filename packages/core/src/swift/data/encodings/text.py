@@ -1,0 +1,14 @@
+"""Texts, each one segment, of which every token is learned."""
+
+from __future__ import annotations
+
+from swift.data.encodings.base import LossOn
+from swift.data.encodings.chat import ChatEncoding
+
+
+class TextEncoding(ChatEncoding):
+    """As `chat`, but all of the text is learned, and a text that is too long may become several samples."""
+
+    name = "text"
+    loss_on: LossOn = "all"
+    can_split = True

@@ -1,0 +1,57 @@
+"""Answers that are each marked good or bad, next to an answer that belongs to another prompt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from swift.data.conversation import Unusable
+from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
+from swift.data.encodings.preference import compared
+from swift.data.formats import RowReader, Sample
+from swift.data.texts import Steps
+
+if TYPE_CHECKING:
+    from swift.data.conversation_tokens import ConversationEncoder
+
+_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class UnpairedEncoding(Encoding):
+    """One sample of two segments: the prompt with its own answer, and with the answer of the next row."""
+
+    name = "unpaired"
+    segment_names = ("completion", "completion of another sample")
+    values = ("label",)
+    needs_following = True
+
+    def read(self, row: RowReader) -> Sample:
+        """Return the conversation of the row, and whether its answer is a good one."""
+        return Sample(row.conversation(), values={"label": _label(row)})
+
+    def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
+        """Return the conversation and the mismatched one as one sample."""
+        own, other = row.sample.conversation, (row.following or row.sample).conversation
+        answer = other.messages[other.last_round :]
+        messages = (*own.messages[: own.last_round], *answer)
+        mixed = replace(own, messages=messages, weights=(1.0,) * len(messages))
+        # The mismatched answer only estimates a divergence: it may be cut, whatever happens to long samples.
+        mismatched = yield from encoder.beginning(mixed, row.place)
+        completion = yield from encoder.segment(own, row.place)
+        return compared((completion, mismatched), row.sample.values)
+
+    def cache_key(self) -> str:
+        """Return the name: the data sets of earlier releases are found under it."""
+        return self.name
+
+
+def _label(row: RowReader) -> float:
+    if not row.has("label"):
+        raise row.unknown("no boolean column 'label'")
+    label = row.value("label")
+    truth = _TRUTH.get(label.strip().lower()) if isinstance(label, str) else None
+    if isinstance(label, bool | int | float) and label in (0, 1):
+        truth = bool(label)
+    if truth is None:
+        raise Unusable("malformed label", f"the label is {label!r}; it should be true or false")
+    return float(truth)

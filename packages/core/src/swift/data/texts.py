@@ -1,0 +1,51 @@
+"""Texts on their way to tokens, and which stretches of them are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from swift.data.samples import Segment
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters from `start` to `end`, which the assistant says."""
+
+    start: int
+    end: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A text and the stretches of it that are learned, in order."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Text with the tokenizer's own first token, if it has one, and the end-of-text token; all of it is learned."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A prompt and its completion end to end, without a template; the completion and the end are learned."""
+
+    prompt: str
+    text: str
+    weight: float
+
+
+Text = Rendered | Raw | Completion
+
+Result = TypeVar("Result")
+Steps = Generator[Sequence[Text], "list[Segment]", Result]
+"""The work on one row. It stops where it needs texts tokenised, so that the texts of many rows are tokenised together,
+and resumes with their tokens."""

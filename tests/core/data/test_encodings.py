@@ -1,0 +1,168 @@
+"""Encodings as objects: those of core leave what is on disk as it was, and one of a plugin's own works everywhere."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from labelled_encoding import LabelledEncoding
+from rich.console import Console
+
+from swift.config.sections import DataSection
+from swift.data.batch import collate
+from swift.data.corpus import corpus_of
+from swift.data.encode import ENCODER_VERSION, SampleEncoder
+from swift.data.encodings import BY_NAME, EncodedRow, encoding_of
+from swift.data.pipeline import PreparedData, cache_key, prepare_data
+from swift.data.preview import preview
+from swift.data.store import hash_of
+from swift.demo.tokenizer import byte_tokenizer
+from swift.errors import DataError, PluginError
+
+ROWS: list[dict[str, Any]] = [
+    {"text": f"text {index}", "label": index % 3, "source": "made up", **({"difficulty": 0.5} if index % 2 else {})}
+    for index in range(12)
+]
+CHAT = {"query": "q", "response": "good", "rejected_response": "bad", "label": True, "margin": 0.5}
+
+
+def prepared(tmp_path: Path, encoding: Any, rows: Any = ROWS, **section: Any) -> PreparedData:
+    settings = DataSection(cache=tmp_path / "cache", workers=1, **section)
+    given = {"rows": rows} if not section.get("streaming") else {}
+    return prepare_data(settings, byte_tokenizer(), encoding=encoding, seed=1, say=lambda _: None, **given)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_data_sets_of_earlier_releases_are_found_again_by_the_name_of_the_encoding(name: str) -> None:
+    tokenizer, section = byte_tokenizer(), DataSection(system="S", max_length=77)
+    encoder = SampleEncoder(tokenizer, section, encoding_of(name))
+    corpus = corpus_of([CHAT], "rows", section, encoding_of(name))
+    settings = {"system": "S", "max_length": 77, "truncation": "delete", "loss_on": "auto", "template_kwargs": {}}
+    assert ENCODER_VERSION == 1
+    assert cache_key(corpus, encoder) == hash_of(
+        "1",
+        name,
+        corpus.fingerprint(),
+        json.dumps(settings, sort_keys=True),
+        tokenizer.backend_tokenizer.to_str(),
+        str(tokenizer.chat_template),
+        json.dumps({name: str(token) for name, token in tokenizer.special_tokens_map.items()}, sort_keys=True),
+    )
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_stores_of_cores_encodings_have_the_files_that_they_always_had(tmp_path: Path, name: str) -> None:
+    prepared(tmp_path, name, [CHAT, {**CHAT, "query": "another"}])
+    (folder,) = (tmp_path / "cache").iterdir()
+    arrays = ("ids", "weights", "segment_lengths", "segment_counts", "rows", "label", "margin")
+    assert {file.name for file in folder.iterdir()} == {"manifest.json", *(f"{array}.bin" for array in arrays)}
+
+
+def test_an_encoding_of_a_plugins_own_is_stored_with_its_values_and_found_again(tmp_path: Path) -> None:
+    first = prepared(tmp_path, LabelledEncoding()).train
+    assert first is not None
+    samples = [first.samples[index] for index in range(12)]
+    assert [int(sample.values["label"]) for sample in samples] == [index % 3 for index in range(12)]
+    assert [sample.values["difficulty"] for sample in samples[1::2]] == [0.5] * 6
+    assert all(np.isnan(sample.values["difficulty"]) for sample in samples[::2])
+    assert [len(sample.segments) for sample in samples] == [1] * 12
+    assert first.samples.facts(4).values["label"] == 1.0
+    assert first.report.lines()[0].startswith("train_dataset: 12 rows, 12 samples, ")
+    assert first.report.unused_columns == ["source"]
+
+    again = prepared(tmp_path, LabelledEncoding()).train
+    other = prepared(tmp_path, LabelledEncoding(classes=4)).train
+    as_text = prepared(tmp_path, "text").train
+    assert again is not None
+    assert other is not None
+    assert as_text is not None
+    assert again.samples.fingerprint == first.samples.fingerprint
+    assert len({first.samples.fingerprint, other.samples.fingerprint, as_text.samples.fingerprint}) == 3
+
+
+def test_rows_that_an_encoding_of_a_plugins_own_cannot_use_are_counted_by_its_reasons(tmp_path: Path) -> None:
+    data = prepared(tmp_path, LabelledEncoding(classes=2))
+    assert data.report.rejected["unknown class"].count == 4
+    assert data.report.rejected["unknown class"].detail == "the label is 2, and there are 2 classes"
+
+
+def test_a_data_set_of_another_format_is_told_which_columns_the_encoding_reads(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no column 'text'; the columns are body, label") as error:
+        prepared(tmp_path, LabelledEncoding(), [{"body": "x", "label": 1}])
+    assert "Understood are text and label." in str(error.value.hint)
+
+
+def test_a_stream_of_a_plugins_encoding_holds_the_samples_of_the_store(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, ROWS)))
+    whole = prepared(tmp_path, LabelledEncoding()).train
+    stream = prepared(tmp_path, LabelledEncoding(), streaming=True, train=(str(file),)).stream
+    assert whole is not None
+    assert stream is not None
+    for index, sample in enumerate(islice(stream.epoch(0), 12)):
+        assert sample.sample_id == index
+        assert sample.values["label"] == whole.samples[index].values["label"]
+        np.testing.assert_array_equal(sample.segments[0].input_ids, whole.samples[index].segments[0].input_ids)
+
+
+def test_a_preview_names_the_segments_as_the_encoding_does(tmp_path: Path) -> None:
+    train = prepared(tmp_path, LabelledEncoding()).train
+    assert train is not None
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(preview(byte_tokenizer(), train.samples[1], LabelledEncoding()))
+    assert "document: 7 tokens" in shown.get()
+    assert "label 1, difficulty 0.5" in shown.get()
+
+
+def test_the_values_of_a_plugins_encoding_reach_the_micro_batch(tmp_path: Path) -> None:
+    train = prepared(tmp_path, LabelledEncoding()).train
+    assert train is not None
+    batch = collate([train.samples[index] for index in (1, 3, 5)], flat=True)
+    assert batch.values["label"].tolist() == [1.0, 0.0, 2.0]
+
+
+class Undeclared(LabelledEncoding):
+    values = ("difficulty",)
+
+
+class Splitting(LabelledEncoding):
+    segment_names = ("left", "right")
+
+
+class Forgetful(LabelledEncoding):
+    def encode(self, row: Any, encoder: Any) -> Any:
+        yield from encoder.segment(row.sample.conversation, row.place)
+
+
+class Impatient(LabelledEncoding):
+    def encode(self, row: Any, encoder: Any) -> Any:
+        return EncodedRow(())
+
+
+class Unkeyed(LabelledEncoding):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lookup = object()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        (Undeclared(), "made a sample with the values label.*declares difficulty"),
+        (Splitting(), "made a sample with 1 segments, and declares left, right"),
+        (Forgetful(), "returned None"),
+        (Impatient(), "should be a generator that returns an EncodedRow"),
+        (Unkeyed(), "holds values that are not JSON"),
+    ],
+    ids=["undeclared values", "undeclared segments", "no result", "no generator", "no key"],
+)
+def test_what_an_encoding_does_not_declare_is_never_dropped_silently(
+    tmp_path: Path, encoding: LabelledEncoding, message: str
+) -> None:
+    with pytest.raises(PluginError, match=message):
+        prepared(tmp_path, encoding)
