@@ -248,14 +248,14 @@ def _megatron(state: Any, folder: Path) -> None:
     """As Megatron's own training does it, in the format torch_dist."""
     from megatron.core import dist_checkpointing
 
-    from swift_backend_megatron import engine
+    from swift_backend_megatron import megatron_runtime
 
     form = {
         "distrib_optim_sharding_type": "fully_reshardable",
         "singleton_local_shards": False,
         "chained_optim_avoid_prefix": True,
     }
-    with engine.active():
+    with megatron_runtime.active():
         (chunk,) = (each.sharded_state_dict(metadata=form) for each in state.built.chunks)
         optimizer = state.optimizer.sharded_state_dict(chunk, metadata=form)
         everything = {"iteration": 1, "checkpoint_version": 3.0, "model": chunk, "optimizer": optimizer}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks.bare_loop import NO_TARGET, BareLoop
-from swift_backend_megatron.engine import active
+from swift_backend_megatron.megatron_runtime import active
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Token ids, positions, next tokens, and which of these are learned."""

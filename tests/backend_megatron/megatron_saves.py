@@ -15,12 +15,12 @@ def train_and_save(folder: Path) -> None:
     from swift.testing.subjects import conversations
     from swift.train.loop import Loop
     from swift.train.prepare import opened
-    from swift_backend_megatron import engine
+    from swift_backend_megatron import megatron_runtime
 
     settings = json.loads((folder / "settings.json").read_text())
     with opened(config_from_mapping(settings), rows=conversations(13)) as job:
         Loop(job, []).run()
-        with engine.active():
+        with megatron_runtime.active():
             save(job.state, folder / "iter_0000003")
     for each in psutil.Process().children(recursive=True):
         each.kill()  # Megatron's saving keeps a process for the next one

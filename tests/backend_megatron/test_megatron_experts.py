@@ -17,6 +17,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from swift.testing.reference import samples_of
 from swift.testing.subjects import write_model
+from swift_backend_megatron.experts import mark_experts
 
 ROWS = conversations(8)
 BALANCED = {"backend.moe_aux_loss": 0.1, "backend.moe_z_loss": 0.01}
@@ -96,3 +97,20 @@ def test_tokens_are_dropped_only_when_asked(runs: dict[str, Trained]) -> None:
     for name in ("room for all", "padded to capacity"):
         assert runs[name].losses == pytest.approx(plain.losses, rel=1e-5)
         assert runs[name].grad_norms == pytest.approx(plain.grad_norms, rel=1e-4)
+
+
+class Config:
+    expert_model_parallel_size = 1
+    expert_tensor_parallel_size = 1
+    tensor_model_parallel_size = 2
+
+
+def test_experts_are_marked() -> None:
+    layer = torch.nn.Module()
+    layer.experts = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("linear_fc1", "linear_fc2")})
+    model = torch.nn.ModuleDict({"mlp": layer, "shared_experts": torch.nn.Linear(2, 2)})
+    mark_experts([model], Config)
+    assert not layer.experts["linear_fc1"].weight.allreduce
+    assert layer.experts["linear_fc1"].weight.partition_dim == 0
+    assert layer.experts["linear_fc2"].weight.partition_dim == 1
+    assert not hasattr(model["shared_experts"].weight, "tensor_model_parallel")

@@ -26,7 +26,7 @@ from swift.convert.write import convert_to
 from swift.errors import CheckpointError
 from swift.testing.subjects import conversations, write_model
 from swift.train.prepare import opened
-from swift_backend_megatron import engine
+from swift_backend_megatron import megatron_runtime
 
 TIED = {"tie_word_embeddings": True}
 SAVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -104,7 +104,7 @@ def test_megatron_loads_what_is_written_for_it(saved: Callable[[str], Path], tmp
 
     def load() -> int:
         with opened(config_from_mapping(plan), rows=conversations(13)) as job:
-            with engine.active():
+            with megatron_runtime.active():
                 job.state.step = megatron_saves.load(job.state, out / "iter_0000003")
             save_checkpoint(
                 tmp_path / "again", job.state.step,

@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"parallel.pp": 2, "backend.stages": [2, 1]},
         "adds up to 3 layers",
     ),
-    "experts of a dense model": ({"parallel.ep": 2}, "deals out experts, and qwen3 has none"),
+    "experts of a dense model": ({"parallel.ep": 2}, "distributes experts, and qwen3 has none"),
     "a head's adapter": ({**LORA, "tuner.targets": ["lm_head"]}, "lm_head is not offered"),
 }
 
@@ -55,10 +55,10 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
     jobs = [(model, changes) for changes, _ in REFUSED.values()]
     said = [reason for _, reason in REFUSED.values()]
     more = {
-        "3 attention heads cannot be dealt to tp 2": (odd, {"parallel.tp": 2}),
-        "3 layers cannot be dealt to pp 2 stages evenly": (odd, {"parallel.pp": 2}),
-        "1 heads of keys and values cannot be dealt to tp 2": (few, {"parallel.tp": 2}),
-        "3 experts cannot be dealt to ep 2": (moe, {"parallel.ep": 2}),
+        "3 attention heads are not divisible by tp 2": (odd, {"parallel.tp": 2}),
+        "3 layers are not divisible by pp 2 stages": (odd, {"parallel.pp": 2}),
+        "1 heads of keys and values are not divisible by tp 2": (few, {"parallel.tp": 2}),
+        "3 experts are not divisible by ep 2": (moe, {"parallel.ep": 2}),
         "A width of 255 (intermediate_size) cannot be cut for parallel.tp 2": (uneven, {"parallel.tp": 2}),
         "mcore-bridge does not know the architecture gpt2": (gpt, {}),
     }

@@ -1,10 +1,10 @@
-"""Imported before processes are forked: Megatron's modules on the portable layer, which take seconds."""
+"""Imported before processes are forked: Megatron's modules, without a GPU on the CPU layer, which take seconds."""
 
-from swift_backend_megatron import engine, portable
+from swift_backend_megatron import cpu, megatron_runtime
 
-if portable.needed():
-    portable.prepare()
-with engine.active():
+if cpu.needed():
+    cpu.prepare()
+with megatron_runtime.active():
     import mcore_bridge
     import megatron.core.distributed
     import megatron.core.optimizer

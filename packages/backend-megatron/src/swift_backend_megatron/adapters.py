@@ -1,8 +1,8 @@
-"""LoRA beside Megatron's layers, one adapter per Hugging Face module as PEFT has it.
+"""LoRA next to Megatron's layers, one adapter per Hugging Face module as PEFT has it.
 
 Megatron computes query, key and value (gate and up) with one fused matrix. An adapter on the fused matrix would be
-another parametrisation than PEFT's: it could neither begin nor go on from the same numbers. Here each Hugging Face
-module keeps its A and B; the map of weights tells to which rows of the fused output each B belongs. Only what has
+another parametrisation than PEFT's: it could neither start nor resume from the same numbers. Here each Hugging Face
+module keeps its A and B; the tensor map has the rows of the fused output each B belongs. Only what has
 `rank` columns is ever sent between tensor parallel processes.
 """
 
@@ -18,15 +18,15 @@ from torch import nn
 
 from swift.errors import UnsupportedPlan
 from swift.toolkit import adapter_names, base_model, name_map
-from swift_backend_megatron.layout import Entry, Place
+from swift_backend_megatron.tensor_map import MappedTensor, ShardBox
 
 if TYPE_CHECKING:
     from swift.contracts import Run
-    from swift_backend_megatron.model import Built
+    from swift_backend_megatron.built import MegatronModel
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AdapterSpec:
     """An adapter as PEFT describes it."""
 
     weight: str
@@ -39,65 +39,65 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """To which outputs of a layer those of its adapters, end to end, belong."""
+class AdapterOutputs:
+    """The outputs of a layer to which those of its adapters, end to end, are added."""
 
     order: torch.Tensor | None = None
-    """Where each of the layer's outputs is found; None where both have the same order."""
+    """Index of each of the layer's outputs among the adapters'; None where both have the same order."""
     targets: torch.Tensor | None = None
     """The layer's outputs that have adapters, in the adapters' order, where not all of them have."""
 
     def add(self, output: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        """The sum."""
+        """Return the sum."""
         if self.targets is not None:
             return output.index_add(-1, self.targets, added)
         return output + (added if self.order is None else added.index_select(-1, self.order))
 
 
-class Adapter(nn.Module):
+class LoraAdapter(nn.Module):
     """A and B of one Hugging Face module, or what this process has of them."""
 
-    def __init__(self, wanted: Wanted, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: AdapterSpec, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.wanted = wanted
-        self.a = nn.Parameter(torch.zeros(wanted.rank, inputs, dtype=dtype, device=device))
-        self.b = nn.Parameter(torch.zeros(outputs, wanted.rank, dtype=dtype, device=device))
+        self.spec = spec
+        self.a = nn.Parameter(torch.zeros(spec.rank, inputs, dtype=dtype, device=device))
+        self.b = nn.Parameter(torch.zeros(outputs, spec.rank, dtype=dtype, device=device))
 
-    def forward(self, hidden: torch.Tensor, sent: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """What is added to the layer's output; `sent` is what happens to the few columns between A and B."""
-        hidden = nn.functional.dropout(hidden, self.wanted.dropout, self.training)
-        squeezed = sent(nn.functional.linear(hidden.to(self.a.dtype), self.a))
-        return nn.functional.linear(squeezed, self.b) * self.wanted.scaling
+    def forward(self, hidden: torch.Tensor, exchange: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Return what is added to the layer's output; `exchange` sends the few columns between A and B."""
+        hidden = nn.functional.dropout(hidden, self.spec.dropout, self.training)
+        squeezed = exchange(nn.functional.linear(hidden.to(self.a.dtype), self.a))
+        return nn.functional.linear(squeezed, self.b) * self.spec.scaling
 
 
-class Adapted(nn.Module):
+class AdaptedLinear(nn.Module):
     """One of Megatron's linear layers with the adapters of the Hugging Face modules that it computes."""
 
-    def __init__(self, layer: Any, adapters: list[Adapter], rows: Rows, config: Any) -> None:
+    def __init__(self, layer: Any, adapters: list[LoraAdapter], outputs: AdapterOutputs, config: Any) -> None:
         super().__init__()
         self.base_layer = layer
         self.adapters = nn.ModuleList(adapters)
         self.off = False
         """True while the model is viewed without its adapters."""
-        self._rows = rows
+        self._outputs = outputs
         self._mode = parallel_mode(layer)
-        self._cut = config.tensor_model_parallel_size > 1 and self._mode is not None
+        self._sharded = config.tensor_model_parallel_size > 1 and self._mode is not None
         self._sequence = config.sequence_parallel
         self._normed = hasattr(layer, "layer_norm_weight")
         for adapter in adapters:
             self._mark(adapter)
 
-    def _mark(self, adapter: Adapter) -> None:
-        """Say of each matrix whether it is cut, or the same everywhere with a gradient of parts."""
-        if not self._cut:
+    def _mark(self, adapter: LoraAdapter) -> None:
+        """Mark each matrix as sharded, or as the same everywhere with a gradient that is partial."""
+        if not self._sharded:
             matrix: Any
             for matrix in (adapter.a, adapter.b):
                 matrix.sequence_parallel = getattr(self.base_layer.weight, "sequence_parallel", False)
             return
-        cut: Any
+        sharded: Any
         whole: Any
-        cut, whole, dimension = (adapter.b, adapter.a, 0) if self._mode == "column" else (adapter.a, adapter.b, 1)
-        cut.tensor_model_parallel, cut.partition_dim, cut.partition_stride = True, dimension, 1
+        sharded, whole, dimension = (adapter.b, adapter.a, 0) if self._mode == "column" else (adapter.a, adapter.b, 1)
+        sharded.tensor_model_parallel, sharded.partition_dim, sharded.partition_stride = True, dimension, 1
         whole.sequence_parallel = self._sequence
 
     def __getattr__(self, name: str) -> Any:
@@ -118,13 +118,13 @@ class Adapted(nn.Module):
                 self.base_layer.return_layernorm_output = False
         else:
             output, bias = self.base_layer(hidden, *arguments, **named)
-        parts = [adapter(hidden, self._sent) for adapter in self.adapters]
+        parts = [adapter(hidden, self._exchange) for adapter in self.adapters]
         added = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return self._rows.add(output, added.to(output.dtype)), bias
+        return self._outputs.add(output, added.to(output.dtype)), bias
 
-    def _sent(self, squeezed: torch.Tensor) -> torch.Tensor:
-        """Between A and B: `rank` columns, exchanged as the layer itself exchanges its input or output."""
-        if not self._cut:
+    def _exchange(self, squeezed: torch.Tensor) -> torch.Tensor:
+        """Exchange `rank` columns between A and B as the layer itself exchanges its input or output."""
+        if not self._sharded:
             return squeezed
         from megatron.core.tensor_parallel import mappings
 
@@ -141,62 +141,61 @@ class Adapted(nn.Module):
 
 
 def parallel_mode(layer: Any) -> str | None:
-    """'column', 'row', or None where every process has the whole matrix."""
+    """Return 'column', 'row', or None where every process has the whole matrix."""
     mode = getattr(layer, "parallel_mode", None)
     return mode if mode in ("column", "row") else None
 
 
-def adapt(run: Run, built: Built, twin: nn.Module) -> frozenset[str]:
-    """Attach an adapter wherever PEFT has one on `twin`, the transformers model, and note where they lie.
+def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str]:
+    """Attach an adapter wherever PEFT has one on `meta_copy`, the transformers model, and map their tensors.
 
-    Answers the names on disk of all of them.
+    Return the names on disk of all of them.
     """
-    wanted = {each.weight: each for each in _wanted(twin)}
+    specs = {each.weight: each for each in _specs(meta_copy)}
     owners = {
         id(parameter): (chunk, name)
         for chunk in built.chunks
         for name, parameter in chunk.named_parameters(remove_duplicate=False)
     }
-    device = torch.device(run.topology.device) if run.topology else torch.device("cpu")
-    found: dict[tuple[int, str], list[tuple[Wanted, list[Place]]]] = {}
+    device = torch.device(run.topology.device)
+    found: dict[tuple[int, str], list[tuple[AdapterSpec, list[ShardBox]]]] = {}
     modules: dict[tuple[int, str], Any] = {}
-    for weight, each in wanted.items():
-        entry = built.layout[weight]
-        for tensor in {id(place.tensor): place.tensor for place in entry.places}.values():
+    for weight, each in specs.items():
+        entry = built.tensor_map[weight]
+        for tensor in {id(box.tensor): box.tensor for box in entry.boxes}.values():
             chunk, name = owners[id(tensor)]
             path = name.rpartition(".")[0]
             key = (id(chunk), path)
             modules[key] = chunk
-            places = [place for place in entry.places if place.tensor is tensor]
-            found.setdefault(key, []).append((each, places))
-    _refuse_what_has_no_linear_layer(wanted, found, modules)
-    shapes = {weight: built.layout[weight].shape for weight in wanted}
-    layout = built.layout
-    for each in wanted.values():
+            boxes = [box for box in entry.boxes if box.tensor is tensor]
+            found.setdefault(key, []).append((each, boxes))
+    _check_linear(found, modules)
+    shapes = {weight: built.tensor_map[weight].shape for weight in specs}
+    for each in specs.values():
         outputs, inputs = shapes[each.weight]
-        layout[each.a] = Entry((each.rank, inputs))
-        layout[each.b] = Entry((outputs, each.rank))
+        built.tensor_map[each.a] = MappedTensor((each.rank, inputs))
+        built.tensor_map[each.b] = MappedTensor((outputs, each.rank))
     for (_, path), members in found.items():
         chunk = modules[_, path]
         layer: Any = chunk.get_submodule(path)
-        own = [_adapter(each, places, layer, built, device) for each, places in members]
-        rows = _rows([places for _, places in members], layer.weight.shape[0], device)
+        own = [_adapter(each, boxes, layer, built, device) for each, boxes in members]
+        added = _outputs([boxes for _, boxes in members], layer.weight.shape[0], device)
         parent, _, attribute = path.rpartition(".")
-        setattr(chunk.get_submodule(parent), attribute, Adapted(layer, own, rows, built.config))
-    return frozenset(name for each in wanted.values() for name in (each.a, each.b))
+        setattr(chunk.get_submodule(parent), attribute, AdaptedLinear(layer, own, added, built.config))
+    return frozenset(name for each in specs.values() for name in (each.a, each.b))
 
 
-def _wanted(twin: nn.Module) -> list[Wanted]:
+def _specs(meta_copy: nn.Module) -> list[AdapterSpec]:
     from peft.tuners.lora import LoraLayer
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     from swift.toolkit import ADAPTER
 
-    on_disk = adapter_names(twin)
-    names = name_map(twin)
+    on_disk = adapter_names(meta_copy)
+    names = name_map(meta_copy)
     found = []
     prefix = "base_model.model."
-    for path, module in twin.named_modules():
+    for path, module in meta_copy.named_modules():
         if not isinstance(module, BaseTunerLayer):
             continue
         plain = isinstance(module, LoraLayer) and isinstance(module.get_base_layer(), nn.Linear)
@@ -210,7 +209,7 @@ def _wanted(twin: nn.Module) -> list[Wanted]:
             )
         dropout = module.lora_dropout[ADAPTER]
         found.append(
-            Wanted(
+            AdapterSpec(
                 weight=pieces[0].name,
                 a=on_disk[f"{path}.lora_A.{ADAPTER}.weight"],
                 b=on_disk[f"{path}.lora_B.{ADAPTER}.weight"],
@@ -219,13 +218,12 @@ def _wanted(twin: nn.Module) -> list[Wanted]:
                 dropout=float(getattr(dropout, "p", 0.0)),
             )
         )
-    assert base_model(twin) is not twin
+    assert base_model(meta_copy) is not meta_copy
     return found
 
 
-def _refuse_what_has_no_linear_layer(
-    wanted: dict[str, Wanted],
-    found: dict[tuple[int, str], list[tuple[Wanted, list[Place]]]],
+def _check_linear(
+    found: dict[tuple[int, str], list[tuple[AdapterSpec, list[ShardBox]]]],
     modules: dict[tuple[int, str], Any],
 ) -> None:
     for (key, path), members in found.items():
@@ -239,44 +237,44 @@ def _refuse_what_has_no_linear_layer(
             )
 
 
-def _adapter(wanted: Wanted, places: list[Place], layer: Any, built: Built, device: torch.device) -> Adapter:
-    """The module, and its boxes in the layout: B follows the rows of the weight, A its columns."""
-    rows = sum(place.sizes[0] for place in places)
-    columns = places[0].sizes[1]
-    first = places[0].offset[1]
-    if any(place.offset[1] != first or place.sizes[1] != columns for place in places):
-        raise UnsupportedPlan(f"{wanted.weight} is cut in a way that no adapter fits to.", hint="Type --backend fsdp")
-    adapter = Adapter(wanted, columns, rows, built.dtype, device)
-    built.layout[wanted.a].places.append(Place((0, first), (wanted.rank, columns), adapter.a, 0))
+def _adapter(
+    spec: AdapterSpec, boxes: list[ShardBox], layer: Any, built: MegatronModel, device: torch.device
+) -> LoraAdapter:
+    """Return the module, and map its tensors: B follows the rows of the weight, A its columns."""
+    rows = sum(box.sizes[0] for box in boxes)
+    columns = boxes[0].sizes[1]
+    first = boxes[0].offset[1]
+    if any(box.offset[1] != first or box.sizes[1] != columns for box in boxes):
+        raise UnsupportedPlan(f"{spec.weight} is sharded in a way that no adapter fits to.", hint="Type --backend fsdp")
+    adapter = LoraAdapter(spec, columns, rows, built.dtype, device)
+    built.tensor_map[spec.a].boxes.append(ShardBox((0, first), (spec.rank, columns), adapter.a, 0))
     start = 0
-    for place in places:
-        height = place.sizes[0]
-        corner = (place.offset[0], 0)
-        built.layout[wanted.b].places.append(Place(corner, (height, wanted.rank), adapter.b, start * wanted.rank))
+    for box in boxes:
+        height = box.sizes[0]
+        corner = (box.offset[0], 0)
+        built.tensor_map[spec.b].boxes.append(ShardBox(corner, (height, spec.rank), adapter.b, start * spec.rank))
         start += height
     return adapter
 
 
-def _rows(members: list[list[Place]], outputs: int, device: torch.device) -> Rows:
-    targets = [
-        place.start // place.sizes[1] + row for places in members for place in places for row in range(place.sizes[0])
-    ]
+def _outputs(members: list[list[ShardBox]], outputs: int, device: torch.device) -> AdapterOutputs:
+    targets = [box.start // box.sizes[1] + row for boxes in members for box in boxes for row in range(box.sizes[0])]
     if len(targets) < outputs:
-        return Rows(targets=torch.tensor(targets, device=device))
+        return AdapterOutputs(targets=torch.tensor(targets, device=device))
     if targets == list(range(outputs)):
-        return Rows()
-    return Rows(order=torch.tensor(targets, device=device).argsort())
+        return AdapterOutputs()
+    return AdapterOutputs(order=torch.tensor(targets, device=device).argsort())
 
 
 def switch(chunks: list[Any], off: bool) -> Callable[[], None]:
-    """Turn all adapters off (or on); answers what puts them back."""
-    layers = [module for chunk in chunks for module in chunk.modules() if isinstance(module, Adapted)]
+    """Turn all adapters off (or on); return the function that restores them."""
+    layers = [module for chunk in chunks for module in chunk.modules() if isinstance(module, AdaptedLinear)]
     before = [layer.off for layer in layers]
     for layer in layers:
         layer.off = off
 
-    def back() -> None:
+    def restore() -> None:
         for layer, was in zip(layers, before, strict=True):
             layer.off = was
 
-    return back
+    return restore

@@ -1,4 +1,4 @@
-"""The canonical checkpoint: every process hands over the boxes that it holds, as live views."""
+"""The canonical checkpoint: every process hands over the boxes that it has, as live views."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ import torch
 
 from swift.checkpoint import Boxes
 from swift.toolkit import model_name, optim_name
-from swift_backend_megatron import engine
+from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.masters import MOMENTS
 
 if TYPE_CHECKING:
     from swift.contracts import CheckpointReader, CheckpointWriter
-    from swift_backend_megatron.layout import Entry, Offset, Place
     from swift_backend_megatron.shard import MegatronState
+    from swift_backend_megatron.tensor_map import MappedTensor, Offset, ShardBox
 
 
 def save(state: MegatronState, writer: CheckpointWriter) -> None:
     """Weights and optimizer state under canonical names."""
-    with engine.active(), torch.no_grad():
+    with megatron_runtime.active(), torch.no_grad():
         tensors: dict[str, torch.Tensor] = {}
-        for name, entry in _kept(state):
-            held = [(place, offset, view) for place, offset, view in boxes_of(state, entry) if not place.twin]
+        for name, mapped in _saved(state):
+            held = [(box, offset, view) for box, offset, view in views_of(state, mapped) if not box.replica]
             tensors[model_name(name)] = Boxes(
-                entry.shape,
-                [(offset, view + place.shift if place.shift else view) for place, offset, view in held],
+                mapped.shape,
+                [(offset, view + box.shift if box.shift else view) for box, offset, view in held],
                 dtype=torch.float32,
             )
             for slot in MOMENTS:
-                moments = [(o, view) for place, o, view in boxes_of(state, entry, slot) if not place.twin]
+                moments = [(o, view) for box, o, view in views_of(state, mapped, slot) if not box.replica]
                 if moments:
-                    tensors[optim_name(name, slot)] = Boxes(entry.shape, moments, dtype=torch.float32)
+                    tensors[optim_name(name, slot)] = Boxes(mapped.shape, moments, dtype=torch.float32)
                     tensors[optim_name(name, "step")] = torch.tensor(float(state.masters.steps))
         writer.tensors(tensors)
         writer.facts({"scaler": _scaler(state)})
 
 
 def load(state: MegatronState, reader: CheckpointReader) -> None:
-    """Fill the fp32 weights and the moments in place, and make working copies of them."""
-    with engine.active(), torch.no_grad():
+    """Fill the fp32 weights and the moments in box, and make working copies of them."""
+    with megatron_runtime.active(), torch.no_grad():
         stored = set(reader.names())
         counted = sorted(name for name in stored if name.startswith("optim.") and name.endswith(".step"))
         if counted:
-            state.masters.make_state()
+            state.masters.make_moments()
         loaded = _Loaded()
-        for name, entry in _kept(state):
-            loaded.add(model_name(name), entry, boxes_of(state, entry))
+        for name, mapped in _saved(state):
+            loaded.add(model_name(name), mapped, views_of(state, mapped))
             for slot in MOMENTS:
                 if optim_name(name, slot) in stored:
-                    loaded.add(optim_name(name, slot), entry, boxes_of(state, entry, slot), shifted=False)
+                    loaded.add(optim_name(name, slot), mapped, views_of(state, mapped, slot), shifted=False)
         reader.tensors(loaded.tensors)
         loaded.finish()
         if counted:
@@ -63,18 +63,23 @@ def load(state: MegatronState, reader: CheckpointReader) -> None:
 
 
 class _Loaded:
-    """Tensors to be read, and what has to be copied afterwards: a box can be read into one place only."""
+    """Tensors to be read, and what has to be copied afterwards: a box can be read to one destination only."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor, float]] = []
 
     def add(
-        self, name: str, entry: Entry, held: Iterator[tuple[Place, Offset, torch.Tensor]], *, shifted: bool = True
+        self,
+        name: str,
+        mapped: MappedTensor,
+        held: Iterator[tuple[ShardBox, Offset, torch.Tensor]],
+        *,
+        shifted: bool = True,
     ) -> None:
         boxes: dict[Offset, torch.Tensor] = {}
-        for place, offset, view in held:
-            shift = place.shift if shifted else 0.0
+        for box, offset, view in held:
+            shift = box.shift if shifted else 0.0
             known = boxes.get(offset)
             if known is not None and known.shape == view.shape:
                 self._copies.append((view, known, shift))
@@ -84,39 +89,39 @@ class _Loaded:
             else:
                 assert known is None, f"{name}: boxes of different shapes at {offset}"
                 boxes[offset] = view
-        self.tensors[name] = Boxes(entry.shape, boxes.items(), dtype=torch.float32)
+        self.tensors[name] = Boxes(mapped.shape, boxes.items(), dtype=torch.float32)
 
     def finish(self) -> None:
         for view, read, shift in self._copies:
             view.copy_(read - shift if shift else read)
 
 
-def _kept(state: MegatronState) -> Iterator[tuple[str, Entry]]:
-    """What belongs in a checkpoint: all weights or, where adapters are trained, the adapters."""
-    wanted = state.built.adapter_tensors
-    for name, entry in state.layout.items():
-        if entry.trained and (name in wanted or not wanted):
-            yield name, entry
+def _saved(state: MegatronState) -> Iterator[tuple[str, MappedTensor]]:
+    """Yield what belongs in a checkpoint: all weights or, where adapters are trained, the adapters."""
+    adapters = state.built.adapter_tensors
+    for name, mapped in state.tensor_map.items():
+        if mapped.trained and (name in adapters or not adapters):
+            yield name, mapped
 
 
-def boxes_of(
-    state: MegatronState, entry: Entry, slot: str | None = None
-) -> Iterator[tuple[Place, Offset, torch.Tensor]]:
-    """What this process has of the fp32 weights of a tensor, or of a moment."""
-    for place in entry.places:
-        held = state.masters.held(place.tensor)
-        if held is not None:
-            flat = held.weight if slot is None else state.masters.state(held, slot)
+def views_of(
+    state: MegatronState, mapped: MappedTensor, slot: str | None = None
+) -> Iterator[tuple[ShardBox, Offset, torch.Tensor]]:
+    """Yield what this process has of the fp32 weights of a tensor, or of a moment."""
+    for box in mapped.boxes:
+        shard = state.masters.shard_of(box.tensor)
+        if shard is not None:
+            flat = shard.weight if slot is None else state.masters.moment(shard, slot)
             if flat is not None:
-                yield from ((place, offset, view) for offset, view in place.of(flat, held.start))
-        elif slot is None and not place.tensor.requires_grad:
+                yield from ((box, offset, view) for offset, view in box.views(flat, shard.start))
+        elif slot is None and not box.tensor.requires_grad:
             # Frozen: the working copy is all there is.
-            frozen = place.tensor.detach().reshape(-1).float()
-            yield from ((place, offset, view) for offset, view in place.of(frozen))
+            frozen = box.tensor.detach().reshape(-1).float()
+            yield from ((box, offset, view) for offset, view in box.views(frozen))
 
 
 def _scaler(state: MegatronState) -> dict[str, Any]:
-    """The scale of fp16's losses, as torch's own scaler writes it."""
+    """Return the scale of fp16's losses, as torch's own scaler writes it."""
     scaler = _scaler_of(state)
     if scaler is None:
         return {}
@@ -130,7 +135,7 @@ def _scaler(state: MegatronState) -> dict[str, Any]:
 
 
 def _set_scaler(state: MegatronState, saved: dict[str, Any]) -> None:
-    for each in state.masters.engines:
+    for each in state.masters.optimizers:
         scaler = getattr(each, "grad_scaler", None)
         if scaler is not None and state.config.fp16:
             scaler._scale = torch.full_like(scaler.scale, saved["scale"])
@@ -138,5 +143,5 @@ def _set_scaler(state: MegatronState, saved: dict[str, Any]) -> None:
 
 
 def _scaler_of(state: MegatronState) -> Any:
-    scalers = [getattr(each, "grad_scaler", None) for each in state.masters.engines]
+    scalers = [getattr(each, "grad_scaler", None) for each in state.masters.optimizers]
     return scalers[0] if scalers and state.config.fp16 else None

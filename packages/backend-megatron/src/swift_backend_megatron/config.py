@@ -20,7 +20,7 @@ class MegatronConfig(Section):
     use_distributed_optimizer: bool = Field(
         True, description="Shard optimizer state and fp32 weights over the data parallel processes (ZeRO 1)"
     )
-    overlap: bool = Field(False, description="Add gradients up and gather weights while computing")
+    overlap: bool = Field(False, description="Reduce gradients and gather weights while computing")
     stages: tuple[PositiveInt, ...] = Field(
         (), description="Layers of each pipeline stage (of each virtual stage under vpp); default: equal numbers"
     )

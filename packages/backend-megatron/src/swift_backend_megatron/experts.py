@@ -1,8 +1,8 @@
 """Marks on the expert weights of megatron-core, which versions before 0.19 set wrongly, with CUDA and without.
 
 Under tensor parallelism 0.16.1 reduces the gradients of experts over the wrong processes where neither experts nor
-their tensors are cut, and counts only some shards in the gradient norm, so that clipping is too weak. Neither shows in
-the losses.
+their tensors are sharded, and counts only some shards in the gradient norm, so that clipping is too weak. Neither
+shows in the losses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 
 def mark_experts(models: Iterable[nn.Module], config: Any) -> None:
-    """Say of every routed expert's weight who reduces its gradient, and that each process holds another shard of it.
+    """Mark on every routed expert's weight who reduces its gradient, and that each process has another shard of it.
 
     To be called with the bare models, before megatron's data parallel wrapper and optimizer read the marks. Shared
     experts follow the dense layers and are left alone.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +12,6 @@ import torch
 from swift.contracts import ModelFacts
 from swift.errors import UnsupportedPlan, did_you_mean
 from swift.toolkit import (
-    LogitTransform,
     adapter_config,
     apply_tuner,
     canonical_parameters,
@@ -25,11 +23,12 @@ from swift.toolkit import (
     transform_of,
     weight_counts,
 )
-from swift_backend_megatron import engine, portable
+from swift_backend_megatron import cpu, megatron_runtime
 from swift_backend_megatron.adapters import adapt
+from swift_backend_megatron.built import MegatronModel
 from swift_backend_megatron.experts import mark_experts
-from swift_backend_megatron.layout import Layout, find_layout
 from swift_backend_megatron.plan import check_model, options_of, sizes_of
+from swift_backend_megatron.tensor_map import TensorMap, map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,33 +39,13 @@ LIKE_LLAMA = ("mistral",)
 """Architectures that the bridge's tables leave out though their layers and names are Llama's."""
 
 
-@dataclass
-class Built:
-    """Chunks without weights, and where each weight belongs."""
-
-    chunks: list[Any]
-    """Megatron's GPT models: one, or one per virtual stage."""
-    config: Any
-    """Megatron's configuration of the model."""
-    layout: Layout
-    """By names on disk: of the model or, where adapters are trained, of the adapters too."""
-    source: ModelSource
-    dtype: torch.dtype
-    vocabulary: int
-    """Words; what the embedding has beyond them is padding."""
-    transform: LogitTransform
-    adapter_tensors: frozenset[str] = frozenset()
-    """Names on disk of all adapters, also of those that other processes have; empty where all weights are trained."""
-
-
-def build(run: Run, source: ModelSource) -> Built:
-    """Everything about the model but its weights."""
-    assert run.topology is not None
+def build(run: Run, source: ModelSource) -> MegatronModel:
+    """Build everything about the model but its weights."""
     name, reason = resolve_dtype(run.config.model.dtype, run.topology.device)
     run.facts["precision"] = f"{name} ({reason})"
     dtype: torch.dtype = getattr(torch, name)
     check_model(run, source.config)
-    with engine.active(), warnings.catch_warnings():
+    with megatron_runtime.active(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("mcore_bridge").setLevel(logging.ERROR)
         config = model_config(run, source, dtype)
@@ -84,12 +63,12 @@ def build(run: Run, source: ModelSource) -> Built:
             # The head is ours: on the last stage the model ends with hidden states.
             if chunk.post_process:
                 chunk._postprocess = lambda hidden_states, **_: hidden_states
-        layout = find_layout(chunks, config.bridge, source)
+        tensor_map = map_tensors(chunks, config.bridge, source)
         mark_experts(chunks, config)
-        built = Built(
+        built = MegatronModel(
             chunks=chunks,
             config=config,
-            layout=layout,
+            tensor_map=tensor_map,
             source=source,
             dtype=dtype,
             vocabulary=source.config.get_text_config().vocab_size,
@@ -99,21 +78,21 @@ def build(run: Run, source: ModelSource) -> Built:
     return built
 
 
-def layout_alone(run: Run, source: ModelSource) -> tuple[Any, Layout]:
-    """One chunk, whose memory is never touched, and where each weight would belong in it."""
-    with engine.active(), warnings.catch_warnings():
+def map_without_memory(run: Run, source: ModelSource) -> tuple[Any, TensorMap]:
+    """Return one chunk, whose memory is never touched, and where each weight would belong in it."""
+    with megatron_runtime.active(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = model_config(run, source, torch.float32)
         config.perform_initialization = False
         from mcore_bridge import get_mcore_model
 
         (chunk,) = get_mcore_model(config)
-        return chunk, find_layout([chunk], config.bridge, source)
+        return chunk, map_tensors([chunk], config.bridge, source)
 
 
 def model_config(run: Run, source: ModelSource, dtype: torch.dtype) -> Any:
-    """Megatron's configuration of a Hugging Face model under the run's plan."""
-    meta = _meta_of(source.config.model_type)
+    """Return Megatron's configuration of a Hugging Face model under the run's plan."""
+    architecture = _architecture(source.config.model_type)
     from mcore_bridge import hf_to_mcore_config
     from megatron.core.distributed import finalize_model_grads
 
@@ -132,12 +111,12 @@ def model_config(run: Run, source: ModelSource, dtype: torch.dtype) -> Any:
         "pipeline_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
         "fp16": dtype is torch.float16,
-        # Parameters are marked as cut only where they are initialised; their values come from the files.
+        # Parameters are marked as sharded only where they are initialised; their values come from the files.
         "perform_initialization": True,
         # Losses are divided by the weight of the global batch: gradients are sums everywhere.
         "calculate_per_token_loss": True,
         "variable_seq_lengths": options.dispatcher != "allgather",
-        # Batched exchanges of interleaved stages give wrong numbers in silence.
+        # Batched exchanges of interleaved stages give wrong numbers silently.
         "overlap_p2p_comm": sizes.vpp > 1,
         "batch_p2p_comm": sizes.vpp == 1,
         "gradient_accumulation_fusion": False,
@@ -155,13 +134,13 @@ def model_config(run: Run, source: ModelSource, dtype: torch.dtype) -> Any:
         "moe_pad_expert_input_to_capacity": options.moe_pad_to_capacity,
         "moe_router_bias_update_rate": options.moe_bias_update_rate,
         "mtp_num_layers": None,
-        **_unsaid(source, found),
+        **_from_files(source, found),
         **_recompute(run),
         **_stages(run),
         **_fp8(run),
         **_attention(run, source, dtype),
     }
-    config = meta.config_cls(**settings)
+    config = architecture.config_cls(**settings)
     config.finalize_model_grads_func = lambda models, tokens=None, **named: finalize_model_grads(models, None, **named)
     return config
 
@@ -170,12 +149,12 @@ def _sequence_parallel(run: Run, source: ModelSource) -> bool:
     parallel = run.config.parallel
     if parallel.sequence_parallel or parallel.tp == 1 or not experts_of(source.config.get_text_config()):
         return parallel.sequence_parallel
-    run.say("sequence parallelism is on: Megatron cuts tensors of a mixture of experts only with it")
+    run.say("sequence parallelism is on: Megatron shards the tensors of a mixture of experts only with it")
     return True
 
 
-def _unsaid(source: ModelSource, found: Mapping[str, Any]) -> dict[str, Any]:
-    """What the bridge would assume, or leave out, and the model's own files tell."""
+def _from_files(source: ModelSource, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that the bridge assumes or leaves out, as the model's own files have them."""
     text, names = source.config.get_text_config(), source.names()
     settings: dict[str, Any] = {}
     if "add_qkv_bias" not in found:
@@ -219,8 +198,8 @@ def _fp8(run: Run) -> dict[str, Any]:
     return {} if fp8 == "none" else {"fp8": fp8, "fp8_recipe": "tensorwise"}
 
 
-def _meta_of(model_type: str) -> Any:
-    """What the bridge knows of an architecture; refuses by name what it does not."""
+def _architecture(model_type: str) -> Any:
+    """Return the bridge's record of an architecture; raise UnsupportedPlan for one that it does not know."""
     from mcore_bridge.model.register import (
         MODEL_MAPPING,
         ModelMeta,
@@ -236,8 +215,8 @@ def _meta_of(model_type: str) -> Any:
 
             register.model_type_mapping = None
     known = get_mcore_model_type(model_type)
-    meta = get_model_meta(known) if known else None
-    if meta is None or meta.is_multimodal:
+    found = get_model_meta(known) if known else None
+    if found is None or found.is_multimodal:
         names = sorted(
             {each for other in MODEL_MAPPING.values() if not other.is_multimodal for each in other.model_types}
         )
@@ -246,66 +225,67 @@ def _meta_of(model_type: str) -> Any:
             f"It knows: {', '.join(names)}.",
             hint="Type --backend fsdp (or deepspeed), which train whatever transformers can load.",
         )
-    return meta
+    return found
 
 
-def _tune(run: Run, built: Built) -> None:
-    """Freeze what is not trained, and put adapters beside the layers."""
+def _tune(run: Run, built: MegatronModel) -> None:
+    """Freeze what is not trained, and put adapters next to the layers."""
     tuner = run.config.tuner
-    weights = sum(math.prod(entry.shape) for entry in built.layout.values())
+    weights = sum(math.prod(entry.shape) for entry in built.tensor_map.values())
     _note_weights(run, weights, weights)
     if tuner.kind == "full" and not tuner.freeze and not tuner.train_only:
         return
-    # Asked of transformers and PEFT themselves, on a model without weights.
-    twin = apply_tuner(meta_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)
-    run.adapter_config = adapter_config(twin)
-    _note_weights(run, *weight_counts(twin))
+    # Transformers and PEFT themselves decide, on a model without weights.
+    meta_copy = apply_tuner(meta_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)
+    run.adapter_config = adapter_config(meta_copy)
+    _note_weights(run, *weight_counts(meta_copy))
     if tuner.kind == "full":
-        _freeze(built, twin)
+        _freeze(built, meta_copy)
         return
     for chunk in built.chunks:
         chunk.requires_grad_(False)
-    built.adapter_tensors = adapt(run, built, twin)
+    built.adapter_tensors = adapt(run, built, meta_copy)
 
 
 def _note_weights(run: Run, trained: int, total: int) -> None:
-    precision, _ = resolve_dtype(run.config.model.dtype, run.topology.device if run.topology else "cpu")
+    precision, _ = resolve_dtype(run.config.model.dtype, run.topology.device)
     fp8 = options_of(run).fp8
     run.facts["trainable"] = summary_of(trained, total)
     run.model_facts = ModelFacts(precision if fp8 == "none" else f"{precision} fp8 {fp8}", total, trained)
 
 
-def _freeze(built: Built, twin: torch.nn.Module) -> None:
+def _freeze(built: MegatronModel, meta_copy: torch.nn.Module) -> None:
     trained = {
-        piece.name: parameter.requires_grad for pieces, parameter in canonical_parameters(twin) for piece in pieces
+        piece.name: parameter.requires_grad for pieces, parameter in canonical_parameters(meta_copy) for piece in pieces
     }
-    wishes: dict[int, dict[bool, str]] = {}
+    requested: dict[int, dict[bool, str]] = {}
     tensors: dict[int, torch.Tensor] = {}
-    for name, entry in built.layout.items():
-        for place in entry.places:
+    for name, entry in built.tensor_map.items():
+        for box in entry.boxes:
             if entry.trained:
-                tensors[id(place.tensor)] = place.tensor
-                wishes.setdefault(id(place.tensor), {})[trained[name]] = name
-    for key, wish in wishes.items():
-        if len(wish) > 1:
+                tensors[id(box.tensor)] = box.tensor
+                requested.setdefault(id(box.tensor), {})[trained[name]] = name
+    for key, names in requested.items():
+        if len(names) > 1:
             raise UnsupportedPlan(
-                f"{wish[True]} is to be trained and {wish[False]} is not, and for Megatron they are one parameter.",
+                f"{names[True]} is to be trained and {names[False]} is not, and for Megatron they are one parameter.",
                 hint="Freeze both or neither, or type --backend fsdp.",
             )
-        tensors[key].requires_grad_(next(iter(wish)))
+        tensors[key].requires_grad_(next(iter(names)))
 
 
 def _attention(run: Run, source: ModelSource, dtype: torch.dtype) -> dict[str, Any]:
-    """Which of Transformer Engine's kernels; on the portable layer there is torch's only."""
-    assert run.topology is not None
-    wanted, device = run.config.model.attention, run.topology.device
-    if wanted == "flash_attention_2":
-        choose_attention(wanted, source.config, flat=False, device=device, dtype=dtype)  # or says what is in the way
-    if portable.needed():
+    """Choose one of Transformer Engine's attention kernels; on the CPU layer there is torch's only."""
+    requested, device = run.config.model.attention, run.topology.device
+    if requested == "flash_attention_2":
+        choose_attention(
+            requested, source.config, flat=False, device=device, dtype=dtype
+        )  # or raises what is in the way
+    if cpu.needed():
         run.facts["attention"] = "sdpa (portable layer)"
         return {}
     from megatron.core.transformer.enums import AttnBackend
 
     backend = {"flash_attention_2": AttnBackend.flash, "sdpa": AttnBackend.fused, "eager": AttnBackend.unfused}
-    run.facts["attention"] = f"Transformer Engine's ({wanted})"
-    return {"attention_backend": backend.get(wanted, AttnBackend.auto)}
+    run.facts["attention"] = f"Transformer Engine's ({requested})"
+    return {"attention_backend": backend.get(requested, AttnBackend.auto)}

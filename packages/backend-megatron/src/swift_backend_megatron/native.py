@@ -1,9 +1,9 @@
 """Megatron's own checkpoints (`torch_dist`), read for `swift convert`, whatever layout wrote them.
 
-Megatron writes whole tensors under its own names, cut into chunks. The model is laid out once more in one process,
-without its weights taking memory, to learn which part of which of Megatron's tensors each Hugging Face tensor is; then
+Megatron writes whole tensors under its own names, cut into chunks. The model is built once more in one process,
+without its weights taking memory, to learn which box of which of Megatron's tensors each Hugging Face tensor is; then
 exactly these parts are read. The table of contents is a pickle: it is opened by a reader that makes the few classes of
-values that a table consists of, and empty objects in the place of anything else, so that nothing in a file is run.
+values that a table consists of, and empty objects instead of anything else, so that nothing in a file is run.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from swift.errors import CheckpointError
 from swift.toolkit import check_archive
 from swift.untrusted import read_bytes
 from swift_backend_megatron.masters import MOMENTS
-from swift_backend_megatron.on_disk import MASTERS, SLOT, Piece, learn
+from swift_backend_megatron.on_disk import MASTERS, SLOT, SavedShard, learn
 
 _TABLE = 1 << 30
 """Bytes of a table of contents: that of a large model on thousands of processes has some hundred megabytes."""
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
-    from swift_backend_megatron.layout import Layout, Place
+    from swift_backend_megatron.tensor_map import ShardBox, TensorMap
 
 
 def open_native(folder: Path) -> ForeignCheckpoint | None:
-    """What lies in a folder that Megatron saved into, or in the newest of its `iter_` folders."""
+    """Open a folder that Megatron saved into, or the newest of its `iter_` folders; None where it is none."""
     found = _inside(folder)
     return None if found is None else TorchDist(found)
 
@@ -60,7 +60,7 @@ class TorchDist(ForeignCheckpoint):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._reader = _Reader(folder)
+        self._reader = _TorchDistReader(folder)
         self._stored = self._reader.read_metadata().state_dict_metadata
         common = _common(folder)
         self.step = int(common.get("iteration", 0) or _number(folder))
@@ -68,80 +68,82 @@ class TorchDist(ForeignCheckpoint):
         self.description = "Megatron's torch_dist checkpoint"
         if not any(key.startswith(SLOT.format(MOMENTS[0])) for key in self._stored):
             self.description += (
-                ", with its optimizer's state in flat pieces that have no names (saved as fully_reshardable they would "
+                ", with its optimizer's state in flat shards that have no names (saved as fully_reshardable they would "
                 "have): weights alone are read"
                 if any("optimizer" in key for key in self._stored)
                 else ", without the optimizer's state"
             )
-        self._layout: Layout = {}
-        self._pieces: dict[int, list[Piece]] = {}
+        self._tensor_map: TensorMap = {}
+        self._shards: dict[int, list[SavedShard]] = {}
 
     def attach(self, source: ModelSource) -> None:
         """Learn where the model's tensors lie; names are those on disk."""
         on_disk = learn(source)
-        self._layout, self._pieces = on_disk.layout, on_disk.pieces
-        for piece in (piece for pieces in self._pieces.values() for piece in pieces):
-            stored = self._stored.get(piece.key)
-            if stored is None or tuple(stored.size) != piece.whole:
+        self._tensor_map, self._shards = on_disk.tensor_map, on_disk.shards
+        for shard in (shard for shards in self._shards.values() for shard in shards):
+            stored = self._stored.get(shard.key)
+            if stored is None or tuple(stored.size) != shard.whole:
                 found = "no" if stored is None else f"a {tuple(stored.size)}"
                 raise CheckpointError(
-                    f"{self._folder} has {found} {piece.key}, which the model has in the shape {piece.whole}.",
+                    f"{self._folder} has {found} {shard.key}, which the model has in the shape {shard.whole}.",
                     hint="Name with --model the model that training started from.",
                 )
 
     def names(self) -> Collection[str]:
-        return self._layout.keys()
+        return self._tensor_map.keys()
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
-        entry = self._layout[name]
+        entry = self._tensor_map[name]
         found: dict[str, torch.Tensor] = {}
         prefixes_of = {"weight": (*MASTERS, ""), **{each: (SLOT.format(each),) for each in MOMENTS}}
         for slot, prefixes in prefixes_of.items():
             whole = torch.empty(entry.shape, dtype=torch.float32)
-            if all(self._fill(whole, place, prefixes, slot) for place in entry.places):
+            if all(self._fill(whole, box, prefixes, slot) for box in entry.boxes):
                 found[slot] = whole
         if MOMENTS[0] in found:
             found["step"] = torch.tensor(float(self.step))
         return found
 
-    def _fill(self, whole: torch.Tensor, place: Place, prefixes: tuple[str, ...], slot: str) -> bool:
-        region = tuple(slice(start, start + size) for start, size in zip(place.offset, place.sizes, strict=True))
-        values = torch.empty(place.numel)
-        for piece in self._pieces[id(place.tensor)]:
-            key = next((prefix + piece.key for prefix in prefixes if prefix + piece.key in self._stored), None)
+    def _fill(self, whole: torch.Tensor, box: ShardBox, prefixes: tuple[str, ...], slot: str) -> bool:
+        region = tuple(slice(start, start + size) for start, size in zip(box.offset, box.sizes, strict=True))
+        values = torch.empty(box.numel)
+        for shard in self._shards[id(box.tensor)]:
+            key = next((prefix + shard.key for prefix in prefixes if prefix + shard.key in self._stored), None)
             if key is None:
                 return False
-            part = self._part(key, piece, place)
-            if part is not None:
-                first, read = part
+            found = self._read_rows(key, shard, box)
+            if found is not None:
+                first, read = found
                 values[first : first + read.numel()] = read
-        shift = place.shift if slot == "weight" else 0.0
-        whole[region] = values.view(place.sizes) + shift
+        shift = box.shift if slot == "weight" else 0.0
+        whole[region] = values.view(box.sizes) + shift
         return True
 
-    def _part(self, key: str, piece: Piece, place: Place) -> tuple[int, torch.Tensor] | None:
-        """Rows of a piece that lie in a place, read; and where in the place they begin."""
-        inner = piece.shape[1:]
+    def _read_rows(self, key: str, shard: SavedShard, box: ShardBox) -> tuple[int, torch.Tensor] | None:
+        """Read the rows of a saved shard that are in a box; return where in the box they begin, and the values."""
+        inner = shard.shape[1:]
         width = 1
         for size in inner:
             width *= size
-        first = max(place.start, piece.start)
-        last = min(place.start + place.numel, piece.start + piece.shape[0] * width)
+        first = max(box.start, shard.start)
+        last = min(box.start + box.numel, shard.start + shard.shape[0] * width)
         if first >= last:
             return None
-        begin, end = (first - piece.start) // width, -(-(last - piece.start) // width)
+        begin, end = (first - shard.start) // width, -(-(last - shard.start) // width)
         rows = torch.empty(end - begin, *inner)
         stored = self._stored[key]
-        box = rows.to(stored.properties.dtype)
-        offset = list(piece.offset)
-        offset[piece.leading] += begin
-        self._reader.fill(key, Boxes(stored.size, [(tuple(offset), box[(None,) * piece.leading])], dtype=box.dtype))
-        flat = box.float().reshape(-1)
-        skipped = first - piece.start - begin * width
-        return first - place.start, flat[skipped : skipped + last - first]
+        target = rows.to(stored.properties.dtype)
+        offset = list(shard.offset)
+        offset[shard.leading] += begin
+        self._reader.fill(
+            key, Boxes(stored.size, [(tuple(offset), target[(None,) * shard.leading])], dtype=target.dtype)
+        )
+        flat = target.float().reshape(-1)
+        skipped = first - shard.start - begin * width
+        return first - box.start, flat[skipped : skipped + last - first]
 
 
-class _Reader(FileSystemReader):
+class _TorchDistReader(FileSystemReader):
     """torch's reader, with a table of contents that runs nothing."""
 
     def __init__(self, folder: Path) -> None:
@@ -166,8 +168,8 @@ class _Reader(FileSystemReader):
             load({key: boxes}, storage_reader=self, planner=planner, no_dist=True)
 
 
-class _Nothing:
-    """In place of an object that is of no use here."""
+class _Ignored:
+    """Replaces an object that is of no use here."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -198,7 +200,7 @@ class _Unpickler(pickle._Unpickler):
             return getattr(torch, name)
         if (module, name) == ("torch.serialization", "_get_layout"):
             return lambda _: torch.strided
-        return _Nothing
+        return _Ignored
 
 
 def _common(folder: Path) -> Mapping[str, Any]:
@@ -208,7 +210,7 @@ def _common(folder: Path) -> Mapping[str, Any]:
     try:
         check_archive(file, CheckpointError)
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(str(file))
-        with torch.serialization.safe_globals([(_Nothing, name) for name in unknown]):
+        with torch.serialization.safe_globals([(_Ignored, name) for name in unknown]):
             content: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception:  # it says the step and the size of a batch, of which the first is in the folder's name too
         return {}

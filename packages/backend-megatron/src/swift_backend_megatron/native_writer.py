@@ -1,7 +1,7 @@
 """A torch_dist checkpoint of Megatron, written for `swift convert --to megatron`.
 
 The tensors are those that Megatron writes with its distributed optimizer in the form `fully_reshardable`, which any
-layout loads. One of them is in memory at a time: torch's own writer asks for each when its turn has come.
+layout loads. One of them is in memory at a time: torch's own writer asks for each in turn.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from torch.futures import Future
 from swift.errors import CheckpointError
 from swift.toolkit import progress
 from swift_backend_megatron.masters import MOMENTS
-from swift_backend_megatron.on_disk import MASTER, SLOT, OnDisk, Piece, learn
+from swift_backend_megatron.on_disk import MASTER, SLOT, SavedModel, SavedShard, learn
 
 if TYPE_CHECKING:
     from swift.contracts import TrainedState
-    from swift_backend_megatron.layout import Place
+    from swift_backend_megatron.tensor_map import ShardBox
 
 _DATA = "__0_0.distcp"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -50,7 +50,7 @@ _FORMAT = {
 
 
 def write_native(state: TrainedState, folder: Path) -> None:
-    """What Megatron's `--load FOLDER` goes on from."""
+    """Write what Megatron's `--load FOLDER` resumes from."""
     if state.adapter is not None:
         raise CheckpointError(
             "Megatron's checkpoints hold whole weights, and this one holds an adapter.",
@@ -61,13 +61,13 @@ def write_native(state: TrainedState, folder: Path) -> None:
     planner = _Planner(_Tensors(state, learn(state.source)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of there being one process
-        save({}, storage_writer=_Writer(step), planner=planner, no_dist=True)
+        save({}, storage_writer=_TorchDistWriter(step), planner=planner, no_dist=True)
     torch.save(_common(state, experts=planner.tensors.has_experts), step / "common.pt")
     (step / "metadata.json").write_text(json.dumps(_FORMAT), encoding="utf-8")
     (folder / TRACKER).write_text(str(state.step), encoding="utf-8")
 
 
-class _Writer(FileSystemWriter):
+class _TorchDistWriter(FileSystemWriter):
     """torch's, but for the loop over tensors, which would keep those that it has written."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -88,86 +88,86 @@ class _Writer(FileSystemWriter):
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class _SavedChunk:
     """One chunk of one tensor on disk."""
 
     key: str
     """With the prefix of its slot."""
     slot: str
     parameter: int
-    piece: Piece
+    shard: SavedShard
 
     @property
     def box(self) -> ChunkStorageMetadata:
-        sizes = torch.Size((*(1,) * self.piece.leading, *self.piece.shape))
-        return ChunkStorageMetadata(offsets=torch.Size(self.piece.offset), sizes=sizes)
+        sizes = torch.Size((*(1,) * self.shard.leading, *self.shard.shape))
+        return ChunkStorageMetadata(offsets=torch.Size(self.shard.offset), sizes=sizes)
 
 
 class _Tensors:
     """All that is written, put together from Hugging Face tensors when it is asked for."""
 
-    def __init__(self, state: TrainedState, on_disk: OnDisk) -> None:
+    def __init__(self, state: TrainedState, on_disk: SavedModel) -> None:
         self._state = state
         self._on_disk = on_disk
-        self._places: dict[int, dict[str, list[Place]]] = defaultdict(lambda: defaultdict(list))
+        self._boxes: dict[int, dict[str, list[ShardBox]]] = defaultdict(lambda: defaultdict(list))
         self._trained: set[int] = set()
-        for name, entry in on_disk.layout.items():
-            for place in entry.places:
-                self._places[id(place.tensor)][name].append(place)
+        for name, entry in on_disk.tensor_map.items():
+            for box in entry.boxes:
+                self._boxes[id(box.tensor)][name].append(box)
                 if entry.trained:
-                    self._trained.add(id(place.tensor))
+                    self._trained.add(id(box.tensor))
         self._last: tuple[tuple[int, str], torch.Tensor] | None = None
 
     @property
     def objects(self) -> Mapping[str, Any]:
-        """What is written besides tensors."""
+        """Return what is written that is no tensor."""
         return self._on_disk.objects
 
     @property
     def has_experts(self) -> bool:
         """Whether there are tensors of layers and experts."""
-        return any(piece.leading > 1 for pieces in self._on_disk.pieces.values() for piece in pieces)
+        return any(shard.leading > 1 for shards in self._on_disk.shards.values() for shard in shards)
 
-    def chunks(self) -> Iterator[_Chunk]:
+    def chunks(self) -> Iterator[_SavedChunk]:
         """One parameter after the other: its weight, and what the optimizer keeps of it."""
         kept = [("weight", MASTER), *((slot, SLOT.format(slot)) for slot in MOMENTS)] if self._state.slots() else []
-        for parameter, pieces in self._on_disk.pieces.items():
+        for parameter, shards in self._on_disk.shards.items():
             for slot, prefix in [("weight", ""), *(kept if parameter in self._trained else [])]:
-                yield from (_Chunk(prefix + piece.key, slot, parameter, piece) for piece in pieces)
+                yield from (_SavedChunk(prefix + shard.key, slot, parameter, shard) for shard in shards)
 
-    def read(self, chunk: _Chunk) -> torch.Tensor:
+    def read(self, chunk: _SavedChunk) -> torch.Tensor:
         """The values of a chunk, alone in their memory."""
-        first, sizes = chunk.piece.start, chunk.box.sizes
+        first, sizes = chunk.shard.start, chunk.box.sizes
         whole = self._parameter(chunk.parameter, chunk.slot)
         values = whole[first : first + sizes.numel()].view(sizes)
         return values if values.numel() == whole.numel() else values.clone()
 
     def _parameter(self, parameter: int, slot: str) -> torch.Tensor:
-        """A whole parameter, flat; the last one is kept, since its chunks come one after the other."""
+        """Return a whole parameter, flat; the last one is kept, since its chunks come one after the other."""
         if self._last is not None and self._last[0] == (parameter, slot):
             return self._last[1]
         self._last = None
-        places = self._places[parameter]
-        flat = torch.zeros(next(iter(places.values()))[0].tensor.numel())  # what fills a vocabulary up stays zero
-        for name, parts in places.items():
+        boxes = self._boxes[parameter]
+        flat = torch.zeros(next(iter(boxes.values()))[0].tensor.numel())  # the padding of a vocabulary stays zero
+        for name, own in boxes.items():
             whole = self._state.read_stored(name, slot)
-            for place in parts:
-                region = tuple(slice(at, at + size) for at, size in zip(place.offset, place.sizes, strict=True))
-                target = flat[place.start : place.start + place.numel].view(place.sizes)
+            for box in own:
+                region = tuple(slice(at, at + size) for at, size in zip(box.offset, box.sizes, strict=True))
+                target = flat[box.start : box.start + box.numel].view(box.sizes)
                 target.copy_(whole[region])
-                if slot == "weight" and place.shift:
-                    target -= place.shift
+                if slot == "weight" and box.shift:
+                    target -= box.shift
             del whole
         self._last = (parameter, slot), flat
         return flat
 
 
 class _Planner(SavePlanner):
-    """Tells torch's writer what there is, and hands it one chunk at a time."""
+    """Lists for torch's writer what there is, and hands it one chunk at a time."""
 
     def __init__(self, tensors: _Tensors) -> None:
         self.tensors = tensors
-        self._chunks: dict[MetadataIndex, _Chunk] = {}
+        self._chunks: dict[MetadataIndex, _SavedChunk] = {}
         self._bar: Iterator[Any] = iter(())
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:
@@ -180,7 +180,7 @@ class _Planner(SavePlanner):
             index = MetadataIndex(chunk.key, chunk.box.offsets, counts[chunk.key])
             counts[chunk.key] += 1
             self._chunks[index] = chunk
-            size = torch.Size(chunk.piece.whole)
+            size = torch.Size(chunk.shard.whole)
             data = TensorWriteData(chunk.box, TensorProperties(dtype=torch.float32), size)
             items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
         return SavePlan(items)
@@ -188,7 +188,7 @@ class _Planner(SavePlanner):
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         found: dict[str, Any] = {key: BytesStorageMetadata() for key in self.tensors.objects}
         for chunk in self._chunks.values():
-            size = torch.Size(chunk.piece.whole)
+            size = torch.Size(chunk.shard.whole)
             empty = TensorStorageMetadata(TensorProperties(dtype=torch.float32), size, [])
             found.setdefault(chunk.key, empty).chunks.append(chunk.box)
         return all_plans, Metadata(found)
@@ -209,17 +209,17 @@ class _Planner(SavePlanner):
 
 
 def _common(state: TrainedState, *, experts: bool) -> dict[str, Any]:
-    """What is no tensor: how far training is, and the optimizer's groups."""
-    told: dict[str, Any] = {"iteration": state.step, "checkpoint_version": 3.0}
+    """Return what is no tensor: how far training is, and the optimizer's groups."""
+    common: dict[str, Any] = {"iteration": state.step, "checkpoint_version": 3.0}
     if state.slots():
-        told["optimizer"] = _optimizer(state, experts=experts)
+        common["optimizer"] = _optimizer(state, experts=experts)
     if state.rows_per_step and state.total_steps:
-        told["opt_param_scheduler"] = _scheduler(state)
-    return told
+        common["opt_param_scheduler"] = _scheduler(state)
+    return common
 
 
 def _optimizer(state: TrainedState, *, experts: bool) -> dict[Any, Any]:
-    """One optimizer, and where there are experts another one for those that are dealt out."""
+    """Return one optimizer, and where there are experts another one for those that are distributed."""
 
     def groups(*, expert: bool) -> list[dict[str, Any]]:
         return [_group(state, decay=decay, expert=expert) for decay in (1.0, 0.0)]
@@ -230,7 +230,7 @@ def _optimizer(state: TrainedState, *, experts: bool) -> dict[Any, Any]:
 
     if experts:
         return {0: distributed(expert=False), 1: distributed(expert=True)}
-    # Beside it what the optimizer of training in fp32 looks for, which is not distributed.
+    # Next to it what the optimizer of training in fp32 looks for, which is not distributed.
     plain = {"param_groups": groups(expert=False), "state": {"common_step": torch.tensor(float(state.step))}}
     return {**distributed(expert=False), **plain}
 
@@ -255,7 +255,7 @@ def _group(state: TrainedState, *, decay: float, expert: bool) -> dict[str, Any]
 
 
 def _scheduler(state: TrainedState) -> dict[str, Any]:
-    """Megatron counts samples."""
+    """Return the schedule's state, which counts samples."""
     optim, rows = state.optim, state.rows_per_step
     return {
         "max_lr": state.peak,

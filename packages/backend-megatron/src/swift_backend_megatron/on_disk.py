@@ -1,7 +1,7 @@
 """Which of the tensors in a torch_dist checkpoint hold each of Megatron's parameters.
 
 Megatron is asked: its model is laid out in one process and says for every parameter under which key it is saved, in
-which shape, and where in it. Other layouts cut the same tensors otherwise.
+which shape, and where in it. Other layouts shard the same tensors otherwise.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 from swift.config.sections import Config
 from swift.contracts import Run, World
-from swift_backend_megatron import engine, topology
+from swift_backend_megatron import megatron_runtime, topology
 from swift_backend_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
-    from swift_backend_megatron.layout import Layout
+    from swift_backend_megatron.tensor_map import TensorMap
 
 SLOT = "optimizer.state.{}."
 """Before the key of a parameter, the key of what the optimizer keeps of it."""
@@ -31,8 +31,8 @@ MASTERS = (SLOT.format("fp32_param"), MASTER)
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A part of one of Megatron's tensors on disk, and of the parameter of the one process that it belongs to."""
+class SavedShard:
+    """A shard of one of Megatron's tensors on disk, and the range of the parameter that it belongs to."""
 
     key: str
     whole: tuple[int, ...]
@@ -47,41 +47,41 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class OnDisk:
-    """A model as it lies in a checkpoint."""
+class SavedModel:
+    """A model as it is stored in a checkpoint."""
 
-    layout: Layout
-    pieces: dict[int, list[Piece]]
-    """By the id of the parameter or buffer, which `layout` keeps alive."""
+    tensor_map: TensorMap
+    shards: dict[int, list[SavedShard]]
+    """By the id of the parameter or buffer, which `tensor_map` keeps alive."""
     objects: dict[str, Any]
-    """What modules save besides tensors, by the name of its file entry."""
+    """What modules save that is no tensor, by the name of its file entry."""
 
 
-def learn(source: ModelSource) -> OnDisk:
+def learn(source: ModelSource) -> SavedModel:
     """Lay a model out in one process, without its weights taking memory. No process group may be there."""
-    from swift_backend_megatron.model import layout_alone
+    from swift_backend_megatron.model import map_without_memory
 
     options = MegatronConfig()
     config = Config.model_validate({"tuner": {"kind": "full"}, "backend": {"name": "megatron"}})
     run = Run(config=config, backend_options=options, folder=Path(), world=World(), say=lambda _: None)
     run.topology = topology.setup(run)
     try:
-        chunk, layout = layout_alone(run, source)
-        with engine.active():
-            pieces, objects = _asked(chunk)
+        chunk, tensor_map = map_without_memory(run, source)
+        with megatron_runtime.active():
+            shards, objects = _saved_shards(chunk)
     finally:
-        topology.teardown()
-    return OnDisk(layout, pieces, objects)
+        topology.teardown(run)
+    return SavedModel(tensor_map, shards, objects)
 
 
-def _asked(chunk: Any) -> tuple[dict[int, list[Piece]], dict[str, Any]]:
+def _saved_shards(chunk: Any) -> tuple[dict[int, list[SavedShard]], dict[str, Any]]:
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories
 
     state = chunk.sharded_state_dict()
     apply_factories(state)
     owners = {each.untyped_storage()._cdata: each for each in _tensors(chunk)}
-    pieces: dict[int, list[Piece]] = {}
+    shards: dict[int, list[SavedShard]] = {}
     objects: dict[str, Any] = {}
     for each in nested_values(state):
         if isinstance(each, ShardedObject):
@@ -90,7 +90,7 @@ def _asked(chunk: Any) -> tuple[dict[int, list[Piece]], dict[str, Any]]:
             continue
         owner = owners.get(each.data.untyped_storage()._cdata)
         if owner is not None:
-            piece = Piece(
+            shard = SavedShard(
                 key=each.key,
                 whole=tuple(each.global_shape),
                 offset=tuple(each.global_offset),
@@ -98,8 +98,8 @@ def _asked(chunk: Any) -> tuple[dict[int, list[Piece]], dict[str, Any]]:
                 start=each.data.storage_offset(),
                 shape=tuple(each.local_shape),
             )
-            pieces.setdefault(id(owner), []).append(piece)
-    return pieces, objects
+            shards.setdefault(id(owner), []).append(shard)
+    return shards, objects
 
 
 def _tensors(chunk: Any) -> Iterator[torch.Tensor]:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import UnsupportedPlan
+from swift_backend_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
     from swift.config.sections import Config, ParallelSection
     from swift.contracts import Run
-    from swift_backend_megatron.config import MegatronConfig
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MegatronSizes:
     """world = dp × pp × cp × tp, and for the experts' weights world = edp × pp × ep × etp."""
 
     replicate: int
@@ -29,8 +29,8 @@ class Sizes:
     vpp: int
 
     @classmethod
-    def of(cls, parallel: ParallelSection, world: int) -> Sizes:
-        """The sizes for so many processes; what was left open is taken up by data parallelism."""
+    def of(cls, parallel: ParallelSection, world: int) -> MegatronSizes:
+        """Return the sizes for so many processes; data parallelism takes what was left open."""
         replicate, shard = parallel.data_parallel(world)
         own = cls(replicate, shard, parallel.pp, parallel.cp, parallel.tp, parallel.ep, parallel.etp, parallel.vpp)
         dense = world // parallel.pp
@@ -44,11 +44,11 @@ class Sizes:
 
     @property
     def data(self) -> int:
-        """Into how many slices each global batch is cut."""
+        """Return how many slices a global batch has."""
         return self.replicate * self.shard
 
     def layout(self) -> dict[str, int]:
-        """Those above 1, for people to read."""
+        """Return those above 1, for people to read."""
         named = {
             "dp_replicate": self.replicate, "dp_shard": self.shard, "pp": self.pp, "vpp": self.vpp, "cp": self.cp,
             "tp": self.tp, "ep": self.ep, "etp": self.etp,
@@ -57,24 +57,24 @@ class Sizes:
 
 
 def options_of(run: Run) -> MegatronConfig:
-    """The backend's own section."""
-    return run.backend_options  # type: ignore[return-value]  # validated by config_model
+    """Return the backend's own section."""
+    return run.options(MegatronConfig)
 
 
-def sizes_of(run: Run) -> Sizes:
-    """The sizes of a run."""
-    return Sizes.of(run.config.parallel, run.world.size)
+def sizes_of(run: Run) -> MegatronSizes:
+    """Return the sizes of a run."""
+    return MegatronSizes.of(run.config.parallel, run.world.size)
 
 
 def shards_optimizer(run: Run) -> bool:
-    """Whether Megatron's distributed optimizer is used: where there is something to shard over."""
+    """Return whether Megatron's distributed optimizer is used: where there is something to shard over."""
     sizes = sizes_of(run)
     return options_of(run).use_distributed_optimizer and sizes.shard * sizes.cp > 1
 
 
 def describe(parallel: ParallelSection, world: int) -> list[str]:
-    """Which rank holds what, one line per rank."""
-    sizes = Sizes.of(parallel, world)
+    """Return which rank has what, one line per rank."""
+    sizes = MegatronSizes.of(parallel, world)
     lines = []
     dense = world // sizes.pp
     for rank in range(world):
@@ -82,11 +82,11 @@ def describe(parallel: ParallelSection, world: int) -> list[str]:
         sequence, rest = rest % sizes.cp, rest // sizes.cp
         data, stage = rest % sizes.data, rest // sizes.data
         within = rank % dense
-        parts = [("stage", stage, sizes.pp), ("data", data, sizes.data), ("sequence", sequence, sizes.cp)]
-        parts += [("tensors", tensor, sizes.tp), ("experts", within // sizes.etp % sizes.ep, sizes.ep)]
-        parts += [("expert tensors", within % sizes.etp, sizes.etp)]
-        said = ", ".join(f"{name} {place + 1} of {size}" for name, place, size in parts if size > 1)
-        lines.append(f"rank {rank}: {said or 'everything'}")
+        indices = [("stage", stage, sizes.pp), ("data", data, sizes.data), ("sequence", sequence, sizes.cp)]
+        indices += [("tensors", tensor, sizes.tp), ("experts", within // sizes.etp % sizes.ep, sizes.ep)]
+        indices += [("expert tensors", within % sizes.etp, sizes.etp)]
+        described = ", ".join(f"{name} {index + 1} of {size}" for name, index, size in indices if size > 1)
+        lines.append(f"rank {rank}: {described or 'everything'}")
     return lines
 
 
@@ -108,7 +108,7 @@ def check_plan(run: Run) -> None:
         )
     if parallel.vpp > 1 and parallel.pp == 1:
         raise UnsupportedPlan(
-            f"parallel.vpp {parallel.vpp} cuts the stages of a pipeline, and parallel.pp is 1.",
+            f"parallel.vpp {parallel.vpp} divides the stages of a pipeline, and parallel.pp is 1.",
             hint="Type --pp 2 (or more), or --parallel.vpp 1",
         )
     if sizes.replicate > 1 and sizes.shard > 1 and not options.use_distributed_optimizer:
@@ -135,7 +135,7 @@ def check_plan(run: Run) -> None:
         )
     if config.tuner.kind == "lora" and config.tuner.modules_to_save:
         raise UnsupportedPlan(
-            "tuner.modules_to_save makes copies of modules, which Megatron has cut or dealt out.",
+            "tuner.modules_to_save makes copies of modules, which Megatron has sharded or distributed.",
             hint="Leave it out, or type --backend fsdp.",
         )
 
@@ -175,22 +175,22 @@ def check_model(run: Run, model_config: Any) -> None:
         uneven = " ".join(str(even + (1 if index < more else 0)) for index in range(stages))
         product = f"pp {parallel.pp}" + (f" × vpp {parallel.vpp}" if parallel.vpp > 1 else "")
         raise UnsupportedPlan(
-            f"{layers} layers cannot be dealt to {product} stages evenly.",
+            f"{layers} layers are not divisible by {product} stages.",
             hint=f"Choose divisors of {layers}"
-            + (f", or deal them out unevenly: --backend.stages {uneven}" if even else "."),
+            + (f", or name unequal numbers: --backend.stages {uneven}" if even else "."),
         )
     tp = parallel.tp
     heads = text.num_attention_heads
     groups = getattr(text, "num_key_value_heads", None) or heads
     if heads % tp:
         raise UnsupportedPlan(
-            f"{heads} attention heads cannot be dealt to tp {tp} processes evenly.",
+            f"{heads} attention heads are not divisible by tp {tp}.",
             hint=f"Choose a divisor of {heads}.",
         )
     latent = getattr(text, "kv_lora_rank", None) is not None
     if groups % tp and not latent:
         raise UnsupportedPlan(
-            f"{groups} heads of keys and values cannot be dealt to tp {tp} processes evenly.",
+            f"{groups} heads of keys and values are not divisible by tp {tp}.",
             hint=f"Choose a divisor of {groups}.",
         )
     check_widths(model_config, tp)
@@ -198,12 +198,12 @@ def check_model(run: Run, model_config: Any) -> None:
     for name, size in (("ep", parallel.ep), ("etp", parallel.etp)):
         if size > 1 and not experts:
             raise UnsupportedPlan(
-                f"parallel.{name} {size} deals out experts, and {text.model_type} has none.",
+                f"parallel.{name} {size} distributes experts, and {text.model_type} has none.",
                 hint=f"Type --parallel.{name} 1",
             )
     if experts and experts % parallel.ep:
         raise UnsupportedPlan(
-            f"{experts} experts cannot be dealt to ep {parallel.ep} processes evenly.",
+            f"{experts} experts are not divisible by ep {parallel.ep}.",
             hint=f"Choose a divisor of {experts}.",
         )
     chosen = getattr(text, "num_experts_per_tok", None) or 1
@@ -215,6 +215,6 @@ def check_model(run: Run, model_config: Any) -> None:
     width = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or 0
     if experts and width % parallel.etp:
         raise UnsupportedPlan(
-            f"Experts of width {width} cannot be cut for etp {parallel.etp} processes evenly.",
+            f"Experts of width {width} are not divisible by etp {parallel.etp}.",
             hint=f"Choose a divisor of {width}.",
         )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         WeightStream,
     )
     from swift.data.batch import Batch
-    from swift_backend_megatron.model import Built
+    from swift_backend_megatron.built import MegatronModel
     from swift_backend_megatron.shard import MegatronState
 
 
@@ -61,13 +61,13 @@ class MegatronBackend:
         return setup(run)
 
     @hookimpl
-    def swift_wrap_model(self, run: Run, source: ModelSource) -> Built:
+    def swift_wrap_model(self, run: Run, source: ModelSource) -> MegatronModel:
         from swift_backend_megatron.model import build
 
         return build(run, source)
 
     @hookimpl
-    def swift_shard(self, run: Run, model: Built) -> MegatronState:
+    def swift_shard(self, run: Run, model: MegatronModel) -> MegatronState:
         from swift_backend_megatron.shard import shard
 
         return shard(run, model)
@@ -105,10 +105,10 @@ class MegatronBackend:
         return stream(state)
 
     @hookimpl
-    def swift_teardown(self) -> bool:
+    def swift_teardown(self, run: Run) -> bool:
         from swift_backend_megatron.topology import teardown
 
-        teardown()
+        teardown(run)
         return True
 
     @hookimpl

@@ -10,51 +10,50 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.toolkit import initial_adapter
-from swift_backend_megatron import engine
-from swift_backend_megatron.head import Cutter
-from swift_backend_megatron.masters import Masters
+from swift_backend_megatron import megatron_runtime
+from swift_backend_megatron.masters import MasterWeights
 from swift_backend_megatron.plan import options_of, shards_optimizer, sizes_of
+from swift_backend_megatron.sequences import SequenceSlicer
 from swift_backend_megatron.topology import remember
 
 if TYPE_CHECKING:
     from swift.contracts import Run
-    from swift_backend_megatron.layout import Layout
-    from swift_backend_megatron.model import Built
+    from swift_backend_megatron.built import MegatronModel
+    from swift_backend_megatron.tensor_map import TensorMap
 
 
 @dataclass
 class MegatronState:
-    """What training goes on with."""
+    """Holds everything that training changes."""
 
-    built: Built
+    built: MegatronModel
     wrapped: list[Any]
     """The chunks in Megatron's DistributedDataParallel."""
     optimizer: Any
     """Megatron's, a chain of one for dense and one for expert weights."""
-    masters: Masters
-    cutter: Cutter
+    masters: MasterWeights
+    slicer: SequenceSlicer
     step: int = 0
-    answered: set[Any] | None = None
-    """Boxes for which this process answers when weights are streamed; found when they first are."""
+    owned: set[Any] | None = None
+    """Boxes that this process contributes when weights are streamed; found when they first are."""
 
     @property
-    def layout(self) -> Layout:
-        return self.built.layout
+    def tensor_map(self) -> TensorMap:
+        return self.built.tensor_map
 
     @property
     def config(self) -> Any:
         return self.built.config
 
 
-def shard(run: Run, built: Built) -> MegatronState:
+def shard(run: Run, built: MegatronModel) -> MegatronState:
     """Wrap, make the optimizer, read the weights."""
-    assert run.topology is not None
     device = torch.device(run.topology.device)
-    with engine.active(), warnings.catch_warnings():
+    with megatron_runtime.active(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("megatron").setLevel(logging.ERROR)
         wrapped = _wrap(run, built)
-        remember(wrapped)
+        remember(run, wrapped)
         optimizer = _optimizer(run, built, wrapped)
         sizes = sizes_of(run)
         from megatron.core import parallel_state
@@ -63,10 +62,10 @@ def shard(run: Run, built: Built) -> MegatronState:
             built=built,
             wrapped=wrapped,
             optimizer=optimizer,
-            masters=Masters(optimizer, wrapped),
-            cutter=Cutter(
+            masters=MasterWeights(optimizer, wrapped),
+            slicer=SequenceSlicer(
                 cp=sizes.cp,
-                place=parallel_state.get_context_parallel_rank(),
+                rank=parallel_state.get_context_parallel_rank(),
                 multiple=sizes.tp if built.config.sequence_parallel else 1,
                 device=device,
             ),
@@ -75,7 +74,7 @@ def shard(run: Run, built: Built) -> MegatronState:
     return state
 
 
-def _wrap(run: Run, built: Built) -> list[Any]:
+def _wrap(run: Run, built: MegatronModel) -> list[Any]:
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
     options = options_of(run)
@@ -99,7 +98,7 @@ def _wrap(run: Run, built: Built) -> list[Any]:
     return wrapped
 
 
-def _optimizer(run: Run, built: Built, wrapped: list[Any]) -> Any:
+def _optimizer(run: Run, built: MegatronModel, wrapped: list[Any]) -> Any:
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
     from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePredicate
 
@@ -137,23 +136,23 @@ def _optimizer(run: Run, built: Built, wrapped: list[Any]) -> Any:
 
 @torch.no_grad()
 def _fill(run: Run, state: MegatronState) -> None:
-    """Read each tensor that this process has a part of, one after the other; none is ever whole anywhere else."""
+    """Read each tensor that this process has a shard of, one after the other; only one is in memory at a time."""
     source, tuner = state.built.source, run.config.tuner
     adapters = state.built.adapter_tensors
     given = _given(run)
-    for name, entry in state.layout.items():
-        if not entry.places:
+    for name, mapped in state.tensor_map.items():
+        if not mapped.boxes:
             continue
         if name not in adapters:
             whole = source.read(name)
         elif name in given:
             whole = given[name]
         else:
-            whole = initial_adapter(name, entry.shape, tuner, seed=run.config.train.seed)
-        for place in entry.places:
-            region = tuple(slice(start, start + size) for start, size in zip(place.offset, place.sizes, strict=True))
-            part = whole[region]
-            state.masters.write(place, part if not place.shift else part - place.shift)
+            whole = initial_adapter(name, mapped.shape, tuner, seed=run.config.train.seed)
+        for box in mapped.boxes:
+            region = tuple(slice(start, start + size) for start, size in zip(box.offset, box.sizes, strict=True))
+            shard_values = whole[region]
+            state.masters.write(box, shard_values if not box.shift else shard_values - box.shift)
     state.masters.publish()
 
 

@@ -1,7 +1,7 @@
 """One optimizer step over one global batch through Megatron's pipeline schedules, and the same without gradient.
 
 Megatron would divide losses by numbers of micro-batches or tokens, and gradients by numbers of processes. All of that
-is switched off: a micro-batch's loss is divided by the weight of the global batch, and what remains is adding up.
+is switched off: a micro-batch's loss is divided by the weight of the global batch, and the rest are sums.
 """
 
 from __future__ import annotations
@@ -18,72 +18,72 @@ import torch.distributed as dist
 
 from swift.contracts import ForwardResult, LossSums, StepResult
 from swift.toolkit import GlobalSums, NonFiniteStep, before_update, heartbeat
-from swift_backend_megatron import engine
+from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.adapters import switch
-from swift_backend_megatron.head import Part, view_of
+from swift_backend_megatron.head import view_of
 from swift_backend_megatron.plan import options_of
 from swift_backend_megatron.topology import last_stage_rank
 
 if TYPE_CHECKING:
     from swift.contracts import Objective, Run
     from swift.data.batch import Batch, MicroBatch
+    from swift_backend_megatron.sequences import SequenceShard
     from swift_backend_megatron.shard import MegatronState
 
 
 def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objective) -> StepResult:
-    """Forward and backward of all micro-batches, gradients added up, clipped, update."""
-    assert run.schedule is not None
-    with engine.active():
+    """Run forward and backward of all micro-batches, clip the summed gradient, and update."""
+    with megatron_runtime.active():
         for chunk in state.wrapped:
             chunk.zero_grad_buffer()
             chunk.train()
         state.optimizer.zero_grad()
-        told = _pass(run, state, batch, objective, forward_only=False)
+        totals = _pass(run, state, batch, objective, forward_only=False)
         learning_rate = run.schedule(state.step)
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate * group["lr_scale"]
         overflow, grad_norm = _ready(state, run.config.optim.max_grad_norm)
-        finite = math.isfinite(told.loss) and math.isfinite(grad_norm)
+        finite = math.isfinite(totals.loss) and math.isfinite(grad_norm)
         scaled = state.config.fp16
-        if run.config.train.detect_nan and not finite and not (scaled and math.isfinite(told.loss)):
-            raise NonFiniteStep(told.loss / batch.weight, grad_norm, told.nonfinite_samples)
+        if run.config.train.detect_nan and not finite and not (scaled and math.isfinite(totals.loss)):
+            raise NonFiniteStep(totals.loss / batch.weight, grad_norm, totals.nonfinite_samples)
         skipped = overflow or not finite
         if not skipped:
             before_update()
             state.optimizer.step_with_ready_grads()
-        told.metrics.update(_router_losses(run, state, told))
+        totals.metrics.update(_router_losses(run, state, totals))
     state.step += 1
     return StepResult(
-        loss=told.loss / batch.weight,
+        loss=totals.loss / batch.weight,
         grad_norm=grad_norm,
         learning_rate=learning_rate,
-        metrics={name: total / weight if weight else 0.0 for name, (total, weight) in told.metrics.items()},
+        metrics={name: total / weight if weight else 0.0 for name, (total, weight) in totals.metrics.items()},
         skipped=skipped,
     )
 
 
 @torch.no_grad()
 def forward(run: Run, state: MegatronState, batch: Batch, objective: Objective) -> ForwardResult:
-    """Views and sums only."""
-    with engine.active():
+    """Compute views and sums without gradients."""
+    with megatron_runtime.active():
         for chunk in state.wrapped:
             chunk.eval()
-        back = switch(state.built.chunks, True) if objective.adapters_off else None
+        restore = switch(state.built.chunks, True) if objective.adapters_off else None
         try:
-            told = _pass(run, state, batch, objective, forward_only=True)
+            totals = _pass(run, state, batch, objective, forward_only=True)
         finally:
-            if back is not None:
-                back()
+            if restore is not None:
+                restore()
             _forget_router_losses()
-    segments = told.segments if batch.rows else None
+    segments = totals.segments if batch.rows else None
     return ForwardResult(
-        loss=told.loss / (batch.weight or 1.0), weight=batch.weight, metrics=told.metrics, segments=segments
+        loss=totals.loss / (batch.weight or 1.0), weight=batch.weight, metrics=totals.metrics, segments=segments
     )
 
 
 @dataclass
-class Told:
-    """What the last stage tells all processes of the pipeline: global sums, and this slice's segments."""
+class StepTotals:
+    """Global sums and this slice's segments, as the last stage sends them to all processes of the pipeline."""
 
     loss: float
     metrics: dict[str, tuple[float, float]]
@@ -92,47 +92,47 @@ class Told:
     micro_batches: int = 1
 
 
-def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *, forward_only: bool) -> Told:
-    """All micro-batches through the pipeline."""
+def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *, forward_only: bool) -> StepTotals:
+    """Send all micro-batches through the pipeline."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    parts = _parts(run, state, batch)
-    sums = GlobalSums(state.cutter.device)
+    shards = _shards(run, state, batch)
+    sums = GlobalSums(state.slicer.device)
     tokens = max(1, batch.tokens)
 
-    def losses(part: Part, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        said = _losses(state, part, hidden, objective)
-        if part.counts:
-            sums.add(said, part.batch)
-        share = said.loss * (tokens / (batch.weight or 1.0)) if part.counts else said.loss * 0.0
+    def losses(shard: SequenceShard, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        found = _losses(state, shard, hidden, objective)
+        if shard.counts:
+            sums.add(found, shard.batch)
+        share = found.loss * (tokens / (batch.weight or 1.0)) if shard.counts else found.loss * 0.0
         return share, torch.zeros((), dtype=torch.int, device=hidden.device), {}
 
-    def step(parts: Iterator[Part], chunk: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
-        part = next(parts)
+    def step(shards: Iterator[SequenceShard], chunk: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+        shard = next(shards)
         heartbeat()
         if not forward_only:
-            torch.manual_seed(part.batch.seed)
-        extra = _padding(state, part)
-        hidden = chunk(part.input_ids, part.position_ids, None, packed_seq_params=part.packed, extra_block_kwargs=extra)
-        return hidden, partial(losses, part)
+            torch.manual_seed(shard.batch.seed)
+        extra = _padding(state, shard)
+        ids, positions = shard.input_ids, shard.position_ids
+        hidden = chunk(ids, positions, None, packed_seq_params=shard.packed, extra_block_kwargs=extra)
+        return hidden, partial(losses, shard)
 
     with _dividing(state, tokens):
-        iterators = [iter(parts) for _ in state.wrapped]
+        iterators = [iter(shards) for _ in state.wrapped]
         get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=state.wrapped if len(state.wrapped) > 1 else state.wrapped[0],
-            num_microbatches=len(parts),
-            seq_length=parts[0].input_ids.shape[1] * state.cutter.cp,
-            micro_batch_size=parts[0].input_ids.shape[0],
+            num_microbatches=len(shards),
+            seq_length=shards[0].input_ids.shape[1] * state.slicer.cp,
+            micro_batch_size=shards[0].input_ids.shape[0],
             forward_only=forward_only,
         )
-    return _tell(sums, len(parts))
+    return _broadcast_totals(sums, len(shards))
 
 
-def _parts(run: Run, state: MegatronState, batch: Batch) -> list[Part]:
-    """As many on every process; interleaved stages take turns with as many as there are stages."""
-    assert run.topology is not None
+def _shards(run: Run, state: MegatronState, batch: Batch) -> list[SequenceShard]:
+    """Return as many on every process; interleaved stages take turns with as many as there are stages."""
     parallel = run.config.parallel
     count = batch.most_micro_batches(run.topology.data_size)
     unit = parallel.pp if parallel.vpp > 1 else 1
@@ -141,25 +141,25 @@ def _parts(run: Run, state: MegatronState, batch: Batch) -> list[Part]:
     taken = [(each, True) for each in micro_batches]
     taken += [(batch.stand_in(), False) for _ in range(count - len(micro_batches))]
     shape = (0, 0) if state.config.variable_seq_lengths else _common_shape([each for each, _ in taken], state)
-    return [state.cutter.cut(each, counts, shape) for each, counts in taken]
+    return [state.slicer.slice(each, counts, shape) for each, counts in taken]
 
 
 def _common_shape(micro_batches: list[MicroBatch], state: MegatronState) -> tuple[int, int]:
-    """Rows and tokens of the largest micro-batch of all processes: what gathers tokens wants equally many of each."""
+    """Return rows and tokens of the largest micro-batch of all processes: gathering tokens wants equal shapes."""
     shapes = [(*each.input_ids.shape, each.segments) for each in micro_batches]
-    largest = torch.tensor(shapes, device=state.cutter.device).amax(0)
+    largest = torch.tensor(shapes, device=state.slicer.device).amax(0)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     rows, width, samples = (int(each) for each in largest)
-    # Under context parallel samples are padded one by one.
-    return rows, width + (samples * 2 * state.cutter.cp if state.cutter.cp > 1 else 0)
+    # Under context parallel segments are padded one by one.
+    return rows, width + (samples * 2 * state.slicer.cp if state.slicer.cp > 1 else 0)
 
 
-def _padding(state: MegatronState, part: Part) -> dict[str, Any] | None:
-    """Told to routers whose load is balanced, so that padding is not counted as load."""
+def _padding(state: MegatronState, shard: SequenceShard) -> dict[str, Any] | None:
+    """Return the mask by which routers whose load is balanced do not count padding as load."""
     config = state.config
     if not config.moe_aux_loss_coeff and not config.moe_z_loss_coeff:
         return None
-    padding = part.padding
+    padding = shard.padding
     if config.sequence_parallel:
         from megatron.core import parallel_state
 
@@ -168,21 +168,13 @@ def _padding(state: MegatronState, part: Part) -> dict[str, Any] | None:
     return {"padding_mask": padding.contiguous()}
 
 
-def _losses(state: MegatronState, part: Part, hidden: torch.Tensor, objective: Objective) -> LossSums:
-    view = view_of(
-        part,
-        hidden,
-        _head(state.built.chunks[-1]),
-        state.built.vocabulary,
-        state.built.transform,
-        objective.needs,
-        sequence_parallel=state.config.sequence_parallel,
-    )
-    return objective.loss(view, part.batch)
+def _losses(state: MegatronState, shard: SequenceShard, hidden: torch.Tensor, objective: Objective) -> LossSums:
+    view = view_of(state, shard, hidden, _head(state.built.chunks[-1]), objective.needs)
+    return objective.loss(view, shard.batch)
 
 
 def _head(chunk: Any) -> torch.Tensor:
-    """The weight of the head, which is not called as a module: what waits for it to be called is done here."""
+    """Return the head's weight. The module is bypassed, so that its pre-forward hooks are run here."""
     for hook in chunk.output_layer._forward_pre_hooks.values():
         hook(chunk.output_layer, ())
     weight: torch.Tensor = (
@@ -195,7 +187,7 @@ def _head(chunk: Any) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _dividing(state: MegatronState, tokens: int) -> Iterator[None]:
-    """Router losses come as sums over tokens: they and, as Megatron has one scale for both, losses are divided."""
+    """Divide losses by `tokens`: router losses are sums over tokens, and Megatron has one scale for both."""
     scale = state.config.grad_scale_func
     state.config.grad_scale_func = lambda loss: scale(loss) / tokens
     try:
@@ -204,23 +196,26 @@ def _dividing(state: MegatronState, tokens: int) -> Iterator[None]:
         state.config.grad_scale_func = scale
 
 
-def _tell(sums: GlobalSums, micro_batches: int) -> Told:
+def _broadcast_totals(sums: GlobalSums, micro_batches: int) -> StepTotals:
+    """Reduce the sums over data parallel processes on the last stage, and send them to the other stages."""
     from megatron.core import parallel_state
 
-    box: list[Told | None] = [None]
+    totals: list[StepTotals | None] = [None]
     if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         group = parallel_state.get_data_parallel_group()
         loss, metrics = sums.reduce(lambda table: dist.all_reduce(table, group=group))
         nonfinite_samples = [] if math.isfinite(loss) else sums.nonfinite_samples()
-        box[0] = Told(loss, metrics, sums.segments, nonfinite_samples, micro_batches)
+        totals[0] = StepTotals(loss, metrics, sums.segments, nonfinite_samples, micro_batches)
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
-        dist.broadcast_object_list(box, src=last_stage_rank(), group=parallel_state.get_pipeline_model_parallel_group())
-    assert box[0] is not None
-    return box[0]
+        dist.broadcast_object_list(
+            totals, src=last_stage_rank(), group=parallel_state.get_pipeline_model_parallel_group()
+        )
+    assert totals[0] is not None
+    return totals[0]
 
 
 def _ready(state: MegatronState, limit: float) -> tuple[bool, float]:
-    """Make gradients ready for the update; whether they overflowed, and their norm before clipping."""
+    """Make gradients ready for the update; return whether they overflowed, and their norm before clipping."""
     from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
     optimizer = state.optimizer
@@ -229,18 +224,18 @@ def _ready(state: MegatronState, limit: float) -> tuple[bool, float]:
         return True, math.inf
     norm = float(optimizer.get_grad_norm())
     if limit and math.isfinite(norm):
-        for each in state.masters.engines:
+        for each in state.masters.optimizers:
             parameters = each.get_parameters()
             if parameters:
                 clip_grad_by_total_norm_fp32(parameters, limit, norm)
     return False, norm
 
 
-def _router_losses(run: Run, state: MegatronState, told: Told) -> dict[str, tuple[float, float]]:
-    """Means over layers and micro-batches of what balances the routers, and is part of no objective."""
+def _router_losses(run: Run, state: MegatronState, totals: StepTotals) -> dict[str, tuple[float, float]]:
+    """Return means over layers and micro-batches of the losses that balance routers, which no objective has."""
     options = options_of(run)
-    wanted = {"load_balancing_loss": options.moe_aux_loss, "z_loss": options.moe_z_loss}
-    names = [name for name, weight in wanted.items() if weight]
+    weights = {"load_balancing_loss": options.moe_aux_loss, "z_loss": options.moe_z_loss}
+    names = [name for name, weight in weights.items() if weight]
     if not names:
         return {}
     from megatron.core import parallel_state
@@ -251,7 +246,7 @@ def _router_losses(run: Run, state: MegatronState, told: Told) -> dict[str, tupl
 
     tracker = get_moe_layer_wise_logging_tracker()
     for name in names:  # a stage without routers has noted nothing
-        nothing = torch.zeros(state.config.num_layers, device=state.cutter.device)
+        nothing = torch.zeros(state.config.num_layers, device=state.slicer.device)
         shared = parallel_state.get_tensor_and_context_parallel_group()
         tracker.setdefault(name, {"values": nothing, "reduce_group": shared})
     if "z_loss" in names:
@@ -265,7 +260,7 @@ def _router_losses(run: Run, state: MegatronState, told: Told) -> dict[str, tupl
     for name in names:
         values = tracker[name]["values"].double()
         routers = int((values != 0).sum()) or 1
-        found[name] = (float(values.sum()), float(routers * told.micro_batches))
+        found[name] = (float(values.sum()), float(routers * totals.micro_batches))
     _forget_router_losses()
     return found
 

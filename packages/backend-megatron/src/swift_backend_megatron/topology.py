@@ -1,7 +1,7 @@
 """Megatron's process groups, and which slice of each batch a process trains on.
 
 Neighbouring ranks share tensors first, then sequences, then data, then the pipeline: rank = ((pp × dp + data) × cp +
-sequence) × tp + tensor. Experts are dealt out within the same order, tensor parallel inside an expert first, then
+sequence) × tp + tensor. Experts are distributed within the same order, tensor parallel inside an expert first, then
 expert parallel, over all processes of a pipeline stage.
 """
 
@@ -9,34 +9,38 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from swift.contracts import Topology
 from swift.toolkit import choose_device, join_group, leave_group
-from swift_backend_megatron import engine
+from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.plan import options_of, shards_optimizer, sizes_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run
 
 
-_wrapped: list[Any] = []
-"""Chunks of the run in progress."""
-_variables: set[str] = set()
-"""Those of Transformer Engine that were set before the run."""
+@dataclass
+class MegatronProcess:
+    """What has to be undone at the end of a run; `Run.backend_state`, shared by all roles of the run."""
+
+    variables: frozenset[str] = frozenset()
+    """Those of Transformer Engine that were set before the run."""
+    wrapped: list[Any] = field(default_factory=list)
+    """Chunks in Megatron's data parallel wrapper."""
 
 
 def setup(run: Run) -> Topology:
-    """Join the group and let Megatron cut it."""
-    _variables.clear()
-    _variables.update(name for name in os.environ if name.startswith("NVTE_"))
+    """Join the group and let Megatron divide it."""
+    run.backend_state = MegatronProcess(frozenset(name for name in os.environ if name.startswith("NVTE_")))
     options, sizes = options_of(run), sizes_of(run)
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
-    run.facts["layers by"] = engine.prepare(run.say)
+    run.facts["layers by"] = megatron_runtime.prepare(run.say)
     join_group(device, run.world, timeout=run.timeout, alone=True)
-    with engine.active():
+    with megatron_runtime.active():
         from megatron.core import parallel_state, tensor_parallel
 
         sharded = shards_optimizer(run) and sizes.replicate > 1
@@ -58,21 +62,21 @@ def setup(run: Run) -> Topology:
     )
 
 
-def teardown() -> None:
+def teardown(run: Run) -> None:
     """Leave all groups, and Megatron's modules as they were found."""
     if "megatron.core" in sys.modules:
-        with engine.active():
-            _forget()
+        with megatron_runtime.active():
+            _forget(run.backend_state or MegatronProcess(frozenset(os.environ)))
     leave_group()
 
 
-def remember(wrapped: list[Any]) -> None:
-    """Wrapped chunks are to be taken apart at the end."""
-    _wrapped.extend(wrapped)
+def remember(run: Run, wrapped: list[Any]) -> None:
+    """Have wrapped chunks taken apart at the end of the run."""
+    run.backend_state.wrapped.extend(wrapped)
 
 
 def _take_apart(chunk: Any) -> None:
-    """Autograd holds on to what hooks onto gradients lead to: the wrapper, and through it the model and all groups."""
+    """Release what autograd keeps alive through hooks on gradients: the wrapper, the model and all groups."""
     for parameter in chunk.parameters():
         vars(parameter).clear()
         parameter.data = parameter.data.new_empty(0)
@@ -80,15 +84,15 @@ def _take_apart(chunk: Any) -> None:
         vars(module).clear()
 
 
-def _forget() -> None:
-    """What Megatron keeps for the life of the process: groups, what its layers remember, and its variables."""
+def _forget(process: MegatronProcess) -> None:
+    """Release what Megatron keeps for the life of the process: groups, caches of its layers, and its variables."""
     from megatron.core import parallel_state
     from megatron.core.models.common.embeddings import RotaryEmbedding, YarnRotaryEmbedding
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
-    while _wrapped:
-        _take_apart(_wrapped.pop())
+    while process.wrapped:
+        _take_apart(process.wrapped.pop())
     parallel_state.destroy_model_parallel()
     parallel_state.destroy_global_memory_buffer()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = False
@@ -104,12 +108,12 @@ def _forget() -> None:
             while method is not None:
                 getattr(method, "cache_clear", lambda: None)()
                 method = getattr(method, "__wrapped__", None)
-    for name in [each for each in os.environ if each.startswith("NVTE_") and each not in _variables]:
+    for name in [each for each in os.environ if each.startswith("NVTE_") and each not in process.variables]:
         del os.environ[name]
 
 
 def last_stage_rank() -> int:
-    """Global rank of the process at the end of this one's pipeline."""
+    """Return the global rank of the process at the end of this one's pipeline."""
     from megatron.core import parallel_state
 
     return int(dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())[-1])

@@ -8,32 +8,32 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from swift_backend_megatron import engine
-from swift_backend_megatron.checkpoint import boxes_of
+from swift_backend_megatron import megatron_runtime
+from swift_backend_megatron.checkpoint import views_of
 
 if TYPE_CHECKING:
     from swift.contracts import WeightStream
-    from swift_backend_megatron.layout import Entry, Offset
     from swift_backend_megatron.shard import MegatronState
+    from swift_backend_megatron.tensor_map import MappedTensor, Offset
 
-Region = tuple["Offset", "Offset"]
+Box = tuple["Offset", "Offset"]
 
 
 def stream(state: MegatronState) -> WeightStream:
-    """Collective: every process reads it to its end."""
-    wanted = state.built.adapter_tensors or state.layout.keys()
-    mine = _answered_for(state)
-    for name, entry in state.layout.items():
-        if name in wanted:
-            yield name, _whole(state, name, entry, mine)
+    """Yield every tensor, whole, on every process. Collective: all read it to its end."""
+    streamed = state.built.adapter_tensors or state.tensor_map.keys()
+    owned = _owned(state)
+    for name, mapped in state.tensor_map.items():
+        if name in streamed:
+            yield name, _whole(state, name, mapped, owned)
 
 
 @torch.no_grad()
-def _whole(state: MegatronState, name: str, entry: Entry, mine: set[tuple[str, Region]]) -> torch.Tensor:
-    whole = torch.zeros(entry.shape, dtype=torch.float32, device=state.cutter.device)
-    with engine.active():
-        for offset, view, shift in _held(state, entry):
-            if (name, (offset, tuple(view.shape))) in mine:
+def _whole(state: MegatronState, name: str, mapped: MappedTensor, owned: set[tuple[str, Box]]) -> torch.Tensor:
+    whole = torch.zeros(mapped.shape, dtype=torch.float32, device=state.slicer.device)
+    with megatron_runtime.active():
+        for offset, view, shift in _views(state, mapped):
+            if (name, (offset, tuple(view.shape))) in owned:
                 region = tuple(slice(start, start + size) for start, size in zip(offset, view.shape, strict=True))
                 whole[region] = view + shift if shift else view
     # One process has each element and the others a zero: added up as whole numbers, every bit stays as it is.
@@ -41,25 +41,25 @@ def _whole(state: MegatronState, name: str, entry: Entry, mine: set[tuple[str, R
     return whole
 
 
-def _held(state: MegatronState, entry: Entry) -> Iterator[tuple[Offset, torch.Tensor, float]]:
-    for place, offset, view in boxes_of(state, entry):
-        if not place.twin:
-            yield offset, view, place.shift
+def _views(state: MegatronState, mapped: MappedTensor) -> Iterator[tuple[Offset, torch.Tensor, float]]:
+    for box, offset, view in views_of(state, mapped):
+        if not box.replica:
+            yield offset, view, box.shift
 
 
-def _answered_for(state: MegatronState) -> set[tuple[str, Region]]:
-    """Boxes that no process of lower rank has as well."""
-    if state.answered is not None:
-        return state.answered
-    with engine.active():
+def _owned(state: MegatronState) -> set[tuple[str, Box]]:
+    """Return the boxes that no process of lower rank has as well. Collective the first time."""
+    if state.owned is not None:
+        return state.owned
+    with megatron_runtime.active():
         own = {
             (name, (offset, tuple(view.shape)))
-            for name, entry in state.layout.items()
-            for offset, view, _ in _held(state, entry)
+            for name, mapped in state.tensor_map.items()
+            for offset, view, _ in _views(state, mapped)
         }
-    everyone: list[set[tuple[str, Region]]] = [set() for _ in range(dist.get_world_size())]
+    everyone: list[set[tuple[str, Box]]] = [set() for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, own)
     for lower in everyone[: dist.get_rank()]:
         own -= lower
-    state.answered = own
+    state.owned = own
     return own

@@ -1,4 +1,4 @@
-"""Megatron-Core and mcore-bridge, imported: with Transformer Engine on a GPU, on the portable layer without one."""
+"""Megatron-Core and mcore-bridge, imported: with Transformer Engine on a GPU, on the CPU layer (`cpu`) without one."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from swift.errors import UnsupportedPlan
-from swift_backend_megatron import portable
+from swift_backend_megatron import cpu
+from swift_backend_megatron.cpu.cuda_means_cpu import cuda_on_cpu
+from swift_backend_megatron.cpu.patches import patch_rope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def prepare(say: Callable[[str], None]) -> str:
-    """Make `megatron.core` and `mcore_bridge` ready to be imported; answers what computes the layers."""
+    """Make `megatron.core` and `mcore_bridge` ready to be imported; return the name of what computes the layers."""
     # Megatron calls collectives by the names that they had before torch 2.13.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
-    if portable.needed():
-        portable.prepare()
+    if cpu.needed():
+        cpu.prepare()
         say("no GPU: Megatron runs on swift's portable layer, plain torch in the place of Transformer Engine")
         return "portable layer (plain torch)"
     if importlib.util.find_spec("transformer_engine") is None:
@@ -31,10 +33,10 @@ def prepare(say: Callable[[str], None]) -> str:
     import mcore_bridge  # noqa: F401
     import transformer_engine
 
-    portable.mend_rope()
+    patch_rope()
     return f"Transformer Engine {transformer_engine.__version__}"
 
 
 def active() -> AbstractContextManager[None]:
-    """Where Megatron's code runs: without a GPU, 'cuda' means the CPU inside."""
-    return portable.cuda_on_cpu() if portable.needed() else contextlib.nullcontext()
+    """Return the context in which Megatron's code runs: without a GPU, 'cuda' means the CPU inside."""
+    return cuda_on_cpu() if cpu.needed() else contextlib.nullcontext()

@@ -1,8 +1,8 @@
-"""Where every Hugging Face tensor lies in the memory of Megatron's parameters.
+"""Where every Hugging Face tensor is stored in Megatron's parameters.
 
-Megatron fuses query, key and value, gate and up, deals experts out and cuts all of them. mcore-bridge knows how; it
-is asked once, by letting it export addresses in the place of values: what comes out at a place of a Hugging Face
-tensor tells which element of which process belongs there. Reading weights, checkpoints, exports and adapters all
+Megatron fuses query, key and value, gate and up, distributes experts and shards all of them. mcore-bridge knows how;
+it is asked once, by letting it export addresses instead of values: what comes out at an index of a Hugging Face
+tensor is which element of which process belongs there. Reading weights, checkpoints, exports and adapters all
 follow from that map, and no architecture is known here.
 """
 
@@ -30,14 +30,14 @@ Offset = tuple[int, ...]
 ROOM = 2**36
 """Addresses of each process: elements that it holds at most."""
 SCALE = 4
-"""Addresses are told in units of this, so that what the bridge adds to weights (norms around zero) shows."""
+"""Addresses are multiples of this, so that what the bridge adds to weights (norms around zero) shows."""
 _TOGETHER = 2**18
-"""Elements of which addresses are told apart at a time."""
+"""Elements whose addresses are looked at together."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A rectangle of a Hugging Face tensor, row after row in the memory of one parameter."""
+class ShardBox:
+    """A rectangle of a Hugging Face tensor, stored row after row in one parameter."""
 
     offset: Offset
     """Its first corner in the Hugging Face tensor."""
@@ -47,9 +47,9 @@ class Place:
     start: int
     """First element in the flat parameter."""
     shift: float = 0.0
-    """What the Hugging Face value is above the one in memory."""
-    twin: bool = False
-    """True where another process of this pipeline has the same weights and answers for them (tied embeddings)."""
+    """The Hugging Face value minus the stored one."""
+    replica: bool = False
+    """True where another process of this pipeline has the same weights and saves them (tied embeddings)."""
 
     @property
     def numel(self) -> int:
@@ -58,8 +58,8 @@ class Place:
             size *= each
         return size
 
-    def of(self, flat: torch.Tensor, first: int = 0) -> list[tuple[Offset, torch.Tensor]]:
-        """Boxes of the Hugging Face tensor in `flat`, the range of the flat parameter from element `first` on."""
+    def views(self, flat: torch.Tensor, first: int = 0) -> list[tuple[Offset, torch.Tensor]]:
+        """Return what `flat`, the range of the flat parameter from `first` on, has of the box: offsets and views."""
         inner = part_boxes(self.sizes, self.start, first, flat)
         return [
             (tuple(own + corner for own, corner in zip(self.offset, offset, strict=True)), view)
@@ -68,29 +68,29 @@ class Place:
 
 
 @dataclass
-class Entry:
-    """A Hugging Face tensor: its whole shape, and what this process has of it."""
+class MappedTensor:
+    """A Hugging Face tensor: its whole shape, and the boxes that this process has."""
 
     shape: tuple[int, ...]
-    places: list[Place] = field(default_factory=list)
+    boxes: list[ShardBox] = field(default_factory=list)
     trained: bool = True
     """False for buffers, which no optimizer updates."""
 
 
-Layout = dict[str, Entry]
+TensorMap = dict[str, MappedTensor]
 """By the name on disk; every name of the model, also of those that this process has nothing of."""
 
 
-def find_layout(chunks: Sequence[torch.nn.Module], bridge: Any, source: ModelSource) -> Layout:
-    """Ask the bridge. Collective; refuses a model of which not every weight finds its place."""
+def map_tensors(chunks: Sequence[torch.nn.Module], bridge: Any, source: ModelSource) -> TensorMap:
+    """Ask mcore-bridge where every tensor is stored (collective); raise UnsupportedPlan if one has no location."""
     memory = _Memory(chunks)
-    layout: Layout = {}
+    mapped: TensorMap = {}
     with _addresses(bridge, memory):
         for name, codes in bridge.export_weights(list(chunks)):
-            layout[name] = memory.entry(codes)
-    _place_tied(chunks, bridge, memory, layout)
-    _check(layout, memory, source)
-    return layout
+            mapped[name] = memory.entry(codes)
+    _map_tied(chunks, bridge, memory, mapped)
+    _check(mapped, memory, source)
+    return mapped
 
 
 class _Memory:
@@ -121,34 +121,34 @@ class _Memory:
         assert end < ROOM
 
     def codes(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The addresses of a tensor's elements, in its shape."""
+        """Return the addresses of a tensor's elements, in its shape."""
         start = self._first + self.starts[self._by_pointer[tensor.data_ptr()]]
         codes = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device).add_(start).mul_(SCALE)
         return codes.view(tensor.shape)
 
-    def entry(self, codes: torch.Tensor) -> Entry:
-        """What this process has of the Hugging Face tensor in which these addresses came out."""
-        entry = Entry(tuple(codes.shape))
+    def entry(self, codes: torch.Tensor) -> MappedTensor:
+        """Return what this process has of the Hugging Face tensor in which these addresses came out."""
+        entry = MappedTensor(tuple(codes.shape))
         if codes.ndim > 2:
             return entry
         for offset, sizes, address, shift in _runs(codes, self._first):
             index = bisect_right(self.starts, address) - 1
             self.found.add(index)
             entry.trained = index not in self._buffers
-            entry.places.append(Place(offset, sizes, self.tensors[index], address - self.starts[index], shift))
+            entry.boxes.append(ShardBox(offset, sizes, self.tensors[index], address - self.starts[index], shift))
         return entry
 
     def index(self, tensor: torch.Tensor) -> int:
         return self._by_pointer[tensor.data_ptr()]
 
     def lost(self) -> list[str]:
-        """Parameters that are part of no Hugging Face tensor."""
+        """Return the names of parameters that belong to no Hugging Face tensor."""
         return [name for index, name in self.names.items() if index not in self.found and index not in self._buffers]
 
 
 @contextlib.contextmanager
 def _addresses(bridge: Any, memory: _Memory) -> Iterator[None]:
-    """Inside, the bridge exports addresses."""
+    """Make the bridge export addresses."""
     export = bridge._get_weight
 
     def get(weight: Any, *arguments: Any, **named: Any) -> Any:
@@ -165,18 +165,18 @@ def _addresses(bridge: Any, memory: _Memory) -> Iterator[None]:
         del bridge._get_weight
 
 
-Run = tuple[Offset, Offset, int, float]
+MemoryRun = tuple[Offset, Offset, int, float]
 """Elements that lie one after the other here, a rectangle of a Hugging Face tensor: offset, sizes, address, shift."""
 
 
-def _runs(codes: torch.Tensor, first: int) -> Iterator[Run]:
-    """A few rows are looked at together: a vocabulary's are gigabytes."""
+def _runs(codes: torch.Tensor, first: int) -> Iterator[MemoryRun]:
+    """Yield the runs of this process, a few rows at a time: an embedding's addresses are gigabytes."""
     if codes.ndim < 2:
         for (_, column), (_, width), address, shift in _runs(codes.reshape(1, -1), first):
             yield ((column,), (width,), address, shift) if codes.ndim else ((), (), address, shift)
         return
     height = max(1, _TOGETHER // max(1, codes.shape[1]))
-    last: Run | None = None
+    last: MemoryRun | None = None
     for top in range(0, codes.shape[0], height):
         for (row, column), sizes, address, shift in _runs_of(codes[top : top + height].cpu().numpy(), first):
             run = (top + row, column), sizes, address, shift
@@ -191,13 +191,13 @@ def _runs(codes: torch.Tensor, first: int) -> Iterator[Run]:
         yield last
 
 
-def _goes_on(last: Run, run: Run) -> bool:
+def _goes_on(last: MemoryRun, run: MemoryRun) -> bool:
     """Whether a rectangle is the lower part of the one before."""
     (row, column), (rows, width), address, shift = last
     return run[0] == (row + rows, column) and run[1][1] == width and run[2:] == (address + rows * width, shift)
 
 
-def _runs_of(codes: np.ndarray, first: int) -> Iterator[Run]:
+def _runs_of(codes: np.ndarray, first: int) -> Iterator[MemoryRun]:
     addresses = np.floor(codes / SCALE + 0.5)
     shifts = codes - addresses * SCALE
     addresses -= first
@@ -212,7 +212,7 @@ def _runs_of(codes: np.ndarray, first: int) -> Iterator[Run]:
     if (part.sum(1) != right - left).any() or (tails - heads != right - left - 1).any():
         # Not one run per row: element by element, joined where they follow each other. Biases mostly.
         for row in rows:
-            yield from _pieces(int(row), addresses[row], shifts[row], mine[row])
+            yield from _runs_of_row(int(row), addresses[row], shifts[row], mine[row])
         return
     widths = right - left
     same = (
@@ -226,7 +226,7 @@ def _runs_of(codes: np.ndarray, first: int) -> Iterator[Run]:
         yield corner, (int(end - begin), int(widths[begin])), int(heads[begin]), shift
 
 
-def _pieces(row: int, addresses: np.ndarray, shifts: np.ndarray, mine: np.ndarray) -> Iterator[Run]:
+def _runs_of_row(row: int, addresses: np.ndarray, shifts: np.ndarray, mine: np.ndarray) -> Iterator[MemoryRun]:
     columns = np.nonzero(mine)[0]
     jumps = (np.diff(columns) != 1) | (np.diff(addresses[columns]) != 1)
     edges = np.concatenate([[0], np.nonzero(jumps)[0] + 1, [len(columns)]])
@@ -235,7 +235,7 @@ def _pieces(row: int, addresses: np.ndarray, shifts: np.ndarray, mine: np.ndarra
         yield (row, column), (1, int(end - begin)), int(addresses[column]), float(shifts[column])
 
 
-def _place_tied(chunks: Sequence[torch.nn.Module], bridge: Any, memory: _Memory, layout: Layout) -> None:
+def _map_tied(chunks: Sequence[torch.nn.Module], bridge: Any, memory: _Memory, mapped: TensorMap) -> None:
     """The last stage of a pipeline has a copy of tied embeddings, which the bridge does not export."""
     from megatron.core import parallel_state
 
@@ -243,23 +243,23 @@ def _place_tied(chunks: Sequence[torch.nn.Module], bridge: Any, memory: _Memory,
         weight = getattr(getattr(chunk, "output_layer", None), "weight", None)
         if weight is None or memory.index(weight) in memory.found or not chunk.share_embeddings_and_output_weights:
             continue
-        entry = layout[bridge.hf_embed_key]
+        entry = mapped[bridge.hf_embed_key]
         rows = weight.shape[0]
         first = parallel_state.get_tensor_model_parallel_rank() * rows
         kept = max(0, min(rows, entry.shape[0] - first))
         if kept:
-            entry.places.append(Place((first, 0), (kept, entry.shape[1]), weight, 0, twin=True))
+            entry.boxes.append(ShardBox((first, 0), (kept, entry.shape[1]), weight, 0, replica=True))
         memory.found.add(memory.index(weight))
 
 
-def _check(layout: Layout, memory: _Memory, source: ModelSource) -> None:
-    """All weights on disk have a place, and all parameters a name; the same answer on every process."""
+def _check(mapped: TensorMap, memory: _Memory, source: ModelSource) -> None:
+    """Raise, on every process alike, unless all weights on disk have a location and all parameters a name."""
     names = set(source.names())
-    problems = [f"{name} has no place in it" for name in sorted(names - layout.keys())]
-    problems += [f"{name} is not a weight of the model" for name in sorted(layout.keys() - names)]
-    for name in sorted(names & layout.keys()):
-        if layout[name].shape != source.shape(name):
-            problems.append(f"{name} has shape {layout[name].shape} in it, not {source.shape(name)}")
+    problems = [f"{name} has no location in it" for name in sorted(names - mapped.keys())]
+    problems += [f"{name} is not a weight of the model" for name in sorted(mapped.keys() - names)]
+    for name in sorted(names & mapped.keys()):
+        if mapped[name].shape != source.shape(name):
+            problems.append(f"{name} has shape {mapped[name].shape} in it, not {source.shape(name)}")
     problems += [f"its parameter {name} has no name on disk" for name in memory.lost()]
     everyone: list[list[str]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, problems[:3])

@@ -1,0 +1,32 @@
+"""The model between `swift_wrap_model` and `swift_shard`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift.contracts import ModelSource
+    from swift.toolkit import LogitTransform
+    from swift_backend_megatron.tensor_map import TensorMap
+
+
+@dataclass
+class MegatronModel:
+    """Chunks of layers without weights, and where each weight belongs in them."""
+
+    chunks: list[Any]
+    """Megatron's GPT models: one, or one per virtual stage."""
+    config: Any
+    """Megatron's configuration of the model."""
+    tensor_map: TensorMap
+    """By names on disk: of the model and, where adapters are trained, of the adapters too."""
+    source: ModelSource
+    dtype: torch.dtype
+    vocabulary: int
+    """Tokens; the embedding's rows beyond them are padding."""
+    transform: LogitTransform
+    adapter_tensors: frozenset[str] = frozenset()
+    """Names on disk of all adapters, also of those that other processes have; empty where all weights are trained."""
