@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn import functional as F
 
 from swift.contracts import Need
-from swift.models.logps import LogitTransform, token_logps, token_logps_of_module
+from swift.models.logits import LogitTransform, VocabularyShard
+from swift.models.logps import token_logps, token_logps_of_module
+from swift.testing import crew
 
 torch.set_num_threads(1)
 
-EVERYTHING = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS})
+OF_TARGETS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS})
 WAYS = {
     "kept": {"keep_bytes": 2**30},
     "one chunk": {"keep_bytes": 0, "chunk_tokens": 64},
     "chunks": {"keep_bytes": 0, "chunk_tokens": 5},
 }
+VIEWS = ("logps", "mean_logps", "entropy", "candidate_logps", "candidate_rest")
+WITH_CANDIDATES = OF_TARGETS | {Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS}
 TRANSFORMS = [LogitTransform(), LogitTransform(scale=0.25), LogitTransform(softcap=2.0), LogitTransform(0.5, 3.0)]
+TRANSFORMS += [LogitTransform(temperature=0.6), LogitTransform(0.5, 3.0, 1.7)]
 
 
 def problem(
@@ -34,7 +42,7 @@ def plain(hidden, weight, bias, targets, transform):
     logits = F.linear(hidden, weight, bias) * transform.scale
     if transform.softcap:
         logits = torch.tanh(logits / transform.softcap) * transform.softcap
-    logps = logits.log_softmax(-1)
+    logps = (logits / transform.temperature).log_softmax(-1)
     return logps.gather(1, targets[:, None])[:, 0], logps.mean(-1), (logits.argmax(-1) == targets).float()
 
 
@@ -48,7 +56,7 @@ def gradients(logps, means, leaves):
 @pytest.mark.parametrize("way", WAYS)
 def test_values_and_gradients_are_those_of_plain_torch(way, transform):
     hidden, weight, bias, targets = problem()
-    views = token_logps(hidden, weight, targets, bias=bias, transform=transform, want=EVERYTHING, **WAYS[way])
+    views = token_logps(hidden, weight, targets, bias=bias, transform=transform, want=OF_TARGETS, **WAYS[way])
     logps, means, correct = plain(hidden, weight, bias, targets, transform)
     torch.testing.assert_close(views.logps, logps)
     torch.testing.assert_close(views.mean_logps, means)
@@ -62,7 +70,7 @@ def test_values_and_gradients_are_those_of_plain_torch(way, transform):
 def test_a_head_that_is_a_module_gives_the_same(way):
     hidden, weight, bias, targets = problem()
     views = token_logps_of_module(
-        lambda h: F.linear(h, weight, bias), hidden, targets, vocabulary=37, want=EVERYTHING, **WAYS[way]
+        lambda h: F.linear(h, weight, bias), hidden, targets, vocabulary=37, want=OF_TARGETS, **WAYS[way]
     )
     logps, means, correct = plain(hidden, weight, bias, targets, LogitTransform())
     assert torch.equal(views.correct, correct)
@@ -84,7 +92,7 @@ def test_a_frozen_head_gets_no_gradient(way):
 def test_under_bfloat16_autocast_only_the_products_are_rounded(way):
     hidden, weight, _, targets = problem(bias=False)
     with torch.autocast("cpu", torch.bfloat16):
-        views = token_logps(hidden, weight, targets, want=EVERYTHING, **WAYS[way])
+        views = token_logps(hidden, weight, targets, want=OF_TARGETS, **WAYS[way])
         logits = F.linear(hidden, weight)
     logps = logits.float().log_softmax(-1)
     assert views.logps.dtype == torch.float32
@@ -130,3 +138,132 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made():
             hidden, weight, torch.zeros(tokens, dtype=torch.long), keep_bytes=0, chunk_tokens=50
         ).logps.sum().backward()
     assert max(sizes) <= 50 * vocabulary * 4
+
+
+def candidates_of(targets: torch.Tensor, count: int) -> torch.Tensor:
+    """As many different tokens for each target, itself among those of every second."""
+    torch.manual_seed(2)
+    drawn = torch.stack([torch.randperm(37)[:count] for _ in targets])
+    missing = (drawn != targets[:, None]).all(-1)
+    missing[1::2] = False
+    drawn[missing, 0] = targets[missing]
+    return drawn
+
+
+def plain_views(logits: torch.Tensor, targets: torch.Tensor, candidates: torch.Tensor) -> dict[str, torch.Tensor]:
+    """All views from all logits, in float64, as their definitions say."""
+    logps = logits.double().log_softmax(-1)
+    among = torch.zeros_like(logps, dtype=torch.bool).scatter(-1, candidates, True)
+    return {
+        "logps": logps.gather(1, targets[:, None])[:, 0],
+        "mean_logps": logps.mean(-1),
+        "entropy": -(logps.exp() * logps).sum(-1),
+        "candidate_logps": logps.gather(1, candidates),
+        "candidate_rest": logps.masked_fill(among, -torch.inf).logsumexp(-1),
+    }
+
+
+def pulled(views: dict[str, torch.Tensor], leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of a sum in which every value of every view has a weight of its own."""
+    torch.manual_seed(1)
+    loss = sum((view.double() * torch.randn(view.shape, dtype=torch.float64)).sum() for view in views.values())
+    return list(torch.autograd.grad(loss, leaves))
+
+
+def assert_views(views, expected, leaves) -> None:
+    found = {name: getattr(views, name) for name in expected}
+    for name, values in expected.items():
+        torch.testing.assert_close(
+            found[name].double(), values, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    for mine, reference in zip(pulled(found, leaves), pulled(expected, leaves), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("head", ["matrix", "module"])
+def test_entropy_and_candidates_are_those_of_all_logits(head, way, transform):
+    hidden, weight, bias, targets = problem()
+    candidates = candidates_of(targets, 5)
+    asked = {"transform": transform, "candidates": candidates, "want": WITH_CANDIDATES, **WAYS[way]}
+    if head == "matrix":
+        views = token_logps(hidden, weight, targets, bias=bias, **asked)
+    else:
+        views = token_logps_of_module(lambda h: F.linear(h, weight, bias), hidden, targets, vocabulary=37, **asked)
+    logits = F.linear(hidden, weight, bias) * transform.scale
+    if transform.softcap:
+        logits = torch.tanh(logits / transform.softcap) * transform.softcap
+    expected = plain_views(logits / transform.temperature, targets, candidates)
+    assert_views(views, expected, [hidden, weight, bias])
+
+
+@pytest.mark.parametrize("head", ["matrix", "module"])
+def test_what_is_left_beside_likely_candidates_keeps_its_precision(head):
+    """One candidate has all but 1e-9 of the probability: its complement would be rounded to nothing."""
+    logits = torch.tensor([[30.0, 9.0, 8.0, -50.0], [200.0, 0.0, -1.0, 2.0]], requires_grad=True)
+    candidates, targets = torch.tensor([[0], [0]]), torch.tensor([1, 0])
+    asked = {"candidates": candidates, "want": {Need.CANDIDATE_LOGPS}, "keep_bytes": 0}
+    if head == "matrix":
+        views = token_logps(logits, torch.eye(4), targets, **asked)
+    else:
+        views = token_logps_of_module(lambda h: h, logits, targets, vocabulary=4, **asked)
+    expected = plain_views(logits, targets, candidates)["candidate_rest"]
+    torch.testing.assert_close(views.candidate_rest.double(), expected, rtol=1e-6, atol=1e-6)
+    (mine,) = torch.autograd.grad(views.candidate_rest.sum(), [logits])
+    torch.testing.assert_close(mine, torch.autograd.grad(expected.sum(), [logits])[0])
+
+
+@pytest.mark.parametrize("head", ["matrix", "module"])
+def test_nothing_is_left_beside_the_whole_vocabulary_and_its_gradient_is_zero(head):
+    hidden, weight, bias, targets = problem()
+    candidates = torch.arange(37).expand(len(targets), 37)
+    asked = {"candidates": candidates, "want": {Need.CANDIDATE_LOGPS}}
+    if head == "matrix":
+        views = token_logps(hidden, weight, targets, bias=bias, **asked)
+    else:
+        views = token_logps_of_module(lambda h: F.linear(h, weight, bias), hidden, targets, vocabulary=37, **asked)
+    assert (views.candidate_rest == -torch.inf).all()
+    torch.testing.assert_close(views.candidate_logps, F.linear(hidden, weight, bias).log_softmax(-1))
+    for gradient in torch.autograd.grad(views.candidate_rest.sum(), [hidden, weight, bias]):
+        assert not gradient.any()
+
+
+def test_candidates_that_are_needed_and_missing_are_named():
+    hidden, weight, _, targets = problem()
+    with pytest.raises(ValueError, match="no candidates"):
+        token_logps(hidden, weight, targets, want={Need.CANDIDATE_LOGPS})
+
+
+def of_a_shard(rows: int, padding: int, transform: LogitTransform) -> list[list[float]]:
+    """On each of two processes: the views and the gradients through its own rows of the head."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    hidden, weight, _, targets = problem()
+    mine = slice(0, rows) if rank == 0 else slice(rows, 37)
+    own = F.pad(weight.detach()[mine], (0, 0, 0, padding)).requires_grad_()
+    shard = VocabularyShard(mine.start, mine.stop - mine.start, 37, dist.group.WORLD)
+    views = token_logps(
+        hidden, own, targets, transform=transform, candidates=candidates_of(targets, 5), want=WITH_CANDIDATES,
+        shard=shard, keep_bytes=0, chunk_tokens=7,
+    )  # fmt: skip
+    found = {name: getattr(views, name) for name in VIEWS}
+    of_hidden, of_weight = pulled(found, [hidden, own])
+    dist.all_reduce(of_hidden)
+    assert not of_weight[mine.stop - mine.start :].any()
+    dist.destroy_process_group()
+    return [each.detach().tolist() for each in (*found.values(), of_hidden, of_weight[: mine.stop - mine.start])]
+
+
+@pytest.mark.parametrize(("rows", "padding"), [(19, 0), (30, 3)])
+def test_shards_of_the_vocabulary_add_up_to_the_whole(rows, padding):
+    transform = LogitTransform(0.5, 3.0, 0.8)
+    first, second = crew.succeeded(crew.run_jobs(2, [lambda: of_a_shard(rows, padding, transform)])[0])
+    hidden, weight, _, targets = problem()
+    logits = torch.tanh(F.linear(hidden, weight) * 0.5 / 3.0) * 3.0 / 0.8
+    expected = plain_views(logits, targets, candidates_of(targets, 5))
+    of_hidden, of_weight = pulled(expected, [hidden, weight])
+    for answers in (first, second):
+        for values, reference in zip(answers, (*expected.values(), of_hidden), strict=False):
+            torch.testing.assert_close(torch.tensor(values).double(), reference.double(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.tensor(first[-1] + second[-1]), of_weight, rtol=1e-4, atol=1e-4)

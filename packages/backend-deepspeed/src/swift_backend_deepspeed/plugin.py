@@ -43,7 +43,16 @@ class DeepSpeedBackend:
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "ulysses"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         tuners=frozenset({"full", "lora", "dora", "bnb-nf4", "bnb-int8"}),
-        provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.REFERENCE_LOGPS}),
+        provides=frozenset(
+            {
+                Need.TOKEN_LOGPS,
+                Need.TOKEN_CORRECT,
+                Need.MEAN_LOGPS,
+                Need.REFERENCE_LOGPS,
+                Need.TOKEN_ENTROPY,
+                Need.CANDIDATE_LOGPS,
+            }
+        ),
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing"}),

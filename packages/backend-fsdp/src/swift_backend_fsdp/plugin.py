@@ -37,7 +37,16 @@ class FsdpBackend:
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "cp", "ulysses"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         tuners=frozenset({"full", "lora", "dora", "bnb-nf4", "torchao-nf4"}),
-        provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.REFERENCE_LOGPS}),
+        provides=frozenset(
+            {
+                Need.TOKEN_LOGPS,
+                Need.TOKEN_CORRECT,
+                Need.MEAN_LOGPS,
+                Need.REFERENCE_LOGPS,
+                Need.TOKEN_ENTROPY,
+                Need.CANDIDATE_LOGPS,
+            }
+        ),
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing"}),

@@ -23,7 +23,8 @@ from swift.models.attention import (
 )
 from swift.models.build import build_view, compile_blocks, decoder_blocks
 from swift.models.fill import fill
-from swift.models.logps import LogitTransform, TokenViews, VocabularyShard, token_logps
+from swift.models.logits import LogitTransform, VocabularyShard
+from swift.models.logps import TokenViews, token_logps
 from swift.models.memory import available_bytes, check_memory, model_bytes
 from swift.models.meta import meta_model
 from swift.models.names import (

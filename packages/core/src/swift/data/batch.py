@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -141,16 +141,17 @@ class Batch:
         """How many micro-batches the process with the most rows has, when so many share the global batch."""
         return max(1, math.ceil(math.ceil(self.global_rows / data_size) / self.micro_rows))
 
-    def with_token_values(self, segments: Sequence[Mapping[str, np.ndarray]]) -> Batch:
+    def with_token_values(self, segments: Sequence[Mapping[str, np.ndarray]], *, names: Collection[str] = ()) -> Batch:
         """Return the batch with more values per token: one mapping per segment of this slice, in order.
 
-        What `ForwardResult.tokens` holds can be given here. A spare row gets zeros under the same names.
+        What `ForwardResult.tokens` holds can be given here. A spare row gets zeros under the same names, and under
+        `names`, for a process that has no segment to learn them from.
         """
         expected = sum(len(sample.segments) for row in self.rows for sample in row)
         if len(segments) != expected:
             raise ValueError(f"{expected} segments in the batch, but values for {len(segments)}")
         given = iter(segments)
-        names = {name for values in segments for name in values}
+        names = {*names, *(name for values in segments for name in values)}
         spare = self.spare_row
         if spare is not None:
             spare = tuple(_valued(sample, lambda segment: _zeros(segment, names)) for sample in spare)

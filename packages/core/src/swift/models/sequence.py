@@ -32,6 +32,16 @@ _gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 ULYSSES, GATHERED = "swift_ulysses", "swift_gathered"
+POSITION_VIEWS = (
+    "token_logps",
+    "token_correct",
+    "mean_logps",
+    "token_entropy",
+    "candidate_logps",
+    "candidate_rest",
+    "values",
+)
+"""Fields of `ModelView` that are laid out as [rows, width, ...]."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +121,7 @@ class SequenceView(ViewModule):
         def whole(values: torch.Tensor | None) -> torch.Tensor | None:
             return None if values is None else _gather_tokens(values, self.group)[:, :width]
 
-        return replace(
-            view,
-            token_logps=whole(view.token_logps),
-            token_correct=whole(view.token_correct),
-            mean_logps=whole(view.mean_logps),
-        )
+        return replace(view, **{name: whole(getattr(view, name)) for name in POSITION_VIEWS})
 
     def check(self) -> None:
         """Beside what every view checks: samples that are cut have the values of whole ones."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,13 @@ from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import ModelError
 from swift.models.attention import FLASH, VARLEN, AttentionChoice, packing_of, use_attention
-from swift.models.logps import LogitTransform, TokenViews, token_logps, token_logps_of_module
+from swift.models.logits import LogitTransform
+from swift.models.logps import TokenViews, token_logps, token_logps_of_module
 
-HEAD_NEEDS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS})
+HEAD_NEEDS = frozenset(
+    {Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS}
+)
+"""Views that every causal language model has."""
 PROBE_LOGIT = 40.0
 """The head is compared at logits of this size, where a cap or a scale that was missed shows."""
 
@@ -52,24 +57,20 @@ class ViewModule(nn.Module):
             raise ModelError(f"This model cannot be viewed as {', '.join(sorted(missing))}.")
         causal_lm = causal_lm_of(self.model)
         places = batch.weights.flatten().nonzero()[:, 0]
-        targets = batch.targets.flatten().index_select(0, places)
+        asked = _Asked.of(batch, places, needs)
         if self.own_logits:
             logits = causal_lm(**self.inputs(batch)).logits.flatten(0, 1).index_select(0, places)
-            views = token_logps_of_module(lambda piece: piece, logits, targets, vocabulary=logits.shape[-1], want=needs)
+            views = asked.of_module(lambda piece: piece, logits, logits.shape[-1], LogitTransform())
         else:
             hidden = causal_lm.get_decoder()(**self.inputs(batch)).last_hidden_state
-            views = self._through_head(hidden.flatten(0, 1).index_select(0, places), targets, needs)
+            views = self._through_head(hidden.flatten(0, 1).index_select(0, places), asked)
 
         def spread(values: torch.Tensor) -> torch.Tensor:
-            blank = values.new_zeros(batch.targets.shape)
+            blank = values.new_zeros((*batch.targets.shape, *values.shape[1:]))
             # Not a view of something flat: FSDP hooks onto what comes out.
             return blank.index_put((places // blank.shape[1], places % blank.shape[1]), values)
 
-        return ModelView(
-            token_logps=spread(views.logps) if Need.TOKEN_LOGPS in needs else None,
-            token_correct=spread(views.correct) if Need.TOKEN_CORRECT in needs else None,
-            mean_logps=spread(views.mean_logps) if Need.MEAN_LOGPS in needs else None,
-        )
+        return views.laid_out(spread, needs)
 
     @torch.no_grad()
     def self_check(self) -> None:
@@ -117,13 +118,12 @@ class ViewModule(nn.Module):
             inputs |= {"max_length_q": packing.longest, "max_length_k": packing.longest}
         return inputs
 
-    def _through_head(self, hidden: torch.Tensor, targets: torch.Tensor, needs: Collection[Need]) -> TokenViews:
+    def _through_head(self, hidden: torch.Tensor, asked: _Asked) -> TokenViews:
         causal_lm = causal_lm_of(self.model)
         head = causal_lm.get_output_embeddings()
         if _is_matrix(head):
-            return token_logps(hidden, head.weight, targets, bias=head.bias, transform=self._transform, want=needs)
-        size = causal_lm.config.get_text_config().vocab_size
-        return token_logps_of_module(head, hidden, targets, vocabulary=size, transform=self._transform, want=needs)
+            return asked.of_matrix(head, hidden, self._transform)
+        return asked.of_module(head, hidden, causal_lm.config.get_text_config().vocab_size, self._transform)
 
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
@@ -167,8 +167,49 @@ class ViewModule(nn.Module):
         return bool(((found - reference.float()).abs() <= tolerance * (1 + reference.float().abs())).all())
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be known of the tokens of a micro-batch that count."""
+
+    targets: torch.Tensor
+    candidates: torch.Tensor | None
+    temperature: float
+    needs: Collection[Need]
+
+    @classmethod
+    def of(cls, batch: MicroBatch, places: torch.Tensor, needs: Collection[Need]) -> _Asked:
+        candidates = batch.candidates
+        if candidates is not None:
+            candidates = candidates.flatten(0, 1).index_select(0, places)
+        return cls(batch.targets.flatten().index_select(0, places), candidates, batch.temperature, needs)
+
+    def of_matrix(self, head: Any, hidden: torch.Tensor, transform: LogitTransform) -> TokenViews:
+        return token_logps(
+            hidden,
+            head.weight,
+            self.targets,
+            bias=head.bias,
+            transform=transform.at(self.temperature),
+            candidates=self.candidates,
+            want=self.needs,
+        )
+
+    def of_module(
+        self, head: Callable[..., torch.Tensor], hidden: torch.Tensor, vocabulary: int, transform: LogitTransform
+    ) -> TokenViews:
+        return token_logps_of_module(
+            head,
+            hidden,
+            self.targets,
+            vocabulary=vocabulary,
+            transform=transform.at(self.temperature),
+            candidates=self.candidates,
+            want=self.needs,
+        )
+
+
 def causal_lm_of(model: nn.Module) -> Any:
-    """The transformers model, taken out of PEFT's wrapper."""
+    """Return the transformers model, taken out of PEFT's wrapper."""
     get_base_model = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
 

@@ -71,6 +71,10 @@ def step_result(entry: PluginEntry, hook: str, came: object) -> StepResult:
     return came
 
 
+def _are_mappings(values: object) -> bool:
+    return isinstance(values, Sequence) and all(isinstance(each, Mapping) for each in values)
+
+
 def forward_result(entry: PluginEntry, hook: str, came: object) -> ForwardResult:
     """`swift_forward` answers plain numbers, and a tensor of segments."""
     if not isinstance(came, ForwardResult):
@@ -83,6 +87,8 @@ def forward_result(entry: PluginEntry, hook: str, came: object) -> ForwardResult
             raise wrong(entry, hook, f"a pair (sum, weight) of floats for the metric {name!r}", pair)
     if came.segments is not None and not is_tensor(came.segments):
         raise wrong(entry, hook, "a ForwardResult whose segments are a tensor", came.segments)
+    if came.tokens is not None and not _are_mappings(came.tokens):
+        raise wrong(entry, hook, "a ForwardResult whose tokens are a sequence of mappings", came.tokens)
     return came
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
 from swift.contracts import LossSums, ModelView, Objective
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from swift.data.batch import MicroBatch
     from swift.data.samples import SampleFacts
 
-_VIEWS = ("token_logps", "token_correct", "mean_logps", "hidden", "scores")
+_VIEWS = tuple(field.name for field in fields(ModelView))
 
 
 def make_objective(plugin: LoadedPlugin, options: BaseModel) -> Objective:
@@ -74,6 +75,7 @@ class CheckedObjective:
         self._check_metrics(came.metrics)
         if came.segments is not None and not is_tensor(came.segments):
             raise wrong(self._entry, "loss", "segments that are a tensor", came.segments)
+        self._check_tokens(came.tokens, batch)
         return came
 
     def given(self, metrics: Mapping[str, float]) -> Objective:
@@ -91,6 +93,15 @@ class CheckedObjective:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.__dict__["_objective"], name)
+
+    def _check_tokens(self, tokens: Any, batch: MicroBatch) -> None:
+        if not isinstance(tokens, Mapping):
+            raise wrong(self._entry, "loss", "tokens that are a mapping", tokens)
+        for name, values in tokens.items():
+            if not is_tensor(values) or values.shape != batch.targets.shape:
+                what = f"a tensor of the shape {tuple(values.shape)}" if is_tensor(values) else None
+                shape = tuple(batch.targets.shape)
+                raise wrong(self._entry, "loss", f"tokens[{name!r}] with the targets' shape {shape}", values, said=what)
 
     def _check_metrics(self, metrics: Any) -> None:
         if not isinstance(metrics, Mapping):

@@ -1,10 +1,12 @@
-"""Adding up what objectives say of micro-batches into what is known of the global batch. For use by backends."""
+"""Sums of what objectives return for micro-batches, made into results of the global batch. For use by backends."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from swift.contracts import ForwardResult, LossSums, StepResult
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class NonFiniteStep(TrainingError):
-    """Loss or gradient norm of a step is not a number; raised on every process, before the update."""
+    """Report that loss or gradient norm of a step is not a number; raised on every process, before the update."""
 
     def __init__(self, loss: float, grad_norm: float, sample_ids: Sequence[int]) -> None:
         super().__init__(f"loss {loss}, gradient norm {grad_norm}")
@@ -28,22 +30,26 @@ class NonFiniteStep(TrainingError):
 
 
 class GlobalSums:
-    """Collects `LossSums` of one process's micro-batches, and makes them global with one all-reduce."""
+    """Collect `LossSums` of one process's micro-batches, and make them global with one all-reduce."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
         self._losses: list[tuple[torch.Tensor, list[int]]] = []
         self._metrics: dict[str, list[torch.Tensor]] = {}
         self._segments: list[torch.Tensor] = []
+        self._tokens: list[tuple[dict[str, torch.Tensor], torch.Tensor]] = []
 
     def add(self, sums: LossSums, batch: MicroBatch) -> None:
-        """Take in one micro-batch. No synchronisation with the device happens here."""
+        """Add one micro-batch. No synchronisation with the device happens here."""
         self._losses.append((sums.loss.detach().to(torch.float64), batch.sample_ids))
         for name, (value, weight) in sums.metrics.items():
             pair = torch.stack([self._scalar(value), self._scalar(weight)])
             self._metrics.setdefault(name, []).append(pair)
         if sums.segments is not None:
             self._segments.append(sums.segments.detach().float())
+        if sums.tokens:
+            detached = {name: value.detach().float() for name, value in sums.tokens.items()}
+            self._tokens.append((detached, batch.segment_ids))
 
     def _scalar(self, value: torch.Tensor | float) -> torch.Tensor:
         return torch.as_tensor(value, device=self._device, dtype=torch.float64).detach()
@@ -51,7 +57,7 @@ class GlobalSums:
     def reduce(
         self, all_reduce: Callable[[torch.Tensor], object] | None
     ) -> tuple[float, dict[str, tuple[float, float]]]:
-        """Global loss sum and global (sum, weight) of every metric.
+        """Return the global loss sum and the global (sum, weight) of every metric.
 
         `all_reduce` adds a tensor up in place over the processes that hold different slices; None for one process.
         """
@@ -67,11 +73,20 @@ class GlobalSums:
 
     @property
     def segments(self) -> torch.Tensor | None:
-        """One value per segment of this process's slice, in order, where the objective scores segments."""
+        """Return one value or vector per segment of this process's slice, in order, where the objective gives them."""
         return torch.cat(self._segments) if self._segments else None
 
+    @property
+    def tokens(self) -> list[Mapping[str, np.ndarray]] | None:
+        """Return the values of each segment of this process's slice, in order, where the objective gives values of
+        tokens: see `ForwardResult.tokens`.
+        """
+        if not self._tokens:
+            return None
+        return [segment for values, ids in self._tokens for segment in _by_segment(values, ids)]
+
     def nonfinite_samples(self) -> list[int]:
-        """Samples whose own loss is not finite."""
+        """Return the samples whose own loss is not finite."""
         return [sample for loss, samples in self._losses if not math.isfinite(float(loss)) for sample in samples]
 
     def step_result(
@@ -83,7 +98,7 @@ class GlobalSums:
         learning_rate: float,
         skipped: bool = False,
     ) -> StepResult:
-        """Quotients of the global sums."""
+        """Return the quotients of the global sums."""
         loss, metrics = reduced
         return StepResult(
             loss=loss / batch.weight,
@@ -94,7 +109,24 @@ class GlobalSums:
         )
 
     def forward_result(self, batch: Batch, reduced: tuple[float, dict[str, tuple[float, float]]]) -> ForwardResult:
-        """Sums as they are, with the segments of this process's slice (none when it only stood in)."""
+        """Return the sums as they are, with the segments and tokens of this process's slice (none of a dummy)."""
         loss, metrics = reduced
-        segments = self.segments if batch.rows else None
-        return ForwardResult(loss=loss / (batch.weight or 1.0), weight=batch.weight, metrics=metrics, segments=segments)
+        tokens = self.tokens
+        return ForwardResult(
+            loss=loss / (batch.weight or 1.0),
+            weight=batch.weight,
+            metrics=metrics,
+            segments=self.segments if batch.rows else None,
+            tokens=tokens if batch.rows or tokens is None else [],
+        )
+
+
+def _by_segment(values: Mapping[str, torch.Tensor], segment_ids: torch.Tensor) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the values of each segment, moved from the positions to the tokens that they predict."""
+    ids = segment_ids.cpu().numpy()
+    inside = ids >= 0
+    edges = np.cumsum(np.bincount(ids[inside]))
+    # Segments lie in order in both layouts, and each in one piece.
+    columns = {name: np.split(value.cpu().numpy()[inside], edges[:-1]) for name, value in values.items()}
+    for index in range(len(edges)):
+        yield {name: np.concatenate([[0], parts[index][:-1]], dtype=np.float32) for name, parts in columns.items()}
