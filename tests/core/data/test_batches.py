@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from swift.data.batch import Batch, Row
-from swift.data.packing import pack
-from swift.data.sampler import BatchPlan, evaluation_batches
+from swift.data.plans import BatchLayout, EpochPlan
+from swift.data.plans.epochs import evaluation_batches
+from swift.data.plans.packing import pack
 from swift.data.samples import Encoded, SampleFacts, Segment
 from swift.data.store import SampleSet
 
@@ -43,27 +45,17 @@ class TokenMean:
         return sum(sample.loss_weight for sample in samples)
 
 
-def plan(samples: SampleSet, **changes: Any) -> BatchPlan:
-    settings: dict[str, Any] = {
-        "global_rows": 6,
-        "micro_rows": 1,
-        "seed": 3,
-        "epochs": 1.0,
-        "max_steps": None,
-        "shuffle": True,
-        "packing": False,
-        "flat": False,
-        "max_length": 64,
-    }
+def plan(samples: SampleSet, **changes: Any) -> EpochPlan:
+    layout = BatchLayout(global_rows=6, micro_rows=1, seed=3, max_length=64)
     objective: Any = TokenMean()
-    return BatchPlan(samples, objective, **{**settings, **changes})
+    return EpochPlan(samples, objective, replace(layout, **changes))
 
 
 def ids(rows: Iterable[Row]) -> list[tuple[int, ...]]:
     return [tuple(sample.sample_id for sample in row) for row in rows]
 
 
-def slices(batches: BatchPlan, step: int, data_size: int) -> list[Batch]:
+def slices(batches: EpochPlan, step: int, data_size: int) -> list[Batch]:
     return [batches.batch(step, rank, data_size) for rank in range(data_size)]
 
 
@@ -187,12 +179,8 @@ def test_packed_batches_are_flat_whatever_was_asked() -> None:
 def test_evaluation_sees_everything_once_with_as_many_batches_on_every_process(packing: bool) -> None:
     objective: Any = TokenMean()
     samples = InMemory(LENGTHS)
-    parts = [
-        list(
-            evaluation_batches(samples, objective, rows=4, data_rank=rank, data_size=2, packing=packing, max_length=64)
-        )
-        for rank in range(2)
-    ]
+    layout = BatchLayout(global_rows=4, micro_rows=2, packing=packing, max_length=64)
+    parts = [list(evaluation_batches(samples, objective, layout, rank, 2)) for rank in range(2)]
     assert len(parts[0]) == len(parts[1])
     seen = [index for rank in parts for batch in rank for row in ids(batch.rows) for index in row]
     assert sorted(seen) == list(range(50))

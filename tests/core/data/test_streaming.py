@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 
 from swift.config.sections import DataSection
 from swift.data.pipeline import prepare_data
+from swift.data.plans import BatchLayout, StreamingPlan
 from swift.data.samples import SampleFacts
-from swift.data.streaming import StreamingPlan
 from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import ConfigError, DataError
 
@@ -38,18 +39,9 @@ def plan(path: Path, *, encoding: str = "chat", strict: bool = False, **changes:
     data = prepare_data(section, byte_tokenizer(), encoding=encoding, seed=1, say=print)
     assert data.train is None
     assert data.stream is not None
-    settings: dict[str, Any] = {
-        "global_rows": 4,
-        "micro_rows": 1,
-        "seed": 1,
-        "max_steps": 12,
-        "shuffle": True,
-        "packing": False,
-        "flat": False,
-        "max_length": 200,
-    }
+    layout = BatchLayout(global_rows=4, micro_rows=1, seed=1, max_length=200, max_steps=12)
     objective: Any = TokenMean()
-    return StreamingPlan(data.stream, objective, **{**settings, **changes})
+    return StreamingPlan(data.stream, objective, replace(layout, **changes))
 
 
 def ids(batches: StreamingPlan, steps: Iterable[int], rank: int = 0, size: int = 1) -> list[list[tuple[int, ...]]]:

@@ -13,6 +13,7 @@ from swift.contracts.inference import Completion, EngineRequest, InferenceEngine
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RunSummary, StepRecord
+from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
 from swift.contracts.run import ModelFacts, Run, Topology, World
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "CheckpointReader",
     "CheckpointWriter",
     "Command",
+    "Communication",
     "Completion",
     "EngineRequest",
     "ExportRequest",
@@ -34,8 +36,11 @@ __all__ = [
     "ModelView",
     "Need",
     "Objective",
+    "Plan",
+    "PlanContext",
     "QuantizeRequest",
     "Quantized",
+    "ResumablePlan",
     "Run",
     "RunSummary",
     "Sampling",

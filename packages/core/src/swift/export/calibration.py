@@ -84,7 +84,7 @@ def _encoded(section: DataSection, source: ModelSource, encoding: str | Encoding
 
 def _choose(samples: Any, options: ExportOptions, section: DataSection, seed: int, say: Say) -> Calibration:
     """Choose the same samples every time, regardless of the order of files."""
-    from swift.data.sampler import shuffler
+    from swift.data.plans.epochs import shuffler
 
     name, count = ", ".join(section.train), len(samples)
     wanted = max(options.calibration_samples, SMALLEST - SMALLEST // 4)

@@ -11,7 +11,7 @@ from typing import Any
 from swift.config.parse import Parsed, config_from_mapping
 from swift.contracts import Capabilities
 from swift.data.pipeline import prepare_data
-from swift.data.sampler import BatchPlan
+from swift.data.plans import BatchLayout, EpochPlan
 from swift.models.source import open_source
 from swift.models.tuners import initial_adapter
 from swift.plugins.load import load_backend, load_objective
@@ -156,19 +156,16 @@ def batches_of(case: Case, model: Path) -> list[list[int]]:
         config.data, source.tokenizer, encoding=objective.encoding, seed=config.train.seed, say=_quiet, rows=case.rows
     )
     assert data.train is not None
-    plan = BatchPlan(
-        data.train.samples,
-        objective,
+    layout = BatchLayout(
         global_rows=case.global_batch,
         micro_rows=case.global_batch,
         seed=config.train.seed,
-        epochs=1.0,
-        max_steps=STEPS,
+        max_length=config.data.max_length,
         shuffle=config.data.shuffle,
         packing=config.data.packing,
-        flat=config.data.packing,
-        max_length=config.data.max_length,
+        max_steps=STEPS,
     )
+    plan = EpochPlan(data.train.samples, objective, layout)
     return [[sample.sample_id for row in plan.batch(step, 0, 1).rows for sample in row] for step in range(STEPS)]
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.checkpoint.manifest import Manifest
-from swift.contracts import Objective, Run, Topology, TrainState
+from swift.contracts import Objective, Plan, Run, Topology, TrainState
 from swift.data.pipeline import PreparedData
-from swift.data.sampler import Plan, evaluation_batches
+from swift.data.plans import BatchLayout
+from swift.data.plans.epochs import evaluation_batches
 from swift.data.store import SampleSet
 from swift.plugins.hooks import Hooks
 from swift.processes.comms import Comms
@@ -71,16 +72,6 @@ class Job:
 
 def in_order(run: Run, dataset: SampleSet, objective: Objective) -> Iterator[Batch]:
     """A data set once, in its own order: for evaluation, and for scoring by a reference model."""
-    config = run.config
-    per_process = config.train.eval_batch or config.train.micro_batch
-    return evaluation_batches(
-        dataset,
-        objective,
-        rows=per_process * run.topology.data_size,
-        micro_rows=per_process,
-        data_rank=run.topology.data_rank,
-        data_size=run.topology.data_size,
-        flat=config.data.padding_free,
-        packing=config.data.packing,
-        max_length=config.data.max_length,
-    )
+    topology = run.topology
+    layout = BatchLayout.for_evaluation(run.config, topology.data_size)
+    return evaluation_batches(dataset, objective, layout, topology.data_rank, topology.data_size)

@@ -17,11 +17,10 @@ from swift.checkpoint.coordination import close_comms
 from swift.checkpoint.load import facts_of
 from swift.checkpoint.manifest import Manifest
 from swift.config.sections import Config
-from swift.contracts import Objective, Run
+from swift.contracts import Objective, Plan, Run
 from swift.data.pipeline import PreparedData, prepare_data
-from swift.data.sampler import BatchPlan, Plan
+from swift.data.plans import BatchLayout, default_plan
 from swift.data.store import SampleSet, hash_of
-from swift.data.streaming import StreamingPlan
 from swift.errors import ConfigError, DataError
 from swift.models.precision import resolve_dtype
 from swift.models.source import open_source
@@ -228,23 +227,9 @@ def tell_data(run: Run, data: PreparedData) -> None:
 
 
 def _plan(config: Config, objective: Objective, train: SampleSet | None, data: PreparedData) -> Plan:
-    assert config.train.global_batch is not None
-    layout: dict[str, Any] = {
-        "global_rows": config.train.global_batch,
-        "micro_rows": config.train.micro_batch,
-        "seed": config.train.seed,
-        "max_steps": config.train.max_steps,
-        "shuffle": config.data.shuffle,
-        "packing": config.data.packing,
-        "flat": config.data.packing or config.data.padding_free,
-        "max_length": config.data.max_length,
-    }
-    if train is not None:
-        return BatchPlan(train, objective, epochs=config.train.epochs, **layout)
-    assert data.stream is not None
-    stream = StreamingPlan(data.stream, objective, **layout)
-    stream.begin()
-    return stream
+    samples = data.stream if train is None else train
+    assert samples is not None
+    return default_plan(objective, samples, BatchLayout.from_config(config))
 
 
 def _check_same_data(config: Config, data: PreparedData, comms: Comms) -> None:

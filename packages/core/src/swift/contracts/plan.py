@@ -1,0 +1,97 @@
+"""The contract of plans: which samples each optimizer step takes, and what a plan of a plugin's own may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from swift.config.sections import Config
+    from swift.contracts.backend import ForwardResult
+    from swift.contracts.inference import InferenceEngine
+    from swift.contracts.objective import Objective
+    from swift.contracts.run import Topology
+    from swift.data.batch import Batch, Row
+    from swift.data.pipeline import PreparedData
+    from swift.data.plans import BatchLayout
+    from swift.data.store import SampleSet
+
+T = TypeVar("T")
+
+
+class Plan(Protocol):
+    """What training asks for batches. The same on every process but for the slice that `batch` returns."""
+
+    total_steps: int
+    """Optimizer steps of the run."""
+    steps_per_epoch: int | None
+    """Of the first epoch; None where nobody knows."""
+
+    def epoch_at(self, step: int) -> float:
+        """Return how many passes over the data are complete before this step."""
+
+    def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
+        """Return one process's slice of the global batch of a step. Called once per step, in rising order."""
+
+
+@runtime_checkable
+class ResumablePlan(Plan, Protocol):
+    """A plan that knows more than the number of the next step."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Return JSON values for the manifest of a checkpoint, as they are after the last batch."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up where `state` was asked for; called before the first batch of a resumed run."""
+
+
+class Communication(Protocol):
+    """How the processes of a run exchange small objects. Every method is called on all of them."""
+
+    rank: int
+    size: int
+
+    def broadcast(self, value: T) -> T:
+        """Return the main process's value."""
+
+    def gather(self, value: T) -> list[T]:
+        """Return everybody's value, by rank."""
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """What `Objective.plan` may use. It is called once, before there is a model; batches are asked for later.
+
+    A field is added now and then: take what you need by name.
+    """
+
+    config: Config
+    """As it was settled: `train.global_batch` is a number."""
+    folder: Path
+    """The run's own, where rounds may be kept."""
+    topology: Topology
+    layout: BatchLayout
+    """What the configuration says about batches."""
+    objective: Objective
+    tokenizer: Any
+    data: PreparedData
+    """The data sets as they were read: `data.train.corpus.row(...)` has the columns of a row."""
+    samples: SampleSet | None
+    """The encoded samples to train on; None for a stream (`data.stream`)."""
+    comms: Communication
+    say: Callable[[str], None]
+    """Print a line for the user, on one process only."""
+    default: Callable[[], Plan]
+    """Make the plan of an objective that has none: epoch after epoch, or the stream."""
+    batch: Callable[[int, Sequence[Row], int, int], Batch]
+    """`batch(step, rows, data_rank, data_size)`: make one process's slice of a global batch of rows in memory."""
+    forward: Callable[[Batch, Objective], ForwardResult]
+    """Evaluate another objective with the model in training, on every process; from the first batch on."""
+    send_weights: Callable[[InferenceEngine | None], None]
+    """Make an inference engine go on with the weights in training. Called on every process, with the engine on the
+    one that has it and None on the others; from the first batch on."""

@@ -1,0 +1,136 @@
+"""The plan of a data set with random access: which rows each optimizer step takes.
+
+The order of samples is a function of seed and epoch, and a step's rows are a function of the order: the number of
+processes decides only who takes which slice. All the state of the plan is the number of the next step.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from swift.contracts import Objective
+from swift.data.batch import Batch, Row
+from swift.data.plans.layout import BatchLayout, BatchMaker
+from swift.data.plans.packing import pack
+from swift.data.store import Facts, SampleSet
+
+Indices = tuple[int, ...]
+"""A row as indices of samples: one, or a pack."""
+
+
+class EpochPlan:
+    """The batches of a run over a data set with random access."""
+
+    def __init__(self, dataset: SampleSet, objective: Objective, layout: BatchLayout) -> None:
+        self._dataset = dataset
+        self._global_rows = layout.global_rows
+        self._batches = BatchMaker(layout, objective, _reader(dataset))
+        self._order = EpochOrder(dataset.lengths, layout)
+        self._ends: list[int] = []
+        """Steps up to the end of each epoch that was looked at."""
+        self.steps_per_epoch: int | None = self._epoch_steps(0)
+        self.total_steps = layout.max_steps if layout.max_steps is not None else self._steps_of(layout.epochs)
+
+    @property
+    def fill_ratio(self) -> float:
+        """Tokens of the first epoch over what its rows have room for; 1.0 without packing."""
+        return self._order.fill_ratio
+
+    def rows_of(self, step: int) -> tuple[int, list[Indices]]:
+        """The epoch that a step belongs to, and its rows."""
+        epoch, within = self._locate(step)
+        rows = self._order.rows(epoch)
+        return epoch, rows[within * self._global_rows : (within + 1) * self._global_rows]
+
+    def epoch_at(self, step: int) -> float:
+        """Passes over the data that are complete before this step: 1.5 halfway through the second."""
+        epoch, within = self._locate(step)
+        return epoch + within / self._epoch_steps(epoch)
+
+    def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
+        """One process's slice of the global batch of a step."""
+        rows = self.rows_of(step)[1]
+        return self._batches.batch(step, rows, _facts(self._dataset, rows), data_rank, data_size)
+
+    def _steps_of(self, epochs: float) -> int:
+        whole, part = int(epochs), epochs - int(epochs)
+        steps = sum(self._epoch_steps(epoch) for epoch in range(whole))
+        return steps + (math.ceil(part * self._epoch_steps(whole)) if part else 0)
+
+    def _epoch_steps(self, epoch: int) -> int:
+        while len(self._ends) <= epoch:
+            rows = self._order.count(len(self._ends))
+            steps = math.ceil(rows / self._global_rows)
+            self._ends.append((self._ends[-1] if self._ends else 0) + steps)
+        return self._ends[epoch] - (self._ends[epoch - 1] if epoch else 0)
+
+    def _locate(self, step: int) -> tuple[int, int]:
+        while not self._ends or self._ends[-1] <= step:
+            self._epoch_steps(len(self._ends))
+        epoch = bisect_right(self._ends, step)
+        return epoch, step - (self._ends[epoch - 1] if epoch else 0)
+
+
+class EpochOrder:
+    """The rows of each epoch: a permutation of the samples, or of packs made from one."""
+
+    def __init__(self, lengths: np.ndarray, layout: BatchLayout) -> None:
+        self._lengths = lengths
+        self._seed = layout.seed
+        self._shuffle = layout.shuffle
+        self._capacity = layout.capacity
+        self.rows: Callable[[int], list[Indices]] = lru_cache(maxsize=2)(self._rows)
+
+    @property
+    def fill_ratio(self) -> float:
+        """Tokens of the first epoch over what its rows have room for; 1.0 without packing."""
+        if self._capacity is None:
+            return 1.0
+        return float(self._lengths.sum()) / (self._capacity * len(self.rows(0)))
+
+    def count(self, epoch: int) -> int:
+        """How many rows an epoch has; different permutations may pack differently."""
+        return len(self._lengths) if self._capacity is None else len(self.rows(epoch))
+
+    def _rows(self, epoch: int) -> list[Indices]:
+        random = shuffler(self._seed, epoch)
+        samples = len(self._lengths)
+        order = random.permutation(samples) if self._shuffle else np.arange(samples)
+        if self._capacity is None:
+            return [(index,) for index in order.tolist()]
+        packs = [tuple(each.tolist()) for each in pack(self._lengths, order, self._capacity)]
+        # Best fit puts the long samples first; mixed again, batches are alike.
+        return [packs[index] for index in random.permutation(len(packs))] if self._shuffle else packs
+
+
+def shuffler(seed: int, epoch: int) -> np.random.RandomState:
+    """Randomness of one epoch. NumPy promises that this generator's stream never changes, of others it does not."""
+    return np.random.RandomState([seed % 2**32, epoch])
+
+
+def evaluation_batches(
+    dataset: SampleSet, objective: Objective, layout: BatchLayout, data_rank: int, data_size: int
+) -> Iterator[Batch]:
+    """Yield all samples once, in order, `layout.global_rows` rows at a time; as many batches on every process.
+
+    With packing they are packed within windows, and come in the order of the packs.
+    """
+    order = EpochOrder(dataset.lengths, replace(layout, shuffle=False, seed=0)).rows(0)
+    maker = BatchMaker(layout, objective, _reader(dataset))
+    for step, start in enumerate(range(0, len(order), layout.global_rows)):
+        part = order[start : start + layout.global_rows]
+        yield maker.batch(step, part, _facts(dataset, part), data_rank, data_size)
+
+
+def _reader(dataset: SampleSet) -> Callable[[Indices], Row]:
+    return lambda row: tuple(dataset[index] for index in row)
+
+
+def _facts(dataset: SampleSet, rows: Sequence[Indices]) -> list[Facts]:
+    return [dataset.facts(index) for row in rows for index in row]
