@@ -14,7 +14,7 @@ from processes import on_processes, succeeded
 from tiny_runs import BASE, conversations, write_jsonl, write_model
 
 from swift.config.parse import config_from_mapping
-from swift.train.prepare import opened
+from swift.train.prepare import open_job
 
 pytestmark = pytest.mark.full
 
@@ -48,7 +48,7 @@ def test_a_run_leaves_the_swapped_state_of_another_alone_that_has_the_same_outpu
     wanted = settings(model, tmp_path)
 
     def first() -> tuple[bool, int, bool]:
-        with opened(config_from_mapping(wanted), rows=ROWS) as job:
+        with open_job(config_from_mapping(wanted), rows=ROWS) as job:
             for step in (0, 1):
                 batch, objective = job.ready(job.plan.batch(step, 0, 1))
                 job.hooks.train_step(job.run, job.state, batch, objective)

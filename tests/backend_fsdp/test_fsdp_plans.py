@@ -73,10 +73,10 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
 
 def test_a_process_holds_a_part_of_every_tensor_and_reads_one_at_a_time(model: Path) -> None:
     def shares() -> tuple[int, int]:
-        from swift.train.prepare import opened
+        from swift.train.prepare import open_job
 
         parsed = config_from_mapping({"model.path": str(model), "backend.name": "fsdp", "tuner.kind": "full"})
-        with opened(parsed, rows=ROWS) as job:
+        with open_job(parsed, rows=ROWS) as job:
             parts: Any = job.state.parts
             held = sum(part.local.numel() for part in parts)
             whole = sum(part.parameter.numel() for part in parts)

@@ -14,11 +14,11 @@ def train_and_save(folder: Path) -> None:
     from swift.config.parse import config_from_mapping
     from swift.testing.subjects import conversations
     from swift.train.loop import Loop
-    from swift.train.prepare import opened
+    from swift.train.prepare import open_job
     from swift_backend_megatron import megatron_runtime
 
     settings = json.loads((folder / "settings.json").read_text())
-    with opened(config_from_mapping(settings), rows=conversations(13)) as job:
+    with open_job(config_from_mapping(settings), rows=conversations(13)) as job:
         Loop(job, []).run()
         with megatron_runtime.active():
             save(job.state, folder / "iter_0000003")

@@ -25,7 +25,7 @@ from swift.convert.run import convert_checkpoint
 from swift.convert.write import convert_to
 from swift.errors import CheckpointError
 from swift.testing.subjects import conversations, write_model
-from swift.train.prepare import opened
+from swift.train.prepare import open_job
 from swift_backend_megatron import megatron_runtime
 
 TIED = {"tie_word_embeddings": True}
@@ -103,7 +103,7 @@ def test_megatron_loads_what_is_written_for_it(saved: Callable[[str], Path], tmp
         return said
 
     def load() -> int:
-        with opened(config_from_mapping(plan), rows=conversations(13)) as job:
+        with open_job(config_from_mapping(plan), rows=conversations(13)) as job:
             with megatron_runtime.active():
                 job.state.step = megatron_saves.load(job.state, out / "iter_0000003")
             save_checkpoint(

@@ -303,7 +303,7 @@ def test_a_run_that_fails_says_why_and_lets_go_of_its_folder(
     def failing_too(self: JsonlObserver) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(Loop, "_step", failing)
+    monkeypatch.setattr(Loop, "make_step", failing)
     monkeypatch.setattr(JsonlObserver, "swift_run_end", hookimpl(failing_too))
     assert swift("sft", "--logging.run_name", "run") == 1
     printed = capsys.readouterr()

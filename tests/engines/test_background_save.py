@@ -12,15 +12,14 @@ import torch
 from places import DEEPSPEED, FSDP, MEGATRON, TORCH, Place
 from tiers import tiered
 
-from swift.checkpoint import host_copies as staging
-from swift.checkpoint import open_checkpoint
+from swift.checkpoint import host_copies, open_checkpoint
 from swift.checkpoint.save import PendingSave
 from swift.config.parse import config_from_mapping
 from swift.testing import Layout, crew
 from swift.testing.cases import CHATS
 from swift.testing.subjects import Subject, shared_model
 from swift.train.loop import Loop
-from swift.train.prepare import opened
+from swift.train.prepare import open_job
 
 PLACES = (
     Place("torch", TORCH, Layout(1)),
@@ -43,8 +42,8 @@ def train(place: Place, model: Path, output: Path, asynchronous: bool) -> int:
     saved = {"train.max_steps": 4, "checkpoint.save_steps": 1, "checkpoint.asynchronous": asynchronous}
     settings = place.settings(model, output, "background" if asynchronous else "at once", **saved)
     late = _late_copies() if asynchronous else []
-    with opened(config_from_mapping(settings), rows=CHATS) as job:
-        Loop(job, []).run()
+    with open_job(config_from_mapping(settings), rows=CHATS) as job:
+        Loop(job).run()
     return len(late)
 
 
@@ -56,7 +55,7 @@ def _late_copies() -> list[bool]:
     made: list[bool] = []
     awaited: set[PendingSave] = set()
     asked = threading.Semaphore(0)
-    copy = staging._copy
+    copy = host_copies.copy_tensors
 
     def late(pairs: Any) -> None:
         made.append(asked.acquire(timeout=PATIENCE))
@@ -72,7 +71,7 @@ def _late_copies() -> list[bool]:
 
         return wait
 
-    staging._copy = late
+    host_copies.copy_tensors = late
     PendingSave.wait_for_copy = announced(PendingSave.wait_for_copy)  # type: ignore[method-assign]
     PendingSave.wait = announced(PendingSave.wait)  # type: ignore[method-assign]
     return made

@@ -18,7 +18,7 @@ from swift.testing import Layout, crew
 from swift.testing.cases import CHATS
 from swift.testing.subjects import Subject, shared_model
 from swift.train.loop import Loop
-from swift.train.prepare import opened
+from swift.train.prepare import open_job
 
 PLACES = (
     Place("torch", TORCH, Layout(2)),
@@ -33,19 +33,13 @@ SECONDS = 4.0
 
 
 def train(place: Place, model: Path, output: Path, stopped: int) -> None:
-    """Save after step 2; in step 4 one process is stopped as a debugger, or a machine that swaps, would do it."""
+    """Save after step 2; before step 4 one process is stopped as a debugger, or a machine that swaps, would do it."""
     more = {"checkpoint.save_steps": 2, "train.timeout_minutes": SECONDS / 60}
     settings = place.settings(model, output, "run", **more)
-    whole = Loop._step
-
-    def step(self: Loop, number: int) -> object:
-        if number == 3 and self.job.topology.world.rank == stopped:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return whole(self, number)
-
-    Loop._step = step  # type: ignore[method-assign,assignment]  # in a process that was forked for this test
-    with opened(config_from_mapping(settings), rows=CHATS) as job:
-        Loop(job, []).run()
+    with open_job(config_from_mapping(settings), rows=CHATS) as job:
+        for record in Loop(job).steps():
+            if record.step == 3 and job.run.world.rank == stopped:
+                os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def launched(

@@ -27,7 +27,7 @@ from swift.testing.engine_checks import CHECKS, Check, Reference
 from swift.testing.engine_conformance import request_of
 from swift.testing.subjects import conversations, write_jsonl, write_model
 from swift.train.loop import Loop
-from swift.train.prepare import opened
+from swift.train.prepare import open_job
 
 ANSWERS = {"colour?": "blue", "number?": "forty-two", "animal?": "otter", "a longer question?": "a dog"}
 ROWS = [{"query": question, "response": answer} for question, answer in ANSWERS.items()]
@@ -171,10 +171,10 @@ def _trained(
 ) -> dict[str, Any]:
     """What an engine says before and after a run has handed its weights over, and what transformers says with them."""
     prompts = reference.prompts
-    with opened(config_from_mapping(settings), rows=rows) as job:
+    with open_job(config_from_mapping(settings), rows=rows) as job:
         engine = open_engine(job.is_main)
         before = None if engine is None else _tokens(engine, prompts)
-        Loop(job, [], None).run()
+        Loop(job).run()
         assert job.run.send_weights is not None
         job.run.send_weights(engine)
         weights = {name: tensor.clone() for name, tensor in job.hooks.iter_weights(job.run, job.state)}

@@ -197,12 +197,12 @@ def sabotage(folder: Path, rank: int, deed: str) -> dict[str, str]:
 import os
 if os.environ.get("RANK") == "{rank}":
     from swift.train.loop import Loop
-    whole = Loop._step
+    whole = Loop.make_step
     def step(self, number):
         if number == 1:
             {deed}
         return whole(self, number)
-    Loop._step = step
+    Loop.make_step = step
 """
     (folder / "sabotage").mkdir()
     (folder / "sabotage" / "sitecustomize.py").write_text(script)

@@ -22,7 +22,7 @@ WATCHED = """
 import json, os, time
 if "RANK" in os.environ:
     from swift.train.loop import Loop
-    whole = Loop._step
+    whole = Loop.make_step
     def step(self, number):
         record = whole(self, number)
         world = self.job.topology.world
@@ -33,7 +33,7 @@ if "RANK" in os.environ:
         if os.path.exists("slow"):
             time.sleep(0.3)
         return record
-    Loop._step = step
+    Loop.make_step = step
 """
 
 

@@ -23,7 +23,7 @@ from swift.checkpoint.folders import whole_checkpoints
 from swift.config.parse import config_from_mapping
 from swift.testing.crew import free_port
 from swift.train.loop import Loop, train
-from swift.train.saving import Keeper
+from swift.train.prepare import open_job
 
 ROWS = conversations(26)
 ENOUGH = 10_000
@@ -104,30 +104,23 @@ def _live(victim: Victim, rank: int, port: int, pause_at: int | None) -> None:
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     diary = os.open(victim.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    settle, steps, step_of = Keeper._settle, Loop._steps, Loop._step
 
     def note(what: str, step: int) -> None:
         if rank == 0:
             os.write(diary, f"{what} {step}\n".encode())
 
-    def settled(self: Keeper) -> None:
-        pending = self._pending
-        settle(self)
-        if pending is not None:
-            note("saved", pending[0])
+    def note_last(loop: Loop) -> None:
+        if loop.saver.last is not None:
+            note("saved", int(loop.saver.last.name.removeprefix("checkpoint-")))
 
-    def begun(self: Loop) -> bool:
-        note("from", self.job.state.step)
-        return steps(self)
-
-    def made(self: Loop, number: int) -> Any:
-        record = step_of(self, number)
-        note("made", record.step)
-        return record
-
-    Keeper._settle, Loop._steps, Loop._step = settled, begun, made  # type: ignore[method-assign]
     try:
-        train(config_from_mapping(victim.settings), rows=ROWS, pause_at=pause_at)
+        with open_job(config_from_mapping(victim.settings), rows=ROWS) as job:
+            note("from", job.state.step)
+            loop = Loop(job, pause_at=pause_at)
+            for record in loop.steps():
+                note("made", record.step)
+                note_last(loop)
+            note_last(loop)
     finally:
         # What the parent registered (pytest's own hooks among it) is not the child's to run.
         os._exit(0)

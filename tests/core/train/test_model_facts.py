@@ -16,7 +16,7 @@ from swift.contracts import Run
 from swift.hookspecs import hookimpl
 from swift.observers.jsonl import JsonlObserver
 from swift.observers.mfu import mfu_of
-from swift.train.prepare import opened
+from swift.train.prepare import open_job
 
 SCORING = "with the reference model, once"
 
@@ -28,7 +28,7 @@ def test_mfu_is_shown_for_adapters_as_for_whole_models(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     settings = {"model.path": str(tiny), "model.dtype": "bfloat16", "backend.device": "cpu", "data.workers": 1, **tuner}
     settings["logging.output"] = str(tmp_path)
-    with opened(config_from_mapping(settings), rows=conversations(8)) as job:
+    with open_job(config_from_mapping(settings), rows=conversations(8)) as job:
         state: Any = job.state
         counts = [(parameter.numel(), parameter.requires_grad) for parameter in state.view.model.parameters()]
         job.run.topology = replace(job.run.topology, device="cuda:0")

@@ -10,6 +10,8 @@ from datasets import Dataset
 from tiny_runs import conversations, write_jsonl
 
 from swift import Swift, SwiftModel, Trainer, TrainerConfig
+from swift.config.parse import config_from_mapping
+from swift.errors import UsageError
 
 
 def test_a_trainer_with_rows_in_memory_trains(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,3 +54,19 @@ def test_a_run_described_by_keywords_trains(tiny: Path, tmp_path: Path, monkeypa
     assert (summary.status, summary.steps) == ("completed", 9)
     (folder,) = (tmp_path / "output").glob("*/*")
     assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6", "checkpoint-9"]
+
+
+def test_a_program_iterates_over_the_steps_of_a_run_and_may_leave_it(tiny: Path, tmp_path: Path) -> None:
+    settings = {
+        "model.path": str(tiny), "logging.output": str(tmp_path), "logging.run_name": "run", "train.max_steps": 4,
+        "train.global_batch": 2, "train.micro_batch": 2, "checkpoint.save_steps": 1, "backend.device": "cpu",
+    }  # fmt: skip
+    seen = []
+    for record in Swift(config_from_mapping(settings), rows=conversations(9)).steps():
+        saved = sorted(path.name for path in (tmp_path / tiny.name / "run").glob("checkpoint-*"))
+        seen.append((record.step, saved[-1]))
+        if record.step == 2:
+            break
+    assert seen == [(1, "checkpoint-1"), (2, "checkpoint-2")]
+    with pytest.raises(UsageError, match="no model to train"):
+        next(Swift(config_from_mapping({})).steps())

@@ -16,10 +16,9 @@ from tiny_runs import BASE, conversations
 
 import swift.export.run
 from swift.config.parse import config_from_mapping
-from swift.contracts import StepRecord
 from swift.errors import CheckpointError
 from swift.train.loop import Loop
-from swift.train.prepare import opened
+from swift.train.prepare import open_job
 
 ROWS = conversations(20)
 SAVED_AT = 2
@@ -27,46 +26,36 @@ LORA = {"tuner.kind": "lora", "optim.lr": 1e-2}
 FROZEN = {"tuner.freeze": ["*layers.0*"]}
 
 
-class Watched(Loop):
-    """Lets weights be written at the last step only; keeps those that were in memory when a checkpoint was due."""
+def run(model: Path, output: Path, changes: dict[str, Any], step_after: threading.Event) -> dict[int, dict[str, Any]]:
+    """Train for four steps, saving after the second and the last; return the weights in memory, by step.
 
-    def __init__(self, *arguments: Any, last_step: threading.Event) -> None:
-        super().__init__(*arguments)
-        self.live: dict[int, dict[str, Any]] = {}
-        self._last_step = last_step
-
-    def _step(self, step: int) -> StepRecord:
-        record = super()._step(step)
-        weights = self.job.hooks.iter_weights(self.job.run, self.job.state)
-        self.live[record.step] = {name: tensor.clone().numpy() for name, tensor in weights}
-        if record.step == record.total_steps:
-            self._last_step.set()
-        return record
-
-
-def run(model: Path, output: Path, changes: dict[str, Any], last_step: threading.Event) -> dict[int, dict[str, Any]]:
-    """Train for four steps, saving at the second and the last; answers the weights in memory, by step."""
+    Weights are written only when the step after the save has been made.
+    """
     settings = {
         **BASE, "model.path": str(model), "logging.output": str(output), "train.max_steps": 4, "train.global_batch": 4,
         "train.micro_batch": 2, "checkpoint.asynchronous": True, "checkpoint.save_steps": SAVED_AT, **changes,
     }  # fmt: skip
-    with opened(config_from_mapping(settings), rows=ROWS) as job:
-        loop = Watched(job, [], last_step=last_step)
-        loop.run()
-    return loop.live
+    live: dict[int, dict[str, Any]] = {}
+    with open_job(config_from_mapping(settings), rows=ROWS) as job:
+        for record in Loop(job).steps():
+            weights = job.hooks.iter_weights(job.run, job.state)
+            live[record.step] = {name: tensor.clone().numpy() for name, tensor in weights}
+            if record.step == SAVED_AT + 1:
+                step_after.set()
+    return live
 
 
 def delay(monkeypatch: pytest.MonkeyPatch, work: Callable[..., None]) -> threading.Event:
-    """Have weights ready to load written by `work`, when the last step is made; answers the event of that step."""
-    last_step = threading.Event()
+    """Have weights ready to load written by `work`, once the step after the save is made; return that event."""
+    step_after = threading.Event()
 
     def later(*arguments: Any, **more: Any) -> None:
         assert threading.current_thread().name == "checkpoint"
-        assert last_step.wait(100)
+        assert step_after.wait(100)
         work(*arguments, **more)
 
     monkeypatch.setattr(swift.export.run, "write_model_weights", later)
-    return last_step
+    return step_after
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -81,9 +70,9 @@ def delay(monkeypatch: pytest.MonkeyPatch, work: Callable[..., None]) -> threadi
 def test_weights_ready_to_load_are_those_of_the_saved_step_though_training_went_on(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], file: str, size: int
 ) -> None:
-    last_step = delay(monkeypatch, swift.export.run.write_model_weights)
+    step_after = delay(monkeypatch, swift.export.run.write_model_weights)
     ((live, *_),) = (
-        map(succeeded, ranks) for ranks in on_processes(size, partial(run, tied, tmp_path, changes, last_step))
+        map(succeeded, ranks) for ranks in on_processes(size, partial(run, tied, tmp_path, changes, step_after))
     )
     for step in (SAVED_AT, 4):
         written = load_file(tmp_path / tied.name / "run" / f"checkpoint-{step}" / file)
@@ -99,8 +88,8 @@ def test_weights_that_cannot_be_written_in_the_background_fail_the_run_on_all_pr
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    last_step = delay(monkeypatch, fail)
-    ((first, second),) = on_processes(2, partial(run, tied, tmp_path, {}, last_step))
+    step_after = delay(monkeypatch, fail)
+    ((first, second),) = on_processes(2, partial(run, tied, tmp_path, {}, step_after))
     for error in (first, second):
         assert isinstance(error, CheckpointError)
         assert "Checkpoint 2 could not be written" in error.message

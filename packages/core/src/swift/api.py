@@ -9,7 +9,7 @@ Keywords go through the same table of aliases as flags, so both give the same co
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from swift.config.parse import Parsed, config_from_mapping
 from swift.errors import UsageError
 
 if TYPE_CHECKING:
-    from swift.contracts import RunSummary
+    from swift.contracts import RunSummary, StepRecord
 
 Rows = Sequence[Any]
 """Rows in memory: a list of mappings, or a `datasets.Dataset`."""
@@ -59,6 +59,20 @@ class Swift:
 
     def train(self) -> RunSummary:
         """Train in this process, or as the member of the group that a launcher started."""
+        self._check()
+        from swift.train.loop import train
+
+        return train(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
+
+    def steps(self) -> Iterator[StepRecord]:
+        """Train as `train` does, and yield a record after each step, when all that was due after it is done."""
+        self._check()
+        from swift.train.loop import steps
+
+        yield from steps(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
+
+    def _check(self) -> None:
+        """Raise `UsageError` where something to train, or to train on, is missing."""
         config = self.parsed.config
         if config.model.path is None:
             raise UsageError("There is no model to train.", hint="Pass model='qwen3-0.6b', or a folder.")
@@ -69,9 +83,6 @@ class Swift:
                 "The Python API trains in its own process, so nproc cannot be above 1.",
                 hint=f"Start the script with: torchrun --nproc-per-node {self.parsed.nproc} SCRIPT",
             )
-        from swift.train.loop import train
-
-        return train(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
 
 
 @dataclass(frozen=True)

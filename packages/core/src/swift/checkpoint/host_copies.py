@@ -47,13 +47,13 @@ class Staging:
             self.copies[name] = own.view(tensor.dtype).view(tensor.shape)
         pairs = [(self.copies[name], tensor) for name, tensor in tensors.items()]
         if gpu is None:
-            _copy(pairs)
+            copy_tensors(pairs)
             return
         beside: torch.cuda.Stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         with torch.cuda.stream(beside):
             if written is not None:
                 beside.wait_event(written)
-            _copy(pairs)
+            copy_tensors(pairs)
         beside.synchronize()
 
     def release(self) -> None:
@@ -72,7 +72,7 @@ def work_until_now() -> torch.cuda.Event | None:
     return event
 
 
-def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def copy_tensors(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Fill the first of each pair from the second.
 
     Torch would cut every tensor over all threads and wait for all of them before the next one, which takes many times

@@ -8,6 +8,12 @@
     class TestMyEngine(EngineConformance):
         engine = "mine"
 
+A test of one's own looks on while a run trains:
+
+    with open_job(config_from_mapping({"backend.name": "mine", ...}), rows=rows) as job:
+        for record in Loop(job).steps():
+            ...
+
 `swift plugins --try mine` runs a short form of the first, without pytest.
 """
 
@@ -20,8 +26,10 @@ from swift.testing.layouts import Layout
 if TYPE_CHECKING:
     from swift.testing.conformance import BackendConformance
     from swift.testing.engine_conformance import EngineConformance
+    from swift.train.loop import Loop
+    from swift.train.prepare import open_job
 
-__all__ = ["BackendConformance", "EngineConformance", "Layout"]
+__all__ = ["BackendConformance", "EngineConformance", "Layout", "Loop", "open_job"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,4 +42,12 @@ def __getattr__(name: str) -> Any:
         from swift.testing.engine_conformance import EngineConformance
 
         return EngineConformance
+    if name == "Loop":
+        from swift.train.loop import Loop
+
+        return Loop
+    if name == "open_job":
+        from swift.train.prepare import open_job
+
+        return open_job
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +24,10 @@ from swift.testing.cases import HELD_OUT, RESUMED, SAVED_AT, Case
 from swift.testing.crew import LastWords
 from swift.testing.layouts import Layout
 from swift.train.loop import Loop
-from swift.train.prepare import opened
+from swift.train.prepare import open_job
 
 if TYPE_CHECKING:
-    from swift.contracts import ModelView, StepRecord, StepResult
+    from swift.contracts import ModelView, StepResult
     from swift.data.batch import MicroBatch
     from swift.train.job import Job
 
@@ -101,17 +103,16 @@ class Trial:
     def resumed(self, checkpoint: Path, steps: int) -> Outcome:
         """On from a checkpoint, as many steps as are asked for."""
         with self._opened(**{"checkpoint.resume": str(checkpoint)}) as job:
-            return _watched(job, stop_after=job.state.step + steps)
+            return _watched(job, steps=steps)
 
     def poisoned(self, step: int, sample: int) -> tuple[str, float]:
         """A run in which the loss of one sample is not a number in one step: the error, and how far weights moved."""
-        with self._opened() as job:
-            loop = _Watched(job, stop_after=step - 1)
-            loop.run()
+        with self._opened() as job, closing(Loop(job).steps()) as records:
+            deque(islice(records, step - 1), maxlen=0)
             before = {name: tensor.clone() for name, tensor in job.hooks.iter_weights(job.run, job.state)}
             job.objective = _Poisoned(job.objective, sample)
             try:
-                loop._step(step - 1)
+                next(records)
             except Exception as error:
                 after = job.hooks.iter_weights(job.run, job.state)
                 moved = max(float((tensor - before[name]).abs().max()) for name, tensor in after)
@@ -132,7 +133,7 @@ class Trial:
     @contextmanager
     def _opened(self, **more: Any) -> Iterator[Job]:
         parsed = config_from_mapping(self.settings(**more))
-        with _silence(), opened(parsed, rows=self.case.rows, validation_rows=self.case.rows[:HELD_OUT]) as job:
+        with _silence(), open_job(parsed, rows=self.case.rows, validation_rows=self.case.rows[:HELD_OUT]) as job:
             yield job
 
 
@@ -143,36 +144,16 @@ def _silence() -> Iterator[None]:
         yield
 
 
-class _Watched(Loop):
-    """The loop of every run; keeps each step's result, which observers see on one process only."""
-
-    def __init__(self, job: Job, *, pause_at: int | None = None, stop_after: int | None = None) -> None:
-        super().__init__(job, [], pause_at)
-        self.results: dict[int, StepResult] = {}
-        self.evaluations: dict[int, float] = {}
-        self._stop_after = stop_after
-
-    def _steps(self) -> bool:
-        if self._stop_after is not None:
-            self.job.run.total_steps = min(self.job.run.total_steps, self._stop_after)
-        return super()._steps()
-
-    def _step(self, step: int) -> StepRecord:
-        record = super()._step(step)
-        self.results[record.step] = record.result
-        return record
-
-    def _evaluated(self, record: StepRecord) -> StepRecord:
-        record = super()._evaluated(record)
-        if record.evaluation is not None:
-            self.evaluations[record.step] = record.evaluation["loss"]
-        return record
-
-
-def _watched(job: Job, *, pause_at: int | None = None, stop_after: int | None = None) -> Outcome:
-    loop = _Watched(job, pause_at=pause_at, stop_after=stop_after)
-    loop.run()
-    return Outcome(loop.results, loop.evaluations, checkpoint=loop.keeper.last)
+def _watched(job: Job, *, pause_at: int | None = None, steps: int | None = None) -> Outcome:
+    """Train to the end, or for so many steps, and keep what observers see on one process only."""
+    outcome, loop = Outcome(), Loop(job, pause_at=pause_at)
+    with closing(loop.steps()) as records:
+        for record in islice(records, steps):
+            outcome.results[record.step] = record.result
+            if record.evaluation is not None:
+                outcome.evaluations[record.step] = record.evaluation["loss"]
+    outcome.checkpoint = loop.saver.last
+    return outcome
 
 
 class _Poisoned:

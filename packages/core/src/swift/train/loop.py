@@ -1,26 +1,29 @@
-"""The training loop: one step after the other, evaluating and saving when it is time.
+"""The training loop: one step after the other, evaluating and saving when it is due.
 
 `train` is the whole run on one process: config → data → (setup → wrap → shard) → steps → checkpoints → export.
+`steps` is the same for a caller who looks on: it yields a record of every step.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import RunSummary, StepRecord
 from swift.errors import CheckpointError, SwiftError, TrainingError
-from swift.plugins.blame import blamed, explained, keep_traceback, words_of
+from swift.plugins.blame import explained
 from swift.processes.signals import graceful_stop
+from swift.train.due import Due
 from swift.train.evaluate import evaluate
+from swift.train.failures import check_folder, failure_of, folder_is_gone, not_finite, resume_advice
 from swift.train.job import Job
 from swift.train.memory import peak_memory_gib
-from swift.train.prepare import opened, tell_data
-from swift.train.run_folder import ARGS_FILE
-from swift.train.saving import Keeper
+from swift.train.prepare import open_job, report_data
+from swift.train.saving import CheckpointSaver
 from swift.train.sums import NonFiniteStep
 
 if TYPE_CHECKING:
@@ -39,9 +42,29 @@ def train(
 
     `pause_at` ends this session after that step as a signal would: saved, to be resumed later.
     """
+    with _open_loop(parsed, rows, validation_rows, pause_at) as loop:
+        return loop.run()
+
+
+def steps(
+    parsed: Parsed,
+    *,
+    rows: Sequence[Any] | None = None,
+    validation_rows: Sequence[Any] | None = None,
+    pause_at: int | None = None,
+) -> Generator[StepRecord, None, None]:
+    """Run what `parsed` describes, as `train` does, and yield a record after each step. See `Loop.steps`."""
+    with _open_loop(parsed, rows, validation_rows, pause_at) as loop:
+        yield from loop.steps()
+
+
+@contextmanager
+def _open_loop(
+    parsed: Parsed, rows: Sequence[Any] | None, validation_rows: Sequence[Any] | None, pause_at: int | None
+) -> Iterator[Loop]:
     try:
-        with opened(parsed, rows=rows, validation_rows=validation_rows) as job, graceful_stop() as signals:
-            return Loop(job, signals, pause_at).run()
+        with open_job(parsed, rows=rows, validation_rows=validation_rows) as job, graceful_stop() as signals:
+            yield Loop(job, signals, pause_at)
     except Exception as error:
         failure = explained(error)
         if failure is None or failure is error:
@@ -52,31 +75,43 @@ def train(
 class Loop:
     """The steps of one run, on one process."""
 
-    def __init__(self, job: Job, signals: Sequence[int], pause_at: int | None = None) -> None:
+    def __init__(self, job: Job, signals: Sequence[int] = (), pause_at: int | None = None) -> None:
         self.job = job
-        self.keeper = Keeper(job)
+        self.due = Due(job, signals, pause_at)
+        self.saver = CheckpointSaver(job)
+        self.summary: RunSummary | None = None
+        """What observers are told at the end; set once the run has ended."""
         self._signals = signals
-        self._pause_at = pause_at
         self._tokens = 0
         self._started = time.monotonic()
-        job.watchdog.advice = self._go_on
+        job.watchdog.advice = lambda: resume_advice(self.saver.last)
 
     def run(self) -> RunSummary:
-        """Until the last step, a signal, or patience with the evaluation is at its end."""
+        """Make all steps that are left, until the last one, a signal, or early stopping."""
+        deque(self.steps(), maxlen=0)
+        assert self.summary is not None
+        return self.summary
+
+    def steps(self) -> Generator[StepRecord, None, None]:
+        """Make the steps that are left and yield the record of each, once all that was due after it is done.
+
+        Every process of a run iterates alike. After the last step the run is ended: exported, and its summary told to
+        observers. A caller who stops before that (`close()`) leaves a run without an end, whose checkpoints are whole.
+        """
         job = self.job
         with ExitStack() as stack:
-            stack.callback(self.keeper.wait)
+            stack.callback(self.saver.wait)
             if job.is_main:
                 job.hooks.run_start(job.run)
             try:
-                stopped = self._steps()
-                self.keeper.wait()
-                summary = self._summary("stopped" if stopped else "completed")
+                yield from self._each_step()
+                self.saver.wait()
+                summary = self._summary("stopped" if self.due.stopped else "completed")
                 job.watchdog.at("the end", armed=False)
-                if not stopped:
-                    self.keeper.export()
+                if not self.due.stopped:
+                    self.saver.export()
             except Exception as error:
-                failure = self._failure(error)
+                failure = failure_of(job, error, self.saver.last)
                 self._fail(failure)
                 if isinstance(failure, CheckpointError):
                     failure.exit_code = TrainingError.exit_code  # the command was right; training failed
@@ -84,41 +119,18 @@ class Loop:
                     raise
                 raise failure from error
             self._end(summary)
-            return summary
 
-    def _steps(self) -> bool:
-        """Make the steps that are left; True when a signal ended them early."""
-        job, config = self.job, self.job.run.config
-        for step in range(job.state.step, job.run.total_steps):
-            record = self._step(step)
-            done = step + 1
-            last = done == job.run.total_steps
-            if last or self._due(done, config.train.eval_steps):
-                record = self._evaluated(record)
-            if job.is_main:
-                self._check_folder(done)
-                job.hooks.step_end(job.run, record)
-            stop, *failed = job.comms.each_any([bool(self._signals) or done == self._pause_at, *job.hooks.failed()])
-            job.hooks.switch_off(failed, job.run, job.comms)
-            stop = stop and not last
-            wants_save = self._due(done, config.checkpoint.save_steps) or (last and config.checkpoint.save_last)
-            if wants_save or stop:
-                job.watchdog.at(f"the checkpoint of step {done}")
-                self._check_folder(done)
-                self.keeper.save(record)
-            if stop:
-                return True
-            if job.best.exhausted and record.evaluation is not None:
-                job.run.say(
-                    f"Stopping early: {config.train.early_stopping} evaluations in a row were no better than "
-                    f"{job.best}."
-                )
-                if not wants_save:
-                    self.keeper.save(record)
-                return False
-        return False
+    def _each_step(self) -> Iterator[StepRecord]:
+        for step in range(self.job.state.step, self.job.run.total_steps):
+            record = self.evaluate_if_due(self.make_step(step))
+            self.tell_observers(record)
+            self.save_if_due(record)
+            yield record
+            if self.due.end(record):
+                break
 
-    def _step(self, step: int) -> StepRecord:
+    def make_step(self, step: int) -> StepRecord:
+        """Make one optimizer step, counted from 0, and return what it was."""
         job = self.job
         job.watchdog.at(f"step {step + 1}")
         begin = time.monotonic()
@@ -128,7 +140,8 @@ class Loop:
         try:
             result = job.hooks.train_step(job.run, job.state, ready, objective)
         except NonFiniteStep as failure:
-            raise self._not_finite(step, failure) from None
+            self.saver.wait()
+            raise not_finite(job, step + 1, failure, self.saver.last) from None
         self._tokens += batch.tokens
         return StepRecord(
             step=step + 1,
@@ -142,16 +155,10 @@ class Loop:
             memory_gib=peak_memory_gib(job.topology.device),
         )
 
-    def _due(self, done: int, every: int | None) -> bool:
-        """Every so many steps, or at the end of each epoch."""
-        if every is not None:
-            return done % every == 0
-        plan = self.job.plan
-        return plan.steps_per_epoch is not None and plan.epoch_at(done).is_integer()
-
-    def _evaluated(self, record: StepRecord) -> StepRecord:
+    def evaluate_if_due(self, record: StepRecord) -> StepRecord:
+        """Evaluate on the validation set where it is time; return the record with the result."""
         job = self.job
-        batches = job.validation_batches()
+        batches = job.validation_batches() if self.due.evaluation(record.step) else None
         if batches is None:
             return record
         job.watchdog.at(f"the evaluation after step {record.step}")
@@ -159,54 +166,24 @@ class Loop:
         job.best.update(record.step, evaluation)
         return replace(record, evaluation=evaluation)
 
-    def _not_finite(self, step: int, failure: NonFiniteStep) -> TrainingError:
-        self.keeper.wait()
-        samples = sorted({sample for samples in self.job.comms.gather(failure.sample_ids) for sample in samples})
-        if samples:
-            data = self.job.data.train
-            places = [data.place(sample) if data is not None else str(sample) for sample in samples]
-            shown = ", ".join(places[:8]) + (" ..." if len(places) > 8 else "")
-            where = f"The loss of these samples is not finite: {shown}."
-        else:
-            where = "Every sample's own loss is finite: the gradient overflowed."
-        return TrainingError(
-            f"Step {step + 1} gave loss {failure.loss} and gradient norm {failure.grad_norm}. {where} "
-            "The weights are as they were before the step.",
-            hint="Lower --learning_rate, look at the samples, or resume from "
-            f"{self.keeper.last or 'an earlier checkpoint (none was saved)'}.",
-        )
+    def tell_observers(self, record: StepRecord) -> None:
+        """Hand the record to the observers, and agree with the other processes on whether the run is stopped."""
+        if self.job.is_main:
+            check_folder(self.job, record.step)
+            self.job.hooks.step_end(self.job.run, record)
+        self.due.agree(record.step)
 
-    def _failure(self, error: Exception) -> Exception:
-        """What the run ends with: an error that a plugin raised is said with its place in the run."""
-        if self._folder_is_gone():
-            return self._gone(self.job.state.step)  # whoever wrote first found it out, in words of its own
-        blame = None if isinstance(error, SwiftError) else blamed(error)
-        if blame is None:
-            return error
+    def save_if_due(self, record: StepRecord) -> None:
+        """Save a checkpoint where it is time, or where the run ends early."""
+        if not self.due.save(record):
+            return
         job = self.job
-        rank = job.run.world.rank
-        failure = TrainingError(
-            f"Process {rank} failed in {job.watchdog.doing}: {words_of(error)} It was raised by {blame}.",
-            hint=self._go_on(),
-        )
-        failure.traceback_of = error
-        keep_traceback(failure, job.run.folder, name=f"traceback-{rank}")
-        return failure
-
-    def _folder_is_gone(self) -> bool:
-        return not (self.job.run.folder / ARGS_FILE).is_file()
-
-    def _check_folder(self, step: int) -> None:
-        """Nothing is written into a folder that is gone: it would be there again, and not be that of this run."""
-        if self.job.is_main and self._folder_is_gone():
-            raise self._gone(step)
-
-    def _gone(self, step: int) -> TrainingError:
-        return TrainingError(
-            f"The run's folder {self.job.run.folder} is gone, and its checkpoints with it: it was removed or renamed "
-            f"while the run made step {step}.",
-            hint="If it was renamed, go on from a checkpoint in it: --resume_from_checkpoint FOLDER",
-        )
+        job.watchdog.at(f"the checkpoint of step {record.step}")
+        check_folder(job, record.step)
+        if not self.due.stopped and self.due.no_better(record):
+            evaluations = job.run.config.train.early_stopping
+            job.run.say(f"Stopping early: {evaluations} evaluations in a row were no better than {job.best}.")
+        self.saver.save(record)
 
     def _summary(self, status: str, message: str = "") -> RunSummary:
         return RunSummary(
@@ -214,34 +191,28 @@ class Loop:
             steps=self.job.state.step,
             seconds=time.monotonic() - self._started,
             tokens=self._tokens,
-            last_checkpoint=self.keeper.last,
-            best_checkpoint=self.keeper.best,
+            last_checkpoint=self.saver.last,
+            best_checkpoint=self.saver.best,
             message=message,
             signal=self._signals[0] if self._signals else None,
         )
 
-    def _go_on(self) -> str:
-        """What to type after a run that came to nothing."""
-        last = self.keeper.last
-        return (
-            f"Go on from the last checkpoint: --resume_from_checkpoint {last}" if last else "No checkpoint was saved."
-        )
-
     def _fail(self, error: Exception) -> None:
-        """Observers learn of it, whatever state the run is in; the error itself goes on to the user."""
+        """Tell observers, whatever state the run is in; the error itself goes on to the user."""
         with suppress(SwiftError):
-            self.keeper.wait()
+            self.saver.wait()
         try:
             self._end(self._summary("failed", str(error)))
         except Exception as another:
-            if self._folder_is_gone():
+            if folder_is_gone(self.job):
                 return
             self.job.run.say(f"The end of the run could not be recorded either: {another}")
 
     def _end(self, summary: RunSummary) -> None:
+        self.summary = summary
         if self.job.is_main:
             if self.job.data.stream is not None:
-                tell_data(self.job.run, self.job.data)
+                report_data(self.job.run, self.job.data)
             self.job.hooks.run_end(self.job.run, summary)
 
 

@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,23 +35,47 @@ from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
 from swift.terminal import print_line, say_nothing
-from swift.train import reference
 from swift.train.best import BestSoFar
 from swift.train.job import Job, in_order
-from swift.train.resume import Beginning, beginning, claim_folder, describe_run, resume
+from swift.train.reference import ScoreCache, reference_mode
+from swift.train.resume import StartPoint, claim_folder, describe_run, find_start, resume
 from swift.train.run_folder import RunClaim
 from swift.train.send_weights import send_weights
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
-    from swift.contracts import InferenceEngine, ModelSource
+    from swift.contracts import InferenceEngine, ModelSource, TrainState
+    from swift.data.encodings import Encoding
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run whose processes have met, on its way to the first step."""
+
+    parsed: Parsed
+    run: Run
+    hooks: Hooks
+    comms: Comms
+    start: StartPoint
+
+
+@dataclass(frozen=True)
+class SampleSets:
+    """The samples to train and to evaluate on, with reference log-probabilities where they are kept on disk."""
+
+    train: SampleSet | None
+    """None for a stream."""
+    validation: SampleSet | None
 
 
 @contextmanager
-def opened(
+def open_job(
     parsed: Parsed, *, rows: Sequence[Any] | None = None, validation_rows: Sequence[Any] | None = None
 ) -> Iterator[Job]:
-    """A job, taken down again whatever happens."""
+    """Make a run ready for its first step, and take it down again whatever happens.
+
+    `rows` and `validation_rows` are data sets in memory, used instead of those that the configuration names.
+    """
     config = parsed.config
     hooks = open_hooks(load_backend(config.backend.name), observers=load_observers(config.logging.report_to))
     world = current_world()
@@ -73,12 +98,12 @@ def opened(
         compare_fingerprints(fingerprint(hooks.plugins), comms.gather)
         limit = timedelta(minutes=config.train.timeout_minutes)
         watchdog = Watchdog(world, limit, comms.broadcast, folder=run.folder)
-        begin = beginning(config, comms)
-        claim = claim_folder(run, comms, begin)
+        start = find_start(config, comms)
+        claim = claim_folder(run, comms, start)
         watchdog.folder = run.folder
-        job = _prepare(parsed, run, hooks, comms, watchdog, begin, rows, validation_rows)
+        job = _prepare(Setup(parsed, run, hooks, comms, start), watchdog, rows, validation_rows)
         _check_evaluation(job)
-        describe_run(job, parsed, begin)
+        describe_run(job, parsed, start)
         began = True
         yield job
     finally:
@@ -105,76 +130,46 @@ def _tear_down(hooks: Hooks, run: Run) -> None:
 
 
 def _prepare(
-    parsed: Parsed,
-    run: Run,
-    hooks: Hooks,
-    comms: Comms,
-    watchdog: Watchdog,
-    begin: Beginning,
-    rows: Sequence[Any] | None,
-    validation_rows: Sequence[Any] | None,
+    setup: Setup, watchdog: Watchdog, rows: Sequence[Any] | None, validation_rows: Sequence[Any] | None
 ) -> Job:
+    """Take the steps to a job in the order in which a mistake is found cheapest."""
+    run, start = setup.run, setup.start
     _check_export(run.config)
-    config = run.config = _with_global_batch(run.config, begin.checkpoint, run.topology.data_size)
-    _seed(config.train.seed)
+    run.config = settle_batch(run.config, start.checkpoint, run.topology.data_size)
+    _seed(run.config.train.seed)
     # Kinds of precision that this machine lacks are refused before anything is read.
-    resolve_dtype(config.model.dtype, run.topology.device)
+    resolve_dtype(run.config.model.dtype, run.topology.device)
 
-    source = open_source(config.model, say=run.say, seed=config.train.seed)
-    objective = make_objective(load_objective(config.objective.name), parsed.objective_options)
-    data = prepare_data(
-        config.data,
-        source.tokenizer,
-        encoding=objective.encoding,
-        seed=config.train.seed,
-        say=run.say,
-        rows=rows,
-        validation_rows=validation_rows,
-        barrier=comms.barrier,
-        is_main=run.topology.is_main,
-    )
-    _check_same_data(config, data, comms)
-    if data.stream is None:
-        tell_data(run, data)
-    train = None if data.train is None else data.train.samples
-    validation = None if data.validation is None else data.validation.samples
-    plan = _plan(config, objective, train, data)
-    run.total_steps = plan.total_steps
-    run.schedule = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
-
-    state = hooks.shard(run, hooks.wrap_model(run, source))
-
-    def send(inference: InferenceEngine | None) -> None:
-        send_weights(inference, hooks.iter_weights(run, state), source=source, adapter=run.adapter_config)
-
-    run.send_weights = send
-    mode = reference.reference_mode(objective, getattr(parsed.objective_options, "reference", "auto"), config)
+    source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
+    objective = make_objective(load_objective(run.config.objective.name), setup.parsed.objective_options)
+    data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows)
+    samples = SampleSets(*(None if each is None else each.samples for each in (data.train, data.validation)))
+    plan = plan_steps(run, objective, samples, data)
+    state = load_model(setup, source)
+    mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     if mode == "cached":
-        scores = reference.ScoreCache(run, hooks, comms, state, source.fingerprint)
-        train = scores.applied(train, lambda dataset: in_order(run, dataset, objective))
-        if validation is not None:
-            validation = scores.applied(validation, lambda dataset: in_order(run, dataset, objective))
-        plan = _plan(config, objective, train, data)
+        samples = score_reference(setup, objective, samples, state, source.fingerprint)
+        plan = plan_steps(run, objective, samples, data)
 
     job = Job(
         run=run,
-        hooks=hooks,
-        comms=comms,
+        hooks=setup.hooks,
+        comms=setup.comms,
         source=source,
         objective=objective,
         plan=plan,
         data=data,
-        validation=validation,
+        validation=samples.validation,
         state=state,
-        best=BestSoFar.from_config(config.train),
+        best=BestSoFar.from_config(run.config.train),
         reference=mode,
         manifest=_manifest(run, source, data, plan),
         watchdog=watchdog,
     )
-    if begin.folder is not None:
-        run.say(f"Going on with the run in {begin.folder}, on {run.world.size} process{'es' * (run.world.size > 1)}.")
-    if begin.checkpoint is not None:
-        resume(job, begin.checkpoint, again=begin.folder is not None)
+    if start.folder is not None:
+        run.say(f"Going on with the run in {start.folder}, on {run.world.size} process{'es' * (run.world.size > 1)}.")
+    if start.checkpoint is not None:
+        resume(job, start.checkpoint, again=start.folder is not None)
     return job
 
 
@@ -187,7 +182,7 @@ def _check_export(config: Config) -> None:
         check_destination(options.out, options, out="--export.out", exist_ok="--export.exist_ok true")
 
 
-def _with_global_batch(config: Config, checkpoint: Path | None, data_size: int) -> Config:
+def settle_batch(config: Config, checkpoint: Path | None, data_size: int) -> Config:
     """Settle how many rows make a global batch; a resumed run keeps its own, on however many processes."""
     train = config.train
     rows = train.global_batch
@@ -215,8 +210,34 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def tell_data(run: Run, data: PreparedData) -> None:
-    """Say what became of the data set; of a stream that is known at the end."""
+def open_data(
+    setup: Setup,
+    tokenizer: Any,
+    encoding: str | Encoding,
+    rows: Sequence[Any] | None,
+    validation_rows: Sequence[Any] | None,
+) -> PreparedData:
+    """Read, encode and check the data sets, and report what could not be used; a stream is opened only."""
+    run, comms = setup.run, setup.comms
+    data = prepare_data(
+        run.config.data,
+        tokenizer,
+        encoding=encoding,
+        seed=run.config.train.seed,
+        say=run.say,
+        rows=rows,
+        validation_rows=validation_rows,
+        barrier=comms.barrier,
+        is_main=run.topology.is_main,
+    )
+    _check_same_data(run.config, data, comms)
+    if data.stream is None:
+        report_data(run, data)
+    return data
+
+
+def report_data(run: Run, data: PreparedData) -> None:
+    """Print the data report, which of a stream is complete only at the end."""
     for line in data.report.lines():
         run.say(line)
     run.facts["data"] = f"{data.report.samples:,} samples, {data.report.tokens:,} tokens"
@@ -224,6 +245,39 @@ def tell_data(run: Run, data: PreparedData) -> None:
         reason: {"count": rejected.count, "first": f"{rejected.place}: {rejected.detail}"}
         for reason, rejected in data.report.rejected.items()
     }
+
+
+def plan_steps(run: Run, objective: Objective, samples: SampleSets, data: PreparedData) -> Plan:
+    """Decide which samples each step takes; sets the number of steps and the schedule of the run."""
+    config = run.config
+    plan = _plan(config, objective, samples.train, data)
+    run.total_steps = plan.total_steps
+    run.schedule = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
+    return plan
+
+
+def load_model(setup: Setup, source: ModelSource) -> TrainState:
+    """Let the backend build, distribute and fill the model, and make its weights reachable for inference engines."""
+    run, hooks = setup.run, setup.hooks
+    state = hooks.shard(run, hooks.wrap_model(run, source))
+
+    def send(inference: InferenceEngine | None) -> None:
+        send_weights(inference, hooks.iter_weights(run, state), source=source, adapter=run.adapter_config)
+
+    run.send_weights = send
+    return state
+
+
+def score_reference(
+    setup: Setup, objective: Objective, samples: SampleSets, state: TrainState, fingerprint: str
+) -> SampleSets:
+    """Add the log-probabilities of the model as it is now: read from the cache, or made by one pass."""
+    run = setup.run
+    scores = ScoreCache(run, setup.hooks, setup.comms, state, fingerprint)
+    train = scores.applied(samples.train, lambda dataset: in_order(run, dataset, objective))
+    if samples.validation is None:
+        return SampleSets(train, None)
+    return SampleSets(train, scores.applied(samples.validation, lambda dataset: in_order(run, dataset, objective)))
 
 
 def _plan(config: Config, objective: Objective, train: SampleSet | None, data: PreparedData) -> Plan:

@@ -34,7 +34,7 @@ PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StartPoint:
     """Where a run begins, the same on every process."""
 
     checkpoint: Path | None = None
@@ -45,7 +45,7 @@ class Beginning:
     """Those that may start these processes again by themselves."""
 
 
-def beginning(config: Config, comms: Comms) -> Beginning:
+def find_start(config: Config, comms: Comms) -> StartPoint:
     """What the user names; but where an elastic launcher starts a run again, or for 'auto', its own last checkpoint."""
     launchers = tuple(sorted({each for each in comms.gather(elastic_launcher()) if each is not None}))
     named = config.checkpoint.resume
@@ -56,9 +56,9 @@ def beginning(config: Config, comms: Comms) -> Beginning:
     own = comms.broadcast(own)
     checkpoint = comms.broadcast(last_checkpoint(own) if own is not None and comms.rank == 0 else None)
     if checkpoint is not None or named is None or auto:
-        return Beginning(checkpoint, own, launchers)
+        return StartPoint(checkpoint, own, launchers)
     checkpoint = comms.broadcast(find_checkpoint(named, output=config.logging.output))
-    return Beginning(checkpoint, own, launchers)
+    return StartPoint(checkpoint, own, launchers)
 
 
 def resume(job: Job, folder: Path, *, again: bool) -> None:
@@ -92,7 +92,7 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
         )
 
 
-def claim_folder(run: Run, comms: Comms, begin: Beginning) -> RunClaim | None:
+def claim_folder(run: Run, comms: Comms, start: StartPoint) -> RunClaim | None:
     """Makes and locks the run's folder on the main process, which gets the claim, and sets `run.folder` on all.
 
     A resumed run goes on in its own folder unless later steps lie there.
@@ -101,7 +101,7 @@ def claim_folder(run: Run, comms: Comms, begin: Beginning) -> RunClaim | None:
     problem: SwiftError | None = None
     if comms.rank == 0:
         try:
-            claim = _claim(run, begin)
+            claim = _claim(run, start)
             check_run_files(claim.folder)
             clean_stale(claim.folder)
         except SwiftError as error:
@@ -116,7 +116,7 @@ def claim_folder(run: Run, comms: Comms, begin: Beginning) -> RunClaim | None:
     return claim
 
 
-def describe_run(job: Job, parsed: Parsed, begin: Beginning) -> None:
+def describe_run(job: Job, parsed: Parsed, start: StartPoint) -> None:
     """Writes into the run's folder what it is, before its first step."""
     if not job.is_main:
         return
@@ -130,18 +130,18 @@ def describe_run(job: Job, parsed: Parsed, begin: Beginning) -> None:
         {
             "versions": job.manifest.versions,
             "processes": run.world.size,
-            "launchers": list(begin.launchers),
+            "launchers": list(start.launchers),
         },
     )
     if job.data.validation is not None:
         job.data.validation.write_rows(run.folder / "val_dataset.jsonl")
 
 
-def _claim(run: Run, begin: Beginning) -> RunClaim:
-    if begin.folder is not None:
+def _claim(run: Run, start: StartPoint) -> RunClaim:
+    if start.folder is not None:
         # A process of the same run that its launcher has not ended yet still holds the folder.
-        return RunClaim(begin.folder, lock_run_folder(begin.folder, patience=PATIENCE))
-    own = None if begin.checkpoint is None else _own_folder(run, begin.checkpoint)
+        return RunClaim(start.folder, lock_run_folder(start.folder, patience=PATIENCE))
+    own = None if start.checkpoint is None else _own_folder(run, start.checkpoint)
     if own is not None:
         return RunClaim(own, lock_run_folder(own))
     return claim_new_folder(run.config, run.config.model.path or "model")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from swift.train.job import Job
 
 
-class Keeper:
+class CheckpointSaver:
     """Saves when it is told to, keeps as many as the user wants, and knows the last and the best."""
 
     def __init__(self, job: Job) -> None:

@@ -1,0 +1,57 @@
+"""What is due after a step: an evaluation, a checkpoint, the end of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swift.contracts import StepRecord
+    from swift.train.job import Job
+
+
+class Due:
+    """Answers what is due after a step of one run, the same on every process."""
+
+    def __init__(self, job: Job, signals: Sequence[int] = (), pause_at: int | None = None) -> None:
+        self._job = job
+        self._signals = signals
+        self._pause_at = pause_at
+        self.stopped = False
+        """Whether the run is to end before its last step: by a signal to any of its processes, or at `pause_at`."""
+
+    def agree(self, step: int) -> None:
+        """Settle with the other processes whether the run is stopped, and which observers are switched off."""
+        job = self._job
+        asked = bool(self._signals) or step == self._pause_at
+        stop, *failed = job.comms.each_any([asked, *job.hooks.failed()])
+        job.hooks.switch_off(failed, job.run, job.comms)
+        self.stopped = stop and not self._is_last(step)
+
+    def evaluation(self, step: int) -> bool:
+        """Return whether to evaluate: every `train.eval_steps`, and after the last step."""
+        return self._is_last(step) or self._every(step, self._job.run.config.train.eval_steps)
+
+    def save(self, record: StepRecord) -> bool:
+        """Return whether to save: every `checkpoint.save_steps`, and where the run ends."""
+        checkpoint = self._job.run.config.checkpoint
+        at_the_end = self._is_last(record.step) and checkpoint.save_last
+        return self._every(record.step, checkpoint.save_steps) or at_the_end or self.end(record)
+
+    def end(self, record: StepRecord) -> bool:
+        """Return whether the run ends although steps are left: it is stopped, or no evaluation gets better."""
+        return self.stopped or self.no_better(record)
+
+    def no_better(self, record: StepRecord) -> bool:
+        """Return whether `train.early_stopping` evaluations in a row, this step's the last of them, were no better."""
+        return self._job.best.exhausted and record.evaluation is not None
+
+    def _is_last(self, step: int) -> bool:
+        return step == self._job.run.total_steps
+
+    def _every(self, step: int, interval: int | None) -> bool:
+        """Return whether the interval is over; without one it is an epoch."""
+        if interval is not None:
+            return step % interval == 0
+        plan = self._job.plan
+        return plan.steps_per_epoch is not None and plan.epoch_at(step).is_integer()

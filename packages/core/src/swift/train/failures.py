@@ -1,0 +1,73 @@
+"""How a run that fails says why: the step, the process, who raised the error, and what to resume from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swift.errors import SwiftError, TrainingError
+from swift.plugins.blame import blamed, keep_traceback, words_of
+from swift.train.run_folder import ARGS_FILE
+
+if TYPE_CHECKING:
+    from swift.train.job import Job
+    from swift.train.sums import NonFiniteStep
+
+
+def resume_advice(last: Path | None) -> str:
+    """Return what to type after a run that failed. `last` is its newest checkpoint."""
+    return f"Go on from the last checkpoint: --resume_from_checkpoint {last}" if last else "No checkpoint was saved."
+
+
+def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
+    """Return the error that the run ends with: one that a plugin raised is given its step and process."""
+    if folder_is_gone(job):
+        return _gone(job, job.state.step)  # whichever process wrote first found it out, in words of its own
+    blame = None if isinstance(error, SwiftError) else blamed(error)
+    if blame is None:
+        return error
+    rank = job.run.world.rank
+    failure = TrainingError(
+        f"Process {rank} failed in {job.watchdog.doing}: {words_of(error)} It was raised by {blame}.",
+        hint=resume_advice(last),
+    )
+    failure.traceback_of = error
+    keep_traceback(failure, job.run.folder, name=f"traceback-{rank}")
+    return failure
+
+
+def not_finite(job: Job, step: int, failure: NonFiniteStep, last: Path | None) -> TrainingError:
+    """Return the error of a step whose loss or gradient is not finite, with the samples at fault. Collective."""
+    samples = sorted({sample for samples in job.comms.gather(failure.sample_ids) for sample in samples})
+    if samples:
+        data = job.data.train
+        places = [data.place(sample) if data is not None else str(sample) for sample in samples]
+        shown = ", ".join(places[:8]) + (" ..." if len(places) > 8 else "")
+        where = f"The loss of these samples is not finite: {shown}."
+    else:
+        where = "Every sample's own loss is finite: the gradient overflowed."
+    return TrainingError(
+        f"Step {step} gave loss {failure.loss} and gradient norm {failure.grad_norm}. {where} "
+        "The weights are as they were before the step.",
+        hint="Lower --learning_rate, look at the samples, or resume from "
+        f"{last or 'an earlier checkpoint (none was saved)'}.",
+    )
+
+
+def check_folder(job: Job, step: int) -> None:
+    """Raise when the run's folder is gone: written into, it would be there again and not be that of this run."""
+    if job.is_main and folder_is_gone(job):
+        raise _gone(job, step)
+
+
+def folder_is_gone(job: Job) -> bool:
+    """Return whether the run's folder was removed or renamed."""
+    return not (job.run.folder / ARGS_FILE).is_file()
+
+
+def _gone(job: Job, step: int) -> TrainingError:
+    return TrainingError(
+        f"The run's folder {job.run.folder} is gone, and its checkpoints with it: it was removed or renamed "
+        f"while the run made step {step}.",
+        hint="If it was renamed, go on from a checkpoint in it: --resume_from_checkpoint FOLDER",
+    )
