@@ -1,12 +1,19 @@
-"""`swift config show | validate | schema`, and files to begin from that backends bring."""
+"""`swift config show | validate | schema`, and configuration files to begin from that backends bring."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from swift.cli.verbs import TRAINING
-from swift.cli.words import asks_for_help
+from pydantic import Field
+
+from swift.cli.help import asks_for_help, show_help
+from swift.cli.options import read_options
+from swift.cli.verbs import TRAINING, VERBS
+from swift.config.limits import Rows
+from swift.config.options import Bare, Section
 from swift.errors import UsageError, did_you_mean
+from swift.terminal import print_line
 
 USAGE = """\
 swift config show     [pt|sft|rlhf|train] [config.yaml] [flags]   the resolved configuration and layout
@@ -17,43 +24,50 @@ swift config BACKEND PRESET                                       a file of that
 """
 
 
-def run(_verb: str, args: list[str]) -> int:
-    """The verb."""
-    import sys
+class ConfigOptions(Section):
+    """All other flags are those of the verb that trains."""
 
+    examples = tuple(USAGE.splitlines())
+    sample: Annotated[Rows | None, Bare("1")] = Field(
+        None, description="Show so many samples as the model will see them; --sample alone shows one"
+    )
+
+
+def run(verb: str, args: list[str]) -> int:
+    """Run the verb; returns the exit code."""
     if not args or asks_for_help(args):
-        sys.stdout.write(USAGE)
+        show_help(verb, VERBS[verb].summary, ConfigOptions)
         return 0
     action, rest = args[0], args[1:]
     from swift.cli import show
 
     if action == "schema":
-        sys.stdout.write(show.schema_json())
+        print_line(show.schema_json().rstrip("\n"))
         return 0
     if action not in ("show", "validate"):
         presets = presets_of_backends()
         if action in presets:
-            sys.stdout.write(_preset(action, rest, presets[action]))
+            print_line(_preset(action, rest, presets[action]).rstrip("\n"))
             return 0
         actions = ("show", "validate", "schema", *presets)
         raise UsageError(f"There is no `swift config {action}`.{did_you_mean(action, actions)}", hint=USAGE)
-    verb = rest.pop(0) if rest and rest[0] in TRAINING else "train"
-    samples = _take_samples(rest)
+    trained = rest.pop(0) if rest and rest[0] in TRAINING else "train"
+    typed = read_options(verb, rest, ConfigOptions, passes_on=True)
+    samples = typed.options.sample or 0
     from swift.config.parse import parse
 
-    parsed = parse(rest, verb, complete=samples > 0 or action == "validate")
+    parsed = parse([*typed.words, *typed.passed_on], trained, complete=samples > 0 or action == "validate")
     if action == "validate":
-        sys.stdout.write("The configuration is right.\n")
+        print_line("The configuration is right.")
         return 0
-    sys.stdout.write(show.resolved_yaml(parsed))
-    sys.stdout.write(show.layout(parsed))
+    print_line((show.resolved_yaml(parsed) + show.layout(parsed)).rstrip("\n"))
     if samples:
         show.print_samples(parsed, samples)
     return 0
 
 
 def presets_of_backends() -> dict[str, Mapping[str, str]]:
-    """Installed backend → its presets, by name, of those that have any."""
+    """Return installed backend → its presets, by name, of those that have any."""
     from swift.errors import SwiftError
     from swift.plugins.discover import list_plugins
     from swift.plugins.load import load
@@ -73,24 +87,9 @@ def presets_of_backends() -> dict[str, Mapping[str, str]]:
 def _preset(backend: str, names: list[str], presets: Mapping[str, str]) -> str:
     if len(names) == 1 and names[0] in presets:
         return presets[names[0]]
-    said = " ".join(names)
+    typed = " ".join(names)
     raise UsageError(
-        f"swift config {backend} takes the name of a preset{f', not {said!r}' if said else ''}."
-        f"{did_you_mean(said, presets)}",
+        f"swift config {backend} takes the name of a preset{f', not {typed!r}' if typed else ''}."
+        f"{did_you_mean(typed, presets)}",
         hint=f"Presets: {', '.join(presets)}",
     )
-
-
-def _take_samples(args: list[str]) -> int:
-    """Remove `--sample N` from `args`; a bare `--sample` is one."""
-    for place, word in enumerate(args):
-        said, separator, value = word.partition("=")
-        if said != "--sample":
-            continue
-        del args[place]
-        if not separator and place < len(args) and args[place].isdecimal():
-            value = args.pop(place)
-        if value and not (value.isdecimal() and int(value) > 0):
-            raise UsageError(f"--sample takes a number of samples, not {value!r}.", hint="Type: --sample 1")
-        return int(value or 1)
-    return 0

@@ -1,80 +1,83 @@
-"""`swift convert CHECKPOINT --out DIR`: a checkpoint of another program becomes one to go on from, or the reverse."""
+"""`swift convert CHECKPOINT --out DIR`: imports a checkpoint of another program, or with --to writes one for it."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Annotated
 
-import typer
+from pydantic import Field
 
-from swift.cli.app import TrustRemoteCode, run_app
+from swift.cli.options import run_verb
+from swift.config.limits import FilePath, Name
+from swift.config.options import Aliases, Argument, Section
 from swift.errors import UsageError
+from swift.terminal import print_line
 
-FORMATS = "trainer, deepspeed, megatron, hf or adapter"
+FORMATS = "trainer, hf, adapter, or what an installed backend writes"
+
+
+class ConvertOptions(Section):
+    """Weights and optimizer state are imported, so that any backend resumes from them; with --to, they are exported.
+
+    Read are checkpoints of the Hugging Face Trainer, of ms-swift and of installed backends, and models and adapters.
+    """
+
+    examples = (
+        "swift convert output/checkpoint-500 --model qwen3-0.6b --out converted",
+        "swift convert output/my-model/v0-20260101-120000 --to trainer --out checkpoint-500",
+    )
+    checkpoint: Annotated[FilePath, Argument("CHECKPOINT")] = Field(
+        description="Folder that the other program saved; with --to, one of swift's"
+    )
+    out: Annotated[FilePath, Aliases("output_dir")] = Field(description="Destination folder")
+    model: Name | None = Field(
+        None,
+        description="The model that training started from: a folder or a name on the hub; may be left out where the "
+        "checkpoint says it",
+    )
+    to: Name | None = Field(None, description=f"The format that a checkpoint of swift is written in: {FORMATS}")
+    adapter_config: FilePath | None = Field(
+        None, description="adapter_config.json, where it is not next to the checkpoint"
+    )
+    weights_only: bool = Field(False, description="Leave the optimizer's state behind")
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with the model: only if you trust who made it"
+    )
 
 
 def run(verb: str, args: list[str]) -> int:
-    """The verb."""
-    return run_app(f"swift {verb}", convert, args)
+    """Run the verb; returns the exit code."""
+    return run_verb(verb, args, ConvertOptions, convert)
 
 
-def convert(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder that the other program saved; with --to, one of swift's")],
-    out: Annotated[Path, typer.Option("--out", "--output_dir", "--output-dir", help="Destination folder")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="The model that training started from: a folder or a name on the hub; may be left out where the "
-            "checkpoint says it"
-        ),
-    ] = None,
-    to: Annotated[
-        str | None, typer.Option(help=f"What a checkpoint of swift becomes: {FORMATS}, or what a backend writes")
-    ] = None,
-    adapter_config: Annotated[
-        Path | None, typer.Option("--adapter-config", help="adapter_config.json, where it is not beside the checkpoint")
-    ] = None,
-    weights_only: Annotated[
-        bool, typer.Option("--weights-only", "--weights_only", help="Leave the optimizer's state behind")
-    ] = False,
-    trust_remote_code: TrustRemoteCode = False,
-) -> int:
-    """Take weights and optimizer state over, so that training goes on under any backend; with --to, hand them back.
-
-    Read are checkpoints of the Hugging Face Trainer, ms-swift, DeepSpeed and Megatron, and models and adapters.
-    """
+def convert(options: ConvertOptions) -> int:
+    """Convert in the direction that the checkpoint and --to say."""
     # Only now: these modules import torch.
     from swift.checkpoint.folders import is_checkpoint
 
-    if is_checkpoint(checkpoint):
-        if to is None:
-            raise UsageError(f"{checkpoint} is a checkpoint of swift already.", hint=f"Add --to {FORMATS}.")
-        if model or adapter_config or weights_only:
+    path, trusted = options.checkpoint, options.trust_remote_code
+    if is_checkpoint(path):
+        if options.to is None:
+            raise UsageError(f"{path} is a checkpoint of swift already.", hint=f"Add --to {FORMATS}.")
+        if options.model or options.adapter_config or options.weights_only:
             raise UsageError("With --to, the checkpoint itself says all else.", hint="Leave the other options out.")
         from swift.convert.write import convert_to
 
-        convert_to(checkpoint, to=to, out=out, say=_say, trust_remote_code=trust_remote_code)
+        convert_to(path, to=options.to, out=options.out, say=print_line, trust_remote_code=trusted)
         return 0
-    if to is not None:
+    if options.to is not None:
         raise UsageError(
-            f"{checkpoint} is no checkpoint of swift, which --to starts from.",
+            f"{path} is no checkpoint of swift, which --to starts from.",
             hint="Convert it without --to first, and then what comes out.",
         )
     from swift.convert.run import convert_checkpoint
 
     convert_checkpoint(
-        checkpoint,
-        model=model,
-        out=out,
-        adapter_config=adapter_config,
-        say=_say,
-        weights_only=weights_only,
-        trust_remote_code=trust_remote_code,
+        path,
+        model=options.model,
+        out=options.out,
+        adapter_config=options.adapter_config,
+        say=print_line,
+        weights_only=options.weights_only,
+        trust_remote_code=trusted,
     )
     return 0
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

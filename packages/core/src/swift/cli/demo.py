@@ -6,32 +6,40 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from pydantic import Field
 
-from swift.cli.app import run_app
+from swift.cli.options import run_verb
+from swift.config.limits import FilePath
+from swift.config.options import Section
 from swift.errors import UsageError
+from swift.terminal import print_line
 
 if TYPE_CHECKING:
     from swift.contracts import RunSummary
 
 STEPS = 240
 PAUSE = 120
-"""Where the run is interrupted, to show that it goes on from a checkpoint."""
+"""Where the run is interrupted, to show that it resumes from a checkpoint."""
 GOAL = 0.95
 MARKER = ".swift-demo"
 
 
-def run(args: list[str]) -> int:
-    """The verb."""
-    return run_app("swift demo", demo, args)
+class DemoOptions(Section):
+    """Makes a tiny model and a task, trains, resumes, exports, checks and asks: two minutes on two CPU cores."""
+
+    out: FilePath = Field(Path("output/demo"), description="Folder of the demo; made anew each time")
 
 
-def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the demo; made anew each time")] = Path("output/demo"),
-) -> int:
-    """Make a tiny model and a task, train, resume, export, check, ask. Two minutes on two CPU cores."""
+def run(verb: str, args: list[str]) -> int:
+    """Run the verb; returns the exit code."""
+    return run_verb(verb, args, DemoOptions, demo)
+
+
+def demo(options: DemoOptions) -> int:
+    """Go through the main job of swift, printing each command."""
+    out = options.out
     started = time.monotonic()
     _fresh(out)
     _title("1. A tiny model of Qwen3's architecture, and a task: read numbers aloud")
@@ -40,8 +48,8 @@ def demo(
 
     model = write_model(out / "model")
     train_file, test_file = write_data(out)
-    _say(f"  {model}: random weights, a byte-level tokenizer, a chat template")
-    _say(f"  {train_file}: 800 numbers to learn from; {test_file}: 100 others, asked at the end")
+    print_line(f"  {model}: random weights, a byte-level tokenizer, a chat template")
+    print_line(f"  {train_file}: 800 numbers to learn from; {test_file}: 100 others, asked at the end")
 
     command = _command(model, train_file)
     _title(f"2. Train, and stop in the middle\n   $ {' '.join(['swift', *command])}")
@@ -49,7 +57,7 @@ def demo(
 
     resume = [*command, "--resume_from_checkpoint", str(paused.last_checkpoint)]
     _title(
-        "3. Go on from the checkpoint: same samples, same schedule, same optimizer state\n"
+        "3. Resume from the checkpoint: same samples, same schedule, same optimizer state\n"
         f"   $ swift {command[0]} ... --resume_from_checkpoint {paused.last_checkpoint}"
     )
     done = _train(resume)
@@ -65,15 +73,15 @@ def demo(
     _title(f"5. Ask the questions that it has never seen\n   $ swift eval {exported} --dataset {test_file}")
     accuracy = _ask(exported, test_file)
 
-    _say(f"\nAccuracy on held-out questions: {accuracy:.0%}. All of it took {time.monotonic() - started:.0f} s.")
+    print_line(f"\nAccuracy on held-out questions: {accuracy:.0%}. All of it took {time.monotonic() - started:.0f} s.")
     if accuracy < GOAL:
-        _say(f"That is less than the {GOAL:.0%} that this demo should reach.")
+        print_line(f"That is less than the {GOAL:.0%} that this demo should reach.")
         return 1
-    _say(f"Curves of the run: {done.last_checkpoint.parent / 'report.html'}")
-    _say("\nNext, with your own model and data:")
-    _say("  swift sft --model Qwen/Qwen3-0.6B --dataset your_data.jsonl      fine-tune with LoRA")
-    _say("  swift sft --help                                                 every flag, with its default")
-    _say(f"  swift chat {exported}                                  talk to the model of this demo")
+    print_line(f"Curves of the run: {done.last_checkpoint.parent / 'report.html'}")
+    print_line("\nNext, with your own model and data:")
+    print_line("  swift sft --model Qwen/Qwen3-0.6B --dataset your_data.jsonl      fine-tune with LoRA")
+    print_line("  swift sft --help                                                 every flag, with its default")
+    print_line(f"  swift chat {exported}                                  talk to the model of this demo")
     return 0
 
 
@@ -115,29 +123,24 @@ def _export(checkpoint: Path, exported: Path) -> None:
 def _ask(exported: Path, test_file: Path) -> float:
     from swift.contracts import Sampling
     from swift.infer.batch import answers
-    from swift.infer.options import Wanted
+    from swift.infer.options import ModelOptions
     from swift.infer.questions import read_questions
     from swift.infer.speaker import open_speaker
 
     questions = read_questions([str(test_file)], {})
-    speaker = open_speaker(str(exported), Wanted(batch_size=50), say=_indented)
+    speaker = open_speaker(ModelOptions(model=str(exported)), batch_size=50, say=_indented)
     texts = answers(speaker, questions, Sampling(max_new_tokens=48))
     for asked, text in list(zip(questions, texts, strict=True))[:5]:
-        _say(f"  {asked.messages[0]['content']}  →  {text}")
+        print_line(f"  {asked.messages[0]['content']}  →  {text}")
     right = sum(text == asked.expected for asked, text in zip(questions, texts, strict=True))
-    _say(f"  {right} of {len(questions)} are right")
+    print_line(f"  {right} of {len(questions)} are right")
     return right / len(questions)
 
 
 def _title(text: str) -> None:
     bold, plain = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
-    _say(f"\n{bold}{text}{plain}")
+    print_line(f"\n{bold}{text}{plain}")
 
 
 def _indented(line: str) -> None:
-    _say(f"  {line}")
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    print_line(f"  {line}")

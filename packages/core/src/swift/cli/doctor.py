@@ -1,4 +1,4 @@
-"""`swift doctor`: what this machine has for training, and what to type to mend what it lacks."""
+"""`swift doctor`: examines what this machine has for training, and says what to type where something is missing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import typer
+from pydantic import Field
 
-from swift.cli.app import run_app
+from swift.cli.options import run_verb
+from swift.cli.verbs import collision
+from swift.config.options import Section
 from swift.errors import SwiftError
-from swift.plugins.discover import CORE, list_plugins
-from swift.plugins.load import load
+from swift.terminal import print_line
 from swift.version import __version__
+
+CORE = "swift-core"
 
 Verdict = Literal["ok", "note", "broken"]
 _MARKS = {"ok": "[green]✓[/]", "note": "[yellow]·[/]", "broken": "[red]✗[/]"}
@@ -58,27 +61,33 @@ class Finding:
     topic: str
     what: str
     verdict: Verdict = "ok"
-    mend: str = ""
+    fix: str = ""
     """What to type, or what follows."""
 
 
-def run(args: list[str]) -> int:
-    """The verb. Exit 1 when something is broken."""
-    return run_app("swift doctor", report, args)
+class DoctorOptions(Section):
+    """Examined are versions, devices, kernels, plugins, offline state and disk space. Exit 1 if something is broken."""
+
+    as_json: bool = Field(False, alias="json", description="For programs")
 
 
-def report(as_json: Annotated[bool, typer.Option("--json", help="For programs")] = False) -> int:
-    """Examine versions, devices, kernels, plugins, offline state and disk space."""
+def run(verb: str, args: list[str]) -> int:
+    """Run the verb; returns the exit code."""
+    return run_verb(verb, args, DoctorOptions, report)
+
+
+def report(options: DoctorOptions) -> int:
+    """Print all findings."""
     findings = list(examine())
-    if as_json:
-        sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
+    if options.as_json:
+        print_line(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         _print(findings)
     return 1 if any(finding.verdict == "broken" for finding in findings) else 0
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, by topic."""
+    """Yield all findings, by topic."""
     yield from _versions()
     yield from _devices()
     yield from _kernels()
@@ -134,7 +143,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _asked_of_torch() -> dict[str, Any]:
-    """What a process of its own finds, or under 'error' why not: a damaged torch may take its process along."""
+    """Return what a process of its own finds, or under 'error' why not: a damaged torch may end its process."""
     asked = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, check=False)
     try:
         found: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
@@ -153,7 +162,7 @@ def _kernels() -> Iterator[Finding]:
 
 
 def _serving() -> Iterator[Finding]:
-    """vLLM: told from metadata, since importing it takes many seconds."""
+    """Examine vLLM by its metadata, since importing it takes many seconds."""
     from packaging.requirements import Requirement
 
     found = [name for name in _VLLM if _version_of(name)]
@@ -190,10 +199,17 @@ def _version_of(distribution: str) -> str | None:
 
 
 def _plugins() -> Iterator[Finding]:
+
+    from swift.plugins.discover import list_plugins
+    from swift.plugins.load import load
+
     usable: dict[str, list[str]] = {}
     for entry in list_plugins():
         if not entry.allowed:
             yield Finding("plugins", f"{entry} is left out", "note", "SWIFT_PLUGINS decides which plugins are allowed")
+            continue
+        if problem := collision(entry):
+            yield Finding("plugins", f"{entry} {problem}", "broken", f"pip uninstall {entry.distribution}")
             continue
         try:
             load(entry)
@@ -244,5 +260,5 @@ def _print(findings: list[Finding]) -> None:
             topic = finding.topic
             console.print(f"[bold]{topic}[/]")
         console.print(f"  {_MARKS[finding.verdict]} {escape(finding.what)}")
-        if finding.mend:
-            console.print(f"      [dim]→ {escape(finding.mend)}[/]")
+        if finding.fix:
+            console.print(f"      [dim]→ {escape(finding.fix)}[/]")

@@ -1,59 +1,126 @@
-"""`swift sft --help`: every field of the configuration in groups, with its default and the flags that set it."""
+"""Help of a verb: every option in groups, with its type, its default and the flags that set it.
+
+Written with the standard library alone: a library for terminals would take longer to import than help takes to print.
+"""
 
 from __future__ import annotations
 
+import inspect
+import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from swift.cli.verbs import VERBS
-from swift.cli.words import HELP
-from swift.config.aliases import flags_of
-from swift.config.draft import Draft
 from swift.config.fields import Field, core_fields, model_fields
-from swift.config.flags import OWN_FLAGS, read_flags
-from swift.config.parse import VERB_OBJECTIVES
-from swift.config.sections import Config
+from swift.config.options import examples_of
 from swift.errors import ConfigError, SwiftError
-from swift.plugins.load import LoadedPlugin, load_backend, load_objective
 
-_EXAMPLES = {
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+HELP = ("-h", "--help")
+_TRAINING_EXAMPLES = {
     "pt": "swift pt --model qwen3-0.6b --dataset corpus.jsonl --packing",
     "sft": "swift sft --model qwen3-0.6b --dataset data.jsonl --num_train_epochs 3",
     "rlhf": "swift rlhf --rlhf_type dpo --model qwen3-0.6b --dataset pairs.jsonl",
     "train": "swift train --train_type sft --model qwen3-0.6b --dataset data.jsonl",
 }
+_CODES = {"bold": "1", "dim": "2", "green": "32", "yellow": "33", "cyan": "36"}
+_DIM, _PLAIN = "\x01", "\x02"
+"""Stand for the codes of a terminal while text is wrapped, where codes would count as letters."""
 
 
-def show_training_help(verb: str, args: Sequence[str], console: Console | None = None) -> None:
-    """Print the help of one training verb, with the fields of the backend and objective that `args` name."""
-    console = console or Console()
-    console.print(Text(f"swift {verb}", style="bold").append(f": {VERBS[verb].summary}", style="not bold"))
-    console.print(Text(f"\n  {_EXAMPLES[verb]}\n  swift {verb} config.yaml --optim.lr 2e-5\n"))
-    console.print(
-        "A configuration file is outranked by flags. Every field is a flag; [cyan]-[/] and [cyan]_[/] mean the same."
-        " [cyan]--nproc N[/] starts N processes on this machine.",
-        highlight=False,
+@dataclass(frozen=True)
+class Group:
+    """Options under one title."""
+
+    title: str
+    summary: str
+    fields: Sequence[Field]
+    flags: Sequence[Sequence[str]]
+    """For each field, the further flags that set it."""
+
+
+def asks_for_help(args: Iterable[str]) -> bool:
+    """Whether help is asked for instead of the verb's work."""
+    return any(word in HELP for word in args)
+
+
+def show_help(verb: str, summary: str, options: type[BaseModel]) -> None:
+    """Print the help of a verb whose options are a section."""
+    fields = list(model_fields(options))
+    arguments = [field for field in fields if field.argument]
+    words = "".join(f" {each.argument}" if each.required else f" [{each.argument}]" for each in arguments)
+    _line(f"{_styled(f'swift {verb}', 'bold')}: {summary}")
+    _line(f"\n{_styled('Usage', 'bold')}  swift {verb}{words} [flags]\n")
+    _paragraphs(inspect.cleandoc(options.__doc__ or ""))
+    if examples := examples_of(options):
+        _line("\n" + "\n".join(f"  {each}" for each in examples))
+    notes = ["In flags, - and _ mean the same."]
+    if any(field.kind == "list" for field in fields):
+        notes.append("A flag that takes a list may be repeated; of any other flag the last one counts.")
+    _line()
+    _paragraphs(" ".join(notes))
+    for group in groups_of(options):
+        _show_group(group)
+
+
+def groups_of(options: type[BaseModel]) -> list[Group]:
+    """Return the options of a verb, by the classes that declare them; its own come first."""
+    fields = {field.key: field for field in model_fields(options)}
+    names = {info.alias or name: name for name, info in options.model_fields.items()}
+    owners: dict[type, list[Field]] = {options: []}
+    for key, field in sorted(fields.items(), key=lambda each: each[1].argument is None):
+        owner = next(each for each in options.__mro__ if names[key] in vars(each).get("__annotations__", {}))
+        owners.setdefault(owner, []).append(field)
+    return [
+        Group("" if owner is options else _first_line(owner), "", own, [field.flags for field in own])
+        for owner, own in sorted(owners.items(), key=lambda each: -_rank(each[0], options))
+        if own
+    ]
+
+
+def _rank(owner: type, options: type[BaseModel]) -> int:
+    """Return how far back a base stands: those that are inherited first come right after a verb's own."""
+    return len(options.__mro__) if owner is options else options.__mro__.index(owner)
+
+
+def show_training_help(verb: str, args: Sequence[str]) -> None:
+    """Print the help of one training verb, with the fields of the plugins that `args` name."""
+    from swift.config.aliases import flags_of
+    from swift.config.sections import Config
+
+    _line(f"{_styled(f'swift {verb}', 'bold')}: {VERBS[verb].summary}")
+    _line(f"\n  {_TRAINING_EXAMPLES[verb]}\n  swift {verb} config.yaml --optim.lr 2e-5\n")
+    _paragraphs(
+        "A configuration file is outranked by flags. Every field is a flag; - and _ mean the same. --nproc N starts N "
+        "processes on this machine. A flag that takes a list may be repeated; of any other flag the last one counts."
     )
     for name, info in Config.model_fields.items():
         fields = [field for field in core_fields().values() if field.section == name]
-        section = info.annotation
-        assert section is not None
-        _show_group(console, name, (section.__doc__ or "").split("\n")[0], fields)
+        section: Any = info.annotation
+        _show_group(Group(name, _first_line(section), fields, [flags_of(field.key) for field in fields]))
         if name in ("backend", "objective"):
-            _show_plugin(console, name, _chosen(name, verb, args))
+            _show_plugin(name, _chosen(name, verb, args))
 
 
 def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
-    """The plugin that the words beside `--help` name, or the default."""
-    words = Draft()
+    """Return the plugin that the words beside `--help` name, or the default."""
+    from swift.config.aliases import training_flags
+    from swift.config.draft import Draft
+    from swift.config.flags import read_flags
+    from swift.config.parse import VERB_OBJECTIVES
+
+    table = training_flags()
+    words = Draft(table)
     with suppress(ConfigError):  # whoever asks for help may have typed something wrong
-        for flag in read_flags([word for word in args if word not in HELP])[0]:
-            if flag.name not in OWN_FLAGS:
+        for name, flag in read_flags([word for word in args if word not in HELP], table).flags.items():
+            if name not in table.about_command:
                 words.add_flag(flag)
     asked = words.assignments.get(f"{section}.name")
     if asked is not None:
@@ -63,35 +130,42 @@ def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
     return "torch"
 
 
-def _show_plugin(console: Console, section: str, name: str) -> None:
+def _show_plugin(section: str, name: str) -> None:
+    from swift.config.aliases import flags_of
+    from swift.plugins.load import load_backend, load_objective
+
     load = load_backend if section == "backend" else load_objective
     try:
-        plugin: LoadedPlugin = load(name)
+        plugin = load(name)
     except SwiftError as error:
-        console.print(Text(f"  {error}", style="yellow"))
+        _line(_styled(f"  {error}", "yellow"))
         return
     assert plugin.config_model is not None
     fields = list(model_fields(plugin.config_model, section))
     if fields:
-        _show_group(console, f"{section} {name}", f"Options of {plugin.entry}.", fields)
+        flags = [flags_of(field.key) for field in fields]
+        _show_group(Group(f"{section} {name}", f"Options of {plugin.entry}.", fields, flags))
 
 
-def _show_group(console: Console, title: str, summary: str, fields: Iterable[Field]) -> None:
-    console.print(Text(f"\n{title}", style="bold").append(f"  {summary}", style="dim"))
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(ratio=1)
-    for field in fields:
-        text = Text(field.description or "Not described by its plugin")
-        text.append(f" [{field.type_name}; {_default(field.default)}]", style="dim")
-        also = " ".join(f"--{flag}" for flag in flags_of(field.key))
-        if also:
-            text.append(f"\n{also}", style="cyan")
-        table.add_row(Text(f"  --{field.key}", style="green"), text)
-    console.print(table)
+def _show_group(group: Group) -> None:
+    titles = [_styled(group.title, "bold")] * bool(group.title) + [_styled(group.summary, "dim")] * bool(group.summary)
+    _line("\n" + "  ".join(titles) if titles else "")
+    names = [field.argument or f"--{field.key}" for field in group.fields]
+    left = max(map(len, names), default=0) + 4
+    right = max(30, _width() - left)
+    for name, field, flags in zip(names, group.fields, group.flags, strict=True):
+        kind = "; ".join((field.type_name, "required" if field.required else shown_default(field.default)))
+        text = f"{field.description or 'Not described by its plugin'} {_DIM}[{kind}]{_PLAIN}"
+        lines = textwrap.wrap(text, right, break_on_hyphens=False)
+        others = [f"--{flag}" for flag in ((field.key, *flags) if field.argument else flags)]
+        lines += [_styled(each, "cyan") for each in textwrap.wrap(" ".join(others), right, break_on_hyphens=False)]
+        for number, each in enumerate(lines):
+            column = f"  {name}".ljust(left) if number == 0 else " " * left
+            _line(f"{_styled(column, 'green') if number == 0 else column}{_coded(each)}".rstrip())
 
 
-def _default(value: Any) -> str:
+def shown_default(value: Any) -> str:
+    """Return a default as help shows it."""
     if value is None or value in ((), {}, ""):
         return "not set"
     if isinstance(value, bool):
@@ -99,3 +173,33 @@ def _default(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value))
     return str(value)
+
+
+def _first_line(section: type) -> str:
+    return (section.__doc__ or "").split("\n")[0]
+
+
+def _paragraphs(text: str) -> None:
+    for number, paragraph in enumerate(text.split("\n\n")):
+        _line("\n" * bool(number) + textwrap.fill(" ".join(paragraph.split()), _width(), break_on_hyphens=False))
+
+
+def _width() -> int:
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def _on_terminal() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _styled(text: str, style: str) -> str:
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if text and _on_terminal() else text
+
+
+def _coded(text: str) -> str:
+    on = _on_terminal()
+    return text.replace(_DIM, "\x1b[2m" if on else "").replace(_PLAIN, "\x1b[0m" if on else "")
+
+
+def _line(text: str = "") -> None:
+    sys.stdout.write(f"{text}\n")

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from swift.cli.verbs import ELSEWHERE, VERBS
+from swift.cli.verbs import COMMANDS, ELSEWHERE, VERBS, plugin_verbs, verb_name
 from swift.deferred import has_own_process
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
 from swift.version import __version__
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command and answer its exit code; every error that a user can mend is printed without a traceback."""
+    """Run one command and return its exit code; every error that a user can fix is printed without a traceback."""
     try:
         return _dispatch(list(argv))
     except SwiftError as error:
@@ -51,20 +51,31 @@ def _dispatch(argv: list[str]) -> int:
     if argv[0] in ("--version", "-V"):
         sys.stdout.write(f"swift {__version__}\n")
         return 0
-    name = argv[0].replace("_", "-")
+    name = verb_name(argv[0])
     verb = VERBS.get(name)
     if verb is None:
-        raise _unknown_verb(name)
+        return _run_plugin_verb(name, argv[1:])
     module, _, function = verb.target.partition(":")
     code: int = getattr(importlib.import_module(module), function)(name, argv[1:])
     return code
 
 
+def _run_plugin_verb(name: str, args: list[str]) -> int:
+    from swift.plugins.discover import list_plugins
+
+    added = next((each.name for each in list_plugins(COMMANDS) if verb_name(each.name) == name), None)
+    if added is None:
+        raise _unknown_verb(name)
+    from swift.cli.plugin_verb import run as run_plugin_verb
+
+    return run_plugin_verb(added, args)
+
+
 def overview(*, styled: bool) -> str:
-    """What `swift --help` prints."""
+    """Return what `swift --help` prints."""
     bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if styled else ("", "", "")
     lines = [
-        f"{bold}swift{plain} {__version__}: train large language models on any parallel engine",
+        f"{bold}swift{plain} {__version__}: train large language models on any parallel backend",
         "",
         f"{bold}Usage{plain}  swift VERB [flags]",
     ]
@@ -74,6 +85,10 @@ def overview(*, styled: bool) -> str:
             group = verb.group
             lines += ["", f"{bold}{group}{plain}"]
         lines.append(f"  {verb.name:<11} {dim}{verb.summary}{plain}")
+    added = plugin_verbs()
+    if added:
+        lines += ["", f"{bold}From plugins{plain}"]
+        lines += [f"  {each.name:<11} {dim}from {each.distribution} {each.version}{plain}" for each in added]
     lines += [
         "",
         f"{bold}For example{plain}",
@@ -85,11 +100,16 @@ def overview(*, styled: bool) -> str:
 
 
 def _unknown_verb(name: str) -> UsageError:
-    if name in ELSEWHERE:
+    from swift.plugins.known import install_command
+
+    command = install_command(COMMANDS, name)
+    if command or name in ELSEWHERE:
         return UsageError(
-            f"This version of swift ({__version__}) does not have `swift {name}`.", hint="See: swift --help"
+            f"This version of swift ({__version__}) does not have `swift {name}`.",
+            hint=f"Run: {command}" if command else "See: swift --help",
         )
-    return UsageError(f"There is no `swift {name}`.{did_you_mean(name, VERBS)}", hint="All verbs: swift --help")
+    known = [*VERBS, *(each.name for each in plugin_verbs())]
+    return UsageError(f"There is no `swift {name}`.{did_you_mean(name, known)}", hint="All verbs: swift --help")
 
 
 def _complain(message: str) -> None:

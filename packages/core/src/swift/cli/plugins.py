@@ -3,80 +3,87 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
+from pydantic import Field
 
-from swift.cli.app import run_app
+from swift.cli.options import run_verb
+from swift.cli.verbs import collision
+from swift.config.limits import Name
+from swift.config.options import Section
 from swift.errors import PluginError, SwiftError
 from swift.plugins.discover import PluginEntry, duplicates, list_plugins
 from swift.plugins.load import find, load
+from swift.terminal import print_line
 
 OK, FOUND = "ok", "found"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One plugin and what is to be said about it."""
+    """One plugin and its state."""
 
     entry: PluginEntry
     status: str
 
     @property
     def broken(self) -> bool:
-        """Whether something is known that keeps it from being used."""
+        """Whether it is known to be unusable."""
         return self.entry.allowed and self.status not in (OK, FOUND)
 
 
-def run(_verb: str, args: list[str]) -> int:
-    """The verb."""
-    return run_app("swift plugins", show, args)
-
-
-def show(
-    check: Annotated[bool, typer.Option("--check", help="Import each one and make the checks of selection")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs")] = False,
-    tried: Annotated[
-        str | None, typer.Option("--try", metavar="BACKEND", help="Train a tiny model with it, and compare the numbers")
-    ] = None,
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Processes for --try")] = 2,
-) -> int:
-    """List backends, exporters, objectives and observers that are installed. Exit 3 if --check finds a broken one.
+class PluginsOptions(Section):
+    """Listed are plugins of every kind, with what brings them. Exit 3 if --check finds a broken one.
 
     --try runs a short form of the conformance kit; the whole of it is swift.testing.BackendConformance.
     """
-    if tried is not None:
-        return _try(tried, nproc)
-    rows = plugin_rows(check=check)
-    if as_json:
-        sys.stdout.write(json.dumps([_facts(row) for row in rows], indent=2) + "\n")
+
+    examples = ("swift plugins --check", "swift plugins --try fsdp --nproc 2")
+    check: bool = Field(False, description="Import each one and make the checks of selection")
+    as_json: bool = Field(False, alias="json", description="For programs")
+    tried: Name | None = Field(
+        None, alias="try", description="Train a tiny model with this backend, and compare the numbers"
+    )
+    nproc: Annotated[int, Field(ge=1, le=1024)] = Field(2, description="Processes for --try")
+
+
+def run(verb: str, args: list[str]) -> int:
+    """Run the verb; returns the exit code."""
+    return run_verb(verb, args, PluginsOptions, show)
+
+
+def show(options: PluginsOptions) -> int:
+    """List what is installed, or try one backend."""
+    if options.tried is not None:
+        return _try(options.tried, options.nproc)
+    rows = plugin_rows(check=options.check)
+    if options.as_json:
+        print_line(json.dumps([_facts(row) for row in rows], indent=2))
     else:
         _print_table(rows)
-    return PluginError.exit_code if check and any(row.broken for row in rows) else 0
+    return PluginError.exit_code if options.check and any(row.broken for row in rows) else 0
 
 
 def _try(backend: str, processes: int) -> int:
-    load(find("swift.backends", backend))  # a mistake in the name is said before anything heavy is imported
+    load(find("swift.backends", backend))  # a mistake in the name is answered before anything heavy is imported
     from swift.models.quiet import quiet_libraries
 
     quiet_libraries()
     from swift.testing.short import short_form
 
-    sys.stdout.write(f"{backend} on {processes} processes, against plain torch on one:\n")
+    print_line(f"{backend} on {processes} processes, against plain torch on one:")
     problems = 0
     for finding in short_form(backend, processes):
         problems += bool(finding.problem)
-        sys.stdout.write(f"  {'FAILED' if finding.problem else 'ok':<7} {finding.about}\n")
+        print_line(f"  {'FAILED' if finding.problem else 'ok':<7} {finding.about}")
         if finding.problem:
-            sys.stdout.write(f"          {finding.problem}\n")
-        sys.stdout.flush()
+            print_line(f"          {finding.problem}")
     return PluginError.exit_code if problems else 0
 
 
 def plugin_rows(*, check: bool) -> list[Row]:
-    """One row for each plugin installed; only with `check` is any of them imported."""
+    """Return one row for each plugin installed; only with `check` is any of them imported."""
     entries = list_plugins()
     shared = duplicates(entries)
     return [Row(entry, _status(entry, shared.get((entry.group, entry.name), []), check)) for entry in entries]
@@ -85,8 +92,9 @@ def plugin_rows(*, check: bool) -> list[Row]:
 def _status(entry: PluginEntry, rivals: list[PluginEntry], check: bool) -> str:
     if not entry.allowed:
         return "not allowed (SWIFT_PLUGINS)"
-    if entry.problem is not None:
-        return f"{entry} {entry.problem}"
+    problem = entry.problem or collision(entry)
+    if problem is not None:
+        return f"{entry} {problem}"
     others = [rival.distribution for rival in rivals if rival != entry]
     if others:
         return f"name also taken by {', '.join(others)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import islice
 from typing import Any
 
@@ -17,6 +16,7 @@ from swift.plugins.discover import list_plugins
 from swift.plugins.load import load, load_backend, load_objective
 from swift.plugins.objective import make_objective
 from swift.plugins.outside import describe_plan
+from swift.terminal import print_note
 
 
 def resolved_yaml(parsed: Parsed) -> str:
@@ -66,7 +66,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
     from swift.models.source import open_source
 
     config = parsed.config
-    tokenizer = open_source(config.model, say=_say, seed=config.train.seed).tokenizer
+    tokenizer = open_source(config.model, say=print_note, seed=config.train.seed).tokenizer
     objective = make_objective(load_objective(config.objective.name), parsed.objective_options)
     first_rows = {"streaming": True, "shuffle": False, "validation": (), "split_ratio": 0.0}
     data = prepare_data(
@@ -74,17 +74,13 @@ def print_samples(parsed: Parsed, count: int) -> None:
         tokenizer,
         encoding=objective.encoding,
         seed=config.train.seed,
-        say=_say,
+        say=print_note,
     )
     assert data.stream is not None
     console = Console()
     for number, encoded in enumerate(islice(data.stream.epoch(0), count), start=1):
         console.rule(f"sample {number}", align="left")
         console.print(preview(tokenizer, encoded, encoding_of(objective.encoding)))
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
 
 
 def schema_json() -> str:
@@ -104,7 +100,7 @@ def schema_json() -> str:
             try:
                 own = model.model_json_schema(ref_template=f"#/$defs/{section}.{entry.name}.{{model}}")
             except Exception as error:  # a type that JSON Schema does not know, or a plugin's own code
-                _say(f"Note: {entry} is left out, whose options have no schema. {words_of(error)}")
+                print_note(f"Note: {entry} is left out, whose options have no schema. {words_of(error)}")
                 continue
             definitions.update({f"{section}.{entry.name}.{name}": part for name, part in own.pop("$defs", {}).items()})
             properties = {"name": {"const": entry.name}, **own.get("properties", {})}

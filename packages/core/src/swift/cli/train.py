@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from swift.cli.words import asks_for_help
+from swift.cli.help import asks_for_help, show_training_help
 
 
 def run(verb: str, args: list[str]) -> int:
     """Parse, say what the user should know, and train."""
     if asks_for_help(args):
-        from swift.cli.help import show_training_help
-
         show_training_help(verb, args)
         return 0
     from swift.cli.launch import STARTED_BY_SWIFT, launch, reported_errors

@@ -1,8 +1,16 @@
-"""What `swift` can be told to do, as plain data, so that `swift --help` imports nothing else."""
+"""The verbs of `swift`, as plain data, so that `swift --help` imports nothing else, and those that plugins add."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swift.plugins.discover import PluginEntry
+
+COMMANDS = "swift.commands"
+"""Entry-point group of verbs that plugins add."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,7 @@ TRAINING = ("pt", "sft", "rlhf", "train")
 VERBS = {
     verb.name: verb
     for verb in (
-        Verb("pt", "Train", "Go on pre-training on plain text", "swift.cli.train:run"),
+        Verb("pt", "Train", "Continue pre-training on plain text", "swift.cli.train:run"),
         Verb("sft", "Train", "Fine-tune on conversations or instructions", "swift.cli.train:run"),
         Verb("rlhf", "Train", "Learn from preferences: dpo, kto, orpo, simpo, cpo", "swift.cli.train:run"),
         Verb("train", "Train", "Any objective, named by --train_type or --objective", "swift.cli.train:run"),
@@ -30,22 +38,41 @@ VERBS = {
         Verb(
             "convert",
             "Use the result",
-            "Take a checkpoint of another program over, or hand one back",
+            "Import a checkpoint of another program, or export one",
             "swift.cli.convert:run",
         ),
-        Verb("infer", "Use the result", "Answer prompts from a file or the keyboard", "swift.cli.delegate:infer"),
-        Verb("chat", "Use the result", "Talk to a model", "swift.cli.delegate:infer"),
+        Verb("infer", "Use the result", "Answer prompts from a file or the keyboard", "swift.cli.infer:run"),
+        Verb("chat", "Use the result", "Talk to a model", "swift.cli.chat:run"),
         Verb("serve", "Use the result", "Serve a model to OpenAI clients, with its adapters", "swift.cli.serve:run"),
         Verb("deploy", "Use the result", "The same as serve", "swift.cli.serve:run"),
-        Verb("eval", "Use the result", "Score a model on a data set with answers", "swift.cli.delegate:infer"),
-        Verb(
-            "doctor", "Look around", "What this machine has, and what mends what it lacks", "swift.cli.delegate:doctor"
-        ),
-        Verb("plugins", "Look around", "Backends, exporters, objectives and observers", "swift.cli.plugins:run"),
+        Verb("eval", "Use the result", "Score a model on a data set with answers", "swift.cli.eval:run"),
+        Verb("doctor", "Look around", "Check this machine and suggest fixes", "swift.cli.doctor:run"),
+        Verb("plugins", "Look around", "List installed plugins, and check them", "swift.cli.plugins:run"),
         Verb("config", "Look around", "Show, validate or describe a configuration", "swift.cli.config:run"),
-        Verb("demo", "Look around", "Train, export and question a tiny model in minutes", "swift.cli.delegate:demo"),
+        Verb("demo", "Look around", "Train, export and question a tiny model in minutes", "swift.cli.demo:run"),
     )
 }
 
 ELSEWHERE = ("plan", "ui")
 """Words that belong to swift's vocabulary but that this version does not have."""
+
+
+def plugin_verbs() -> list[PluginEntry]:
+    """Return the verbs that allowed plugins add, by name. Reads metadata, imports no plugin."""
+    if not any(True for _ in metadata.entry_points(group=COMMANDS)):
+        return []
+    from swift.plugins.discover import list_plugins
+
+    return [entry for entry in list_plugins(COMMANDS) if entry.allowed and collision(entry) is None]
+
+
+def collision(entry: PluginEntry) -> str | None:
+    """Return why a plugin's verb is refused, to be read after the plugin's name; None where nothing is wrong."""
+    if entry.group == COMMANDS and verb_name(entry.name) in (*VERBS, "help"):
+        return "has the name of a verb of swift itself, which a plugin cannot replace"
+    return None
+
+
+def verb_name(typed: str) -> str:
+    """Return the name of a verb as it was typed: `-` and `_` mean the same."""
+    return typed.replace("_", "-")

@@ -2,24 +2,19 @@
 
 Flags are spelled with `_`; `-` means the same. Most rename one key. The others translate their value: `--bf16` sets
 `model.dtype`, `--deepspeed zero3` chooses a backend and configures it. A setting whose name begins with `@` is not a
-key but a wish, which `swift.config.requests` turns into keys once the whole configuration is known.
+key but a request, which `swift.config.requests` turns into keys once the whole configuration is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from swift.config.fields import core_fields
+from swift.config.flags import Alias, Arity, FlagTable, Settings, Translation
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
-
-Settings = dict[str, Any]
-Translation = Callable[[str, Any], Settings]
-Arity = Literal["switch", "list", "mapping", "value", "optional", "any"]
-"""How many values a flag takes; 'optional' is none or one, 'any' leaves it to the plugin whose key it is."""
 
 RENAMED: dict[str, tuple[str, ...]] = {
     "model.path": ("model", "model_id", "model_id_or_path", "model_name_or_path"),
@@ -103,24 +98,12 @@ RENAMED: dict[str, tuple[str, ...]] = {
 """Key → flags that set it to their value, as it is."""
 
 
-@dataclass(frozen=True)
-class Alias:
-    """One flag."""
-
-    flag: str
-    key: str
-    """The key that help lists it under."""
-    arity: Arity
-    translate: Translation
-    """(flag as typed, value) → settings."""
-
-
 def _choice(choices: Mapping[str, Settings]) -> Translation:
-    def translate(said: str, value: Any) -> Settings:
+    def translate(source: str, value: Any) -> Settings:
         name = str(value).lower()
         if name not in choices:
             raise ConfigError(
-                f"{said} does not know {quoted(value)}.{did_you_mean(name, choices)}",
+                f"{source} does not know {quoted(value)}.{did_you_mean(name, choices)}",
                 hint=f"It takes one of: {', '.join(choices)}",
             )
         return dict(choices[name])
@@ -129,26 +112,26 @@ def _choice(choices: Mapping[str, Settings]) -> Translation:
 
 
 def _when_on(settings: Settings, otherwise: Settings | None = None) -> Translation:
-    def translate(said: str, value: Any) -> Settings:
-        return dict(settings if as_switch(value, said) else otherwise or {})
+    def translate(source: str, value: Any) -> Settings:
+        return dict(settings if as_switch(value, source) else otherwise or {})
 
     return translate
 
 
-def _deepspeed(_said: str, value: Any) -> Settings:
+def _deepspeed(_source: str, value: Any) -> Settings:
     return {"backend.name": "deepspeed", "backend.config": value}
 
 
-def _max_steps(_said: str, value: Any) -> Settings:
+def _max_steps(_source: str, value: Any) -> Settings:
     return {} if str(value) == "-1" else {"train.max_steps": value}
 
 
-def _resume(_said: str, value: Any) -> Settings:
+def _resume(_source: str, value: Any) -> Settings:
     words = {"true": "last", "false": None}
     return {"checkpoint.resume": words.get(str(value).lower(), value)}
 
 
-def _report_to(_said: str, value: Any) -> Settings:
+def _report_to(_source: str, value: Any) -> Settings:
     """`tensorboard` adds to what every run writes; `none` leaves only that."""
     names = list(value) if isinstance(value, list | tuple) else [value]
     if names == ["all"]:
@@ -243,8 +226,27 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("merge_lora",), "export.to", "switch", _when_on({"export.to": "hf"})),
 )
 
-IGNORED = ("local_rank",)
+_IGNORED = ("local_rank",)
 """Flags that launchers add to a command; the environment says the same."""
+OPEN_SECTIONS = ("backend", "objective")
+"""Sections whose other keys belong to a plugin."""
+ABOUT_COMMAND: dict[str, Arity] = {"config": "value", "nproc": "value", "nproc_per_node": "value"}
+"""Flags that are about the command, not about the configuration."""
+
+
+@cache
+def training_flags() -> FlagTable:
+    """Return the flags of the verbs that train."""
+    return FlagTable(
+        fields=core_fields(),
+        aliases=aliases(),
+        help_command="swift sft --help",
+        depth=2,
+        about_command=ABOUT_COMMAND,
+        open_sections=OPEN_SECTIONS,
+        ignored=_IGNORED,
+        takes_word=lambda word: word.endswith((".yaml", ".yml")),
+    )
 
 
 @cache

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swift.config.aliases import Settings, aliases
-from swift.config.fields import core_fields
-from swift.config.flags import OPEN_SECTIONS, Flag, mapping_of
-from swift.config.sections import Config
+from swift.config.flags import Flag, FlagTable, Settings
 from swift.config.values import coerce, literal, quoted
 from swift.errors import ConfigError, did_you_mean
 
@@ -19,82 +16,96 @@ class Assignment:
     """One key, its value, and the words that set it."""
 
     value: Any
-    said: str
+    source: str
+    """The flag as it was typed, the line of a file, the call."""
 
 
 class Draft:
     """Assignments of one layer: a file, the flags, or the keywords of a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: FlagTable) -> None:
         self.assignments: dict[str, Assignment] = {}
+        self._table = table
 
-    def set(self, key: str, value: Any, said: str) -> None:
+    def set(self, key: str, value: Any, source: str) -> None:
         """Set one key; two settings of one layer that disagree are an error."""
-        field = core_fields().get(key)
+        field = self._table.fields.get(key)
         if field is not None:
-            value = coerce(field, value, said)
-        elif mapping_of(key):
+            value = coerce(field, field.bare if field.bare is not None and value is True else value, source)
+        elif self._table.mapping_of(key):
             value = literal(value)
         earlier = self.assignments.get(key)
         if earlier is not None and _text(earlier.value) != _text(value):
             raise ConfigError(
-                f"{earlier.said} and {said} contradict each other: {key.lstrip('@')} cannot be both "
+                f"{earlier.source} and {source} contradict each other: {key.lstrip('@')} cannot be both "
                 f"{quoted(earlier.value)} and {quoted(value)}.",
                 hint="Keep one of them.",
             )
-        self.assignments.setdefault(key, Assignment(value, said))
+        self.assignments.setdefault(key, Assignment(value, source))
 
-    def apply(self, settings: Settings, said: str) -> None:
+    def apply(self, settings: Settings, source: str) -> None:
         """Set several keys that one flag stands for."""
         for key, value in settings.items():
-            self.set(key, value, said)
+            self.set(key, value, source)
 
     def add_flag(self, flag: Flag) -> None:
-        """One flag of the command line: an alias, or a dotted key."""
-        alias = aliases().get(flag.name)
+        """Add one flag of the command line: an alias, or a key."""
+        alias = self._table.aliases.get(flag.name)
         if alias is not None:
-            self.apply(alias.translate(flag.said, flag.value), flag.said)
+            self.apply(alias.translate(flag.typed, flag.value), flag.typed)
         else:
-            self.set(flag.name, flag.value, flag.said)
+            self.set(flag.name, flag.value, flag.typed)
 
-    def add_mapping(self, content: Mapping[str, Any], say: Mapping[str, str], source: str) -> None:
-        """A nested mapping: sections by name, and aliases at the top. `say` names the place of a key, where known."""
+    def add_mapping(self, content: Mapping[str, Any], sources: Mapping[str, str], source: str) -> None:
+        """Add a nested mapping: sections by name, and aliases at the top. `sources` has that of a key, where known."""
+        sections = self._table.sections
         for name, value in content.items():
             if not isinstance(name, str):
                 raise ConfigError(f"{source}: {quoted(name)} is not the name of a section.")
-            place = say.get(name, f"{source} ({name})")
-            if name in Config.model_fields and isinstance(value, Mapping):
+            own = sources.get(name, f"{source} ({name})")
+            if name in sections and isinstance(value, Mapping):
                 for key, inner in value.items():
-                    self._add_key(f"{name}.{key}", inner, say.get(f"{name}.{key}", f"{source} ({name}.{key})"))
-            elif name in Config.model_fields and value is None:
+                    self._add_key(f"{name}.{key}", inner, sources.get(f"{name}.{key}", f"{source} ({name}.{key})"))
+            elif name in sections and value is None:
                 continue  # an empty section
-            elif name in Config.model_fields and name not in aliases():
-                raise ConfigError(f"{place}: {name} is a section with keys of its own, not {quoted(value)}.")
+            elif name in sections and name not in self._table.aliases:
+                raise ConfigError(f"{own}: {name} is a section with keys of its own, not {quoted(value)}.")
             else:
-                self._add_key(name, value, place)
+                self._add_key(name, value, own)
 
-    def _add_key(self, name: str, value: Any, place: str) -> None:
+    def _add_key(self, name: str, value: Any, source: str) -> None:
         try:
-            self._add(name, value, place)
+            self._add(name, value, source)
         except ConfigError as error:
             if name.rpartition(".")[2] not in error.message:  # a flag says what it sets, a line of a file does not
                 error.message += f" (The key is {name}.)"
             raise
 
-    def _add(self, name: str, value: Any, place: str) -> None:
-        spelled = name.replace("-", "_")
-        alias = aliases().get(spelled)
+    def _add(self, name: str, value: Any, source: str) -> None:
+        table = self._table
+        key = name.replace("-", "_")
+        alias = table.aliases.get(key)
         if alias is not None:
-            self.apply(alias.translate(place, value), place)
-        elif spelled in core_fields() or spelled.partition(".")[0] in OPEN_SECTIONS or mapping_of(spelled):
-            self.set(spelled, value, place)
+            self.apply(alias.translate(source, value), source)
+        elif key in table.fields or key.partition(".")[0] in table.open_sections or table.mapping_of(key):
+            self.set(key, value, source)
         else:
-            known = [*Config.model_fields, *core_fields(), *aliases()]
-            raise ConfigError(f"{place}: there is no key {quoted(name)}.{did_you_mean(name, known)}")
+            known = [*table.sections, *table.fields, *table.aliases]
+            raise ConfigError(f"{source}: there is no key {quoted(name)}.{did_you_mean(name, known)}")
+
+
+def source_of(assignments: Mapping[str, Assignment], key: str) -> str:
+    """Return where a key, something in it, or the nearest mapping around it, was set."""
+    inside = next((other for other in assignments if other.startswith(f"{key}.")), None)
+    if key not in assignments and inside is not None:
+        return assignments[inside].source
+    while key and key not in assignments:
+        key = key.rpartition(".")[0]
+    return assignments[key].source if key else "configuration"
 
 
 def merge(layers: list[Draft]) -> dict[str, Assignment]:
-    """Later layers outrank earlier ones."""
+    """Return the assignments of all layers; later layers outrank earlier ones."""
     merged: dict[str, Assignment] = {}
     for layer in layers:
         for key, assignment in layer.assignments.items():
@@ -106,7 +117,7 @@ def merge(layers: list[Draft]) -> dict[str, Assignment]:
 
 
 def nest(assignments: Mapping[str, Assignment]) -> dict[str, Any]:
-    """`{'optim.lr': 1}` as `{'optim': {'lr': 1}}`."""
+    """Return `{'optim.lr': 1}` as `{'optim': {'lr': 1}}`."""
     nested: dict[str, Any] = {}
     for key in sorted(assignments, key=lambda key: key.count(".")):
         *parents, leaf = key.split(".")
@@ -114,8 +125,10 @@ def nest(assignments: Mapping[str, Assignment]) -> dict[str, Any]:
         for parent in parents:
             inner = inside.setdefault(parent, {})
             if not isinstance(inner, dict):
-                said = assignments[key].said
-                raise ConfigError(f"{said} sets a part of {quoted(parent)}, which is set to {quoted(inner)} elsewhere.")
+                source = assignments[key].source
+                raise ConfigError(
+                    f"{source} sets a part of {quoted(parent)}, which is set to {quoted(inner)} elsewhere."
+                )
             inside = inner
         value = assignments[key].value
         inside[leaf] = dict(value) if isinstance(value, Mapping) else value
@@ -123,7 +136,7 @@ def nest(assignments: Mapping[str, Assignment]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """For comparing what was typed with what a file says: '1e-5' and 1e-05 are the same."""
+    """Return a value as text for comparing flags with files: '1e-5' and 1e-05 are the same."""
     try:
         return repr(float(value))
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The fields of sections as flat facts, from which flags, help and errors are made."""
+"""The fields of sections as flat facts, from which flags, help, reference and errors are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from swift.config.sections import Config
+from swift.config.options import Aliases, Argument, Bare, Shorthand
 
 _TYPE_NAMES = {
     "str": "text",
@@ -31,23 +31,38 @@ class Field:
     """One key of the configuration."""
 
     key: str
-    """`section.name`."""
+    """`section.name`, or the name alone where there are no sections."""
     kind: Kind
     optional: bool
     """True when the value may be left open (`null`)."""
     default: Any
     description: str
     type_name: str
-    """For people: 'int', 'bool', 'a | b | c'."""
+    """For people: 'integer', 'switch', 'a | b | c'."""
+    required: bool = False
+    aliases: tuple[str, ...] = ()
+    """Further flags that set it."""
+    shorthands: tuple[Shorthand, ...] = ()
+    argument: str | None = None
+    """What help calls the word that sets it without a flag."""
+    bare: str | None = None
+    """What its flag means without a value."""
 
     @property
     def section(self) -> str:
         return self.key.partition(".")[0]
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Every further flag that sets it, or sets it to something."""
+        return (*self.aliases, *(each.flag for each in self.shorthands))
+
 
 @cache
 def core_fields() -> dict[str, Field]:
-    """All keys of core's own sections."""
+    """Return all keys of core's own sections."""
+    from swift.config.sections import Config  # only the verbs that train need all sections
+
     found = {}
     for section, info in Config.model_fields.items():
         model = info.annotation
@@ -57,21 +72,28 @@ def core_fields() -> dict[str, Field]:
     return found
 
 
-def model_fields(model: type[BaseModel], section: str) -> Iterator[Field]:
-    """The keys of one section's model, of core or of a plugin."""
+def model_fields(model: type[BaseModel], section: str = "") -> Iterator[Field]:
+    """Yield the keys of a model, of core or of a plugin."""
     for name, info in model.model_fields.items():
-        yield _field(f"{section}.{name}", info)
+        name = info.alias or name
+        yield _field(f"{section}.{name}" if section else name, info)
 
 
 def _field(key: str, info: FieldInfo) -> Field:
     annotation, optional = _without_none(info.annotation)
+    aliases = [flag for each in info.metadata if isinstance(each, Aliases) for flag in each.flags]
     return Field(
         key=key,
         kind=_kind(annotation),
         optional=optional,
-        default=info.get_default(call_default_factory=True, validated_data={}),
+        default=None if info.is_required() else info.get_default(call_default_factory=True, validated_data={}),
         description=info.description or "",
         type_name=_type_name(annotation),
+        required=info.is_required(),
+        aliases=tuple(aliases),
+        shorthands=tuple(each for each in info.metadata if isinstance(each, Shorthand)),
+        argument=next((each.name for each in info.metadata if isinstance(each, Argument)), None),
+        bare=next((each.value for each in info.metadata if isinstance(each, Bare)), None),
     )
 
 

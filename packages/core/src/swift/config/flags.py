@@ -1,81 +1,183 @@
-"""The words of a command line, grouped: which flag was typed with which values. What they mean is decided elsewhere."""
+"""The words of a command line, grouped: which flag was typed with which values.
+
+A `FlagTable` lists the flags of one command, made from the sections that declare them. `-` and `_` mean the same in
+every flag; a flag that is given twice takes the last value, unless it takes a list.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from swift.config.aliases import IGNORED, Arity, aliases
-from swift.config.fields import core_fields
-from swift.config.values import looks_like_switch
+from swift.config.values import looks_like_switch, quoted
 from swift.errors import ConfigError, did_you_mean
 
-OPEN_SECTIONS = ("backend", "objective")
-"""Sections whose other keys belong to a plugin."""
-OWN_FLAGS: dict[str, Arity] = {"config": "value", "nproc": "value", "nproc_per_node": "value"}
-"""Flags that are about the command, not about the configuration."""
+if TYPE_CHECKING:
+    from swift.config.fields import Field
+
+Settings = dict[str, Any]
+Translation = Callable[[str, Any], Settings]
+Arity = Literal["switch", "list", "mapping", "value", "optional", "any"]
+"""How many values a flag takes; 'optional' is none or one, 'any' leaves it to the plugin whose key it is."""
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A flag that is not the name of a key."""
+
+    flag: str
+    key: str
+    """The key that help lists it under."""
+    arity: Arity
+    translate: Translation
+    """(flag as typed, value) → settings."""
+
+
+@dataclass(frozen=True)
+class FlagTable:
+    """The flags of a command: how many values each takes, and which key it sets."""
+
+    fields: Mapping[str, Field]
+    aliases: Mapping[str, Alias]
+    help_command: str
+    """What to type to see them all."""
+    depth: int = 1
+    """Parts of a key: `optim.lr` has two. What lies deeper is a user's own word, such as the name of a column."""
+    about_command: Mapping[str, Arity] = field(default_factory=dict)
+    """Flags that set no key."""
+    open_sections: tuple[str, ...] = ()
+    """Sections whose other keys belong to a plugin."""
+    ignored: tuple[str, ...] = ()
+    takes_word: Callable[[str], bool] = lambda _: False
+    """Whether a word may stand without a flag: a configuration file, an argument."""
+    passes_on: bool = False
+    """Whether unknown flags belong to another program, and are left as they stand."""
+
+    @property
+    def sections(self) -> set[str]:
+        """First parts of keys of several parts."""
+        return {key.partition(".")[0] for key in self.fields if "." in key}
+
+    def name(self, typed: str) -> str:
+        """Return the name of a flag as it was typed: without dashes in front, with `_` for `-`."""
+        parts = typed.lstrip("-").split(".")
+        return ".".join([*(part.replace("-", "_") for part in parts[: self.depth]), *parts[self.depth :]])
+
+    def arity(self, name: str) -> Arity | None:
+        """Return how many values a flag takes; None for a flag that the command does not have."""
+        if name in self.about_command:
+            return self.about_command[name]
+        if name in self.aliases:
+            return self.aliases[name].arity
+        if name in self.fields:
+            found = self.fields[name]
+            return "optional" if found.bare is not None else found.kind
+        section, dot, _key = name.partition(".")
+        if dot and section in self.open_sections:
+            return "any"
+        return "value" if self.mapping_of(name) else None
+
+    def mapping_of(self, name: str) -> str | None:
+        """Return the mapping that a deeper key belongs to: 'data.columns' for 'data.columns.question'."""
+        parts = name.split(".")
+        key = ".".join(parts[: self.depth])
+        found = self.fields.get(key)
+        return key if len(parts) > self.depth and found is not None and found.kind == "mapping" else None
+
+    def unknown(self, typed: str) -> ConfigError:
+        """Return the error for a flag that nobody knows, with the nearest one."""
+        name = self.name(typed)
+        names = (*self.aliases, *self.fields)
+        leaves = [f"--{key}" for key in names if key == name or key.endswith(f".{name}")]
+        known = [f"--{flag}" for flag in (*names, *self.about_command)]
+        suggestion = f" Did you mean {leaves[0]!r}?" if leaves else did_you_mean(f"--{name}", known)
+        return ConfigError(f"Unknown flag {typed}.{suggestion}", hint=f"All flags: {self.help_command}")
 
 
 @dataclass(frozen=True)
 class Flag:
     """One flag with its values, repeated ones joined."""
 
-    said: str
+    typed: str
     """As it was typed, for messages."""
     name: str
-    """Without dashes in front, `_` for `-`."""
     arity: Arity
     value: Any
 
 
-def read_flags(argv: Sequence[str]) -> tuple[list[Flag], list[str]]:
-    """The flags, and the words that belong to none."""
-    flags: dict[str, Flag] = {}
-    rest: list[str] = []
-    for said, values in _group(argv, rest):
-        name = _name(said)
-        if name in IGNORED:
+@dataclass
+class CommandLine:
+    """What was typed after a verb."""
+
+    flags: dict[str, Flag] = field(default_factory=dict)
+    """By name, in the order in which they were typed first."""
+    words: list[str] = field(default_factory=list)
+    """Words that belong to no flag."""
+    passed_on: list[str] = field(default_factory=list)
+    """Unknown flags with what follows each, where another program takes them."""
+    notes: list[str] = field(default_factory=list)
+    """What the user should be told."""
+    extra: tuple[str, int] | None = None
+    """(flag, index) of the last word of a list of several, which may be an argument instead."""
+
+
+def read_flags(argv: Sequence[str], table: FlagTable) -> CommandLine:
+    """Return the flags of a command line, and the words that belong to none."""
+    line = CommandLine()
+    for group in _groups(argv, table, line.words):
+        typed, joined, value = group[0].partition("=")
+        name = table.name(typed)
+        arity = table.arity(name)
+        if name in table.ignored:
             continue
-        flag = _flag(said, name, values, rest)
-        earlier = flags.get(name)
-        if earlier is None:
-            flags[name] = flag
-        elif flag.arity == "list":
-            flags[name] = Flag(said, name, "list", (*earlier.value, *flag.value))
-        elif earlier.value != flag.value:
-            raise ConfigError(f"{said} is given twice, as {earlier.value!r} and as {flag.value!r}.", hint="Keep one.")
-    return list(flags.values()), rest
+        if arity is None:
+            if not table.passes_on:
+                raise table.unknown(typed)
+            line.passed_on.extend(group)
+            continue
+        values = [value, *group[1:]] if joined else group[1:]
+        _add(line, Flag(typed, name, arity, _value(typed, arity, values, table, line.words)))
+    return line
 
 
-def unknown(said: str) -> ConfigError:
-    """The error for a flag that nobody knows, with the nearest one."""
-    name = _name(said)
-    leaves = [f"--{key}" for key in (*aliases(), *core_fields()) if key == name or key.endswith(f".{name}")]
-    known = [f"--{flag}" for flag in (*aliases(), *core_fields(), *OWN_FLAGS)]
-    suggestion = f" Did you mean {leaves[0]!r}?" if leaves else did_you_mean(f"--{name}", known)
-    return ConfigError(f"Unknown flag {said}.{suggestion}", hint="All flags: swift sft --help")
+def _add(line: CommandLine, flag: Flag) -> None:
+    earlier = line.flags.get(flag.name)
+    if flag.arity == "list":
+        several = len(flag.value) > 1
+        if earlier is not None:
+            flag = Flag(flag.typed, flag.name, "list", (*earlier.value, *flag.value))
+        if several:
+            line.extra = flag.name, len(flag.value) - 1
+    elif earlier is not None and earlier.value != flag.value:
+        line.notes.append(
+            f"{flag.typed} is given twice, as {quoted(earlier.value)} and as {quoted(flag.value)}: the last one counts."
+        )
+    line.flags[flag.name] = flag
 
 
-def _name(said: str) -> str:
-    """`_` for `-` in sections and keys; what lies deeper is a user's own word, such as the name of a column."""
-    section, *rest = said.lstrip("-").split(".")
-    return ".".join([section.replace("-", "_"), *(part.replace("-", "_") for part in rest[:1]), *rest[1:]])
-
-
-def _group(argv: Sequence[str], rest: list[str]) -> list[tuple[str, list[str]]]:
-    groups: list[tuple[str, list[str]]] = []
+def _groups(argv: Sequence[str], table: FlagTable, words: list[str]) -> Iterator[list[str]]:
+    """Yield each flag with the words that follow it."""
+    group: list[str] = []
     for word in argv:
-        if word.startswith("--") and len(word) > 2:
-            said, separator, value = word.partition("=")
-            groups.append((said, [value] if separator else []))
+        if _is_flag(word) or (table.passes_on and _is_short_flag(word)):
+            if group:
+                yield group
+            group = [word]
         elif _is_short_flag(word):
-            raise unknown(word)
-        elif groups:
-            groups[-1][1].append(word)
+            raise table.unknown(word)
+        elif group:
+            group.append(word)
         else:
-            rest.append(word)
-    return groups
+            words.append(word)
+    if group:
+        yield group
+
+
+def _is_flag(word: str) -> bool:
+    """Whether a word is a flag; a text with spaces is one only where it names a key, such as a column."""
+    name = word.partition("=")[0]
+    return word.startswith("--") and len(word) > 2 and (" " not in name or "." in name)
 
 
 def _is_short_flag(word: str) -> bool:
@@ -83,53 +185,23 @@ def _is_short_flag(word: str) -> bool:
     return letter and word.lower() not in ("-inf", "-infinity", "-nan")
 
 
-def _flag(said: str, name: str, values: list[str], rest: list[str]) -> Flag:
-    arity = _arity(said, name)
+def _value(typed: str, arity: Arity, values: list[str], table: FlagTable, words: list[str]) -> Any:
     if arity == "any":
-        return Flag(said, name, arity, (values[0] if len(values) == 1 else tuple(values)) if values else True)
+        return (values[0] if len(values) == 1 else tuple(values)) if values else True
     if arity == "list":
         if not values:
-            raise ConfigError(f"{said} takes one or more values, and has none.")
-        return Flag(said, name, arity, tuple(values))
+            raise ConfigError(f"{typed} takes one or more values, and has none.")
+        return tuple(values)
     if arity == "switch":
-        taken = values[:1] if values and (looks_like_switch(values[0]) or not _is_config_file(values[0])) else []
+        taken = values[:1] if values and (looks_like_switch(values[0]) or not table.takes_word(values[0])) else []
     else:
         taken = values[:1]
     stray = values[len(taken) :]
-    if any(not _is_config_file(word) for word in stray):
+    if not all(table.takes_word(word) for word in stray):
         raise ConfigError(
-            f"{said} takes one value, and {' '.join(values)!r} are {len(values)}.", hint="Quote a value with spaces."
+            f"{typed} takes one value, and {' '.join(values)!r} are {len(values)}.", hint="Quote a value with spaces."
         )
-    rest.extend(stray)
+    words.extend(stray)
     if not taken and arity in ("value", "mapping"):
-        raise ConfigError(f"{said} takes a value, and has none.")
-    return Flag(said, name, arity, taken[0] if taken else True)
-
-
-def _is_config_file(word: str) -> bool:
-    return word.endswith((".yaml", ".yml"))
-
-
-def _arity(said: str, name: str) -> Arity:
-    if name in OWN_FLAGS:
-        return OWN_FLAGS[name]
-    alias = aliases().get(name)
-    if alias is not None:
-        return alias.arity
-    field = core_fields().get(name)
-    if field is not None:
-        return field.kind
-    section, dot, _key = name.partition(".")
-    if dot and section in OPEN_SECTIONS:
-        return "any"
-    if mapping_of(name):
-        return "value"
-    raise unknown(said)
-
-
-def mapping_of(name: str) -> str | None:
-    """The mapping that a deeper key belongs to: 'data.columns' for 'data.columns.question'."""
-    parts = name.split(".")
-    key = ".".join(parts[:2])
-    field = core_fields().get(key)
-    return key if len(parts) > 2 and field is not None and field.kind == "mapping" else None
+        raise ConfigError(f"{typed} takes a value, and has none.")
+    return taken[0] if taken else True

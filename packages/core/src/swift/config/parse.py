@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from swift.config.aliases import training_flags
 from swift.config.capabilities import check_capabilities
-from swift.config.draft import Assignment, Draft, merge, nest
+from swift.config.draft import Assignment, Draft, merge, nest, source_of
 from swift.config.fields import core_fields, model_fields
 from swift.config.files import read_yaml
-from swift.config.flags import OWN_FLAGS, Flag, read_flags
+from swift.config.flags import Flag, read_flags
 from swift.config.limits import MOST_PROCESSES
 from swift.config.problems import config_error
 from swift.config.requests import settle
@@ -46,32 +48,32 @@ class Parsed:
     notes: list[str] = field(default_factory=list)
     """What the user should hear before the run."""
     nproc: int | None = None
-    """Processes to start on this machine; None when it was not said."""
+    """Processes to start on this machine; None when no flag says it."""
 
 
 def parse(argv: Sequence[str], verb: str, *, complete: bool = True) -> Parsed:
-    """The run that `swift VERB ARGV` asks for. `complete` asks for a model and a data set."""
-    flags, words = read_flags(argv)
-    own = {flag.name: flag for flag in flags if flag.name in OWN_FLAGS}
-    layer = Draft()
-    for flag in flags:
-        if flag.name not in own:
+    """Return the run that `swift VERB ARGV` asks for. `complete` asks for a model and a data set."""
+    table = training_flags()
+    line = read_flags(argv, table)
+    layer = Draft(table)
+    for name, flag in line.flags.items():
+        if name not in table.about_command:
             layer.add_flag(flag)
-    file = _file_layer(_config_file(own.get("config"), words))
+    file = _file_layer(_config_file(line.flags.get("config"), line.words))
     _check_trust(file, layer)
-    nproc = own.get("nproc") or own.get("nproc_per_node")
-    parsed = _resolve([file, layer], verb, _count(nproc.value, nproc.said) if nproc else None)
+    nproc = line.flags.get("nproc") or line.flags.get("nproc_per_node")
+    parsed = _resolve([file, layer], verb, _count(nproc.value, nproc.typed) if nproc else None, line.notes)
     if complete:
         _check_complete(parsed.config, verb)
     return parsed
 
 
 def config_from_mapping(mapping: Mapping[str, Any], verb: str = "train", *, source: str = "arguments") -> Parsed:
-    """The run that keywords ask for: sections by name, dotted keys, or any alias of the command line."""
-    layer = Draft()
+    """Return the run that keywords ask for: sections by name, dotted keys, or any alias of the command line."""
+    layer = Draft(training_flags())
     layer.add_mapping({key: value for key, value in mapping.items() if key != "nproc"}, {}, source)
     nproc = mapping.get("nproc")
-    return _resolve([layer], verb, None if nproc is None else _count(nproc, f"{source} (nproc)"))
+    return _resolve([layer], verb, None if nproc is None else _count(nproc, f"{source} (nproc)"), [])
 
 
 def _config_file(flag: Flag | None, words: list[str]) -> Path | None:
@@ -89,7 +91,7 @@ def _config_file(flag: Flag | None, words: list[str]) -> Path | None:
 
 
 def _file_layer(path: Path | None) -> Draft:
-    layer = Draft()
+    layer = Draft(training_flags())
     if path is not None:
         content, lines = read_yaml(path)
         layer.add_mapping(content, {key: f"{path}:{line}" for key, line in lines.items()}, str(path))
@@ -101,47 +103,39 @@ def _check_trust(file: Draft, flags: Draft) -> None:
 
     The configuration of a run may have been written by anybody, and is handed on with its folder.
     """
-    wish = file.assignments.get(TRUST)
-    if wish is not None and wish.value not in (False, None) and TRUST not in flags.assignments:
+    asked = file.assignments.get(TRUST)
+    if asked is not None and asked.value not in (False, None) and TRUST not in flags.assignments:
         raise ConfigError(
-            f"{wish.said} asks for Python code to be run that comes with the model ({TRUST}). A file cannot decide "
+            f"{asked.source} asks for Python code to be run that comes with the model ({TRUST}). A file cannot decide "
             "that.",
             hint=f"If you trust whoever made the model, add --{TRUST} true",
         )
 
 
-def _count(value: Any, said: str) -> int:
+def _count(value: Any, source: str) -> int:
     text = quoted(value).strip("'")
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MOST_PROCESSES:
         raise ConfigError(
-            f"{said} takes a number of processes from 1 to {MOST_PROCESSES}, not {quoted(value)}.",
+            f"{source} takes a number of processes from 1 to {MOST_PROCESSES}, not {quoted(value)}.",
             hint="For example: --nproc 2",
         )
     return int(text)
 
 
-def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
+def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]) -> Parsed:
     merged = merge(layers)
-    notes = settle(merged)
+    notes = [*notes, *settle(merged)]
     _name_objective(merged, verb, notes)
 
-    def place(key: str) -> str:
-        """Where a key, something in it, or the nearest mapping around it, was set."""
-        inside = next((other for other in merged if other.startswith(f"{key}.")), None)
-        if key not in merged and inside is not None:
-            return merged[inside].said
-        while key and key not in merged:
-            key = key.rpartition(".")[0]
-        return merged[key].said if key else "configuration"
-
-    config = _validated(merged, place)
+    source = partial(source_of, merged)
+    config = _validated(merged, source)
     backend = load_backend(config.backend.name)
     objective = load_objective(config.objective.name)
     _check_names(config)
-    backend_options = _own_options(backend, "backend", config.backend, place)
+    backend_options = _own_options(backend, "backend", config.backend, source)
     if _imply(merged, core_settings(backend, backend_options)):
-        config = _validated(merged, place)
-    objective_options = _own_options(objective, "objective", config.objective, place)
+        config = _validated(merged, source)
+    objective_options = _own_options(objective, "objective", config.objective, source)
     config = config.model_copy(
         update={
             "backend": BackendSection(name=config.backend.name, **backend_options.model_dump()),
@@ -153,11 +147,11 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None) -> Parsed:
     return Parsed(config, backend_options, objective_options, notes, nproc)
 
 
-def _validated(merged: dict[str, Assignment], place: Callable[[str], str]) -> Config:
+def _validated(merged: dict[str, Assignment], source: Callable[[str], str]) -> Config:
     try:
         return Config.model_validate(nest(merged))
     except ValidationError as problem:
-        raise config_error(problem, place, core_fields()) from None
+        raise config_error(problem, source, core_fields()) from None
 
 
 def _imply(merged: dict[str, Assignment], settings: Mapping[str, tuple[Any, str]]) -> bool:
@@ -166,14 +160,14 @@ def _imply(merged: dict[str, Assignment], settings: Mapping[str, tuple[Any, str]
     A user who typed something else is shown both.
     """
     changed = False
-    for key, (value, said) in settings.items():
+    for key, (value, source) in settings.items():
         typed = merged.get(key)
         if typed is None:
-            merged[key] = Assignment(value, said)
+            merged[key] = Assignment(value, source)
             changed = True
         elif not _same(typed.value, value):
             raise ConfigError(
-                f"{typed.said} and {said} contradict each other: {key} cannot be both {quoted(typed.value)} and "
+                f"{typed.source} and {source} contradict each other: {key} cannot be both {quoted(typed.value)} and "
                 f"{quoted(value)}.",
                 hint="Keep one of them.",
             )
@@ -195,7 +189,7 @@ def _check_names(config: Config) -> None:
         find("swift.exporters", config.export.to)
 
 
-def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, place: Callable[[str], str]) -> BaseModel:
+def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, source: Callable[[str], str]) -> BaseModel:
     """Second phase: a plugin's model validates the keys of its section that core does not know."""
     model = plugin.config_model
     assert model is not None
@@ -203,12 +197,12 @@ def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, place: C
     typed = {}
     for name, value in (values.model_extra or {}).items():
         known = fields.get(f"{section}.{name}")
-        typed[name] = coerce(known, value, place(f"{section}.{name}")) if known else value
+        typed[name] = coerce(known, value, source(f"{section}.{name}")) if known else value
     try:
         return model.model_validate(typed)
     except ValidationError as problem:
         owner = f"{plugin.entry.kind} {plugin.entry.name!r}"
-        raise config_error(problem, place, fields, section=section, owner=owner) from None
+        raise config_error(problem, source, fields, section=section, owner=owner) from None
     except SwiftError:
         raise
     except Exception as cause:
@@ -224,7 +218,7 @@ def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) 
         if asked is not None and asked.value != meant:
             other = str(asked.value) if asked.value in VERB_OBJECTIVES else "train"
             raise ConfigError(
-                f"swift {verb} minimises the objective {meant!r}, but {asked.said} asks for {quoted(asked.value)}.",
+                f"swift {verb} minimises the objective {meant!r}, but {asked.source} asks for {quoted(asked.value)}.",
                 hint=f"Type: swift {other}" + ("" if other != "train" else f" --objective {asked.value}"),
             )
         merged["objective.name"] = Assignment(meant, f"swift {verb}")
@@ -234,7 +228,7 @@ def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) 
             notes.append("The objective is dpo; --rlhf_type names another.")
         elif asked.value in VERB_OBJECTIVES:
             raise ConfigError(
-                f"{asked.said} asks for {quoted(asked.value)}, which does not learn from preferences.",
+                f"{asked.source} asks for {quoted(asked.value)}, which does not learn from preferences.",
                 hint=f"Type: swift {asked.value}",
             )
 

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, as one sentence a problem: the place, the value and the rule."""
+"""What pydantic found wrong, as one sentence a problem: the source, the value and the rule."""
 
 from __future__ import annotations
 
@@ -38,41 +38,41 @@ _RULES: dict[str, str] = {
 
 
 def config_error(
-    problem: ValidationError, place: Callable[[str], str], known: Iterable[str], *, section: str = "", owner: str = ""
+    problem: ValidationError, source: Callable[[str], str], known: Iterable[str], *, section: str = "", owner: str = ""
 ) -> ConfigError:
-    """The error to show for `problem`; `place` tells where a key was set.
+    """The error to show for `problem`; `source` tells where a key was set.
 
     A plugin's model knows its keys without their `section`; `owner` names the plugin.
     """
-    sentences = [_sentence(detail, place, list(known), section, owner) for detail in problem.errors(include_url=False)]
+    sentences = [_sentence(detail, source, list(known), section, owner) for detail in problem.errors(include_url=False)]
     different = list(dict.fromkeys(sentences))
     more = [f"And {len(different) - _MOST} more."] if len(different) > _MOST else []
     return ConfigError("\n".join(different[:_MOST] + more))
 
 
-def _sentence(detail: ErrorDetails, place: Callable[[str], str], known: list[str], section: str, owner: str) -> str:
+def _sentence(detail: ErrorDetails, source: Callable[[str], str], known: list[str], section: str, owner: str) -> str:
     key = ".".join([*filter(None, [section]), *(clipped(str(part)) for part in detail["loc"])])
     if detail["type"] == "extra_forbidden":
         of_whom = f" for the {owner}" if owner else ""
         parent, _, leaf = key.rpartition(".")
         siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == parent]
-        return f"{place(key)}: there is no key {key!r}{of_whom}.{did_you_mean(leaf, siblings)}"
+        return f"{source(key)}: there is no key {key!r}{of_whom}.{did_you_mean(leaf, siblings)}"
     if detail["type"] == "missing":
         return f"{key} is missing."
     rule = _RULES.get(detail["type"])
     if rule is None:
-        return f"{_subject(place(key), key)} {_said(detail)}, not {quoted(detail['input'])}."
+        return f"{_subject(source(key), key)} {_message(detail)}, not {quoted(detail['input'])}."
     wanted = rule.format(**detail.get("ctx", {}))
-    return f"{_subject(place(key), key)} must be {wanted}, not {quoted(detail['input'])}."
+    return f"{_subject(source(key), key)} must be {wanted}, not {quoted(detail['input'])}."
 
 
-def _said(detail: ErrorDetails) -> str:
+def _message(detail: ErrorDetails) -> str:
     """What a validator of swift's or of pydantic's says, as the end of a sentence."""
     said = detail["msg"]
     own = said.removeprefix("Value error, ")
     return own.rstrip(".") if own != said else f"is wrong: {clipped(said)}"
 
 
-def _subject(said: str, key: str) -> str:
+def _subject(source: str, key: str) -> str:
     """A flag says by itself what it sets; a line of a file does not."""
-    return said if said.startswith("--") else f"{said}: {key}"
+    return source if source.startswith("--") else f"{source}: {key}"

@@ -15,7 +15,7 @@ _ADAPTER_KEYS = frozenset(
 
 
 def settle(merged: Merged) -> list[str]:
-    """Replace wishes (`@...`) by keys, in place; answers what is to be said aloud."""
+    """Replace requests (`@...`) by keys, in place; returns notes for the user."""
     notes: list[str] = []
     _model_type(merged, notes)
     _sequence_parallel_size(merged, notes)
@@ -29,40 +29,41 @@ def _value(merged: Merged, key: str, default: Any) -> Any:
 
 
 def _model_type(merged: Merged, notes: list[str]) -> None:
-    """`--model_type` alone names the model; beside `--model` it is ms-swift's name of the architecture."""
-    wish = merged.pop("@model_type", None)
-    if wish is None:
+    """Let `--model_type` alone name the model; next to `--model` it is ms-swift's name of the architecture."""
+    request = merged.pop("@model_type", None)
+    if request is None:
         return
     if "model.path" in merged:
-        notes.append(f"{wish.said} {wish.value} is not needed: the model's own config.json says what it is.")
+        notes.append(f"{request.source} {request.value} is not needed: the model's own config.json says what it is.")
     else:
-        merged["model.path"] = wish
+        merged["model.path"] = request
 
 
 def _sequence_parallel_size(merged: Merged, notes: list[str]) -> None:
-    """Megatron's sequence parallelism is a switch tied to tensor parallelism; other engines cut sequences otherwise."""
-    wish = merged.pop("@sequence_parallel_size", None)
-    if wish is None:
+    """Translate the size: Megatron ties it to tensor parallelism as a switch, other backends do not."""
+    request = merged.pop("@sequence_parallel_size", None)
+    if request is None:
         return
-    size, tp = _whole(wish), _whole(merged.get("parallel.tp", Assignment(1, "--tp")))
+    size, tp = _whole(request), _whole(merged.get("parallel.tp", Assignment(1, "--tp")))
     if size == 1:
         return
     backend = _value(merged, "backend.name", "torch")
     if backend != "megatron":
         raise ConfigError(
-            f"{wish.said} {size} has no single meaning on the {backend} backend.",
+            f"{request.source} {size} has no single meaning on the {backend} backend.",
             hint=f"Type --ulysses {size} to cut sequences over attention heads, or --cp {size} to cut their context.",
         )
     if tp == 1:
         raise ConfigError(
-            f"{wish.said} {size}: Megatron's sequence parallelism shards activations over the tensor parallel "
+            f"{request.source} {size}: Megatron's sequence parallelism shards activations over the tensor parallel "
             "processes, and --tp is 1.",
             hint=f"Type --cp {size} to cut sequences without tensor parallelism (--ulysses is not Megatron's).",
         )
-    merged["parallel.sequence_parallel"] = Assignment(True, wish.said)
+    merged["parallel.sequence_parallel"] = Assignment(True, request.source)
     other = f" (not over {size}; to cut sequences further: --cp {size})" if size != tp else ""
     notes.append(
-        f"{wish.said} {size}: with Megatron this is a switch; it is on, over the {tp} tensor parallel processes{other}."
+        f"{request.source} {size}: with Megatron this is a switch; it is on, over the {tp} tensor parallel processes"
+        f"{other}."
     )
 
 
@@ -70,7 +71,7 @@ def _adapter_settings_without_adapter(merged: Merged, notes: list[str]) -> None:
     if _value(merged, "tuner.kind", "lora") != "full":
         return
     notes.extend(
-        f"{assignment.said} has no effect: all weights are trained (tuner.kind is full)."
+        f"{assignment.source} has no effect: all weights are trained (tuner.kind is full)."
         for key, assignment in merged.items()
         if key in _ADAPTER_KEYS
     )
@@ -79,5 +80,5 @@ def _adapter_settings_without_adapter(merged: Merged, notes: list[str]) -> None:
 def _whole(assignment: Assignment) -> int:
     text = quoted(assignment.value).strip("'")
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
-        raise ConfigError(f"{assignment.said} takes a whole number from 1, not {quoted(assignment.value)}.")
+        raise ConfigError(f"{assignment.source} takes a whole number from 1, not {quoted(assignment.value)}.")
     return int(text)

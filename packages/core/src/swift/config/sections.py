@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, field_validator
 
 from swift.config.limits import (
     LARGEST,
@@ -24,41 +24,12 @@ from swift.config.limits import (
     Steps,
     Tokens,
     Ways,
-    fault_of,
-    takes_numbers_only,
 )
+from swift.config.options import Aliases, Shorthand
+from swift.config.options import Section as Section
 from swift.errors import UnsupportedPlan
 
-
-class Section(BaseModel):
-    """Base of all sections, of core and of plugins."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _well_formed(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses what no field takes, and a switch where a number is meant, which pydantic would take for 0 or 1."""
-        field = cls.model_fields[info.field_name or ""]
-        if isinstance(value, bool) and takes_numbers_only(field.annotation):
-            raise ValueError("must be a number")
-        if isinstance(value, BaseModel) or _is_section(field.annotation):
-            return value
-        if fault := fault_of(value):
-            raise ValueError(fault)
-        return value
-
-    @field_validator("*", mode="after")
-    @classmethod
-    def _of_usual_size(cls, value: Any) -> Any:
-        """A number that was text before."""
-        if isinstance(value, int | float) and (fault := fault_of(value)):
-            raise ValueError(fault)
-        return value
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class ModelSection(Section):
@@ -66,7 +37,7 @@ class ModelSection(Section):
 
     path: Name | None = Field(None, description="Folder, hub id, or a short name such as qwen3-7b")
     revision: Name | None = Field(None, description="Branch, tag or commit on the hub")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: Dtype = Field(
         "auto", description="Precision of the arithmetic; auto is bfloat16 on a GPU that has it, else float32"
     )
     attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
@@ -113,7 +84,7 @@ class TunerSection(Section):
     alpha: PositiveFloat = Field(32.0, description="Scale of the adapters (divided by the rank)")
     dropout: BelowOne = Field(0.05, description="Dropout on the adapters' input")
     targets: tuple[Pattern, ...] = Field(("all-linear",), description="Modules that get an adapter")
-    modules_to_save: tuple[Pattern, ...] = Field((), description="Modules trained whole beside the adapters")
+    modules_to_save: tuple[Pattern, ...] = Field((), description="Modules trained in full next to the adapters")
     dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
     rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
     lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
@@ -123,7 +94,7 @@ class TunerSection(Section):
     )
     freeze: tuple[Pattern, ...] = Field((), description="Patterns of weight names that stay as they are (full only)")
     train_only: tuple[Pattern, ...] = Field((), description="Patterns of the only weight names to train (full only)")
-    adapter: FilePath | None = Field(None, description="Adapter folder to go on from")
+    adapter: FilePath | None = Field(None, description="Adapter folder to continue from")
 
 
 class ObjectiveSection(Section):
@@ -159,11 +130,11 @@ class ParallelSection(Section):
 
     dp_replicate: Ways | None = Field(None, description="Replicas of the model")
     dp_shard: Ways | None = Field(None, description="Processes that share one replica's state")
-    tp: Ways = Field(1, description="Tensor parallel: a layer's matrices are cut")
-    pp: Ways = Field(1, description="Pipeline parallel: the layers are dealt out in stages")
+    tp: Ways = Field(1, description="Tensor parallel: a layer's matrices are sharded")
+    pp: Ways = Field(1, description="Pipeline parallel: the layers are divided into stages")
     vpp: Ways = Field(1, description="Virtual stages per pipeline rank (interleaving)")
-    cp: Ways = Field(1, description="Context parallel: a sequence is cut")
-    ep: Ways = Field(1, description="Expert parallel: the experts of an MoE are dealt out")
+    cp: Ways = Field(1, description="Context parallel: a sequence is sharded")
+    ep: Ways = Field(1, description="Expert parallel: the experts of an MoE are distributed")
     etp: Ways = Field(1, description="Tensor parallel inside the experts")
     sequence_parallel: bool = Field(False, description="Shard activations between tensor parallel regions")
     ulysses: Ways = Field(1, description="Sequence parallel by all-to-all over attention heads")
@@ -210,28 +181,28 @@ class TrainSection(Section):
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
     compile: bool = Field(False, description="torch.compile the model")
     seed: Seed = Field(42, description="Decides initial adapters, order of samples and dropout")
-    eval_steps: Steps | None = Field(None, description="Evaluate every so many steps; default: once an epoch")
+    eval_steps: Steps | None = Field(None, description="Evaluate every N steps; default: once an epoch")
     eval_batch: Rows | None = Field(None, description="Rows per process in evaluation; default micro_batch")
     metric_for_best: Name = Field("loss", description="Which evaluation metric picks the best checkpoint")
     greater_is_better: bool | None = Field(
         None, description="Whether a larger value of it is better; default: yes, unless it is a loss"
     )
-    early_stopping: Steps | None = Field(None, description="Stop after so many evaluations without a better one")
+    early_stopping: Steps | None = Field(None, description="Stop after N evaluations without a better one")
     detect_nan: bool = Field(True, description="Stop before an update whose loss or gradient is not finite")
     timeout_minutes: Annotated[float, Field(ge=0.001, le=525_600)] = Field(
         8.0,
-        description="End a run of several processes in which nothing has moved for so long, and say who is waited for",
+        description="End a run of several processes that made no progress for this long, and name the ones waited for",
     )
 
 
 class CheckpointSection(Section):
     """What is kept of a run, and what it starts from."""
 
-    save_steps: Steps | None = Field(None, description="Save every so many steps; default: once an epoch")
-    keep: Steps | None = Field(None, description="Keep only so many newest checkpoints, and the best one")
+    save_steps: Steps | None = Field(None, description="Save every N steps; default: once an epoch")
+    keep: Steps | None = Field(None, description="Keep the N newest checkpoints and the best")
     resume: Name | None = Field(
         None,
-        description="Checkpoint or run folder to go on from; 'last' for the newest run; 'auto' for the run of "
+        description="Checkpoint or run folder to resume from; 'last' for the newest run; 'auto' for the run of "
         "logging.run_name, which is begun if it is not there",
     )
     asynchronous: bool = Field(False, description="Write in the background while training goes on")
@@ -240,20 +211,20 @@ class CheckpointSection(Section):
 
 
 class LoggingSection(Section):
-    """Where a run's folder lies and what is written into it."""
+    """Where a run's folder is and what is written into it."""
 
     output: FilePath = Field(Path("output"), description="Parent of the run's folder")
     run_name: FolderName | None = Field(
         None, description="Name of the run's folder; default vN-date-time under the model's"
     )
-    steps: Steps = Field(5, description="Log every so many steps")
+    steps: Steps = Field(5, description="Log every N steps")
     report_to: tuple[Name, ...] = Field(
         ("console", "jsonl", "tensorboard", "report"), description="Observers, by entry point name"
     )
 
 
 class BackendSection(Section):
-    """Which engine trains. The other keys are that engine's own and are validated by its plugin."""
+    """Which backend trains. The other keys are that backend's own and are validated by its plugin."""
 
     model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
     name: Name = Field("torch", description="torch, fsdp, deepspeed, megatron, or an installed plugin's")
@@ -264,9 +235,7 @@ class ExportSection(Section):
 
     to: Name | None = Field(None, description="Export at the end of the run: hf (merged), adapter, or a plugin's")
     out: FilePath | None = Field(None, description="Destination; default: a folder in the run's")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Precision of the exported weights; auto is the model's own"
-    )
+    dtype: Dtype = Field("auto", description="Precision of the exported weights; auto is the model's own")
     shard_size_gb: Annotated[float, Field(ge=1e-6, le=1e6)] = Field(5.0, description="Largest safetensors file")
     exist_ok: bool = Field(False, description="Replace an export that is there already")
     verify: Literal["transformers", "all", "none"] = Field(
@@ -278,7 +247,7 @@ class ExportSection(Section):
     @field_validator("verify", mode="before")
     @classmethod
     def _switch(cls, value: Any) -> Any:
-        """It was a switch once, and is one to many."""
+        """Accept true and false."""
         word = str(value).lower() if isinstance(value, bool | str) else ""
         return {"true": "transformers", "false": "none"}.get(word, value)
 
@@ -288,16 +257,19 @@ QUANTISATIONS = ("w4a16", "w8a8", "gptq", "awq", "fp8", "bnb")
 
 
 class ExportOptions(ExportSection):
-    """What `swift export` can do besides: it works on what is on disk, and may take its time."""
+    """How the export is written, checked and quantised."""
 
-    verify: Literal["transformers", "all", "none"] = Field(
-        "all", description="Who reloads the export and is compared with the training state"
+    verify: Annotated[Literal["transformers", "all", "none"], Shorthand("no_verify", "none")] = Field(
+        "all",
+        description="Who reloads the export and is compared with the training state: transformers, all (an inference "
+        "engine as well where one is installed) or none",
     )
-    quant: Literal["w4a16", "w8a8", "gptq", "awq", "fp8", "bnb"] | None = Field(
+    quant: Annotated[Literal["w4a16", "w8a8", "gptq", "awq", "fp8", "bnb"] | None, Aliases("quant_method")] = Field(
         None, description="Store the weights in fewer bits"
     )
     quant_tolerance: PositiveFloat | None = Field(
-        None, description="How much the loss per token may rise by quantising; default: as the format is known to cost"
+        None,
+        description="How much the loss per token may rise, in nats, by quantising; default: the scheme's own tolerance",
     )
     calibration_dataset: tuple[Name, ...] = Field(
         (), description="What to quantise for, as for --dataset; default: the run's own training data"

@@ -35,15 +35,15 @@ def looks_like_switch(text: str) -> bool:
     return text.lower() in _ON + _OFF
 
 
-def as_switch(value: Any, said: str) -> bool:
+def as_switch(value: Any, source: str) -> bool:
     """True or False from a bare flag or a word."""
     if isinstance(value, bool):
         return value
     word = str(value).lower()
     if word not in _ON + _OFF:
         raise ConfigError(
-            f"{said} is a switch, and {quoted(value)} is neither true nor false.",
-            hint=f"Type: {said} true" if said.startswith("--") else "Write true or false.",
+            f"{source} is a switch, and {quoted(value)} is neither true nor false.",
+            hint=f"Type: {source} true" if source.startswith("--") else "Write true or false.",
         )
     return word in _ON
 
@@ -58,7 +58,7 @@ def literal(value: Any) -> Any:
         return value
 
 
-def coerce(field: Field, value: Any, said: str) -> Any:
+def coerce(field: Field, value: Any, source: str) -> Any:
     """`value` in the shape of `field`. Text comes from the command line, or from YAML."""
     if field.kind == "list" and isinstance(value, list | tuple):
         # One word of a command line may be a JSON list of several; `[ab]*` is a pattern.
@@ -69,21 +69,21 @@ def coerce(field: Field, value: Any, said: str) -> Any:
     if field.optional and (value.lower() in ("none", "null") or (value == "" and field.key in _MAY_BE_EMPTY)):
         return None
     if field.kind == "list":
-        return tuple(_json(value, list, said)) if value.startswith("[") else (value,)
+        return tuple(_json(value, list, source)) if value.startswith("[") else (value,)
     if field.kind == "mapping":
-        return _json(value, dict, said)
-    return as_switch(value, said) if field.kind == "switch" else value
+        return _json(value, dict, source)
+    return as_switch(value, source) if field.kind == "switch" else value
 
 
-def _json(text: str, shape: type, said: str) -> Any:
+def _json(text: str, shape: type, source: str) -> Any:
     wanted = "list" if shape is list else "object"
     example = '["a", "b"]' if shape is list else '\'{"question": "query"}\''
     try:
         value = parse_json(text, quoted(text), ConfigError)
     except ConfigError as problem:
         raise ConfigError(
-            f"{said} takes a JSON {wanted}, and this is none: {problem.message}", hint=f"For example: {example}"
+            f"{source} takes a JSON {wanted}, and this is none: {problem.message}", hint=f"For example: {example}"
         ) from None
     if not isinstance(value, shape):
-        raise ConfigError(f"{said} takes a JSON {wanted}, not {quoted(text)}.", hint=f"For example: {example}")
+        raise ConfigError(f"{source} takes a JSON {wanted}, not {quoted(text)}.", hint=f"For example: {example}")
     return value

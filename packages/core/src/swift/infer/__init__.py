@@ -31,22 +31,18 @@ def open_engine(
     Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are settings of the engine's own.
     `trust_remote_code` lets Python code run that comes with the model.
     """
-    from swift.infer.options import Wanted
+    from swift.infer.options import ModelOptions
     from swift.infer.speaker import find_model, open_local
+    from swift.terminal import say_nothing
 
-    wanted = Wanted(
-        engine,
-        adapter=None if adapter is None else Path(adapter),
+    asked = ModelOptions(
+        model=str(model),
+        engine=engine,
+        adapters=None if adapter is None else Path(adapter),
         dtype=dtype,
         device=device,
-        batch_size=batch_size,
         max_length=max_length,
-        options=options or {},
+        engine_options=dict(options or {}),
         trust_remote_code=trust_remote_code,
     )
-    say = _nothing
-    return open_local(find_model(str(model), wanted, say=say), wanted, say=say).engine
-
-
-def _nothing(_: str) -> None:
-    pass
+    return open_local(find_model(asked, say=say_nothing), asked, batch_size=batch_size, say=say_nothing).engine

@@ -5,28 +5,35 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swift.errors import DataError, SwiftError, UsageError, did_you_mean
-from swift.infer.options import Wanted
+from swift.infer.options import ModelOptions
 from swift.infer.speaker import find_model, open_local
 
 
+@dataclass(frozen=True)
+class TaskRequest:
+    """Which tasks are run, and how."""
+
+    names: tuple[str, ...]
+    folder: Path | None = None
+    """Holds task files in addition to those of the harness."""
+    shots: int | None = None
+    limit: int | None = None
+    chat: bool = False
+    """Whether questions go through the chat template."""
+    result: Path | None = None
+
+
 def run_tasks(
-    names: Sequence[str],
-    model: str,
-    wanted: Wanted,
-    *,
-    folder: Path | None,
-    shots: int | None,
-    limit: int | None,
-    chat: bool,
-    result: Path | None,
-    say: Callable[[str], None],
+    request: TaskRequest, options: ModelOptions, *, batch_size: int | None = None, say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """Task → metric → value. `folder` holds task files beside those that the harness brings."""
+    """Run tasks of the harness on a model; returns task → metric → value."""
+    folder, names = request.folder, request.names
     if importlib.util.find_spec("lm_eval") is None:
         raise UsageError(
             "--tasks needs lm-evaluation-harness, which is not installed.", hint='Run: pip install "swift-core[eval]"'
@@ -47,22 +54,22 @@ def run_tasks(
                 f"lm-evaluation-harness has no task {name!r}.{did_you_mean(name, tasks.all_tasks)}",
                 hint="Name a task or a group of tasks; your own are found in --tasks_dir.",
             )
-    found = find_model(model, wanted, say=say)
-    speaker = open_local(found, wanted, say=say)
+    found = find_model(options, say=say)
+    speaker = open_local(found, options, batch_size=batch_size, say=say)
     try:
         from swift.infer.harness_model import HarnessModel
 
-        longest = wanted.max_length or int(getattr(found.source.config, "max_position_embeddings", None) or 2048)
+        longest = options.max_length or int(getattr(found.source.config, "max_position_embeddings", None) or 2048)
         asked = HarnessModel(speaker, longest=longest, say=say)
         answer: Any = simple_evaluate(
             model=asked,
             tasks=list(names),
-            num_fewshot=shots,
-            limit=limit,
-            apply_chat_template=chat,
-            system_instruction=speaker.system if chat else None,
+            num_fewshot=request.shots,
+            limit=request.limit,
+            apply_chat_template=request.chat,
+            system_instruction=speaker.system if request.chat else None,
             task_manager=tasks,
-            log_samples=result is not None,
+            log_samples=request.result is not None,
         )
     except SwiftError:
         raise
@@ -74,8 +81,8 @@ def run_tasks(
         ) from error
     finally:
         speaker.close()
-    if result is not None:
-        _write_samples(result, answer["samples"])
+    if request.result is not None:
+        _write_samples(request.result, answer["samples"])
     return {task: _metrics(values) for task, values in answer["results"].items()}
 
 

@@ -1,29 +1,63 @@
-"""Who is to answer, and how it is to be loaded, as the flags of `swift infer | chat | eval` say it."""
+"""What the verbs that ask a model have in common: which model answers, how answers are drawn, where questions are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeFloat
+
+from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
+from swift.config.options import Aliases, Argument, Section
+from swift.contracts import Sampling
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """How a model is to be loaded, as the flags of `swift infer | chat | eval` say it."""
+class ModelOptions(Section):
+    """Which model answers, and how it is loaded."""
 
-    engine: str = "transformers"
-    """Name of an inference engine, or the address of a server."""
-    adapter: Path | None = None
-    system: str | None = None
-    dtype: str = "auto"
-    device: str | None = None
-    batch_size: int | None = None
-    max_length: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    api_key: str | None = None
-    trust_remote_code: bool = False
-    """Whether Python code that comes with the model may run."""
+    model: Annotated[Name | None, Argument("MODEL"), Aliases("ckpt_dir")] = Field(
+        None, description="Run, checkpoint, adapter, model folder or hub id; of a server, its name"
+    )
+    engine: Annotated[Name, Aliases("infer_backend")] = Field(
+        "transformers", description="An installed inference engine, or the address of a server: http://HOST:PORT"
+    )
+    adapters: Annotated[FilePath | None, Aliases("adapter")] = Field(None, description="Adapter on top of the model")
+    system: str | None = Field(None, description="System message where a conversation has none")
+    dtype: Annotated[Name, Aliases("torch_dtype")] = Field("auto", description="auto, float32, bfloat16, float16")
+    device: Name | None = Field(None, description="cpu or cuda; default: a GPU if there is one")
+    max_length: Annotated[Tokens | None, Aliases("max_model_len")] = Field(
+        None, description="Longest question and answer together; default: the engine decides"
+    )
+    engine_options: dict[str, Any] = Field(
+        default_factory=dict, description='The engine\'s own options: {"max_num_seqs": 64}'
+    )
+    api_key: str | None = Field(None, description="For a server; default: SWIFT_API_KEY or OPENAI_API_KEY is looked at")
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with the model: only if you trust who made it"
+    )
+
+
+class SamplingOptions(Section):
+    """How answers are drawn."""
+
+    max_new_tokens: Tokens = Field(512, description="Longest answer")
+    temperature: NonNegativeFloat = Field(0.0, description="0 takes the most likely token, always")
+    top_p: Fraction = Field(1.0, description="Nucleus sampling")
+    seed: int = Field(0, description="Decides what is drawn at a temperature above 0")
+
+    @property
+    def sampling(self) -> Sampling:
+        """The same as engines take it."""
+        return Sampling(self.max_new_tokens, self.temperature, self.top_p, self.seed)
+
+
+class QuestionOptions(Section):
+    """Where questions come from, and where answers go."""
+
+    dataset: Annotated[tuple[Name, ...], Aliases("val_dataset")] = Field((), description="Questions, one per row")
+    columns: dict[Name, Name] = Field(default_factory=dict, description='Renames columns: {"question": "query"}')
+    batch_size: Rows | None = Field(None, description="Questions at a time; default: the engine decides")
+    result_path: FilePath | None = Field(None, description="File to write every answer to, as JSON lines")
+    overwrite: bool = Field(False, description="Begin anew instead of continuing what is in --result_path")
 
 
 def is_address(engine: str) -> bool:

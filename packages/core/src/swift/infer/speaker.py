@@ -14,7 +14,7 @@ from swift.contracts import EngineRequest, InferenceEngine, Sampling
 from swift.data.rendering import render_chat
 from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.infer.answers import Answer, Messages, Speaker
-from swift.infer.options import Wanted, is_address
+from swift.infer.options import ModelOptions, is_address
 from swift.infer.questions import Question, with_system
 from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
@@ -26,22 +26,21 @@ if TYPE_CHECKING:
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
-def open_speaker(name: str | None, wanted: Wanted, *, say: Callable[[str], None]) -> Speaker:
-    """The model `name`, loaded by an engine, or the model that a server calls so."""
-    if is_address(wanted.engine):
+def open_speaker(options: ModelOptions, *, batch_size: int | None = None, say: Callable[[str], None]) -> Speaker:
+    """Return the model that is asked for, loaded by an engine, or as a server has loaded it."""
+    if is_address(options.engine):
         from swift.infer.remote import RemoteSpeaker
 
-        _nothing_to_load(wanted)
+        _nothing_to_load(options)
         return RemoteSpeaker(
-            wanted.engine,
-            model=name,
-            api_key=wanted.api_key,
-            system=wanted.system,
-            at_a_time=wanted.batch_size,
+            options.engine,
+            model=options.model,
+            api_key=options.api_key,
+            system=options.system,
+            at_a_time=batch_size,
             say=say,
         )
-    assert name is not None
-    return open_local(find_model(name, wanted, say=say), wanted, say=say)
+    return open_local(find_model(options, say=say), options, batch_size=batch_size, say=say)
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,15 @@ class FoundModel:
         return facts
 
 
-def find_model(name: str, wanted: Wanted, *, say: Callable[[str], None]) -> FoundModel:
-    """The engine and the model `name`: a run, a checkpoint, an adapter, a folder or a hub id."""
+def find_model(options: ModelOptions, *, say: Callable[[str], None]) -> FoundModel:
+    """Return the engine and the model that are asked for: a run, a checkpoint, an adapter, a folder or a hub id."""
+    name = str(options.model)
     # Only here: these modules import torch, which whoever asks a server does without.
     from swift.infer.find import find_weights
     from swift.models.source import open_source
 
-    engine = load_engine(wanted.engine)
-    place = find_weights(name, adapter=wanted.adapter, trust_remote_code=wanted.trust_remote_code)
+    engine = load_engine(options.engine)
+    place = find_weights(name, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
     if place.weights.random_weights:
         raise ModelError(
             f"{name} adapts a model of random weights, which lie in no folder.",
@@ -78,24 +78,26 @@ def find_model(name: str, wanted: Wanted, *, say: Callable[[str], None]) -> Foun
     return FoundModel(name, engine, place, open_source(place.weights, say=say))
 
 
-def open_local(found: FoundModel, wanted: Wanted, *, say: Callable[[str], None]) -> EngineSpeaker:
+def open_local(
+    found: FoundModel, options: ModelOptions, *, batch_size: int | None = None, say: Callable[[str], None]
+) -> EngineSpeaker:
     """The model, loaded by its engine."""
     # The tokenizer is read once, here: engines are handed tokens.
     tokenizer = found.source.tokenizer
     request = EngineRequest(
         model=found.source.folder,
         adapter=found.location.adapter,
-        dtype=wanted.dtype,
-        device=wanted.device,
-        batch_size=wanted.batch_size,
-        max_length=wanted.max_length,
+        dtype=options.dtype,
+        device=options.device,
+        batch_size=batch_size,
+        max_length=options.max_length,
         end_tokens=end_tokens(tokenizer),
         trust_remote_code=found.location.weights.trust_remote_code,
-        options=wanted.options,
+        options=options.engine_options,
         say=say,
     )
     return EngineSpeaker(
-        open_inference(found.engine, request), tokenizer, wanted.system or found.location.system, found.name
+        open_inference(found.engine, request), tokenizer, options.system or found.location.system, found.name
     )
 
 
@@ -180,19 +182,19 @@ def _digest(adapter: Path) -> str:
     return SafetensorsFolder(adapter, file=ADAPTER_WEIGHTS).digest()
 
 
-def _nothing_to_load(wanted: Wanted) -> None:
+def _nothing_to_load(options: ModelOptions) -> None:
     """A server has loaded its model already."""
     given = {
-        "--adapters": wanted.adapter,
-        "--torch_dtype": wanted.dtype != "auto",
-        "--device": wanted.device,
-        "--max_length": wanted.max_length,
-        "--engine_options": wanted.options,
-        "--trust_remote_code": wanted.trust_remote_code,
+        "--adapters": options.adapters,
+        "--torch_dtype": options.dtype != "auto",
+        "--device": options.device,
+        "--max_length": options.max_length,
+        "--engine_options": options.engine_options,
+        "--trust_remote_code": options.trust_remote_code,
     }
     for flag, value in given.items():
         if value:
             raise UsageError(
-                f"{flag} says how a model is loaded, but the server at {wanted.engine} has loaded its own.",
+                f"{flag} says how a model is loaded, but the server at {options.engine} has loaded its own.",
                 hint=f"Leave it out, or give it to the server (swift serve {flag} ...).",
             )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from swift.config.sections import ModelSection
@@ -16,45 +15,29 @@ from swift.models.locate import locate
 from swift.models.tokenizer import TOKENIZER_FILES, check_settings
 from swift.models.weights_check import check_weights
 from swift.serve.fit import check_fit, read_adapter
+from swift.serve.options import ServeOptions
 from swift.untrusted import typed_path
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What was typed after `swift serve`."""
-
-    model: str
-    adapters: Sequence[str] = ()
-    """`NAME=PATH`, or a path alone."""
-    name: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
-    dtype: str = "auto"
-    max_length: int | None = None
-    python: Path | None = None
-    runtime_adapters: bool = False
-    verbose: bool = False
-    trust_remote_code: bool = False
-    passed_on: tuple[str, ...] = ()
-
-
-def serve_request(wish: Wish, *, say: Callable[[str], None]) -> ServeRequest:
+def serve_request(
+    options: ServeOptions, *, passed_on: tuple[str, ...] = (), say: Callable[[str], None]
+) -> ServeRequest:
     """Find everything, and check that it is there, whole, and belongs together."""
-    place = find_weights(wish.model, trust_remote_code=wish.trust_remote_code)
+    model = str(options.model)
+    place = find_weights(model, trust_remote_code=options.trust_remote_code)
     known_as, folder = locate(place.weights, say=say)
     _check_model(folder, place.weights)
-    called = display_name(wish.model)
+    called = display_name(model)
     adapters: dict[str, Path] = {}
     if place.adapter is not None:
         base = display_name(known_as)
-        own = wish.name or called
+        own = options.name or called
         adapters[own if own != base else f"{own}-adapter"] = place.adapter
     else:
-        base = wish.name or called
-    for name, path in map(_named, wish.adapters):
+        base = options.name or called
+    for name, path in map(_named, options.adapters):
         if name in adapters or name == base:
             raise UsageError(
                 f"Two models would be called {name!r}.", hint=f"Name them: --adapters {name}-2={path} (or --name)"
@@ -66,18 +49,18 @@ def serve_request(wish: Wish, *, say: Callable[[str], None]) -> ServeRequest:
         model=folder,
         name=base,
         adapters=adapters,
-        host=wish.host,
-        port=wish.port,
-        api_key=wish.api_key,
-        dtype=_dtype(wish.dtype, folder),
-        max_length=wish.max_length,
+        host=options.host,
+        port=options.port,
+        api_key=options.api_key,
+        dtype=_dtype(options.dtype, folder),
+        max_length=options.max_length,
         system=place.system,
         chat_template=place.weights.chat_template,
-        trust_remote_code=wish.trust_remote_code,
-        runtime_adapters=wish.runtime_adapters,
-        python=wish.python,
-        verbose=wish.verbose,
-        passed_on=wish.passed_on,
+        trust_remote_code=options.trust_remote_code,
+        runtime_adapters=options.runtime_adapters,
+        python=options.python,
+        verbose=options.verbose,
+        passed_on=passed_on,
     )
 
 

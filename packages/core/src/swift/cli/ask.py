@@ -1,0 +1,115 @@
+"""What `swift infer`, `chat` and `eval` share: checks of what was typed, a conversation, answers into a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swift.contracts import Sampling
+from swift.errors import UsageError
+from swift.infer.options import ModelOptions, QuestionOptions, is_address
+from swift.terminal import print_note
+
+if TYPE_CHECKING:
+    from swift.infer.answers import Speaker
+    from swift.infer.batch import Asked, LineOf
+    from swift.infer.speaker import FoundModel
+
+
+def check_model(verb: str, options: ModelOptions) -> None:
+    """Raise `UsageError` where nobody is named who could answer."""
+    if options.model is None and not is_address(options.engine):
+        raise UsageError(
+            f"swift {verb} needs a model.", hint=f"For example: swift {verb} output/my-model/v0-20260101-120000"
+        )
+
+
+def check_result(result: Path | None) -> None:
+    """Raise `UsageError` where answers could not be written, before a model is loaded."""
+    if result is not None and not result.parent.is_dir():
+        raise UsageError(
+            f"There is no folder {result.parent} for --result_path.", hint=f"Type: mkdir -p {result.parent}"
+        )
+
+
+def quiet_libraries(options: ModelOptions) -> None:
+    """Silence torch and transformers where they are needed: whoever asks a server does without them."""
+    if not is_address(options.engine):
+        from swift.models.quiet import quiet_libraries
+
+        quiet_libraries()
+
+
+def talk(options: ModelOptions, sampling: Sampling) -> int:
+    """Hold a conversation on the terminal; returns the exit code."""
+    from swift.infer.chat import converse
+    from swift.infer.speaker import open_speaker
+
+    speaker = open_speaker(options, say=print_note)
+    try:
+        converse(speaker, sampling)
+    finally:
+        speaker.close()
+    return 0
+
+
+class AskingOptions(QuestionOptions, ModelOptions):
+    """Options of a verb that asks many questions."""
+
+
+def answer_into(
+    result: Path,
+    options: AskingOptions,
+    sampling: Sampling,
+    questions: Asked,
+    *,
+    metric: str | None = None,
+    line: LineOf | None = None,
+) -> None:
+    """Answer into a file. Questions that it answers already are not asked again; with none left, no model is loaded.
+
+    Files in which answers are judged by a `metric`, each on a `line`, are not mixed with others.
+    """
+    from swift.infer.batch import write_answers
+    from swift.infer.journal import Journal
+    from swift.infer.speaker import find_model, open_local, open_speaker
+
+    found: FoundModel | None = None
+    if is_address(options.engine):
+        facts = {"engine": "a server", "model": options.model}
+    else:
+        found = find_model(options, say=print_note)
+        facts = {"engine": options.engine, **found.facts(), "dtype": options.dtype}
+    settings = {
+        **facts,
+        "system": options.system,
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+        **({} if metric is None else {"metric": metric}),
+    }
+    with Journal(result, questions, settings, overwrite=options.overwrite) as journal:
+        left = len(journal.left())
+        if left < len(questions):
+            print_note(f"{len(questions) - left} of {len(questions)} questions are answered in {result}")
+        if not left:
+            return
+        size = options.batch_size
+        speaker: Speaker = (
+            open_speaker(options, batch_size=size, say=print_note)
+            if found is None
+            else open_local(found, options, batch_size=size, say=print_note)
+        )
+        try:
+            cut = write_answers(speaker, questions, sampling, journal, line=line)
+        except KeyboardInterrupt:
+            print_note(
+                f"Stopped; {len(questions) - len(journal.left())} of {len(questions)} questions are answered in "
+                f"{result}. The same command continues."
+            )
+            raise
+        finally:
+            speaker.close()
+    ending = f"; {cut} cut off after --max_new_tokens {sampling.max_new_tokens}" if cut else ""
+    print_note(f"{left} {'answer' if left == 1 else 'answers'} written to {result}{ending}")

@@ -1,0 +1,108 @@
+"""`swift eval MODEL`: scores a model on a data set with answers, or on tasks of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from swift.cli.ask import AskingOptions, answer_into, check_model, check_result, quiet_libraries
+from swift.cli.options import run_verb
+from swift.config.limits import FilePath, Name, Rows, Tokens
+from swift.contracts import Sampling
+from swift.errors import UsageError
+from swift.infer.options import is_address
+from swift.terminal import print_line, print_note
+
+
+class EvalOptions(AskingOptions):
+    """Give a data set whose rows end with the assistant's message, or tasks of lm-evaluation-harness."""
+
+    examples = (
+        "swift eval output/my-model/v0-20260101-120000 --dataset test.jsonl",
+        "swift eval qwen3-0.6b --tasks arc_easy,gsm8k --limit 200",
+    )
+    max_new_tokens: Tokens = Field(512, description="Longest answer")
+    metric: Literal["accuracy", "loss"] = Field(
+        "accuracy", description="accuracy counts answers that are right as a whole; loss needs log-probabilities"
+    )
+    tasks: Name | None = Field(None, description="Tasks of lm-evaluation-harness instead of --dataset: arc_easy,gsm8k")
+    tasks_dir: FilePath | None = Field(None, description="A folder with task files of your own")
+    num_fewshot: Annotated[int, Field(ge=0)] | None = Field(None, description="Examples in front, for --tasks")
+    limit: Rows | None = Field(None, description="Questions of each task, for --tasks")
+    chat_template: bool = Field(False, description="Ask --tasks through the chat template")
+
+
+def run(verb: str, args: list[str]) -> int:
+    """Run the verb; returns the exit code."""
+    return run_verb(verb, args, EvalOptions, evaluate)
+
+
+def evaluate(options: EvalOptions) -> int:
+    """Score a model, and print the scores as one line of JSON."""
+    _check(options)
+    quiet_libraries(options)
+    scores: Any
+    if options.tasks:
+        from swift.infer.harness import TaskRequest, run_tasks
+
+        request = TaskRequest(
+            tuple(options.tasks.split(",")),
+            folder=options.tasks_dir,
+            shots=options.num_fewshot,
+            limit=options.limit,
+            chat=options.chat_template,
+            result=options.result_path,
+        )
+        scores = run_tasks(request, options, batch_size=options.batch_size, say=print_note)
+    else:
+        scores = _scores(options, Sampling(options.max_new_tokens))
+    print_line(json.dumps(scores))
+    return 0
+
+
+def _check(options: EvalOptions) -> None:
+    check_model("eval", options)
+    if not options.dataset and not options.tasks:
+        raise UsageError(
+            "swift eval needs questions with answers.",
+            hint=f"Type: swift eval {options.model or f'--engine {options.engine}'} --dataset test.jsonl",
+        )
+    if options.dataset and options.tasks:
+        raise UsageError("--dataset and --tasks are two sources of questions.", hint="Give one of them.")
+    check_result(options.result_path)
+    if options.metric == "loss" and options.result_path is not None and not options.tasks:
+        raise UsageError("--result_path takes answers, and --metric loss asks for none.", hint="Leave it out.")
+    if is_address(options.engine) and (options.metric == "loss" or options.tasks):
+        raise UsageError(
+            f"{'--tasks' if options.tasks else '--metric loss'} needs log-probabilities of tokens, which a server is "
+            "not asked for: its template and its tokenizer are its own.",
+            hint="Load the model instead, and name it: --engine transformers MODEL.",
+        )
+
+
+def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
+    from swift.infer.batch import answered
+    from swift.infer.evaluate import accuracy_of, judged, score_loss, with_answers
+    from swift.infer.journal import read_lines
+    from swift.infer.questions import read_questions
+    from swift.infer.speaker import EngineSpeaker, open_speaker
+
+    questions = read_questions(options.dataset, options.columns, system=options.system)
+    result = options.result_path
+    if options.metric == "accuracy" and result is not None:
+        compared = with_answers(questions)
+        answer_into(result, options, sampling, compared, metric=options.metric, line=judged)
+        return accuracy_of(read_lines(result))
+    speaker = open_speaker(options, batch_size=options.batch_size, say=print_note)
+    try:
+        if options.metric == "accuracy":
+            compared = with_answers(questions)
+            return accuracy_of(
+                judged(question, answer) for _, question, answer in answered(speaker, compared, sampling)
+            )
+        assert isinstance(speaker, EngineSpeaker)
+        return score_loss(speaker, options.dataset, options.columns)
+    finally:
+        speaker.close()

@@ -1,0 +1,128 @@
+"""From the words after a verb to its options: a section whose fields are the flags."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from swift.cli.help import asks_for_help, show_help
+from swift.cli.verbs import VERBS
+from swift.config.fields import model_fields
+from swift.config.flags import Alias, CommandLine, Flag, FlagTable, Translation, read_flags
+from swift.config.options import Shorthand, examples_of
+from swift.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from swift.config.draft import Draft
+
+S = TypeVar("S", bound="BaseModel")
+
+
+@dataclass(frozen=True)
+class Typed(Generic[S]):
+    """What was typed after a verb."""
+
+    options: S
+    passed_on: tuple[str, ...]
+    """Flags of another program, where the verb hands them on."""
+    words: tuple[str, ...]
+    """Words without a flag that are no argument, where the verb hands them on."""
+
+
+def run_verb(verb: str, args: Sequence[str], options: type[S], work: Callable[[S], int]) -> int:
+    """Print the help of a verb, or do its work with the options that were typed; returns the exit code."""
+    if asks_for_help(args):
+        show_help(verb, VERBS[verb].summary, options)
+        return 0
+    return work(read_options(verb, args, options).options)
+
+
+def read_options(verb: str, args: Sequence[str], options: type[S], *, passes_on: bool = False) -> Typed[S]:
+    """Return the options of a verb, validated; what is wrong names the flag as it was typed."""
+    table = flag_table(verb, options, passes_on)
+    line = read_flags(args, table)
+    layer = _assigned(line, table)
+    missing = [field for field in table.fields.values() if field.required and field.key not in layer.assignments]
+    if missing:
+        needs = " and ".join(field.argument or f"--{field.key}" for field in missing)
+        raise UsageError(f"swift {verb} needs {needs}.", hint=_example(verb, options))
+    if line.words and not passes_on:
+        raise UsageError(f"{line.words[0]!r} belongs to no flag.", hint=f"All flags: {table.help_command}")
+    for note in line.notes:
+        sys.stderr.write(f"Note: {note}\n")
+    return Typed(_validated(options, layer, table), tuple(line.passed_on), tuple(line.words))
+
+
+def _validated(options: type[S], layer: Draft, table: FlagTable) -> S:
+    from pydantic import ValidationError
+
+    from swift.config.draft import nest, source_of
+    from swift.config.problems import config_error
+
+    try:
+        return options.model_validate(nest(layer.assignments))
+    except ValidationError as problem:
+        raise config_error(problem, partial(source_of, layer.assignments), table.fields) from None
+
+
+@cache
+def flag_table(verb: str, options: type[BaseModel], passes_on: bool = False) -> FlagTable:
+    """Return the flags of a verb, as its options declare them."""
+    fields = {field.key: field for field in model_fields(options)}
+    aliases = {}
+    for key, field in fields.items():
+        for flag in field.aliases:
+            aliases[flag] = Alias(flag, key, "optional" if field.bare is not None else field.kind, _renamed(key))
+        for short in field.shorthands:
+            aliases[short.flag] = Alias(short.flag, key, "switch", _shortened(key, short))
+    takes_words = passes_on or any(field.argument for field in fields.values())
+    return FlagTable(fields, aliases, f"swift {verb} --help", takes_word=lambda _: takes_words, passes_on=passes_on)
+
+
+def _assigned(line: CommandLine, table: FlagTable) -> Draft:
+    """Return the keys that flags and arguments set; words that are no argument stay in `line`."""
+    from swift.config.draft import Draft
+
+    given = {table.aliases[name].key if name in table.aliases else name for name in line.flags}
+    free = [field for field in table.fields.values() if field.argument and field.key not in given]
+    if free and not line.words and line.extra is not None:
+        _free_last_word(line, *line.extra)
+    layer = Draft(table)
+    for flag in line.flags.values():
+        layer.add_flag(flag)
+    for field in [each for each in table.fields.values() if each.argument]:
+        if line.words:
+            taken = tuple(line.words) if field.kind == "list" else line.words[0]
+            layer.set(field.key, taken, str(field.argument))
+            del line.words[: len(taken) if isinstance(taken, tuple) else 1]
+    return layer
+
+
+def _free_last_word(line: CommandLine, name: str, index: int) -> None:
+    """Take the word after the values of a list for the argument: `swift infer --dataset a.jsonl MODEL`."""
+    flag = line.flags[name]
+    line.words.append(flag.value[index])
+    line.flags[name] = Flag(flag.typed, name, "list", (*flag.value[:index], *flag.value[index + 1 :]))
+
+
+def _example(verb: str, options: type[BaseModel]) -> str:
+    examples = examples_of(options)
+    return f"For example: {examples[0]}" if examples else f"All flags: swift {verb} --help"
+
+
+def _renamed(key: str) -> Translation:
+    return lambda _, value: {key: value}
+
+
+def _shortened(key: str, short: Shorthand) -> Translation:
+    from swift.config.values import as_switch
+
+    def translate(source: str, value: Any) -> dict[str, Any]:
+        return {key: short.value} if as_switch(value, source) else {}
+
+    return translate

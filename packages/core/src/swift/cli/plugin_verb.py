@@ -1,0 +1,36 @@
+"""`swift NAME`, where a plugin adds the verb NAME (`swift.contracts.Command`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from swift.cli.help import asks_for_help, show_help
+from swift.cli.options import read_options
+from swift.errors import PluginError
+from swift.plugins.blame import failing
+from swift.plugins.load import load_command
+
+
+def run(name: str, args: Sequence[str]) -> int:
+    """Run the verb of the plugin whose entry point is called `name`; returns the exit code.
+
+    A plugin without `options_model` reads its words, `--help` among them, itself.
+    """
+    plugin = load_command(name)
+    command = plugin.object
+    options = getattr(command, "options_model", None)
+    given: Any = list(args)
+    if options is not None:
+        if asks_for_help(args):
+            show_help(name, command.summary, options)
+            return 0
+        given = read_options(name, args, options).options
+    with failing(plugin.entry, f"swift {name}"):
+        code = command.run(given)
+    if not isinstance(code, int):
+        raise PluginError(
+            f"{plugin.entry} returns {code!r} from run, which is no exit code.",
+            hint="Return 0 where the verb did its work.",
+        )
+    return int(code)

@@ -1,0 +1,82 @@
+"""Section, the base of every set of options, and what a field adds to its flag: an argument, aliases, shorthands.
+
+A field is declared once: its name is the flag, its type says which values it takes, its description is the help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+from swift.config.limits import fault_of, takes_numbers_only
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Marks a field that is also set by a word without a flag: `model: Annotated[Name | None, Argument("MODEL")]`."""
+
+    name: str
+    """As help shows it."""
+
+
+class Aliases:
+    """Lists further flags that set a field, as `out: Annotated[FilePath, Aliases("output_dir")]`."""
+
+    def __init__(self, *flags: str) -> None:
+        self.flags = flags
+
+
+@dataclass(frozen=True)
+class Shorthand:
+    """Adds a flag without a value that sets the field to `value`: `--no_verify` for `--verify none`."""
+
+    flag: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Bare:
+    """Lets the flag stand without a value, which means `value`."""
+
+    value: str
+
+
+class Section(BaseModel):
+    """Base of all options: sections of the configuration, options of verbs and of plugins."""
+
+    # Schemas are built when the first value is validated: help and flags are made from the fields alone.
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, defer_build=True)
+    examples: ClassVar[tuple[str, ...]] = ()
+    """Command lines that the help of a verb shows; the first is also the hint where something is missing."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _well_formed(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses what no field takes, and a switch where a number is meant, which pydantic would take for 0 or 1."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and takes_numbers_only(field.annotation):
+            raise ValueError("must be a number")
+        if isinstance(value, BaseModel) or _is_section(field.annotation):
+            return value
+        if fault := fault_of(value):
+            raise ValueError(fault)
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _of_usual_size(cls, value: Any) -> Any:
+        """Refuses a number that was text before, and is of no usual size."""
+        if isinstance(value, int | float) and (fault := fault_of(value)):
+            raise ValueError(fault)
+        return value
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def examples_of(options: type[BaseModel]) -> tuple[str, ...]:
+    """Return the command lines that the help of a verb shows; a plugin's model need not have any."""
+    return tuple(getattr(options, "examples", ()))

@@ -1,0 +1,39 @@
+"""What a user may ask of `swift serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from swift.config.limits import FilePath, Name, Tokens
+from swift.config.options import Aliases, Argument, Section
+
+
+class ServeOptions(Section):
+    """Which model is served, under which name, and where."""
+
+    model: Annotated[Name | None, Argument("MODEL"), Aliases("ckpt_dir")] = Field(
+        None, description="Run, checkpoint, adapter, model folder, hub id; comes first"
+    )
+    adapters: Annotated[tuple[Name, ...], Aliases("adapter")] = Field(
+        (), description="Further adapters, as NAME=PATH or PATH"
+    )
+    name: Annotated[Name | None, Aliases("served_model_name")] = Field(
+        None, description="What requests call it; default: run or folder"
+    )
+    host: Name = Field("127.0.0.1", description="0.0.0.0 lets other machines ask")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="0 takes a free one")
+    api_key: str | None = Field(
+        None, description="Requests must bring it; better set SWIFT_API_KEY, which nobody else sees"
+    )
+    dtype: Annotated[Name, Aliases("torch_dtype")] = Field("auto", description="auto is what the model's folder says")
+    max_length: Annotated[Tokens | None, Aliases("max_model_len")] = Field(
+        None, description="Longest prompt and answer together; default: the model's"
+    )
+    runtime_adapters: bool = Field(False, description="Let requests load and unload adapters")
+    python: FilePath | None = Field(None, description="Serve with this interpreter's packages, of another environment")
+    verbose: bool = Field(False, description="Show the server's own log")
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with the model: only if you trust who made it"
+    )
