@@ -144,11 +144,12 @@ def _no_input(_: str = "") -> str:
 
 
 def test_serving_asks_for_the_flag_too(trap: Trap, capsys: pytest.CaptureFixture[str]) -> None:
-    from swift.serve.request import Wish, serve_request
+    from swift.serve.options import ServeOptions
+    from swift.serve.request import serve_request
 
     assert run(["serve", str(trap.checkpoint)]) == 2
     assert "add --trust_remote_code true" in capsys.readouterr().err
-    said = serve_request(Wish(str(trap.checkpoint), trust_remote_code=True), say=print)
+    said = serve_request(ServeOptions(model=str(trap.checkpoint), trust_remote_code=True), say=print)
     assert said.trust_remote_code
     assert not trap.canary.exists()
 

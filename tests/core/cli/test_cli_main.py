@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,10 +89,10 @@ def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it(
         (["sft"], 2, "swift sft needs --model"),
         (["sft", "--modle", "m"], 2, "Did you mean '--model'?"),
         (["sft", "--model", "m", "--dataset", "d", "--backend", "megatron"], 3, 'pip install "swift-core[megatron]"'),
-        (["export"], 2, "needs the folder of a run"),
+        (["export"], 2, "swift export needs RUN_OR_CHECKPOINT (Folder of a run"),
         (["export", "x", "--dtype", "fp8"], 2, "--dtype must be one of"),
         (["export", "x", "--to", "vllm"], 3, 'pip install "swift-core[vllm]"'),
-        (["plugins", "--chek"], 2, "--check"),
+        (["plugins", "--chek"], 2, "Did you mean '--check'?"),
         (["config", "shwo"], 2, "Did you mean 'show'?"),
     ],
 )
@@ -171,9 +172,12 @@ def test_a_run_that_fails_exits_with_1_and_an_interrupted_one_with_130(
     assert cli.run(args) == 130
 
 
-def test_export_and_merge_lora_reach_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_and_merge_lora_reach_the_exporter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[Any] = []
     stand_in = types.ModuleType("swift.export.run")
+    (folder := tmp_path / "run" / "checkpoint-1").mkdir(parents=True)
+    (folder / "manifest.json").touch()
+    monkeypatch.chdir(tmp_path)
     stand_in.export_checkpoint = lambda path, **rest: calls.append((str(path), rest))  # type: ignore[attr-defined]  # a module made by hand
     monkeypatch.setitem(sys.modules, "swift.export.run", stand_in)
     assert cli.run(["export", "run", "--to", "adapter", "--out", "there", "--exist-ok", "--no-verify"]) == 0
@@ -196,4 +200,4 @@ def test_doctor_reports_versions_devices_plugins_and_space() -> None:
     assert any(line.startswith("vllm") for line in told)
     assert any("offline (HF_HUB_OFFLINE)" in line for line in told)
     lacking = [finding for finding in findings if "is not installed" in finding["what"]]
-    assert all(finding["mend"].startswith("pip install") for finding in lacking)
+    assert all(finding["fix"].startswith("pip install") for finding in lacking)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swift.config.aliases import aliases
+from swift.config.aliases import aliases, training_flags
 from swift.config.flags import read_flags
 from swift.config.parse import Parsed, parse
 from swift.errors import ConfigError, PluginError, UsageError
@@ -110,6 +110,15 @@ def test_rlhf_names_its_objective_and_takes_its_options() -> None:
     assert any("dpo" in note for note in dpo.notes)
 
 
+def test_of_a_flag_that_is_given_twice_the_last_one_counts_and_a_note_says_so() -> None:
+    twice = parsed("--learning_rate 1e-5 --seed 7 --learning-rate 2e-5 --seed 7")
+    assert twice.config.optim.lr == 2e-5
+    (note,) = [note for note in twice.notes if "twice" in note]
+    assert note == "--learning-rate is given twice, as '1e-5' and as '2e-5': the last one counts."
+    assert parsed("--val_dataset v --val-dataset w").config.data.validation == ("v", "w")
+    assert not any("twice" in note for note in parsed("--val_dataset v --val-dataset w").notes)
+
+
 def test_what_has_no_effect_is_said_aloud() -> None:
     assert any("--lora_rank has no effect" in note for note in parsed("--train_type full --lora_rank 4").notes)
     assert any("--model_type qwen3" in note for note in parsed("--model_type qwen3").notes)
@@ -128,7 +137,6 @@ MISTAKES = [
     ("--lr", "--lr takes a value"),
     ("--val_dataset", "--val_dataset takes one or more values"),
     ("--lr 1 2", "--lr takes one value"),
-    ("--lr 1 --lr 2", "--lr is given twice"),
     ("--bf16 --fp16", "--bf16 and --fp16 contradict each other"),
     ("--lr 1 --learning_rate 2", "--lr and --learning_rate contradict each other"),
     ("--torch_dtype fp8", "--torch_dtype does not know 'fp8'"),
@@ -197,9 +205,9 @@ rlhf_type beta
 @pytest.mark.parametrize("name", INTERFACE.split())
 def test_every_flag_of_the_interface_is_known_with_both_spellings(name: str) -> None:
     for spelled in (name, name.replace("_", "-")):
-        flags, rest = read_flags([f"--{spelled}", "1"])
-        assert [flag.name for flag in flags] == [name]
-        assert not rest
+        line = read_flags([f"--{spelled}", "1"], training_flags())
+        assert list(line.flags) == [name]
+        assert not line.words
         assert name in aliases()
 
 

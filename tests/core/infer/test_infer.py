@@ -162,7 +162,7 @@ def test_what_is_drawn_depends_on_the_seed(adapters: Trained, capsys: pytest.Cap
         (["eval", "MODEL", "--dataset", "unanswered.jsonl"], "None of the 1 questions has an answer"),
         (["infer", "MODEL", "--dataset", "unanswered.jsonl", "--prompt", "a"], "two sources of questions"),
         (["infer", "MODEL", "--prompt", "a", "--result_path", "no/where.jsonl"], "no folder no"),
-        (["infer", "MODEL", "--prompt", "a", "--columns", "{"], "not a JSON object"),
+        (["infer", "MODEL", "--prompt", "a", "--columns", "{"], "--columns takes a JSON object"),
         (["infer", "MODEL", "--prompt", "a", "--torch_dtype", "float3"], "Did you mean 'float32'?"),
         (["infer", "MODEL", "--prompt", "a", "--device", "cuda"], "There is no GPU"),
         (["infer", "MODEL", "--prompt", "a", "--device", "gpu"], "There is no device 'gpu'"),

@@ -157,11 +157,11 @@ def test_without_the_harness_the_extra_is_named(
 def test_what_the_model_would_say_is_called_greedy(model: Path) -> None:
     from swift.contracts import Sampling
     from swift.infer.harness_model import HarnessModel
-    from swift.infer.options import Wanted
+    from swift.infer.options import ModelOptions
     from swift.infer.speaker import find_model, open_local
 
-    found = find_model(str(model), Wanted(), say=lambda _: None)
-    speaker = open_local(found, Wanted(), say=lambda _: None)
+    options = ModelOptions(model=str(model))
+    speaker = open_local(find_model(options, say=lambda _: None), options, say=lambda _: None)
     asked = HarnessModel(speaker, longest=512, say=lambda _: None)
     context = [5, 90, 33, 12]
     ((_, said),) = speaker.engine.generate([context], Sampling(max_new_tokens=6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,13 +50,21 @@ def read_options(verb: str, args: Sequence[str], options: type[S], *, passes_on:
     layer = _assigned(line, table)
     missing = [field for field in table.fields.values() if field.required and field.key not in layer.assignments]
     if missing:
-        needs = " and ".join(field.argument or f"--{field.key}" for field in missing)
+        needs = " and ".join(f"{field.argument or f'--{field.key}'} ({field.description})" for field in missing)
         raise UsageError(f"swift {verb} needs {needs}.", hint=_example(verb, options))
     if line.words and not passes_on:
         raise UsageError(f"{line.words[0]!r} belongs to no flag.", hint=f"All flags: {table.help_command}")
     for note in line.notes:
         sys.stderr.write(f"Note: {note}\n")
     return Typed(_validated(options, layer, table), tuple(line.passed_on), tuple(line.words))
+
+
+def options_of(verb: str) -> type[BaseModel] | None:
+    """Return the class whose fields are the flags of a verb; None for the verbs that train."""
+    declared = VERBS[verb]
+    module = importlib.import_module(declared.target.partition(":")[0])
+    options: type[BaseModel] | None = getattr(module, declared.options) if declared.options else None
+    return options
 
 
 def _validated(options: type[S], layer: Draft, table: FlagTable) -> S:

@@ -22,6 +22,8 @@ class Verb:
     summary: str
     target: str
     """`module:function`; the function takes (verb, arguments) and returns the exit code."""
+    options: str = ""
+    """The class in that module whose fields are the verb's flags; none for the verbs that train."""
 
 
 TRAINING = ("pt", "sft", "rlhf", "train")
@@ -33,23 +35,66 @@ VERBS = {
         Verb("sft", "Train", "Fine-tune on conversations or instructions", "swift.cli.train:run"),
         Verb("rlhf", "Train", "Learn from preferences: dpo, kto, orpo, simpo, cpo", "swift.cli.train:run"),
         Verb("train", "Train", "Any objective, named by --train_type or --objective", "swift.cli.train:run"),
-        Verb("export", "Use the result", "Write a checkpoint as a model folder, and check it", "swift.cli.export:run"),
-        Verb("merge-lora", "Use the result", "Merge adapters into the model's weights", "swift.cli.export:run"),
+        Verb(
+            "export",
+            "Use the result",
+            "Write a checkpoint as a model folder, and check it",
+            "swift.cli.export:run",
+            "ExportVerbOptions",
+        ),
+        Verb(
+            "merge-lora",
+            "Use the result",
+            "Merge adapters into the model's weights",
+            "swift.cli.export:run",
+            "MergeLoraOptions",
+        ),
         Verb(
             "convert",
             "Use the result",
             "Import a checkpoint of another program, or export one",
             "swift.cli.convert:run",
+            "ConvertOptions",
         ),
-        Verb("infer", "Use the result", "Answer prompts from a file or the keyboard", "swift.cli.infer:run"),
-        Verb("chat", "Use the result", "Talk to a model", "swift.cli.chat:run"),
-        Verb("serve", "Use the result", "Serve a model to OpenAI clients, with its adapters", "swift.cli.serve:run"),
-        Verb("deploy", "Use the result", "The same as serve", "swift.cli.serve:run"),
-        Verb("eval", "Use the result", "Score a model on a data set with answers", "swift.cli.eval:run"),
-        Verb("doctor", "Look around", "Check this machine and suggest fixes", "swift.cli.doctor:run"),
-        Verb("plugins", "Look around", "List installed plugins, and check them", "swift.cli.plugins:run"),
-        Verb("config", "Look around", "Show, validate or describe a configuration", "swift.cli.config:run"),
-        Verb("demo", "Look around", "Train, export and question a tiny model in minutes", "swift.cli.demo:run"),
+        Verb(
+            "infer",
+            "Use the result",
+            "Answer prompts from a file or the keyboard",
+            "swift.cli.infer:run",
+            "InferOptions",
+        ),
+        Verb("chat", "Use the result", "Talk to a model", "swift.cli.chat:run", "ChatOptions"),
+        Verb(
+            "serve",
+            "Use the result",
+            "Serve a model to OpenAI clients, with its adapters",
+            "swift.cli.serve:run",
+            "ServeVerbOptions",
+        ),
+        Verb("deploy", "Use the result", "The same as serve", "swift.cli.serve:run", "ServeVerbOptions"),
+        Verb("eval", "Use the result", "Score a model on a data set with answers", "swift.cli.eval:run", "EvalOptions"),
+        Verb("doctor", "Look around", "Check this machine and suggest fixes", "swift.cli.doctor:run", "DoctorOptions"),
+        Verb(
+            "plugins",
+            "Look around",
+            "List installed plugins, and check them",
+            "swift.cli.plugins:run",
+            "PluginsOptions",
+        ),
+        Verb(
+            "config",
+            "Look around",
+            "Show, validate or describe a configuration",
+            "swift.cli.config:run",
+            "ConfigOptions",
+        ),
+        Verb(
+            "demo",
+            "Look around",
+            "Train, export and question a tiny model in minutes",
+            "swift.cli.demo:run",
+            "DemoOptions",
+        ),
     )
 }
 
