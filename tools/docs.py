@@ -73,7 +73,7 @@ def hooks_page(module: ModuleType) -> str:
     for group in hook_groups(module):
         parts += [f"## {group.__name__}", documentation(group, group.__name__)]
         for name, hook in hooks_of(group):
-            parts += [f"### {name}", _signature(name, hook), _who_answers(hook), documentation(hook, f"hook {name}")]
+            parts += [f"### {name}", _signature(name, hook), _who_implements(hook), documentation(hook, f"hook {name}")]
     return "\n\n".join(parts) + "\n"
 
 
@@ -102,7 +102,7 @@ def configuration_page() -> str:
     parts = [
         "# Configuration",
         GENERATED,
-        "A run is configured by a YAML file, by flags, or by both; flags outrank the file. Every key is a flag: "
+        "A run is configured by a YAML file, by flags, or by both; flags override the file. Every key is a flag: "
         "`--optim.lr 1e-5` sets `lr` in the section `optim`. Most have shorter flags, where `-` and `_` mean the same. "
         "Unknown keys are refused. `swift config show` prints the configuration that a command resolves to.",
     ]
@@ -117,17 +117,18 @@ def configuration_page() -> str:
 
 
 def matrix_page(results: dict[str, Any]) -> str:
-    """Which engine went on with what which engine saved, and how near it came to the plain run."""
+    """Return the page of the resume matrix: which pairs of backends were tested, and how close they came."""
     facts, pairs = results["facts"], results["pairs"]
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     parts = [
-        "# Any checkpoint resumes anywhere",
+        "# Resume matrix",
         "<!-- Written by `make docs` from resume-matrix.json, which `make matrix` writes. Do not edit. -->",
-        "Five steps on the engine of the row, its processes killed when the checkpoint was whole, five more steps on "
-        "the engine of the column: AdamW, its state, the learning rate's schedule and the order of the samples go "
-        "along. Every one of the ten steps, on every process, is compared with ten uninterrupted steps of plain "
-        "transformers and torch in one process. A cell holds the larger of the largest relative differences of loss "
-        f"and gradient norm, in float32; above {facts['tolerance']:g} the test fails.",
+        "Any checkpoint resumes anywhere. Each pair runs five steps on the backend of the row, kills its processes when "
+        "the checkpoint is complete, and runs five more steps on the backend of the column, with AdamW's state, the "
+        "learning rate's schedule and the order of the samples. Each of the ten steps, on every process, is compared "
+        "with ten uninterrupted steps of plain transformers and torch in one process. A cell holds the larger of the "
+        "largest relative differences of loss and gradient norm, in float32; the test fails above "
+        f"{facts['tolerance']:g}.",
         f"{len(pairs)} of {facts['tried']} pairs passed. Command: `{facts['command']}`. Versions: {versions}.",
     ]
     titles = {
@@ -145,18 +146,18 @@ def matrix_page(results: dict[str, Any]) -> str:
 
 
 def _pairs(pairs: list[dict[str, Any]]) -> str:
-    """A square where everybody goes on with what everybody saved; otherwise a list."""
+    """Return a square table where every layout resumes from every other, otherwise a list."""
     off = {(pair["wrote"], pair["reads"]): max(pair["loss"], pair["grad_norm"]) for pair in pairs}
-    places = list(dict.fromkeys(pair["wrote"] for pair in pairs))
-    if len(off) < len(places) ** 2:
+    layouts = list(dict.fromkeys(pair["wrote"] for pair in pairs))
+    if len(off) < len(layouts) ** 2:
         rows = [f"| {wrote} | {reads} | {value:.0e} |" for (wrote, reads), value in off.items()]
         return "\n".join(["| saved by | resumed by | difference |", "|---|---|---|", *rows])
-    rows = [f"| **{wrote}** | " + " | ".join(f"{off[wrote, reads]:.0e}" for reads in places) + " |" for wrote in places]
-    return "\n".join([f"| saved by ↓ resumed by → | {' | '.join(places)} |", "|---" * (len(places) + 1) + "|", *rows])
+    rows = [f"| **{wrote}** | " + " | ".join(f"{off[wrote, reads]:.0e}" for reads in layouts) + " |" for wrote in layouts]
+    return "\n".join([f"| saved by ↓ resumed by → | {' | '.join(layouts)} |", "|---" * (len(layouts) + 1) + "|", *rows])
 
 
 def plugin_options(section: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The options that core's own plugins add to a section that is open to them."""
+    """Yield the options that core's own plugins add to a section that is open to them."""
     for entry in list_plugins():
         if KINDS[entry.group].section != section:
             continue
@@ -180,9 +181,9 @@ def _signature(name: str, hook: Callable[..., Any]) -> str:
     return f"```python\ndef {name}({arguments}) -> {signature.return_annotation}\n```"
 
 
-def _who_answers(hook: Callable[..., Any]) -> str:
+def _who_implements(hook: Callable[..., Any]) -> str:
     first: bool = getattr(hook, f"{hookspecs.hookspec.project_name}_spec")["firstresult"]
-    return "*One plugin answers.*" if first else "*Every plugin that implements it is called.*"
+    return "*One plugin implements it.*" if first else "*Every plugin that implements it is called.*"
 
 
 def _table(fields: Iterable[Field]) -> list[str]:

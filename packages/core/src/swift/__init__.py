@@ -1,4 +1,4 @@
-"""swift: train large language models on any parallel engine, and take the result to a served model.
+"""swift: train large language models on any parallel backend and serve the result.
 
 The names below are imported when they are first used, so that `import swift` stays light.
 """
