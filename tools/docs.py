@@ -123,8 +123,8 @@ def matrix_page(results: dict[str, Any]) -> str:
     parts = [
         "# Resume matrix",
         "<!-- Written by `make docs` from resume-matrix.json, which `make matrix` writes. Do not edit. -->",
-        "Any checkpoint resumes anywhere. Each pair runs five steps on the backend of the row, kills its processes when "
-        "the checkpoint is complete, and runs five more steps on the backend of the column, with AdamW's state, the "
+        "Any checkpoint resumes anywhere. Each pair runs five steps on the backend of the row, kills its processes "
+        "when the checkpoint is complete, and runs five more steps on the backend of the column, with AdamW's state, the "
         "learning rate's schedule and the order of the samples. Each of the ten steps, on every process, is compared "
         "with ten uninterrupted steps of plain transformers and torch in one process. A cell holds the larger of the "
         "largest relative differences of loss and gradient norm, in float32; the test fails above "
@@ -152,8 +152,11 @@ def _pairs(pairs: list[dict[str, Any]]) -> str:
     if len(off) < len(layouts) ** 2:
         rows = [f"| {wrote} | {reads} | {value:.0e} |" for (wrote, reads), value in off.items()]
         return "\n".join(["| saved by | resumed by | difference |", "|---|---|---|", *rows])
-    rows = [f"| **{wrote}** | " + " | ".join(f"{off[wrote, reads]:.0e}" for reads in layouts) + " |" for wrote in layouts]
-    return "\n".join([f"| saved by ↓ resumed by → | {' | '.join(layouts)} |", "|---" * (len(layouts) + 1) + "|", *rows])
+    rows = [
+        f"| **{wrote}** | " + " | ".join(f"{off[wrote, reads]:.0e}" for reads in layouts) + " |" for wrote in layouts
+    ]
+    head = f"| saved by ↓ resumed by → | {' | '.join(layouts)} |"
+    return "\n".join([head, "|---" * (len(layouts) + 1) + "|", *rows])
 
 
 def plugin_options(section: str) -> Iterator[tuple[str, type[BaseModel]]]:
