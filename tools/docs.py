@@ -124,10 +124,11 @@ def matrix_page(results: dict[str, Any]) -> str:
         "# Resume matrix",
         "<!-- Written by `make docs` from resume-matrix.json, which `make matrix` writes. Do not edit. -->",
         "Any checkpoint resumes anywhere. Each pair runs five steps on the backend of the row, kills its processes "
-        "when the checkpoint is complete, and runs five more steps on the backend of the column, with AdamW's state, the "
-        "learning rate's schedule and the order of the samples. Each of the ten steps, on every process, is compared "
-        "with ten uninterrupted steps of plain transformers and torch in one process. A cell holds the larger of the "
-        "largest relative differences of loss and gradient norm, in float32; the test fails above "
+        "when the checkpoint is complete, and runs five more steps on the backend of the column, with AdamW's "
+        "state, the learning rate's schedule and the order of the samples. Each of the ten steps, on every "
+        "process, is compared with ten uninterrupted steps of plain transformers and torch in one process. A cell "
+        "holds the larger of the largest relative differences of loss and gradient norm, in float32; the test "
+        "fails above "
         f"{facts['tolerance']:g}.",
         f"{len(pairs)} of {facts['tried']} pairs passed. Command: `{facts['command']}`. Versions: {versions}.",
     ]
