@@ -42,7 +42,16 @@ class MegatronBackend:
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "sequence_parallel"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         tuners=frozenset({"full", "lora"}),
-        provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.REFERENCE_LOGPS}),
+        provides=frozenset(
+            {
+                Need.TOKEN_LOGPS,
+                Need.TOKEN_CORRECT,
+                Need.MEAN_LOGPS,
+                Need.REFERENCE_LOGPS,
+                Need.TOKEN_ENTROPY,
+                Need.CANDIDATE_LOGPS,
+            }
+        ),
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset({"train.gradient_checkpointing"}),

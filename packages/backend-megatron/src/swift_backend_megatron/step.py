@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ from swift_backend_megatron.plan import options_of
 from swift_backend_megatron.topology import last_stage_rank
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from swift.contracts import Objective, Run
     from swift.data.batch import Batch, MicroBatch
     from swift_backend_megatron.sequences import SequenceShard
@@ -75,19 +77,23 @@ def forward(run: Run, state: MegatronState, batch: Batch, objective: Objective) 
             if restore is not None:
                 restore()
             _forget_router_losses()
-    segments = totals.segments if batch.rows else None
     return ForwardResult(
-        loss=totals.loss / (batch.weight or 1.0), weight=batch.weight, metrics=totals.metrics, segments=segments
+        loss=totals.loss / (batch.weight or 1.0),
+        weight=batch.weight,
+        metrics=totals.metrics,
+        segments=totals.segments if batch.rows else None,
+        tokens=totals.tokens if batch.rows or totals.tokens is None else [],
     )
 
 
 @dataclass
 class StepTotals:
-    """Global sums and this slice's segments, as the last stage sends them to all processes of the pipeline."""
+    """Global sums, and results of this slice, as the last stage sends them to the other stages of its pipeline."""
 
     loss: float
     metrics: dict[str, tuple[float, float]]
     segments: torch.Tensor | None = None
+    tokens: Sequence[Mapping[str, np.ndarray]] | None = None
     nonfinite_samples: list[int] = field(default_factory=list)
     micro_batches: int = 1
 
@@ -169,20 +175,8 @@ def _padding(state: MegatronState, shard: SequenceShard) -> dict[str, Any] | Non
 
 
 def _losses(state: MegatronState, shard: SequenceShard, hidden: torch.Tensor, objective: Objective) -> LossSums:
-    view = view_of(state, shard, hidden, _head(state.built.chunks[-1]), objective.needs)
+    view = view_of(state, shard, hidden, objective.needs)
     return objective.loss(view, shard.batch)
-
-
-def _head(chunk: Any) -> torch.Tensor:
-    """Return the head's weight. The module is bypassed, so that its pre-forward hooks are run here."""
-    for hook in chunk.output_layer._forward_pre_hooks.values():
-        hook(chunk.output_layer, ())
-    weight: torch.Tensor = (
-        chunk.shared_embedding_or_output_weight()
-        if chunk.share_embeddings_and_output_weights
-        else chunk.output_layer.weight
-    )
-    return weight
 
 
 @contextlib.contextmanager
@@ -205,7 +199,7 @@ def _broadcast_totals(sums: GlobalSums, micro_batches: int) -> StepTotals:
         group = parallel_state.get_data_parallel_group()
         loss, metrics = sums.reduce(lambda table: dist.all_reduce(table, group=group))
         nonfinite_samples = [] if math.isfinite(loss) else sums.nonfinite_samples()
-        totals[0] = StepTotals(loss, metrics, sums.segments, nonfinite_samples, micro_batches)
+        totals[0] = StepTotals(loss, metrics, sums.segments, sums.tokens, nonfinite_samples, micro_batches)
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         dist.broadcast_object_list(
             totals, src=last_stage_rank(), group=parallel_state.get_pipeline_model_parallel_group()
