@@ -24,7 +24,7 @@ from swift.contracts import LossSums, ModelView, Need
 from swift.data.batch import Batch, MicroBatch
 from swift.data.samples import Encoded, Segment
 from swift.testing.subjects import conversations, write_model
-from swift.train.prepare import opened
+from swift.train.prepare import open_job
 
 ROWS = conversations(8)
 TEMPERATURE, CANDIDATES = 0.6, 5
@@ -120,7 +120,7 @@ def measure(model: Path, out: Path, plan: dict[str, Any]) -> Measured:
     if "data.packing" in plan:
         settings |= {"train.global_batch": 2, "train.micro_batch": 1}
     objective = EveryTokenView()
-    with opened(config_from_mapping(settings), rows=ROWS) as job:
+    with open_job(config_from_mapping(settings), rows=ROWS) as job:
         batch = with_values(job.plan.batch(0, job.topology.data_rank, job.topology.data_size))
         result = job.hooks.forward(job.run, job.state, batch, objective)
         assert result.tokens is not None
@@ -135,7 +135,7 @@ def measure(model: Path, out: Path, plan: dict[str, Any]) -> Measured:
 def plainly(model: Path, samples: set[int]) -> Measured:
     """Compute the same from all logits of one segment after the other."""
     settings = {**COMMON, "model.path": str(model), "logging.output": str(model.parent / "plain")}
-    with opened(config_from_mapping(settings), rows=ROWS) as job:
+    with open_job(config_from_mapping(settings), rows=ROWS) as job:
         batch = with_values(job.plan.batch(0, 0, 1))
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     total, weight, tokens = torch.zeros(()), 0.0, {}
