@@ -51,6 +51,9 @@ class DeepSpeedBackend:
                 Need.REFERENCE_LOGPS,
                 Need.TOKEN_ENTROPY,
                 Need.CANDIDATE_LOGPS,
+                Need.SCORES,
+                Need.VALUES,
+                Need.POOLED,
             }
         ),
         async_checkpoint=True,

@@ -98,7 +98,7 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
     tensor_parallel = run.config.parallel.tp > 1
     if tensor_parallel:
         tokens = view.probe(lengths=(7, 4))
-        before = probe(view, tokens)
+        before = probe(view, tokens, view.comparable)
         config["tensor_parallel"] |= partition_config(model, config["tensor_parallel"])
     engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
     remember(engine)
@@ -118,7 +118,7 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
     if tensor_parallel:
         engine.first_dataloader_check.remove()  # compares pickled arguments; the batch plan is the same everywhere
         record_full_shapes(model)
-        after = probe(state.engine_view, tokens)
+        after = probe(state.engine_view, tokens, view.comparable)
         check_same(type(causal_lm_of(model)).__name__, before, after, exact=compute is torch.float32)
     if compute is not torch.float32:
         _exact_masters(run, built, state)

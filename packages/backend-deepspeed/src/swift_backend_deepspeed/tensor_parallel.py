@@ -99,13 +99,13 @@ def tensor_shard_of(parameter: torch.Tensor) -> TensorShard | None:
 
 
 @torch.no_grad()
-def probe(view: ViewModule | EngineView, batch: Any) -> torch.Tensor:
-    """Return the log-probabilities of a few tokens."""
+def probe(view: ViewModule | EngineView, batch: Any, need: Need) -> torch.Tensor:
+    """Return one view of a few tokens."""
     was_training = view.training
     view.eval()
-    logps: torch.Tensor = view(batch, {Need.TOKEN_LOGPS}).token_logps
+    values: torch.Tensor = getattr(view(batch, {need}), need.value)
     view.train(was_training)
-    return logps
+    return values
 
 
 def check_same(name: str, before: torch.Tensor, after: torch.Tensor, *, exact: bool) -> None:

@@ -45,6 +45,9 @@ class FsdpBackend:
                 Need.REFERENCE_LOGPS,
                 Need.TOKEN_ENTROPY,
                 Need.CANDIDATE_LOGPS,
+                Need.SCORES,
+                Need.VALUES,
+                Need.POOLED,
             }
         ),
         async_checkpoint=True,

@@ -12,7 +12,16 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.utils import _pytree
 
 from swift.contracts import ModelView, Need
-from swift.toolkit import Arithmetic, SequenceView, ViewModule, build_optimizer, fill, parameter_groups
+from swift.toolkit import (
+    Arithmetic,
+    SequenceView,
+    ViewModule,
+    base_model,
+    build_optimizer,
+    fill,
+    head_of,
+    parameter_groups,
+)
 from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.local import keep, local_slice
 from swift_backend_fsdp.model import MetaModel
@@ -130,6 +139,9 @@ def _fully_shard(root: FsdpRoot, blocks: list[nn.Module], options: FsdpConfig, a
     }
     for block in blocks:
         fully_shard(block, reshard_after_forward=options.reshard_after_forward, **settings)
+    head = head_of(base_model(root.view.model))
+    if head is not None:  # computes in fp32, whatever the blocks do
+        fully_shard(head, **{**settings, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)})
     fully_shard(root, reshard_after_forward=False, **settings)
     for module in root.modules():
         if isinstance(module, FSDPModule):

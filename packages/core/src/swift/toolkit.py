@@ -23,6 +23,7 @@ from swift.models.attention import (
 )
 from swift.models.build import build_view, compile_blocks, decoder_blocks
 from swift.models.fill import fill
+from swift.models.heads import HEAD, apply_head, head_of, initial_head
 from swift.models.logits import LogitTransform, VocabularyShard
 from swift.models.logps import TokenViews, token_logps
 from swift.models.memory import available_bytes, check_memory, model_bytes
@@ -38,6 +39,7 @@ from swift.models.names import (
     name_map,
     whole_shape,
 )
+from swift.models.pooling import pooled, pooled_scores, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import quantized_build
 from swift.models.quiet import without_bitsandbytes
@@ -67,6 +69,7 @@ __all__ = [
     "COLUMNS",
     "DTYPES",
     "FLASH",
+    "HEAD",
     "ROWS",
     "VARLEN",
     "Arithmetic",
@@ -86,6 +89,7 @@ __all__ = [
     "adapter_config",
     "adapter_names",
     "adapters_off",
+    "apply_head",
     "apply_tuner",
     "architecture_of",
     "available_bytes",
@@ -108,8 +112,10 @@ __all__ = [
     "experts_of",
     "fill",
     "flat_boxes",
+    "head_of",
     "heartbeat",
     "initial_adapter",
+    "initial_head",
     "join_group",
     "leave_group",
     "load_pickle",
@@ -121,6 +127,9 @@ __all__ = [
     "packing_of",
     "parameter_groups",
     "part_boxes",
+    "pooled",
+    "pooled_scores",
+    "pooling_weights",
     "progress",
     "quantized_build",
     "resolve_dtype",

@@ -23,6 +23,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "model.chat_template": ("chat_template",),
     "model.trust_remote_code": ("trust_remote_code",),
     "model.liger": ("use_liger_kernel",),
+    "model.task": ("task_type",),
+    "model.num_labels": ("num_labels",),
     "data.train": ("dataset", "train_dataset"),
     "data.validation": ("val_dataset", "eval_dataset"),
     "data.split_ratio": ("split_dataset_ratio",),

@@ -24,6 +24,7 @@ from swift.config.limits import MOST_PROCESSES
 from swift.config.problems import config_error
 from swift.config.requests import settle
 from swift.config.sections import BackendSection, Config, ObjectiveSection
+from swift.config.tasks import check_task
 from swift.config.values import coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import Blame, failure_of
@@ -143,7 +144,9 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]
         }
     )
     assert backend.capabilities is not None
-    check_capabilities(backend.capabilities, config, make_objective(objective, objective_options))
+    made = make_objective(objective, objective_options)
+    check_capabilities(backend.capabilities, config, made)
+    check_task(config.model, made)
     return Parsed(config, backend_options, objective_options, notes, nproc)
 
 

@@ -47,6 +47,17 @@ class ModelSection(Section):
     chat_template: FilePath | None = Field(None, description="Jinja file that replaces the tokenizer's chat template")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model")
     liger: bool = Field(False, description="Liger kernels (GPU only, needs liger-kernel)")
+    task: Literal["causal_lm", "seq_cls", "reward", "value", "embedding"] = Field(
+        "causal_lm",
+        description="What the model is to return: the next token (causal_lm), scores of a text (seq_cls, reward), a "
+        "value of every token (value), or a vector (embedding)",
+    )
+    num_labels: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
+        None, description="Scores per text of a seq_cls head; default: as many as the head in path has, or else 2"
+    )
+    pooling: Literal["last", "mean", "cls"] = Field(
+        "last", description="The vector of a text: the hidden state of its last token, of its first, or their mean"
+    )
 
 
 class DataSection(Section):

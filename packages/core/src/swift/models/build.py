@@ -60,6 +60,7 @@ def build_view(
             # Frozen embeddings would otherwise leave the first block without an input that needs a gradient.
             model.enable_input_require_grads()
     view = view_class(model, attention=attention, say=run.say)
+    view.pooling = config.model.pooling
     if config.train.compile:
         compile_blocks(view)
     trained, total = weight_counts(model)

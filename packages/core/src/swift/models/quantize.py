@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.errors import ModelError
+from swift.models.heads import head_of
 from swift.models.meta import meta_model
 from swift.models.names import name_map
 
@@ -34,7 +35,7 @@ def quantized_build(
     quantise = {"bnb-nf4": _bnb_nf4, "bnb-int8": _bnb_int8, "torchao-nf4": _torchao_nf4}[section.quantize]
     _import(section.quantize.partition("-")[0])
     model: Any = meta_model(source, dtype)
-    names, head = name_map(model), model.get_output_embeddings()
+    names, head = name_map(model), model.get_output_embeddings() or head_of(model)
     linear = {
         f"{path}.weight": path
         for path, module in model.named_modules()

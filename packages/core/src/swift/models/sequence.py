@@ -18,13 +18,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import sdpa_mask
 
-from swift.contracts import Need
 from swift.errors import ModelError, UnsupportedPlan
 from swift.models.attention import VARLEN, AttentionChoice, Packing, choose_attention, packing_of, varlen_attention
+from swift.models.pooling import pooling_weights
 from swift.models.view import ViewModule, causal_lm_of
 
 if TYPE_CHECKING:
-    from swift.contracts import ModelView, Run
+    from swift.contracts import ModelView, Need, Run
     from swift.data.batch import MicroBatch
 
 # Their names since torch 2.13, and before.
@@ -53,6 +53,8 @@ class Cut:
     start: int
     """First token of this process's part."""
     group: dist.ProcessGroup
+    segment_ids: torch.Tensor
+    """Of whole rows, made as long as all parts are together."""
     asked: list[str] = field(default_factory=list)
     """What attention notes here that it has been told of the cut."""
 
@@ -121,14 +123,30 @@ class SequenceView(ViewModule):
         def whole(values: torch.Tensor | None) -> torch.Tensor | None:
             return None if values is None else _gather_tokens(values, self.group)[:, :width]
 
-        return replace(view, **{name: whole(getattr(view, name)) for name in POSITION_VIEWS})
+        def summed(values: torch.Tensor | None) -> torch.Tensor | None:
+            return None if values is None else _add_up(values, self.group)
+
+        return replace(
+            view,
+            scores=summed(view.scores),
+            pooled=summed(view.pooled),
+            **{name: whole(getattr(view, name)) for name in POSITION_VIEWS},
+        )
+
+    def pooling_weights(self, batch: MicroBatch, how: str) -> torch.Tensor:
+        """Return the weights of this process's positions; which token is a segment's last is seen in whole rows."""
+        if self._cut is None:
+            return super().pooling_weights(batch, how)
+        whole = pooling_weights(self._cut.segment_ids, batch.segments, how)
+        return whole[:, self._cut.start : self._cut.start + batch.input_ids.shape[1]]
 
     def check(self) -> None:
         """Beside what every view checks: samples that are cut have the values of whole ones."""
         super().check()
         batch = self.probe(lengths=(7, 4))
-        whole = self(batch, {Need.TOKEN_LOGPS}).token_logps
-        parts = self.in_parts(batch, {Need.TOKEN_LOGPS}).token_logps
+        need = self.comparable
+        whole = getattr(self(batch, {need}), need.value)
+        parts = getattr(self.in_parts(batch, {need}), need.value)
         exact = whole.dtype == torch.float32 and not torch.is_autocast_enabled(whole.device.type)
         tolerance = 1e-4 if exact else 0.15
         if not bool(((parts - whole).abs() <= tolerance * (1 + whole.abs())).all()):
@@ -233,7 +251,8 @@ def _part_of(batch: MicroBatch, group: dist.ProcessGroup) -> tuple[MicroBatch, C
 
     whole = each * size
     packing = Packing((whole,)) if batch.boundaries is None else packing_of(batch.boundaries.tolist(), whole)
-    return batch.map_positions(part), Cut(packing, mine.start, group)
+    segment_ids = pad(batch.segment_ids, (0, whole - width), value=-1)
+    return batch.map_positions(part), Cut(packing, mine.start, group, segment_ids)
 
 
 def _causal_mask(first: int, last: int, oldest: int, window: int | None, device: torch.device) -> torch.Tensor | None:
@@ -346,4 +365,23 @@ class _GatherTokens(torch.autograd.Function):
 
 def _gather_tokens(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     whole: torch.Tensor = _GatherTokens.apply(part, group)  # type: ignore[no-untyped-call]
+    return whole
+
+
+class _AddUp(torch.autograd.Function):
+    """Sum over the group. Every process computes the same loss from it, so that its gradient is that of each part."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        whole = part.clone()
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def _add_up(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    whole: torch.Tensor = _AddUp.apply(part, group)  # type: ignore[no-untyped-call]
     return whole

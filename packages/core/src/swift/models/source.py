@@ -14,9 +14,11 @@ import torch
 import xxhash
 
 from swift.config.sections import ModelSection
+from swift.config.tasks import CAUSAL_LM, HEADED
 from swift.errors import ModelError
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
+from swift.models.heads import HEAD, HEAD_MODULE, class_of_task, initial_head
 from swift.models.locate import locate
 from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
@@ -59,6 +61,8 @@ class HfSource:
         """What the user knows the model by: the hub id or the path."""
         self.folder = folder
         self.random = section.random_weights
+        self.task = section.task
+        self.pooling = section.pooling
         self.trust_remote_code = section.trust_remote_code
         """Whether Python code that comes with the model may run, as the user said."""
         self._section = section
@@ -77,6 +81,7 @@ class HfSource:
                 hint="Copy the tokenizer's files beside the weights.",
             )
         check_weights(self._files, self._config_json, self.folder)
+        self._check_head()
 
     @cached_property
     def config(self) -> Any:
@@ -90,6 +95,8 @@ class HfSource:
         ):
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=self._section.trust_remote_code)
         _check_quantisation(self._config_json, self.folder)
+        if self.task in HEADED:
+            config.num_labels = self._labels()
         return config
 
     @cached_property
@@ -101,8 +108,10 @@ class HfSource:
     def fingerprint(self) -> str:
         """Changes when the weights or the architecture change; see `SafetensorsFolder.digest` for the cost."""
         settings = {key: value for key, value in self._config_json.items() if key not in PASSING}
-        weights = f"random {self._seed}" if self.random else self._files.digest()
-        return xxhash.xxh3_128_hexdigest(json.dumps([settings, weights], sort_keys=True).encode())
+        facts = [settings, f"random {self._seed}" if self.random else self._files.digest()]
+        if self.task != CAUSAL_LM:
+            facts.append({"task": self.task, "labels": self.config.num_labels, "fresh": self._fresh and self._seed})
+        return xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True).encode())
 
     @cached_property
     def name_map(self) -> NameMap:
@@ -122,6 +131,8 @@ class HfSource:
         if self.random:
             owner, piece = self.name_map.owner(name)
             return piece.view_of(self._random_state[owner])
+        if name == HEAD and self._fresh:
+            return initial_head(self.shape(name), seed=self._seed)
         stored = self._stored_name(name)
         tensor = self._files.read(stored)
         check_finite(stored, tensor, self.folder)
@@ -132,17 +143,15 @@ class HfSource:
 
         Random weights are drawn in fp32 on the CPU, so that they are the same for every `dtype` and `device`.
         """
-        from transformers import AutoModelForCausalLM
-
-        trust = self._section.trust_remote_code
         model: torch.nn.Module
         if not weights:
             with torch.device("meta"), self._making():
-                model = AutoModelForCausalLM.from_config(self.config, dtype=dtype, trust_remote_code=trust)
+                model = self._from_config(dtype)
         elif self.random:
             with torch.random.fork_rng(devices=[]), self._making():
                 torch.manual_seed(self._seed)
-                model = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32, trust_remote_code=trust)
+                model = self._from_config(torch.float32)
+            self._start_head(model)
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(dtype)
             model.to(device)
@@ -164,10 +173,15 @@ class HfSource:
         for key in ("torch_dtype", "quantization_config", "_name_or_path"):
             config.pop(key, None)
         config["dtype"] = dtype
-        config.setdefault("architectures", [_causal_class(self.config, self._section)])
+        if self.task == CAUSAL_LM:
+            config.setdefault("architectures", [_causal_class(self.config, self._section)])
+        else:
+            config |= self._task_settings(config)
         (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         generation = self.folder / "generation_config.json"
-        if generation.is_file():
+        if self.task != CAUSAL_LM:
+            pass  # it does not generate
+        elif generation.is_file():
             shutil.copyfile(generation, folder / generation.name)
         else:
             GenerationConfig.from_model_config(self.config).save_pretrained(folder)
@@ -180,6 +194,68 @@ class HfSource:
     @cached_property
     def _files(self) -> SafetensorsFolder:
         return SafetensorsFolder(self.folder)
+
+    @cached_property
+    def _fresh(self) -> bool:
+        """Whether the model has a head, and the folder has none for it."""
+        return self.task in HEADED and (self.random or HEAD not in self._files)
+
+    def _labels(self) -> int:
+        if self.task != "seq_cls":
+            return 1
+        stored = None if self._fresh else self._files.shape(HEAD)[0]
+        return self._section.num_labels or stored or 2
+
+    def _check_head(self) -> None:
+        if self.task not in HEADED or self._fresh:
+            return
+        stored = self._files.shape(HEAD)
+        if stored[0] != self._labels():
+            raise ModelError(
+                f"{self.folder} has a head with {stored[0]} labels, and model.task {self.task} asks for "
+                f"{self._labels()}.",
+                hint=f"Type --model.task seq_cls --model.num_labels {stored[0]}, or start from a model without a head.",
+            )
+
+    @cached_property
+    def _class(self) -> Any:
+        """The transformers class of a task other than causal_lm."""
+        return class_of_task(self.config, self.task)
+
+    def _from_config(self, dtype: torch.dtype) -> torch.nn.Module:
+        """Make the module with uninitialised or random weights."""
+        from transformers import AutoModelForCausalLM
+
+        if self.task != CAUSAL_LM:
+            made: torch.nn.Module = self._class._from_config(self.config, dtype=dtype)
+            return made
+        trust = self._section.trust_remote_code
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(self.config, dtype=dtype, trust_remote_code=trust)
+        return model
+
+    @torch.no_grad()
+    def _start_head(self, model: torch.nn.Module) -> None:
+        if self._fresh:
+            weight = model.get_submodule(HEAD_MODULE).weight
+            assert isinstance(weight, torch.Tensor)
+            weight.copy_(initial_head(tuple(weight.shape), seed=self._seed))
+
+    def _task_settings(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what config.json says of a model for another task than the one that it was published for."""
+        settings: dict[str, Any] = {"architectures": [self._class.__name__]}
+        if self.task not in HEADED:
+            return settings
+        config = self.config
+        names = {str(label): name for label, name in config.id2label.items()}
+        settings |= {"num_labels": config.num_labels, "id2label": names}
+        settings["label2id"] = {name: int(label) for label, name in names.items()}
+        if self.task != "seq_cls":
+            settings["problem_type"] = "regression"
+        # transformers finds the last token of each row of a batch by it.
+        padding = getattr(self.tokenizer, "pad_token_id", None)
+        if stored.get("pad_token_id") is None and "text_config" not in stored and padding is not None:
+            settings["pad_token_id"] = padding
+        return settings
 
     @cached_property
     def _random_state(self) -> dict[str, torch.Tensor]:
@@ -218,32 +294,39 @@ class HfSource:
     def _load(self, dtype: torch.dtype) -> torch.nn.Module:
         from transformers import AutoModelForCausalLM
 
+        settings: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
+        fits = as_model_error(
+            f"The weights in {self.folder} do not fit its {CONFIG}", hint=_COPY_AGAIN, config=self._config_json
+        )
         try:
-            with as_model_error(
-                f"The weights in {self.folder} do not fit its {CONFIG}", hint=_COPY_AGAIN, config=self._config_json
-            ):
-                model, info = AutoModelForCausalLM.from_pretrained(
-                    self.folder,
-                    dtype=dtype,
-                    use_safetensors=True,
-                    trust_remote_code=self._section.trust_remote_code,
-                    output_loading_info=True,
-                )
+            # A head that is not there would be drawn from the generator of this process.
+            with fits, torch.random.fork_rng(devices=[]):
+                if self.task == CAUSAL_LM:
+                    trust = self._section.trust_remote_code
+                    model, info = AutoModelForCausalLM.from_pretrained(self.folder, trust_remote_code=trust, **settings)
+                else:
+                    model, info = self._class.from_pretrained(self.folder, config=self.config, **settings)
         except ModelError as error:
             raise self._misfit() or error from error
-        if info["missing_keys"]:
-            missing = sorted(info["missing_keys"])
+        self._start_head(model)
+        missing = sorted(set(info["missing_keys"]) - ({HEAD} if self._fresh else set()))
+        if missing:
             raise ModelError(
                 f"{self.folder} lacks {len(missing)} of the model's weights, the first is {missing[0]}.",
                 hint="The files and config.json do not belong together, or the model is not a causal language model.",
             )
-        if info["unexpected_keys"]:
-            extra = sorted(info["unexpected_keys"])
+        extra = sorted(name for name in info["unexpected_keys"] if not self._is_dropped(name))
+        if extra:
             self._say(f"{len(extra)} weights in {self.folder} are not part of the model, the first is {extra[0]}")
         loaded: torch.nn.Module = model
         for name, parameter in loaded.named_parameters():
             check_finite(name, parameter, self.folder)
         return loaded
+
+    def _is_dropped(self, name: str) -> bool:
+        """Return whether a weight that is not part of the model is the unembedding, which this task does without."""
+        rows = self.config.get_text_config().vocab_size
+        return self.task != CAUSAL_LM and name in self._files and self._files.shape(name)[:1] == (rows,)
 
     def _misfit(self) -> ModelError | None:
         """Returns what to say of the first weight whose shape is not the one that config.json gives it."""
@@ -260,6 +343,9 @@ class HfSource:
 
 def architecture_of(source: ModelSource) -> str:
     """Name of the transformers class, as config.json gives it to engines."""
+    task = getattr(source, "task", CAUSAL_LM)
+    if task != CAUSAL_LM:
+        return str(class_of_task(source.config, task).__name__)
     listed = getattr(source.config, "architectures", None) or []
     return str(listed[0]) if listed else str(_causal_class(source.config, ModelSection()))
 

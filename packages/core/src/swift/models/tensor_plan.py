@@ -115,7 +115,8 @@ def _check_width(name: str, width: int, ways: int) -> None:
 def _plan_of(base: Any) -> dict[str, str]:
     """Pattern of module names → how it is cut."""
     own = getattr(base.config.get_text_config(), "base_model_tp_plan", None) or {}
-    return {f"{base.base_model_prefix}.{pattern}": how for pattern, how in own.items()}
+    prefix = "" if base.base_model is base else f"{base.base_model_prefix}."  # a model without any head
+    return {f"{prefix}{pattern}": how for pattern, how in own.items()}
 
 
 def _linear_modules(name: str, module: nn.Module, how: str) -> Iterator[str]:

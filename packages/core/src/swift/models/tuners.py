@@ -19,6 +19,8 @@ import torch
 import xxhash
 
 from swift.errors import ConfigError, ModelError, did_you_mean
+from swift.models.adapter_file import read_adapter_config
+from swift.models.heads import head_of
 from swift.models.load_adapter import load_adapter
 from swift.models.names import ADAPTER, adapter_names, base_model, canonical_parameters, name_map
 from swift.models.quiet import without_bitsandbytes
@@ -54,6 +56,8 @@ def adapter_config(model: torch.nn.Module) -> dict[str, Any] | None:
     configs: Any = model.peft_config
     config: dict[str, Any] = configs[ADAPTER].to_dict()
     config["inference_mode"] = True
+    if config.get("modules_to_save"):  # PEFT names the head again whenever it puts an adapter on
+        config["modules_to_save"] = list(dict.fromkeys(config["modules_to_save"]))
     # Sets have another order in every process, and enumerations are not JSON.
     return {key: _plain(value) for key, value in config.items()}
 
@@ -167,10 +171,10 @@ def _attach_adapter(
     model: torch.nn.Module, section: TunerSection, seed: int, say: Callable[[str], None]
 ) -> torch.nn.Module:
     with without_bitsandbytes():
-        from peft import LoraConfig, TaskType, get_peft_model
+        from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM,
+        task_type=_peft_task(model),
         r=section.rank,
         lora_alpha=section.alpha,
         lora_dropout=section.dropout,
@@ -213,7 +217,7 @@ def _targets(model: torch.nn.Module, section: TunerSection, say: Callable[[str],
     if not experts:
         return ALL_LINEAR
     # PEFT would put 'all-linear' on the experts too, which are one stacked tensor per layer and take no dropout.
-    head = base_model(model).get_output_embeddings()
+    head = base_model(model).get_output_embeddings() or head_of(base_model(model))
     linear = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
@@ -233,7 +237,21 @@ def _fused_expert_modules(model: torch.nn.Module) -> set[str]:
     return {piece.name.removesuffix(".weight").rpartition(".")[2] for pieces in stacked for piece in pieces}
 
 
+def _peft_task(model: torch.nn.Module) -> str:
+    """Return PEFT's word for what a model is for: with SEQ_CLS the head is trained whole and saved with the adapter."""
+    base = base_model(model)
+    if head_of(base) is not None:
+        return "SEQ_CLS"
+    return "FEATURE_EXTRACTION" if base.get_output_embeddings() is None else "CAUSAL_LM"
+
+
 def _load_adapter(model: torch.nn.Module, folder: Path, say: Callable[[str], None]) -> torch.nn.Module:
+    task = read_adapter_config(folder).get("task_type")
+    if head_of(base_model(model)) is not None and task != "SEQ_CLS":
+        raise ModelError(
+            f"The adapter in {folder} was trained for {task}: it has no head for a model that returns scores.",
+            hint="Merge it into its model first: swift export ADAPTER --to hf, and start from what that writes.",
+        )
     tuned = load_adapter(model, folder, trainable=True)
     say(f"going on from the adapter in {folder}; its rank, alpha and targets are in force")
     return tuned

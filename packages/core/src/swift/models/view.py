@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import ModelError
 from swift.models.attention import FLASH, VARLEN, AttentionChoice, packing_of, use_attention
+from swift.models.heads import apply_head, head_of
 from swift.models.logits import LogitTransform
 from swift.models.logps import TokenViews, token_logps, token_logps_of_module
+from swift.models.pooling import pooled, pooled_scores, pooling_weights
 
 HEAD_NEEDS = frozenset(
     {Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS}
@@ -44,20 +47,28 @@ class ViewModule(nn.Module):
         """True when the model computes its logits itself, all at once."""
         self.masks_padding = False
         """True when the model is given a mask for padding; causal models need none, padding being on the right."""
+        self.pooling = "last"
+        """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
         self._say = say
         causal_lm = causal_lm_of(model)
         use_attention(causal_lm, attention)
         self._transform = transform_of(causal_lm.config)
+        self._unembeds = causal_lm.get_output_embeddings() is not None
+        self._has_head = head_of(causal_lm) is not None
         if not any(parameter.is_meta for parameter in model.parameters()):
             self.self_check()
 
     def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         """The views of `batch`. Tokens without weight are not looked at: their values are zero."""
-        if missing := set(needs) - HEAD_NEEDS - {Need.REFERENCE_LOGPS}:
+        if missing := set(needs) - self.provides():
             raise ModelError(f"This model cannot be viewed as {', '.join(sorted(missing))}.")
         causal_lm = causal_lm_of(self.model)
+        if not self._unembeds:
+            hidden = causal_lm.get_decoder()(**self.inputs(batch)).last_hidden_state
+            return self._without_logits(hidden, batch, needs)
         places = batch.weights.flatten().nonzero()[:, 0]
         asked = _Asked.of(batch, places, needs)
+        hidden = None
         if self.own_logits:
             logits = causal_lm(**self.inputs(batch)).logits.flatten(0, 1).index_select(0, places)
             views = asked.of_module(lambda piece: piece, logits, logits.shape[-1], LogitTransform())
@@ -70,7 +81,38 @@ class ViewModule(nn.Module):
             # Not a view of something flat: FSDP hooks onto what comes out.
             return blank.index_put((places // blank.shape[1], places % blank.shape[1]), values)
 
-        return views.laid_out(spread, needs)
+        view = views.laid_out(spread, needs)
+        if hidden is not None and Need.POOLED in needs:
+            view.pooled = self._pooled(hidden, batch)
+        return view
+
+    def provides(self) -> frozenset[Need]:
+        """Return which views this model has."""
+        of_hidden = frozenset() if self.own_logits else frozenset({Need.POOLED})
+        if self._unembeds:
+            return HEAD_NEEDS | of_hidden | {Need.REFERENCE_LOGPS}
+        return of_hidden | {Need.SCORES, Need.VALUES} if self._has_head else of_hidden
+
+    def pooling_weights(self, batch: MicroBatch, how: str) -> torch.Tensor:
+        """Return how much each position of this batch, or of this part of one, counts in the vector of its segment."""
+        return pooling_weights(batch.segment_ids, batch.segments, how)
+
+    def _without_logits(self, hidden: torch.Tensor, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
+        view = ModelView()
+        head = partial(apply_head, head_of(causal_lm_of(self.model)))
+        if Need.POOLED in needs:
+            view.pooled = self._pooled(hidden, batch)
+        if Need.SCORES in needs:
+            ends = self.pooling_weights(batch, "last")
+            view.scores = pooled_scores(hidden, batch.segment_ids, ends, batch.segments, head)
+        if Need.VALUES in needs:
+            rows, columns = batch.weights.nonzero(as_tuple=True)
+            values = head(hidden[rows, columns])[:, 0]
+            view.values = values.new_zeros(batch.weights.shape).index_put((rows, columns), values)
+        return view
+
+    def _pooled(self, hidden: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        return pooled(hidden, batch.segment_ids, self.pooling_weights(batch, self.pooling), batch.segments)
 
     @torch.no_grad()
     def self_check(self) -> None:
@@ -90,8 +132,14 @@ class ViewModule(nn.Module):
 
     def check(self) -> None:
         """What `self_check` does, in evaluation mode; a view that computes in another way checks that too."""
-        self._check_head()
+        if self._unembeds:
+            self._check_head()
         self._check_layout()
+
+    @property
+    def comparable(self) -> Need:
+        """The view by which one way of computing this model is compared with another."""
+        return Need.TOKEN_LOGPS if self._unembeds else Need.POOLED
 
     def probe(self, lengths: Sequence[int]) -> MicroBatch:
         """Samples of these lengths to check the model with, in the layout of the run."""
@@ -145,7 +193,8 @@ class ViewModule(nn.Module):
         causal_lm = causal_lm_of(self.model)
         lengths = (7, 4)
         batch = self.probe(lengths)
-        expected = [_own_logps(causal_lm, _probe_ids(causal_lm, length).to(self._device())) for length in lengths]
+        said = _own_logps if self._unembeds else _own_hidden
+        expected = [said(causal_lm, _probe_ids(causal_lm, length).to(self._device())) for length in lengths]
         if self._layout_agrees(batch, expected):
             return
         name = type(causal_lm).__name__
@@ -159,12 +208,16 @@ class ViewModule(nn.Module):
             raise ModelError(f"{name} gives other numbers when samples are padded.", hint="Type --train.micro_batch 1")
 
     def _layout_agrees(self, batch: MicroBatch, expected: list[torch.Tensor]) -> bool:
-        logps = self(batch, {Need.TOKEN_LOGPS}).token_logps
-        found = torch.cat([logps[batch.segment_ids == n][:-1] for n in range(batch.segments)])
+        if self._unembeds:
+            logps = self(batch, {Need.TOKEN_LOGPS}).token_logps
+            found = torch.cat([logps[batch.segment_ids == n][:-1] for n in range(batch.segments)])
+        else:
+            hidden = causal_lm_of(self.model).get_decoder()(**self.inputs(batch)).last_hidden_state
+            found = torch.cat([hidden[batch.segment_ids == n] for n in range(batch.segments)])
         reference = torch.cat(expected)
         exact = reference.dtype == torch.float32 and not torch.is_autocast_enabled(self._device().type)
         tolerance = 1e-4 if exact else 0.15
-        return bool(((found - reference.float()).abs() <= tolerance * (1 + reference.float().abs())).all())
+        return bool(((found.float() - reference.float()).abs() <= tolerance * (1 + reference.float().abs())).all())
 
 
 @dataclass(frozen=True)
@@ -246,6 +299,11 @@ def _own_logps(causal_lm: Any, ids: torch.Tensor) -> torch.Tensor:
     logits: torch.Tensor = causal_lm(input_ids=ids, use_cache=False).logits[0, :-1]
     logps = logits.float().log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
     return logps.to(logits.dtype)  # the precision tells how closely others can agree
+
+
+def _own_hidden(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    hidden: torch.Tensor = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0]
+    return hidden
 
 
 def _head_agrees(causal_lm: Any, transform: LogitTransform, ids: torch.Tensor) -> bool:

@@ -89,21 +89,33 @@ class Case:
 _LORA: dict[str, Any] = {"tuner.kind": "lora", "tuner.dropout": 0.0, "tuner.rank": 4, "optim.lr": 5e-3}
 _DPO: dict[str, Any] = {"objective.name": "dpo"}
 
+_PACKED: dict[str, Any] = {"data.packing": True, "data.max_length": 160}
+_SCORES: dict[str, Any] = {"objective.name": "kit-scores", "model.task": "reward"}
+_SEQ_CLS: dict[str, Any] = {**_SCORES, "model.task": "seq_cls", "model.num_labels": 3}
+
 CASES = (
     Case("clipped", weighed=True),
     Case("accumulated", {"optim.max_grad_norm": 0}, global_batch=12, accumulation=3),
     Case("clipped hard, tied", {"optim.max_grad_norm": 0.05, "optim.schedule": "linear"}, tied=True),
-    Case("packed", {"data.packing": True, "data.max_length": 160}, global_batch=4),
+    Case("packed", _PACKED, global_batch=4),
     Case("checkpointed", {"train.gradient_checkpointing": True}, feature="train.gradient_checkpointing"),
     Case("lora", _LORA, tuner="lora"),
     Case("dora", {**_LORA, "tuner.dora": True}, tuner="dora"),
     Case("dpo", {**_DPO, "optim.lr": 3e-4}, PAIRS, global_batch=4, need=Need.REFERENCE_LOGPS),
     Case("dpo, lora", {**_DPO, **_LORA}, PAIRS, global_batch=4, tuner="lora", need=Need.REFERENCE_LOGPS),
+    Case("reward", _SCORES, tied=True, need=Need.SCORES),
+    Case("seq_cls, lora, packed", {**_SEQ_CLS, **_LORA, **_PACKED}, global_batch=4, tuner="lora", need=Need.SCORES),
+    Case("value", {"objective.name": "kit-values", "model.task": "value"}, need=Need.VALUES),
+    Case(
+        "embedding",
+        {"objective.name": "kit-vectors", "model.task": "embedding", "model.pooling": "mean"},
+        need=Need.POOLED,
+    ),
     Case("bfloat16", {"model.dtype": "bfloat16"}, precision="bfloat16"),
     Case("float16", {"model.dtype": "float16"}, precision="float16"),
 )
 BY_NAME = {case.name: case for case in CASES}
-RESUMED = ("clipped", "lora")
+RESUMED = ("clipped", "lora", "reward", "seq_cls, lora, packed")
 """Cases that save on their way, and are gone on with from there."""
 SAVED_AT = 6
 """The step after which they save: past the half, so that they save once."""

@@ -17,7 +17,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    get_scheduler,
+)
+
+from swift.testing.objectives import SCALE
 
 Tokens = tuple[list[int], list[int]]
 """The prompt, and what is learned."""
@@ -37,6 +45,13 @@ class Recipe:
     evaluated_every: int = 0
     objective: str = "sft"
     beta: float = 0.1
+    task: str = "causal_lm"
+    labels: int = 1
+    pooling: str = "last"
+    ending: Sequence[int] = ()
+    """What the chat template puts behind an answer, which is not learned."""
+    head_start: Callable[[tuple[int, ...]], torch.Tensor] | None = None
+    """Where a head of this shape starts."""
     lr: float = 1e-3
     schedule: str = "cosine"
     warmup: int = 0
@@ -88,6 +103,12 @@ def samples_of(model: Path, rows: Sequence[dict[str, Any]]) -> list[Sample]:
     return samples
 
 
+def ending_of(model: Path) -> list[int]:
+    """Return the tokens that the chat template puts behind an answer."""
+    ids: list[int] = AutoTokenizer.from_pretrained(model)("\n").input_ids
+    return ids
+
+
 def answer_logp(model: torch.nn.Module, tokens: Tokens) -> torch.Tensor:
     """log p of the answer given the prompt, summed over its tokens."""
     prompt, answer = tokens
@@ -99,7 +120,7 @@ def answer_logp(model: torch.nn.Module, tokens: Tokens) -> torch.Tensor:
 def run_reference(recipe: Recipe) -> Expected:
     """Train from the first step to the last."""
     torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=torch.float32, attn_implementation="eager")
+    base = _base(recipe)
     past = copy.deepcopy(base) if recipe.objective == "dpo" else None
     model: Any = base if recipe.adapter is None else _with_adapter(base, recipe)
     model.eval()  # nothing that is compared has dropout
@@ -137,8 +158,46 @@ def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.
     samples = [recipe.samples[index] for index in batch]
     if recipe.objective == "dpo":
         return torch.stack([_dpo(recipe, model, past, *sample) for sample in samples]).mean()
+    if recipe.task != "causal_lm":
+        return torch.stack([_least_squares(recipe, model, tokens) for (tokens,) in samples]).sum() / len(samples)
     weight = sum(len(answer) for ((_, answer),) in samples)
     return -torch.stack([answer_logp(model, tokens) for (tokens,) in samples]).sum() / weight
+
+
+def _base(recipe: Recipe) -> Any:
+    settings: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if recipe.task == "causal_lm":
+        return AutoModelForCausalLM.from_pretrained(recipe.model, **settings)
+    if recipe.task == "embedding":
+        return AutoModel.from_pretrained(recipe.model, **settings)
+    model = AutoModelForSequenceClassification.from_pretrained(recipe.model, num_labels=recipe.labels, **settings)
+    assert recipe.head_start is not None
+    with torch.no_grad():
+        model.score.weight.copy_(recipe.head_start(tuple(model.score.weight.shape)))
+    return model
+
+
+def _least_squares(recipe: Recipe, model: Any, tokens: Tokens) -> torch.Tensor:
+    """The kit's objectives (`swift.testing.objectives`) of one sample, as transformers' own models return it."""
+    prompt, answer = tokens
+    whole = [*prompt, *answer, *recipe.ending]
+    length = len(whole)
+    inputs = {"input_ids": torch.tensor([whole]), "use_cache": False}
+    if recipe.task == "value":
+        base = model.get_base_model() if hasattr(model, "peft_config") else model
+        values = base.score(base.model(**inputs).last_hidden_state)[0, :, 0]
+        learned = slice(len(prompt) - 1, len(prompt) + len(answer) - 1)
+        return _squares((values - torch.arange(length) / SCALE)[learned])
+    if recipe.task == "embedding":
+        hidden = model(**inputs).last_hidden_state[0]
+        vector = {"last": hidden[-1], "cls": hidden[0], "mean": hidden.mean(0)}[recipe.pooling]
+        return _squares(vector - length / SCALE) / len(vector)
+    targets = length / SCALE * torch.arange(1, recipe.labels + 1)
+    return _squares(model(**inputs).logits[0] - targets)
+
+
+def _squares(differences: torch.Tensor) -> torch.Tensor:
+    return differences.square().sum()
 
 
 def _dpo(recipe: Recipe, model: Any, past: Any, chosen: Tokens, rejected: Tokens) -> torch.Tensor:
@@ -153,13 +212,14 @@ def _with_adapter(base: Any, recipe: Recipe) -> Any:
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
     # 'all-linear' of PEFT would put adapters on the stacked experts of a mixture too.
-    head = base.get_output_embeddings()
+    head = base.get_output_embeddings() or getattr(base, "score", None)
     linear = {
         name.rpartition(".")[2]
         for name, module in base.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not head
     }
-    config = LoraConfig(task_type="CAUSAL_LM", target_modules=sorted(linear), **recipe.adapter or {})
+    task = "CAUSAL_LM" if recipe.task == "causal_lm" else "SEQ_CLS"
+    config = LoraConfig(task_type=task, target_modules=sorted(linear), **recipe.adapter or {})
     model = get_peft_model(base, config)
     assert recipe.adapter_start is not None
     start = {}

@@ -12,6 +12,7 @@ from swift.config.parse import Parsed, config_from_mapping
 from swift.contracts import Capabilities
 from swift.data.pipeline import prepare_data
 from swift.data.plans import BatchLayout, EpochPlan
+from swift.models.heads import initial_head
 from swift.models.source import open_source
 from swift.models.tuners import initial_adapter
 from swift.plugins.load import load_backend, load_objective
@@ -19,7 +20,8 @@ from swift.plugins.objective import make_objective
 from swift.testing.cases import BY_NAME, EVALUATED_EVERY, HELD_OUT, STEPS, Case
 from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
-from swift.testing.reference import Expected, Recipe, run_reference, samples_of
+from swift.testing.objectives import install_objectives
+from swift.testing.reference import Expected, Recipe, ending_of, run_reference, samples_of
 from swift.testing.subjects import Subject, shared_model
 from swift.testing.trial import Outcome, Trial
 
@@ -39,6 +41,7 @@ class Trials:
         fresh: bool = False,
         subject: Subject | None = None,
     ) -> None:
+        install_objectives()
         self.backend = backend
         self._subject = subject or Subject()
         self.folder = folder
@@ -126,6 +129,11 @@ def _expected(name: str, model: Path) -> Expected:
         held_out=range(HELD_OUT),
         evaluated_every=EVALUATED_EVERY,
         objective=config.objective.name,
+        task=config.model.task,
+        labels=config.model.num_labels or 1,
+        pooling=config.model.pooling,
+        ending=ending_of(model),
+        head_start=lambda shape: initial_head(shape, seed=config.train.seed),
         beta=getattr(parsed.objective_options, "beta", 0.1),
         lr=config.learning_rate,
         schedule=optim.schedule,

@@ -45,6 +45,9 @@ class TorchBackend:
                 Need.REFERENCE_LOGPS,
                 Need.TOKEN_ENTROPY,
                 Need.CANDIDATE_LOGPS,
+                Need.SCORES,
+                Need.VALUES,
+                Need.POOLED,
             }
         ),
         async_checkpoint=True,

@@ -1,0 +1,54 @@
+"""What models are trained to return (`model.task`), and which views of them an objective may then ask for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift.contracts import Need
+from swift.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swift.config.sections import ModelSection
+    from swift.contracts import Objective
+
+CAUSAL_LM, EMBEDDING = "causal_lm", "embedding"
+HEADED = ("seq_cls", "reward", "value")
+"""Tasks of a model with a head of its own in place of the unembedding."""
+
+_OF_LOGITS = frozenset(
+    {Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS}
+)
+_OF_HEAD = frozenset({Need.SCORES, Need.VALUES})
+_TRAINED_BY = {CAUSAL_LM: _OF_LOGITS, EMBEDDING: frozenset({Need.POOLED}), **dict.fromkeys(HEADED, _OF_HEAD)}
+"""Task → views of which an objective must ask for at least one: the others leave a part of the model untrained."""
+
+
+def check_task(section: ModelSection, objective: Objective) -> None:
+    """Raise `ConfigError` where the model of this task has no view that the objective needs, or too many labels."""
+    task = section.task
+    if section.num_labels not in (None, 1) and task in ("reward", "value"):
+        raise ConfigError(
+            f"model.num_labels is {section.num_labels}, and a {task} model returns one number.",
+            hint="Leave it out, or type --model.task seq_cls",
+        )
+    if section.num_labels is not None and task not in HEADED:
+        raise ConfigError(
+            f"model.num_labels is {section.num_labels}, and model.task {task} has no head that would return labels.",
+            hint="Type --model.task seq_cls, or leave model.num_labels out.",
+        )
+    needs = frozenset(objective.needs) - {Need.REFERENCE_LOGPS}
+    missing = needs - _TRAINED_BY[task] - {Need.POOLED}
+    if not missing and needs and not needs & _TRAINED_BY[task]:
+        missing = needs
+    if Need.VALUES in needs and task == "seq_cls" and section.num_labels != 1:
+        missing = frozenset({Need.VALUES})
+    if missing:
+        wanted = ", ".join(sorted(missing))
+        fitting = [each for each, own in _TRAINED_BY.items() if needs <= own | {Need.POOLED} and needs & own]
+        if Need.VALUES in needs:
+            fitting = [each for each in ("value", "reward") if each in fitting]
+        raise ConfigError(
+            f"The objective {objective.name!r} needs {wanted}, which a model of model.task {task} is not trained to "
+            "return.",
+            hint=f"Type --model.task {' or '.join(fitting)}" if fitting else "Choose another objective.",
+        )

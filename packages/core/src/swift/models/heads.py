@@ -1,0 +1,93 @@
+"""Models with a head of their own in place of the unembedding: which class they are, and where the head starts.
+
+The head is a matrix without bias at `score`, as transformers' decoders for sequence classification have it. Where
+transformers has no such class for an architecture, or one with another head, one is put together from the same parts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import xxhash
+
+from swift.config.tasks import EMBEDDING
+from swift.errors import ModelError
+
+HEAD_MODULE = "score"
+HEAD = f"{HEAD_MODULE}.weight"
+"""Its name on disk."""
+
+
+def class_of_task(config: Any, task: str) -> Any:
+    """Return the class of models for a task other than 'causal_lm'.
+
+    Raises `ModelError` for an architecture that transformers itself does not have.
+    """
+    from transformers.modeling_layers import GenericForSequenceClassification
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = type(config)
+    if kind not in auto.MODEL_MAPPING or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"{config.model_type} is no architecture of the installed transformers, so that model.task {task} cannot "
+            "put a head on it.",
+            hint="Type --model.task causal_lm, or take a model whose code comes with transformers.",
+        )
+    if task == EMBEDDING:
+        return auto.MODEL_MAPPING[kind]
+    own = _own_class(config)
+    if own is not None and issubclass(own, GenericForSequenceClassification):
+        return own
+    decoder = next(each for each in auto.MODEL_FOR_CAUSAL_LM_MAPPING[kind].__mro__ if _is_family(each))
+    name = own.__name__ if own is not None else f"{decoder.__name__.removesuffix('PreTrainedModel')}{_SUFFIX}"
+    return type(name, (GenericForSequenceClassification, decoder), {"base_model_prefix": decoder.base_model_prefix})
+
+
+def loads_in_transformers(config: Any) -> bool:
+    """Return whether transformers' AutoModelForSequenceClassification finds the head `score` for this architecture."""
+    own = _own_class(config)
+    if own is None:
+        return False
+    with torch.device("meta"):
+        model = own._from_config(config)
+    head = getattr(model, HEAD_MODULE, None)
+    return isinstance(head, torch.nn.Linear) and head.bias is None
+
+
+def initial_head(shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
+    """Return where a fresh head starts, in fp32 on the CPU: normal, of variance 1 / (hidden size + 1)."""
+    generator = torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(f"{seed}:{HEAD}".encode()) >> 1)
+    return torch.zeros(shape).normal_(std=1 / math.sqrt(shape[-1] + 1), generator=generator)
+
+
+def head_of(model: Any) -> Any:
+    """Return the head of a transformers model, or the wrapper that PEFT has put around it; None where it has none."""
+    return getattr(model, HEAD_MODULE, None) if model.get_output_embeddings() is None else None
+
+
+def apply_head(head: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the head's outputs in fp32, computed in the precision of its weights whatever autocast says."""
+    active = head
+    if hasattr(head, "modules_to_save"):  # PEFT keeps the head as it was beside the one that is trained
+        active = head.original_module if head.disable_adapters else head.modules_to_save[head.active_adapters[0]]
+    with torch.autocast(hidden.device.type, enabled=False):
+        outputs: torch.Tensor = head(hidden.to(active.weight.dtype))
+    return outputs.float()
+
+
+_SUFFIX = "ForSequenceClassification"
+
+
+def _own_class(config: Any) -> Any:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSES
+
+    return CLASSES.get(type(config), None)
+
+
+def _is_family(kind: type) -> bool:
+    """Whether a class is what all models of one architecture inherit from."""
+    from transformers import PreTrainedModel
+
+    return PreTrainedModel in kind.__bases__

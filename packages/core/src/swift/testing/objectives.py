@@ -1,0 +1,91 @@
+"""The kit's own objectives: least squares on what a head returns, to see that backends compute and train it.
+
+Their targets are made of a sample's own length, so that every layout has them, and the reference too. They are
+installed for the time of a session, as a distribution of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+from swift.config.sections import Section
+from swift.contracts import LossSums, ModelView, Need
+from swift.objectives.base import BaseObjective, viewed
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift.data.batch import MicroBatch
+
+SCALE = 50.0
+"""Tokens that make a target of 1."""
+
+
+class _LeastSquares(BaseObjective[Section]):
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Return the summed squares of what is wrong; segments that carry no weight do not count."""
+        counts = (batch.segment_sum((batch.weights > 0).float()) > 0).float()
+        lengths = batch.segment_sum((batch.segment_ids >= 0).float())
+        return LossSums(loss=self.wrong(view, batch, lengths / SCALE, counts).square().sum())
+
+    def wrong(self, view: ModelView, batch: MicroBatch, targets: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Return the differences between a view and its targets, 0 where they do not count."""
+        raise NotImplementedError
+
+
+class FitScores(_LeastSquares):
+    """The score of label k ought to be k + 1 times the length of the segment."""
+
+    name = "kit-scores"
+    needs = frozenset({Need.SCORES})
+
+    def wrong(self, view: ModelView, batch: MicroBatch, targets: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Return one difference per segment and label."""
+        scores = viewed(view.scores, Need.SCORES)
+        factors = scores.new_tensor(range(1, scores.shape[1] + 1))
+        return (scores - targets[:, None] * factors) * counts[:, None]
+
+
+class FitValues(_LeastSquares):
+    """The value of a token ought to be the length of the text before it."""
+
+    name = "kit-values"
+    needs = frozenset({Need.VALUES})
+
+    def wrong(self, view: ModelView, batch: MicroBatch, targets: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Return one difference per token with weight."""
+        return (viewed(view.values, Need.VALUES) - batch.position_ids / SCALE) * (batch.weights > 0)
+
+
+class FitVectors(_LeastSquares):
+    """Every number of a segment's vector ought to be the length of the segment."""
+
+    name = "kit-vectors"
+    needs = frozenset({Need.POOLED})
+
+    def wrong(self, view: ModelView, batch: MicroBatch, targets: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Return one difference per segment and number."""
+        vectors = viewed(view.pooled, Need.POOLED)
+        return (vectors - targets[:, None]) * counts[:, None] / math.sqrt(vectors.shape[1])
+
+
+@cache
+def install_objectives() -> None:
+    """Make the kit's objectives known by name in this process and in those that are forked from it."""
+    site = Path(mkdtemp(prefix="swift-testing-objectives-"))
+    atexit.register(shutil.rmtree, site, ignore_errors=True)
+    info = site / "swift_testing_objectives-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: swift-testing-objectives\nVersion: 1.0\nRequires-Dist: swift-core>=0.1\n"
+    )
+    points = (f"{each.name} = {__name__}:{each.__name__}\n" for each in (FitScores, FitValues, FitVectors))
+    (info / "entry_points.txt").write_text("[swift.objectives]\n" + "".join(points))
+    sys.path.append(str(site))
