@@ -23,7 +23,7 @@ from swift.cli.main import run
 from swift.config.parse import config_from_mapping
 from swift.contracts import InferenceEngine, Sampling
 from swift.testing.crew import run_jobs, succeeded
-from swift.testing.engine_checks import CHECKS, Check, Reference
+from swift.testing.engine_checks import CHECKS, Check, TransformersReference
 from swift.testing.engine_conformance import request_of
 from swift.testing.subjects import conversations, write_jsonl, write_model
 from swift.train.loop import Loop
@@ -35,23 +35,23 @@ GREEDY = Sampling(max_new_tokens=16)
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> TransformersReference:
     """A model with heads as vLLM has them on a CPU."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    return Reference(write_model(folder, head_dim=32), tolerance=2e-5)
+    return TransformersReference(write_model(folder, head_dim=32), tolerance=2e-5)
 
 
 # --- on a server ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def address(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(reference: TransformersReference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with vllm_server(reference.folder, tmp_path_factory.mktemp("server") / "log.txt", name="tiny") as address:
         yield address
 
 
 @pytest.fixture(scope="module")
-def server(reference: Reference, address: str) -> InferenceEngine:
+def server(reference: TransformersReference, address: str) -> InferenceEngine:
     from swift_export_vllm.rollout import connect
 
     return connect(address, end_tokens=reference.end_tokens)
@@ -63,12 +63,12 @@ SERVED = [check for check in CHECKS if check.__name__ != "half_an_update_is_refu
 
 @pytest.mark.full
 @pytest.mark.parametrize("check", SERVED, ids=lambda check: check.__name__)
-def test_a_server_answers_in_tokens(check: Check, server: InferenceEngine, reference: Reference) -> None:
+def test_a_server_answers_in_tokens(check: Check, server: InferenceEngine, reference: TransformersReference) -> None:
     check(server, reference)
 
 
 @pytest.fixture(scope="module")
-def fed(address: str, reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def fed(address: str, reference: TransformersReference, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The server after a run of FSDP 2 on two processes has handed its weights over: what it says, and transformers."""
     output = tmp_path_factory.mktemp("fsdp")
     job = partial(_train_beside_a_server, address, reference, output)
@@ -111,7 +111,7 @@ def test_what_was_learned_is_asked_through_the_address(
 
 
 @pytest.fixture(scope="module")
-def told(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(reference: TransformersReference, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a process with vLLM inside has found out."""
     job = partial(_everything_in_process, reference, tmp_path_factory.mktemp("in-process"))
     (found,) = succeeded(run_jobs(1, [job], environment=ENVIRONMENT)[0])
@@ -167,7 +167,7 @@ def _trained(
     settings: dict[str, Any],
     rows: list[dict[str, Any]],
     open_engine: Callable[[bool], InferenceEngine | None],
-    reference: Reference,
+    reference: TransformersReference,
 ) -> dict[str, Any]:
     """What an engine says before and after a run has handed its weights over, and what transformers says with them."""
     prompts = reference.prompts
@@ -192,7 +192,7 @@ def _trained(
     return {"before": before, "after": _tokens(engine, prompts), "expected": _greedy(model, reference)}
 
 
-def _train_beside_a_server(address: str, reference: Reference, output: Path) -> dict[str, Any]:
+def _train_beside_a_server(address: str, reference: TransformersReference, output: Path) -> dict[str, Any]:
     from swift_export_vllm.rollout import connect
 
     changes = {"backend.name": "fsdp", "train.max_steps": 60, "tuner.kind": "full"}
@@ -204,7 +204,7 @@ def _train_beside_a_server(address: str, reference: Reference, output: Path) -> 
     return _trained(settings, ROWS, opened_by, reference)
 
 
-def _everything_in_process(reference: Reference, output: Path) -> dict[str, Any]:
+def _everything_in_process(reference: TransformersReference, output: Path) -> dict[str, Any]:
     import os
 
     from swift.plugins.inference import open_inference
@@ -256,7 +256,7 @@ def _through_commands(model: Path, output: Path) -> dict[str, Any]:
     return found
 
 
-def _complaint(check: Check, engine: InferenceEngine, reference: Reference) -> str:
+def _complaint(check: Check, engine: InferenceEngine, reference: TransformersReference) -> str:
     try:
         check(engine, reference)
     except Exception as error:
@@ -270,7 +270,7 @@ def _tokens(engine: InferenceEngine, prompts: list[list[int]]) -> list[list[int]
 
 
 @torch.no_grad()
-def _greedy(model: Any, reference: Reference) -> list[list[int]]:
+def _greedy(model: Any, reference: TransformersReference) -> list[list[int]]:
     """What transformers makes of each prompt, alone and without a cache."""
     model.eval()
     answers: list[list[int]] = []

@@ -219,7 +219,7 @@ def test_a_model_too_large_for_the_memory_is_not_loaded(
 ) -> None:
     need = memory.need_of(small, "float32")
     numbers = 264 * 64 * 2 + 2 * (64 * 128 + 64 * 64 * 2 + 128 * 64 + 3 * 64 * 96 + 2 * 64 + 2 * 32) + 64
-    assert need == memory.Need(weights=4 * numbers, per_token=2 * 2 * 2 * 32 * 4, longest=512)
+    assert need == memory.MemoryNeed(weights=4 * numbers, per_token=2 * 2 * 2 * 32 * 4, longest=512)
     assert memory.need_of(small, "bfloat16").weights == 2 * numbers
     monkeypatch.setattr(memory, "free_memory", lambda: memory.VLLM_ITSELF + need.weights)
     told = refused(capsys, str(small))
@@ -228,10 +228,10 @@ def test_a_model_too_large_for_the_memory_is_not_loaded(
 
 
 def test_the_cache_is_cut_to_what_is_left_and_said_so(small: Path) -> None:
-    large = memory.Need(weights=8 * memory.GIB, per_token=2**17, longest=131_072)  # 16 GiB for one full context
+    large = memory.MemoryNeed(weights=8 * memory.GIB, per_token=2**17, longest=131_072)  # 16 GiB for one full context
     block = 128 * large.per_token  # vLLM's cache on the CPU comes in blocks of 128 tokens, and one is vLLM's own
     plenty = memory.share_of_memory(large, None, 64 * memory.GIB)
-    assert plenty == memory.Share(cache=16 * memory.GIB + block, max_length=None)
+    assert plenty == memory.MemoryShare(cache=16 * memory.GIB + block, max_length=None)
     tight = memory.share_of_memory(large, None, 16 * memory.GIB)
     assert tight.max_length is not None
     assert 512 < tight.max_length < 131_072

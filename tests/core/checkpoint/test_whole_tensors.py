@@ -10,7 +10,7 @@ import torch
 from swift.checkpoint import Manifest, open_checkpoint, planning, save_checkpoint
 from swift.checkpoint import dcp_plan as dcp
 from swift.checkpoint.safetensors_write import write_safetensors
-from swift.checkpoint.storage import INDEX, Chunk, StoredTensor, StoredTensors, share_file
+from swift.checkpoint.storage import INDEX, FileChunk, StoredTensor, StoredTensors, share_file
 from swift.contracts import CheckpointWriter
 from swift.processes.comms import Comms
 
@@ -69,7 +69,7 @@ def test_a_whole_tensor_is_read_from_the_parts_of_several_processes(tmp_path: Pa
     for rank, (row, column) in enumerate(((0, 0), (0, 2), (3, 0), (3, 2))):
         part = whole[row : row + 3, column : column + 2].contiguous()
         write_safetensors(tmp_path / share_file(rank), {"part": part})
-        chunks.append(Chunk((row, column), (3, 2), share_file(rank), "part"))
+        chunks.append(FileChunk((row, column), (3, 2), share_file(rank), "part"))
     stored = StoredTensors(tmp_path, {"model.a": StoredTensor(whole.dtype, (6, 4), tuple(chunks))})
     own, planned = {"model.a": torch.zeros(6, 4)}, {"model.a": torch.zeros(6, 4)}
     planning.fill(own, stored)

@@ -10,7 +10,7 @@ from swift.contracts import ServeRequest
 from swift.errors import UsageError
 from swift_export_vllm.adapters import AT_ONCE, room_for
 from swift_export_vllm.interpreter import SERVER, Interpreter
-from swift_export_vllm.memory import Share
+from swift_export_vllm.memory import MemoryShare
 
 RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -40,7 +40,7 @@ def given(flag: str, words: tuple[str, ...]) -> str | None:
     return None
 
 
-def server_command(request: ServeRequest, interpreter: Interpreter, share: Share | None) -> list[str]:
+def server_command(request: ServeRequest, interpreter: Interpreter, share: MemoryShare | None) -> list[str]:
     """Return the command line of the server. `share` is the part of the CPU's memory it may use."""
     flags: dict[str, str | None] = {
         "--model": str(request.model),

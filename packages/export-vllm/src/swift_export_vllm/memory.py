@@ -41,7 +41,7 @@ _LIMITS = (
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """Memory that a model needs."""
 
     weights: int
@@ -53,7 +53,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Share:
+class MemoryShare:
     """Share of the CPU's memory that a server may use."""
 
     cache: int
@@ -62,7 +62,7 @@ class Share:
     """Set where it is shorter than the model's."""
 
 
-def need_of(model: Path, dtype: str) -> Need:
+def need_of(model: Path, dtype: str) -> MemoryNeed:
     """From config.json and the headers of the weights. `dtype` 'auto' is what the files have."""
     config: dict[str, Any] = read_json_object(model / "config.json", ModelError)
     weights = SafetensorsFolder(model)
@@ -76,7 +76,7 @@ def need_of(model: Path, dtype: str) -> Need:
     text = {**config, **config.get("text_config", {})}
     kept_in = dtype if dtype in ITEM_SIZE else str(text.get("dtype") or text.get("torch_dtype"))
     item = ITEM_SIZE.get(kept_in, ITEM_SIZE["float32"])
-    return Need(size, _cache_per_token(text, item), int(text.get("max_position_embeddings") or 0))
+    return MemoryNeed(size, _cache_per_token(text, item), int(text.get("max_position_embeddings") or 0))
 
 
 def _cache_per_token(config: dict[str, Any], item: int) -> int:
@@ -103,7 +103,7 @@ def _heads(config: dict[str, Any]) -> int:
     return int(config.get("num_attention_heads") or config.get("n_head") or 1)
 
 
-def share_of_memory(need: Need, wanted: int | None, free: int | None = None) -> Share:
+def share_of_memory(need: MemoryNeed, wanted: int | None, free: int | None = None) -> MemoryShare:
     """Cache and length that fit on the CPU beside the weights; `ModelError` where none does."""
     free = free_memory() if free is None else free
     left = free - need.weights - VLLM_ITSELF
@@ -113,11 +113,11 @@ def share_of_memory(need: Need, wanted: int | None, free: int | None = None) -> 
         raise _too_large(need, length, free, left)
     if one <= left * 0.8:
         comfortable = min(SEQUENCES * one, MODEST) if one else MODEST
-        return Share(int(min(left * 0.8, max(one, comfortable, LEAST))), wanted)
+        return MemoryShare(int(min(left * 0.8, max(one, comfortable, LEAST))), wanted)
     if wanted:
-        return Share(one, wanted)
+        return MemoryShare(one, wanted)
     length = max(SHORTEST, (int(left * 0.8 / need.per_token) - BLOCK) // 256 * 256)
-    return Share(need.per_token * (length + BLOCK), length)
+    return MemoryShare(need.per_token * (length + BLOCK), length)
 
 
 def cpu_settings(request: EngineRequest) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def cpu_settings(request: EngineRequest) -> dict[str, Any]:
     return settings
 
 
-def _too_large(need: Need, length: int, free: int, left: int) -> ModelError:
+def _too_large(need: MemoryNeed, length: int, free: int, left: int) -> ModelError:
     fits = (left // need.per_token - BLOCK) // 256 * 256 if need.per_token else 0
     shorter = f" --max-length {fits} would fit." if fits >= SHORTEST else ""
     needed = need.weights + VLLM_ITSELF + need.per_token * length
@@ -143,7 +143,7 @@ def _too_large(need: Need, length: int, free: int, left: int) -> ModelError:
     )
 
 
-def check_gpus(need: Need, wanted: int | None, parts: int, utilisation: float = UTILISATION) -> None:
+def check_gpus(need: MemoryNeed, wanted: int | None, parts: int, utilisation: float = UTILISATION) -> None:
     """Refuse a model that the GPUs cannot hold, cut into `parts`. Says nothing where GPUs cannot be asked."""
     gpus = gpu_memory()
     if not gpus:

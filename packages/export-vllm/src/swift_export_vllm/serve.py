@@ -18,7 +18,7 @@ from swift_export_vllm.command import check_flags, check_reach, given, server_co
 from swift_export_vllm.examples import has_template, summary, url_of
 from swift_export_vllm.interpreter import Interpreter, find_interpreter
 from swift_export_vllm.log import failure
-from swift_export_vllm.memory import UTILISATION, Share, check_gpus, gib, need_of, share_of_memory
+from swift_export_vllm.memory import UTILISATION, MemoryShare, check_gpus, gib, need_of, share_of_memory
 from swift_export_vllm.server import Ended, Server, Terminated
 from swift_export_vllm.supported import check_heads, check_served
 
@@ -61,7 +61,7 @@ def _serve_until_stopped(server: Server, request: ServeRequest, url: str, log: P
         raise failure(log, ended.code, str(interpreter), request.model, ready=True) from None
 
 
-def _check_memory(request: ServeRequest, interpreter: Interpreter) -> Share | None:
+def _check_memory(request: ServeRequest, interpreter: Interpreter) -> MemoryShare | None:
     need = need_of(request.model, request.dtype)
     if not interpreter.on_cpu:
         parts = int(given("--tensor-parallel-size", request.passed_on) or 1)
@@ -70,7 +70,7 @@ def _check_memory(request: ServeRequest, interpreter: Interpreter) -> Share | No
         check_gpus(need, request.max_length, parts, utilisation)
         return None
     if given("--kv-cache-memory-bytes", request.passed_on) is not None:
-        return Share(cache=0, max_length=request.max_length)  # the user decides
+        return MemoryShare(cache=0, max_length=request.max_length)  # the user decides
     share = share_of_memory(need, request.max_length)
     if share.max_length != request.max_length:
         _say(

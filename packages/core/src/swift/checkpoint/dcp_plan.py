@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from swift.checkpoint.coordination import agree
-from swift.checkpoint.storage import Chunk, Index, Share, StoredTensor, StoredTensors, first_gap, share_file
+from swift.checkpoint.storage import FileChunk, FileShare, Index, StoredTensor, StoredTensors, first_gap, share_file
 from swift.errors import CheckpointError
 from swift.processes.comms import Comms
 
@@ -45,12 +45,12 @@ _agreed: _Agreed | None = None
 """Of the last save: the next one saves the same tensors with other values."""
 
 
-def plan_shares(tensors: Mapping[str, Any], comms: Comms) -> tuple[Share, Index]:
+def plan_shares(tensors: Mapping[str, Any], comms: Comms) -> tuple[FileShare, Index]:
     """Agree on who writes what, and return this process's share, as views, and the whole index."""
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), is_coordinator=comms.rank == 0)
     plan = _plan(planner, comms)
-    share = Share(share_file(comms.rank), {})
+    share = FileShare(share_file(comms.rank), {})
     for item in planner.finish_plan(plan.own).items:
         chunk = item.tensor_data.chunk if item.tensor_data else None
         if chunk is None or not math.prod(chunk.sizes):
@@ -108,7 +108,7 @@ def _key(name: str, offsets: tuple[int, ...], sizes: tuple[int, ...], shape: tup
 
 
 def _place(plans: list[SavePlan]) -> Index:
-    found: dict[str, tuple[torch.dtype, tuple[int, ...], list[Chunk]]] = {}
+    found: dict[str, tuple[torch.dtype, tuple[int, ...], list[FileChunk]]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
             data, name = item.tensor_data, item.index.fqn
@@ -118,7 +118,7 @@ def _place(plans: list[SavePlan]) -> Index:
             _, _, chunks = found.setdefault(name, (data.properties.dtype, shape, []))
             offsets, sizes = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
             if math.prod(sizes):
-                chunks.append(Chunk(offsets, sizes, share_file(rank), _key(name, offsets, sizes, shape)))
+                chunks.append(FileChunk(offsets, sizes, share_file(rank), _key(name, offsets, sizes, shape)))
     return {name: StoredTensor(dtype, shape, tuple(chunks)) for name, (dtype, shape, chunks) in found.items()}
 
 

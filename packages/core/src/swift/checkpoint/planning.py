@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from swift.checkpoint.storage import Chunk, Index, Share, StoredTensor, StoredTensors, share_file
+from swift.checkpoint.storage import FileChunk, FileShare, Index, StoredTensor, StoredTensors, share_file
 from swift.processes.comms import Comms
 
 
-def plan_shares(tensors: Mapping[str, Any], comms: Comms) -> tuple[Share, Index]:
+def plan_shares(tensors: Mapping[str, Any], comms: Comms) -> tuple[FileShare, Index]:
     """Agree on who writes what, and return this process's share, as views, and the whole index."""
     if comms.size == 1 and all(map(_is_whole, tensors.values())):
         return _all_in_one(tensors)
@@ -39,12 +39,12 @@ def _is_whole(tensor: Any) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
-def _all_in_one(tensors: Mapping[str, torch.Tensor]) -> tuple[Share, Index]:
+def _all_in_one(tensors: Mapping[str, torch.Tensor]) -> tuple[FileShare, Index]:
     """Everything in the file of the one process; what has no elements is in the index alone."""
-    share, index = Share(share_file(0), {}), Index()
+    share, index = FileShare(share_file(0), {}), Index()
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
-        chunks = (Chunk((0,) * len(shape), shape, share.file, name),) if tensor.numel() else ()
+        chunks = (FileChunk((0,) * len(shape), shape, share.file, name),) if tensor.numel() else ()
         index[name] = StoredTensor(tensor.dtype, shape, chunks)
         if chunks:
             share.tensors[name] = tensor.detach()

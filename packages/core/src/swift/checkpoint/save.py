@@ -27,8 +27,8 @@ from swift.checkpoint.planning import plan_shares
 from swift.checkpoint.storage import (
     INDEX,
     STATE,
+    FileShare,
     Index,
-    Share,
     StoredTensors,
     StreamFiles,
     index_to_json,
@@ -203,7 +203,7 @@ class _Save:
         self._is_main = is_main
         self._extra = extra
         self._writer = _Writer(self._temporary, is_main)
-        self._share = Share("", {})
+        self._share = FileShare("", {})
         self._index: Index = {}
         self._written: torch.cuda.Event | None = None
 

@@ -31,7 +31,7 @@ _STREAM_FILE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Chunk:
+class FileChunk:
     """A rectangle of a tensor, and the entry of the file that holds it."""
 
     offsets: tuple[int, ...]
@@ -46,14 +46,14 @@ class StoredTensor:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[FileChunk, ...]
 
 
 Index = dict[str, StoredTensor]
 
 
 @dataclass
-class Share:
+class FileShare:
     """Entries of a checkpoint's file that one process writes."""
 
     file: str
@@ -97,8 +97,8 @@ def index_to_json(index: Index) -> dict[str, Any]:
 _Sizes = Annotated[tuple[Annotated[StrictInt, Field(ge=0, lt=1 << 53)], ...], Field(max_length=16)]
 
 
-class _Chunk(BaseModel):
-    """`Chunk`, as `index.json` has it."""
+class _FileChunk(BaseModel):
+    """`FileChunk`, as `index.json` has it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -115,7 +115,7 @@ class _Tensor(BaseModel):
 
     dtype: StrictStr
     shape: _Sizes
-    chunks: list[_Chunk]
+    chunks: list[_FileChunk]
 
 
 class _IndexFile(BaseModel):
@@ -146,7 +146,7 @@ def index_from_json(value: Any, folder: Path) -> Index:
                     f"{source} is damaged: a part of {name} lies at {chunk.offsets} with the sizes {chunk.sizes}, "
                     f"outside of its shape {stored.shape}."
                 )
-        chunks = tuple(Chunk(each.offsets, each.sizes, each.file, each.key) for each in stored.chunks)
+        chunks = tuple(FileChunk(each.offsets, each.sizes, each.file, each.key) for each in stored.chunks)
         if len({chunk.offsets for chunk in chunks}) != len(chunks):
             raise CheckpointError(f"{source} is damaged: two parts of {name} lie in the same place.")
         index[name] = StoredTensor(DTYPES[stored.dtype], stored.shape, chunks)
@@ -156,7 +156,7 @@ def index_from_json(value: Any, folder: Path) -> Index:
     return index
 
 
-def _lies_in(chunk: _Chunk, shape: tuple[int, ...]) -> bool:
+def _lies_in(chunk: _FileChunk, shape: tuple[int, ...]) -> bool:
     places = list(zip(chunk.offsets, chunk.sizes, strict=False))
     return len(chunk.offsets) == len(chunk.sizes) == len(shape) and all(
         start + length <= size for (start, length), size in zip(places, shape, strict=True)
@@ -196,7 +196,7 @@ class StreamFiles:
             self.flush()
         file = self._file()
         shape = tuple(tensor.shape)
-        chunks = (Chunk((0,) * len(shape), shape, file, name),) if tensor.numel() else ()
+        chunks = (FileChunk((0,) * len(shape), shape, file, name),) if tensor.numel() else ()
         self.index[name] = StoredTensor(tensor.dtype, shape, chunks)
         if not tensor.numel():
             return
@@ -229,7 +229,9 @@ class StoredTensors:
         """Canonical names of all tensors."""
         return list(self.index)
 
-    def read_into(self, target: torch.Tensor, chunk: Chunk, start: tuple[int, ...], lengths: tuple[int, ...]) -> None:
+    def read_into(
+        self, target: torch.Tensor, chunk: FileChunk, start: tuple[int, ...], lengths: tuple[int, ...]
+    ) -> None:
         """Copy the rectangle of `chunk` that begins at `start` (counted from the chunk's corner) into `target`."""
         file = self._open.get(chunk.file)
         if file is None:

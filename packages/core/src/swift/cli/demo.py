@@ -98,7 +98,7 @@ def _fresh(out: Path) -> None:
 
 
 def _command(model: Path, train_file: Path) -> list[str]:
-    """What a person would type."""
+    """Return the command that a person would type."""
     return (
         f"sft --model {model} --dataset {train_file} --train_type full --packing true --max_length 512 "
         f"--per_device_train_batch_size 4 --max_steps {STEPS} --learning_rate 4e-3 --logging_steps 30 "

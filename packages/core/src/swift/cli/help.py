@@ -36,7 +36,7 @@ _DIM, _PLAIN = "\x01", "\x02"
 
 
 @dataclass(frozen=True)
-class Group:
+class FlagGroup:
     """Options under one title."""
 
     title: str
@@ -70,7 +70,7 @@ def show_help(verb: str, summary: str, options: type[BaseModel]) -> None:
         _show_group(group)
 
 
-def groups_of(options: type[BaseModel]) -> list[Group]:
+def groups_of(options: type[BaseModel]) -> list[FlagGroup]:
     """Return the options of a verb, by the classes that declare them; its own come first."""
     fields = {field.key: field for field in model_fields(options)}
     names = {info.alias or name: name for name, info in options.model_fields.items()}
@@ -79,7 +79,7 @@ def groups_of(options: type[BaseModel]) -> list[Group]:
         owner = next(each for each in options.__mro__ if names[key] in vars(each).get("__annotations__", {}))
         owners.setdefault(owner, []).append(field)
     return [
-        Group("" if owner is options else _first_line(owner), "", own, [field.flags for field in own])
+        FlagGroup("" if owner is options else _first_line(owner), "", own, [field.flags for field in own])
         for owner, own in sorted(owners.items(), key=lambda each: -_rank(each[0], options))
         if own
     ]
@@ -104,7 +104,7 @@ def show_training_help(verb: str, args: Sequence[str]) -> None:
     for name, info in Config.model_fields.items():
         fields = [field for field in core_fields().values() if field.section == name]
         section: Any = info.annotation
-        _show_group(Group(name, _first_line(section), fields, [flags_of(field.key) for field in fields]))
+        _show_group(FlagGroup(name, _first_line(section), fields, [flags_of(field.key) for field in fields]))
         if name in ("backend", "objective"):
             _show_plugin(name, _chosen(name, verb, args))
 
@@ -144,10 +144,10 @@ def _show_plugin(section: str, name: str) -> None:
     fields = list(model_fields(plugin.config_model, section))
     if fields:
         flags = [flags_of(field.key) for field in fields]
-        _show_group(Group(f"{section} {name}", f"Options of {plugin.entry}.", fields, flags))
+        _show_group(FlagGroup(f"{section} {name}", f"Options of {plugin.entry}.", fields, flags))
 
 
-def _show_group(group: Group) -> None:
+def _show_group(group: FlagGroup) -> None:
     titles = [_styled(group.title, "bold")] * bool(group.title) + [_styled(group.summary, "dim")] * bool(group.summary)
     _line("\n" + "  ".join(titles) if titles else "")
     names = [field.argument or f"--{field.key}" for field in group.fields]

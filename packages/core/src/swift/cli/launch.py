@@ -71,10 +71,10 @@ def _launch(parsed: Parsed, argv: list[str]) -> int:
 
 
 def exit_code(summary: RunSummary) -> int:
-    """0 when the run was completed; 128 + signal number when a signal ended it early, so that `&&` does not go on.
+    """Return 0 when the run was completed; 128 + signal number when a signal ended it early, so that `&&` stops.
 
-    The signal may have struck another process of the group. A worker of ours answers 0 all the same, since its
-    launcher would take anything else for a crash, and leaves a note.
+    The signal may have struck another process of the group. A worker returns 0 all the same, since its launcher would
+    take anything else for a crash, and leaves a note.
     """
     if summary.status != "stopped":
         return 0

@@ -1,4 +1,4 @@
-"""What `swift config` prints: the resolved configuration, its layout, its schema, and samples."""
+"""Output of `swift config`: the resolved configuration, its layout, its schema, and samples."""
 
 from __future__ import annotations
 

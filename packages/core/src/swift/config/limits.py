@@ -1,7 +1,7 @@
-"""What a value of a configuration can be at all: types of fields with bounds, and a check of every value.
+"""Types of configuration fields with bounds, and a check of every value.
 
 A bound is far beyond what anybody trains with. It is there so that a slip (`1e30` steps, a name of megabytes) is
-answered where it was typed, and does not end in an overflow, or in a million processes, somewhere else.
+reported where it was typed, and does not end in an overflow, or in a million processes, somewhere else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What checkpoints are written into and read from, swift's own and those of other programs.
+"""Interfaces of checkpoints, swift's own and those of other programs.
 
 Importable without torch: tensors appear in annotations only.
 """
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 class CheckpointWriter(Protocol):
-    """What a backend writes its part of a checkpoint into."""
+    """Interface through which a backend writes its shard of a checkpoint."""
 
     def tensors(self, tensors: Mapping[str, Any]) -> None:
         """Tensors by canonical name: plain, DTensor or `swift.checkpoint.Boxes`. Called once, on every process."""
 
     def stream(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """The same one whole tensor at a time, where views are not valid; the main process writes."""
+        """Write tensors one whole tensor at a time, where views are not valid; the main process writes."""
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         """JSON values of this backend for the manifest; main process's are kept."""
 
 
 class ForeignCheckpoint(Protocol):
-    """A checkpoint in an engine's own format, as the hook `swift_read_foreign` answers it.
+    """A checkpoint in a backend's own format, as returned by the hook `swift_read_foreign`.
 
     It may have two more methods. `attach(source)` is given the model before anything is read; `names` and `read` then
-    go by names on disk. `left_out()` answers the names of tensors that it holds and that are not among what is trained.
+    go by names on disk. `left_out()` returns the names of tensors that it holds and that are not among what is trained.
     """
 
     description: str
@@ -82,18 +82,21 @@ class TrainedState(Protocol):
         """Shape of one parameter."""
 
     def slots(self) -> list[str]:
-        """What the optimizer keeps of every parameter: `exp_avg`, `exp_avg_sq` and `step`, or nothing."""
+        """Names of the optimizer's slots of every parameter: `exp_avg`, `exp_avg_sq` and `step`, or none."""
 
     def read(self, name: str, slot: str) -> torch.Tensor:
         """One tensor in fp32, whole: the slot `weight`, or one of `slots`."""
 
     def read_stored(self, name: str, slot: str) -> torch.Tensor:
-        """The same by a name as it is in Hugging Face files. Any weight of the model; what was not trained is what it
-        was in the beginning, and has zeros for the optimizer's slots."""
+        """Read a tensor by its name in Hugging Face files.
+
+        Any weight of the model can be read; one that was not trained has its initial values, and zeros for the
+        optimizer's slots.
+        """
 
 
 class CheckpointReader(Protocol):
-    """What a backend reads its part of a checkpoint from."""
+    """Interface through which a backend reads its shard of a checkpoint."""
 
     folder: Path
     manifest: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What exporters are asked for and what they return.
+"""Requests to exporters, and what they return.
 
 Importable without torch: tensors appear in annotations only.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What an exporter is asked for, besides the weights."""
+    """Request to an exporter, apart from the weights."""
 
     destination: Path
     source: ModelSource
@@ -37,7 +37,7 @@ class CalibrationRow:
 
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """What is to be stored in fewer bits, and what its cost is measured on."""
+    """Request to quantise a model, with the samples to measure the cost on."""
 
     source: ModelSource
     """The whole model in full precision, on disk."""
@@ -55,7 +55,7 @@ class QuantizeRequest:
 
 @dataclass(frozen=True)
 class Quantized:
-    """What was written, as its exporter understands it."""
+    """Result of quantising, as the exporter itself computes it."""
 
     logps: list[list[float]]
     """For each prompt, the log-probability of every token after the first, in fp32 from the quantised weights."""

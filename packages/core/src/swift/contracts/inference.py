@@ -1,4 +1,4 @@
-"""What inference engines are asked for and what they return.
+"""Requests to inference engines, and what they return.
 
 Importable without torch: tensors appear in annotations only.
 """
@@ -28,7 +28,7 @@ class Sampling:
     draws what it draws as part of the whole."""
 
     def seed_of(self, place: int) -> int:
-        """What decides the draws of the prompt at this place of a call, and nothing else does: 63 bits."""
+        """Return the 63-bit seed that alone decides the draws of the prompt at index `place` of a call."""
         number = place if self.numbers is None else self.numbers[place]
         digest = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
@@ -48,7 +48,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Score:
-    """What a model says about a text that is there: one value for every token after the first."""
+    """Scores of an existing text: one value for every token after the first."""
 
     logprobs: list[float]
     likeliest: list[bool]
@@ -57,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """What an inference engine is asked to load."""
+    """Request to load a model into an inference engine."""
 
     model: Path
     """A folder as Hugging Face lays it out, with tokenizer and template."""
@@ -93,9 +93,11 @@ class InferenceEngine(Protocol):
         """(place of the prompt, what the model says about its tokens), in the order in which scores are ready."""
 
     def update_weights(self, weights: WeightStream) -> None:
-        """Go on with these: every weight of the model by its Hugging Face name, as `swift_iter_weights` streams them.
-        Answers afterwards owe nothing to the weights before. An engine that was opened with an adapter goes on
-        without it: such weights have it merged in."""
+        """Replace every weight of the model, by Hugging Face name, as `swift_iter_weights` streams them.
+
+        Caches of the old weights are dropped. An engine that was opened with an adapter continues without it: such
+        weights have it merged in.
+        """
 
     def close(self) -> None:
         """Give memory and processes back. May be called twice."""
@@ -103,7 +105,7 @@ class InferenceEngine(Protocol):
 
 @dataclass(frozen=True)
 class ServeRequest:
-    """What is to be served, and where."""
+    """Request to serve a model."""
 
     model: Path
     """A folder as Hugging Face lays it out, with tokenizer and template."""

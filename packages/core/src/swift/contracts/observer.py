@@ -1,4 +1,4 @@
-"""What observers are told.
+"""Records and facts that observers receive.
 
 Importable without torch: tensors appear in annotations only.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What observers are told after an optimizer step."""
+    """Record that observers receive after each optimizer step."""
 
     step: int
     total_steps: int
@@ -35,7 +35,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What observers are told at the end."""
+    """Record that observers receive at the end of a run."""
 
     status: str
     """'completed', 'stopped' (a signal) or 'failed'."""

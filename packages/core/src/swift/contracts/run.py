@@ -1,4 +1,4 @@
-"""What is known of a run: its configuration, where each process stands, and what was decided.
+"""Facts of a run: its configuration, each process's position, and the decisions made.
 
 Importable without torch: tensors appear in annotations only.
 """
@@ -74,7 +74,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of the model in training, to count with. `Run.facts` has the same in words, for people."""
+    """Facts of the model in training, for calculations. `Run.facts` has them in words, for people."""
 
     precision: str
     """Of the arithmetic: 'float32', 'bfloat16', 'float16', or what a backend calls its own ('bfloat16 fp8 hybrid')."""

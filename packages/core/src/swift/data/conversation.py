@@ -62,7 +62,7 @@ def raw_text(text: str) -> Conversation:
 
 
 def rounds(turns: Sequence[tuple[str, str]], system: str | None, *, plain: bool = False) -> Conversation:
-    """A conversation of questions and answers."""
+    """Build a conversation from pairs of question and answer."""
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for question, answer in turns:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

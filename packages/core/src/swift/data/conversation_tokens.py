@@ -14,7 +14,7 @@ from swift.data.conversation import Conversation, Unusable
 from swift.data.encodings.base import LossOn
 from swift.data.samples import Segment
 from swift.data.template import ChatTemplate
-from swift.data.texts import Completion, Raw, Rendered, Span, Steps, Text
+from swift.data.texts import CompletionText, Raw, Rendered, Span, Steps, Text
 from swift.errors import DataError, ModelError
 
 
@@ -92,7 +92,7 @@ class ConversationEncoder:
         texts = [message["content"] for message in conversation.messages]
         if len(texts) == 1 or self._loss_on == "all":
             return Raw("".join(texts))
-        return Completion(texts[0], texts[1], conversation.weights[1])
+        return CompletionText(texts[0], texts[1], conversation.weights[1])
 
     def _with_system(self, conversation: Conversation) -> Conversation:
         if self.section.system is None or conversation.messages[0]["role"] == "system":

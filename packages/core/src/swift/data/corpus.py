@@ -90,7 +90,7 @@ class Corpus:
         raise Unusable("nothing to compare with", "no other row is understood")
 
     def fingerprint(self) -> str:
-        """Of the content and of how it is read."""
+        """Return a hash of the content and of how it is read."""
         return hash_of(*(part for each in self.parts for part in _fingerprint(each)))
 
 
@@ -100,7 +100,7 @@ def open_corpus(names: Sequence[str], section: DataSection, encoding: Encoding) 
 
 
 def open_parts(names: Sequence[str], section: DataSection) -> list[Part]:
-    """The same, not yet understood."""
+    """Open data sets without parsing their rows."""
     parts = [_open(parse_source(name), section) for name in names]
     _check_columns(parts, section)
     return parts

@@ -11,7 +11,7 @@ from swift.data.conversation_tokens import ConversationEncoder
 from swift.data.encodings import EncodedRow, Encoding, ReadRow, Sample
 from swift.data.offsets import TextEncoder, check_offsets
 from swift.data.samples import Segment
-from swift.data.texts import Completion, Steps, Text
+from swift.data.texts import CompletionText, Steps, Text
 from swift.errors import ConfigError, PluginError
 
 ENCODER_VERSION = 1
@@ -122,7 +122,7 @@ class _RowInProgress:
 
 
 def _size(text: Text) -> int:
-    return len(text.text) + (len(text.prompt) if isinstance(text, Completion) else 0)
+    return len(text.text) + (len(text.prompt) if isinstance(text, CompletionText) else 0)
 
 
 def _no_row(value: object) -> PluginError:

@@ -38,7 +38,7 @@ _IN_PROCESS = 4 * CHUNK
 
 @dataclass
 class Chunk:
-    """What became of some rows."""
+    """Result of encoding a chunk of rows."""
 
     arrays: dict[str, np.ndarray]
     """The samples; nothing where a worker has spilled them."""

@@ -40,7 +40,7 @@ def read_hub(source: Source) -> DatasetRows:
 
 
 def stream_hub(source: Source) -> Iterator[RowData]:
-    """The same, read while it is being used."""
+    """Stream a data set of the hub, read while it is used."""
     dataset = _pick_split(_load_hugging_face(source, streaming=True), source)
     return (as_row(row, source.text) for row in dataset)
 

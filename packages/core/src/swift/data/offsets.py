@@ -18,7 +18,7 @@ import numpy as np
 
 from swift.data.ascii_tokens import bytes_of_tokens, word_table
 from swift.data.samples import Segment
-from swift.data.texts import Completion, Raw, Rendered, Span, Text
+from swift.data.texts import CompletionText, Raw, Rendered, Span, Text
 from swift.errors import ModelError
 
 
@@ -47,10 +47,12 @@ class TextEncoder:
         """Returns the tokens of each text, and which of them are learned."""
         rendered = iter(self._rendered([text for text in texts if isinstance(text, Rendered)]))
         begun = [
-            text.text if isinstance(text, Raw) else text.prompt for text in texts if isinstance(text, Raw | Completion)
+            text.text if isinstance(text, Raw) else text.prompt
+            for text in texts
+            if isinstance(text, Raw | CompletionText)
         ]
         starts = iter(self._ids(begun, special=True))
-        rests = iter(self._ids([text.text for text in texts if isinstance(text, Completion)], special=False))
+        rests = iter(self._ids([text.text for text in texts if isinstance(text, CompletionText)], special=False))
         segments = []
         for text in texts:
             match text:
@@ -58,7 +60,7 @@ class TextEncoder:
                     segments.append(next(rendered))
                 case Raw():
                     segments.append(self._raw(next(starts)))
-                case Completion():
+                case CompletionText():
                     segments.append(self._completed(next(starts), next(rests), text.weight))
         return segments
 

@@ -63,7 +63,7 @@ class Renderer:
             self._guard.run("Before the first row", self._prepare)
 
     def text(self, messages: Sequence[Any], tools: Sequence[Any], place: str, *, answering: bool = False) -> str:
-        """Returns messages as text; with `answering`, up to where the assistant's next answer begins."""
+        """Return messages as text; with `answering`, up to the start of the assistant's next answer."""
         if self._template is None or not _usual(messages, tools):
             return self._guard.run(place, lambda: self._applied(messages, tools, answering))
         template = self._template

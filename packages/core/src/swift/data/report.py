@@ -1,4 +1,4 @@
-"""What became of the data: counts per source, and of every reason why samples could not be used."""
+"""Data report: rows read, samples kept, and why rows were rejected."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class DataReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DataReport:
-        """What `as_dict` gave."""
+        """Rebuild a report from what `as_dict` returned."""
         return cls(
             sources=[SourceCount(**source) for source in values["sources"]],
             rejected={reason: Rejected(**rejected) for reason, rejected in values["rejected"].items()},
@@ -126,7 +126,7 @@ class DataReport:
         )
 
     def under_names(self, names: Sequence[str]) -> DataReport:
-        """The same for data sets of the same content that are called otherwise now: the cache knows content alone."""
+        """Rename data sets of the same content to their current names: the cache knows content alone."""
         renamed = dict(zip([source.name for source in self.sources], names, strict=True))
         for source in self.sources:
             source.name = renamed[source.name]

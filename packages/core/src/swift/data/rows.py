@@ -1,4 +1,4 @@
-"""What a data set is before anything is made of it: rows with named columns, each with a place for messages."""
+"""Rows of a data set before anything is made of them: named columns, and a location for messages."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class SampleFacts(Protocol):
-    """What the normalisation of a batch may know of a sample: nothing that takes reading its tokens.
+    """Facts of a sample that the normalisation of a batch may use: none needs its tokens to be read.
 
     An `Encoded` has these members too.
     """

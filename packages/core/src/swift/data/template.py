@@ -81,7 +81,10 @@ class ChatTemplate:
         return _Turn(text, len(prompt), end, conversation.weights[index])
 
     def _probe_end(self) -> str | None:
-        """What the template puts after the token that ends a turn; None when no special token ends it."""
+        """Return the text that the template puts after the token that ends a turn.
+
+        None when no special token ends it.
+        """
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
         try:
             with _refusals():

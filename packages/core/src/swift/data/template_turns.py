@@ -1,4 +1,4 @@
-"""Chat templates that write message after message, found by reading them: one rendering holds all their prompts.
+"""Chat templates that write message after message: one rendering yields the prompts of all turns.
 
 Most templates are a head, a loop over the messages, and a tail that asks for an answer:
 

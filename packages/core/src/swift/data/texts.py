@@ -35,7 +35,7 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class Completion:
+class CompletionText:
     """A prompt and its completion end to end, without a template; the completion and the end are learned."""
 
     prompt: str
@@ -43,7 +43,7 @@ class Completion:
     weight: float
 
 
-Text = Rendered | Raw | Completion
+Text = Rendered | Raw | CompletionText
 
 Result = TypeVar("Result")
 Steps = Generator[Sequence[Text], "list[Segment]", Result]

@@ -24,7 +24,7 @@ Layer = Annotated[StrictInt, Field(ge=0, le=_RANK)]
 
 
 class _AdapterConfig(BaseModel):
-    """What swift and PEFT act on. Other settings of PEFT are handed on as they are."""
+    """Settings that swift and PEFT act on. Other settings of PEFT are passed on unchanged."""
 
     model_config = ConfigDict(extra="allow")
 

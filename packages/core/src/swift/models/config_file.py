@@ -108,7 +108,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problem(key: str, value: Any) -> str | None:
-    """What is wrong with a value, or None."""
+    """Return the problem with a value, or None."""
     if key in _LIMITS:
         return _size_problem(value, _LIMITS[key], lowest=0 if key in _MAY_BE_ZERO else 1)
     if key in _POSITIVE and not (_is_number(value) and 0 < value < math.inf) and value is not None:

@@ -268,7 +268,7 @@ def _logits(
 
 
 @dataclass
-class _Seen:
+class _Statistics:
     """What a block of logits says of each of its tokens."""
 
     largest: torch.Tensor
@@ -290,7 +290,9 @@ _LOWEST = torch.finfo(torch.float32).min
 """Stands for -inf where that would be subtracted from itself."""
 
 
-def _look(logits: torch.Tensor, targets: torch.Tensor, candidates: torch.Tensor | None, settings: Settings) -> _Seen:
+def _look(
+    logits: torch.Tensor, targets: torch.Tensor, candidates: torch.Tensor | None, settings: Settings
+) -> _Statistics:
     """Return what is to be known of the whole vocabulary. Leaves exp(logit - largest) behind in `logits`."""
     goal = targets[:, None]
     largest = logits.amax(-1, keepdim=True)
@@ -304,12 +306,12 @@ def _look(logits: torch.Tensor, targets: torch.Tensor, candidates: torch.Tensor 
         chosen = logits.gather(-1, candidates), highest + others.sub_(highest[:, None]).exp_().sum(-1).log()
     total = logits.sub_(largest).exp_().sum(-1)
     surprise = torch.xlogy(logits, logits).sum(-1) if settings.entropy else None
-    return _Seen(largest[:, 0], total, at_target[:, 0], hits, mean, surprise, chosen)
+    return _Statistics(largest[:, 0], total, at_target[:, 0], hits, mean, surprise, chosen)
 
 
 def _look_together(
     logits: torch.Tensor, targets: torch.Tensor, candidates: torch.Tensor | None, settings: Settings
-) -> _Seen:
+) -> _Statistics:
     """Return the same where each process has some of the tokens."""
     shard = settings.shard
     assert shard is not None
@@ -323,7 +325,7 @@ def _look_together(
     total, at_target, sums, *surprise = shard.add_up(total, at_target, sums, *surprise)
     hits = (at_target >= largest).float() if settings.correct else None
     mean = sums / settings.vocabulary if settings.means else None
-    return _Seen(largest, total, at_target, hits, mean, surprise[0] if surprise else None, chosen)
+    return _Statistics(largest, total, at_target, hits, mean, surprise[0] if surprise else None, chosen)
 
 
 def _candidates_together(

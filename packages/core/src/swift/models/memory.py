@@ -15,7 +15,7 @@ SPARE = 0.25
 
 
 def model_bytes(source: ModelSource, bytes_per_value: float) -> float:
-    """Of all weights, tied ones once."""
+    """Return the size of all weights, counting tied ones once."""
     return bytes_per_value * sum(math.prod(source.shape(name)) for name in source.names())
 
 

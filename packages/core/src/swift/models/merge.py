@@ -153,7 +153,7 @@ def _check_config(config: Mapping[str, Any]) -> None:
 
 
 def _without_start(weight: torch.Tensor, config: Mapping[str, Any], scale: float, rank: int) -> torch.Tensor:
-    """What PEFT leaves of the base weight when PiSSA or OLoRA take the adapter's start out of it."""
+    """Return PEFT's base weight after PiSSA or OLoRA have taken the adapter's initial value out of it."""
     from peft import LoraConfig
     from peft.tuners.lora.layer import Linear
 

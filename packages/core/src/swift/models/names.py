@@ -107,7 +107,7 @@ def canonical_parameters(model: torch.nn.Module) -> Iterator[tuple[list[Piece], 
 
 
 def canonical_buffers(model: torch.nn.Module) -> Iterator[tuple[list[Piece], torch.Tensor]]:
-    """The same of persistent buffers, which no optimizer updates but which belong to an export."""
+    """Yield persistent buffers, which no optimizer updates but which belong to an export."""
     for _, pieces, tensor in _canonical(model, dict(model.named_buffers(remove_duplicate=False))):
         yield pieces, tensor
 
@@ -171,7 +171,7 @@ _maps: WeakKeyDictionary[torch.nn.Module, NameMap] = WeakKeyDictionary()
 
 
 def _twin(model: PreTrainedModel) -> PreTrainedModel:
-    """The same architecture without memory: plain names and shapes, whatever was done to the model itself."""
+    """Build the same architecture on the meta device: plain names and shapes, whatever was done to the model itself."""
     config = copy.deepcopy(model.config)
     config._attn_implementation = "eager"
     with torch.device("meta"), warnings.catch_warnings():

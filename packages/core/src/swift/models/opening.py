@@ -1,4 +1,4 @@
-"""What transformers raises while a model's folder is opened, as one `ModelError` that names the folder or the file."""
+"""Errors that transformers raises while it opens a model's folder, as one `ModelError` that names folder or file."""
 
 from __future__ import annotations
 

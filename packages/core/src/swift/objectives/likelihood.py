@@ -55,7 +55,7 @@ class Sft(BaseObjective[LikelihoodOptions]):
 
 
 class Pretrain(Sft):
-    """The same on plain text, where every token is a target."""
+    """Train on plain text, where every token is a target."""
 
     name = "pt"
     encoding = "text"

@@ -26,7 +26,7 @@ Smoothing = Annotated[float, Field(ge=0.0, lt=0.5)]
 
 @dataclass
 class Pairs:
-    """What the model says about the pairs of a micro-batch; every tensor has one value per pair."""
+    """Log-probabilities of the pairs of a micro-batch; every tensor has one value per pair."""
 
     chosen: torch.Tensor
     """Summed log-probability of the chosen completion."""

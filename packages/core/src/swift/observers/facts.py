@@ -11,7 +11,7 @@ from swift.contracts import Run, RunSummary
 
 
 @dataclass(frozen=True)
-class Unusable:
+class UnusableSamples:
     """Samples that were left out for one reason."""
 
     reason: str
@@ -20,14 +20,14 @@ class Unusable:
     """Where the first of them stands, and what is wrong with it."""
 
 
-def unusable_samples(run: Run) -> list[Unusable]:
+def unusable_samples(run: Run) -> list[UnusableSamples]:
     """From `run.facts["unusable_samples"]`: reason → count, or reason → {"count": ..., "first": ...}."""
     found = []
     for reason, value in run.facts.get("unusable_samples", {}).items():
         if isinstance(value, Mapping):
-            found.append(Unusable(reason, int(value["count"]), str(value.get("first", ""))))
+            found.append(UnusableSamples(reason, int(value["count"]), str(value.get("first", ""))))
         else:
-            found.append(Unusable(reason, int(value)))
+            found.append(UnusableSamples(reason, int(value)))
     return found
 
 

@@ -52,7 +52,7 @@ class Schedule:
         return self.peak * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * self._remaining(step))
 
     def _remaining(self, step: int) -> float:
-        """What is left of the way from the peak down to the floor, from 1 to 0."""
+        """Return the fraction of the decay from peak to floor that remains, from 1 to 0."""
         if self.shape == "constant":
             return 1.0
         start = self.total_steps - self.decay_steps if self.shape == "wsd" else self.warmup_steps

@@ -1,4 +1,4 @@
-"""Whether a plugin answers what its hook is for: a wrong type is named where it comes from, not where it is used."""
+"""Checks of the values that plugins return: a wrong type is reported where it comes from, not where it is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END = object()
 def wrong(
     entry: PluginEntry, function: str, expected: str, came: object = None, *, said: str | None = None
 ) -> PluginError:
-    """The error about an answer that is not what it should be; `said` describes what came in other words."""
+    """Return the error about a wrong value that a plugin returned; `said` describes the value in other words."""
     return PluginError(
         f"{entry} answers {function} with {said or described(came)}; expected is {expected}.", hint=if_not_yours(entry)
     )
@@ -37,7 +37,7 @@ def described(value: object) -> str:
 
 
 def topology(entry: PluginEntry, hook: str, came: object) -> Topology:
-    """`swift_setup` answers this process's place."""
+    """Check that `swift_setup` returned this process's position."""
     if not isinstance(came, Topology):
         raise wrong(entry, hook, "a swift.Topology", came)
     for name in ("data_rank", "data_size"):
@@ -52,14 +52,14 @@ def topology(entry: PluginEntry, hook: str, came: object) -> Topology:
 
 
 def train_state(entry: PluginEntry, hook: str, came: object) -> Any:
-    """`swift_shard` answers anything that has the number of its step."""
+    """Check that `swift_shard` returned a state with a step number."""
     if not _is_count(getattr(came, "step", None)):
         raise wrong(entry, hook, "a state with a whole number `step`", came)
     return came
 
 
 def step_result(entry: PluginEntry, hook: str, came: object) -> StepResult:
-    """`swift_train_step` answers plain numbers."""
+    """Check that `swift_train_step` returned plain numbers."""
     if not isinstance(came, StepResult):
         raise wrong(entry, hook, "a swift.StepResult", came)
     for name in ("loss", "grad_norm", "learning_rate"):
@@ -76,7 +76,7 @@ def _are_mappings(values: object) -> bool:
 
 
 def forward_result(entry: PluginEntry, hook: str, came: object) -> ForwardResult:
-    """`swift_forward` answers plain numbers, and a tensor of segments."""
+    """Check that `swift_forward` returned plain numbers, and a tensor of segments."""
     if not isinstance(came, ForwardResult):
         raise wrong(entry, hook, "a swift.ForwardResult", came)
     for name in ("loss", "weight"):
@@ -93,7 +93,10 @@ def forward_result(entry: PluginEntry, hook: str, came: object) -> ForwardResult
 
 
 def weights(entry: PluginEntry, hook: str, came: object) -> Iterator[tuple[str, Any]]:
-    """`swift_iter_weights` answers a stream, whose errors are the plugin's too. One tensor is held at a time."""
+    """Check the stream that `swift_iter_weights` returned.
+
+    Its errors are the plugin's too. One tensor is held at a time.
+    """
     if isinstance(came, str | bytes) or not isinstance(came, Iterable):
         raise wrong(entry, hook, "an iterator over pairs (name, tensor)", came)
     return _weights(entry, hook, iter(came))
@@ -117,7 +120,7 @@ def _weights(entry: PluginEntry, hook: str, stream: Iterator[Any]) -> Iterator[t
 
 
 def exported_folder(entry: PluginEntry, hook: str, came: object, destination: Path) -> Path:
-    """`swift_export` answers the folder that it was given."""
+    """Check that `swift_export` returned the folder that it was given."""
     if not isinstance(came, str | os.PathLike):
         raise wrong(entry, hook, "the folder that it wrote", came)
     if Path(came).absolute() != destination.absolute():
@@ -126,7 +129,7 @@ def exported_folder(entry: PluginEntry, hook: str, came: object, destination: Pa
 
 
 def quantized(entry: PluginEntry, hook: str, came: object, prompts: int) -> Quantized:
-    """`swift_quantize` answers what the quantised weights say of each prompt."""
+    """Check that `swift_quantize` returned log-probabilities of the quantised weights for each prompt."""
     if not isinstance(came, Quantized):
         raise wrong(entry, hook, "a swift.contracts.Quantized", came)
     logps: object = came.logps

@@ -89,7 +89,7 @@ def blamed(cause: BaseException) -> Blame | None:
 
 
 def explained(cause: BaseException) -> SwiftError | None:
-    """What to show the user of an error that a plugin raised; None where no plugin is to blame."""
+    """Return the error to show for what a plugin raised; None where no plugin is to blame."""
     if isinstance(cause, SwiftError):
         return cause
     blame = blamed(cause)
@@ -106,7 +106,7 @@ def failure_of(blame: Blame, cause: BaseException) -> PluginError:
 
 
 def if_not_yours(entry: PluginEntry) -> str:
-    """What a user may do about a plugin that somebody else wrote."""
+    """Return the hint for a user of a plugin that somebody else wrote."""
     return f"Report it to those who publish {entry.distribution}, or upgrade it: {upgrade(entry)}"
 
 

@@ -1,4 +1,4 @@
-"""What is installed, read from entry points in metadata.
+"""Finds installed plugins, read from entry points in metadata.
 
 Nothing is imported, so that listing cannot fail on a broken plugin.
 """
@@ -75,7 +75,7 @@ def duplicates(entries: Iterable[PluginEntry]) -> dict[tuple[str, str], list[Plu
 
 @lru_cache(maxsize=4)
 def _installed(_path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
-    """What the metadata of all distributions says; read anew when something was installed beside them."""
+    """Return the plugins in the metadata of all distributions; read again when another one was installed."""
     points = _entry_points()
     return tuple(
         entry

@@ -24,7 +24,7 @@ def fingerprint(plugins: Sequence[LoadedPlugin]) -> str:
 def compare_fingerprints(mine: str, gather: Callable[[str], list[str]]) -> None:
     """Raise the same error on every process when one of them differs from rank 0.
 
-    `gather` answers the fingerprints of all processes in rank order, on every process.
+    `gather` returns the fingerprints of all processes in rank order, on every process.
     """
     everyone = [json.loads(text) for text in gather(mine)]
     first = everyone[0]

@@ -43,7 +43,7 @@ class Participation:
         self._failure = (hook, cause)
 
     def report(self, folder: Path | None, rank: int) -> str | None:
-        """What to tell the user, once; None where nothing happened on this process."""
+        """Return a message for the user, once; None where nothing happened on this process."""
         if self._failure is None:
             return None
         (hook, cause), self._failure = self._failure, None
@@ -58,7 +58,10 @@ class Participation:
 
 
 def guarded(plugin: LoadedPlugin, observing: Participation | None = None) -> object:
-    """What is registered in the plugin's place: the same hooks, under the same names and with the same arguments."""
+    """Return a plugin to register in place of this one.
+
+    The same hooks, under the same names and with the same arguments.
+    """
     members: dict[str, Any] = {}
     for found in implementations(plugin.entry, plugin.object):
         method = getattr(plugin.object, found.method)
@@ -120,7 +123,7 @@ def _surrounded(plugin: LoadedPlugin, found: Implementation, method: Hook, obser
 
 
 def _given_result(generator: Around, result: Any, failed: Callable[[BaseException], None], *, returns: bool) -> Any:
-    """What the wrapper makes of the result; `returns` is false for the old style, which has the result in a box."""
+    """Return the wrapper's result; `returns` is false for the old style, which has the result in a box."""
     try:
         generator.send(result)
     except StopIteration as end:
@@ -136,7 +139,7 @@ def _given_result(generator: Around, result: Any, failed: Callable[[BaseExceptio
 
 
 def _given_error(generator: Around, within: BaseException, failed: Callable[[BaseException], None]) -> Any:
-    """What the wrapper makes of an error from within, which it must not swallow without an answer of its own."""
+    """Return the wrapper's result for an error from within, which it must not swallow without a result of its own."""
     try:
         generator.throw(within)
     except StopIteration as end:

@@ -119,7 +119,7 @@ class Hooks:
         return answers.step_result(self._owner("backend"), "swift_train_step", came)
 
     def forward(self, run: Run, state: TrainState, batch: Batch, objective: Objective) -> ForwardResult:
-        """The same without gradient."""
+        """Compute the loss without gradient."""
         came = self._ask("swift_forward", run=run, state=state, batch=batch, objective=objective)
         self._tell(run)
         return answers.forward_result(self._owner("backend"), "swift_forward", came)
@@ -147,7 +147,7 @@ class Hooks:
             self._tell(run)
 
     def export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
-        """Let the run's exporter write the weights; answers the folder."""
+        """Let the run's exporter write the weights; returns the folder."""
         came = self._ask_exporter("swift_export", run=run, weights=weights, request=request)
         return answers.exported_folder(self._owner("exporter"), "swift_export", came, request.destination)
 
@@ -201,7 +201,7 @@ class Hooks:
                     run.say(report)
 
     def _owner(self, kind: str) -> PluginEntry:
-        """Which plugin answers the hooks of a kind."""
+        """Return the plugin that implements the hooks of a kind."""
         return next(plugin.entry for plugin in self.plugins if plugin.entry.kind == kind)
 
     def _ask_exporter(self, hook: str, **arguments: Any) -> Any:
@@ -217,7 +217,7 @@ class Hooks:
             raise failure from error
 
     def _ask(self, hook: str, **arguments: Any) -> Any:
-        """Call a hook whose answer the run cannot do without: a plugin that forgot `return` is told so."""
+        """Call a hook whose result is required: a plugin that forgot `return` is named."""
         answer = getattr(self._relay, hook)(**arguments)
         if answer is None:
             registered = ", ".join(str(plugin.entry) for plugin in self.plugins)

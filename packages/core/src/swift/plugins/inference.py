@@ -1,4 +1,4 @@
-"""The typed face of an inference engine: it is asked, and what it answers is looked at."""
+"""Typed wrapper of an inference engine that checks everything the engine returns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_inference(engine: LoadedPlugin, request: EngineRequest) -> InferenceEng
 
 
 def serve(engine: LoadedPlugin, request: ServeRequest) -> int:
-    """Serve a model with an inference engine; answers the exit code."""
+    """Serve a model with an inference engine; returns the exit code."""
     code = _ask(engine, "swift_serve", request)
     if not isinstance(code, int):
         raise wrong(engine.entry, "swift_serve", "an exit code", code)
@@ -74,7 +74,7 @@ class CheckedEngine:
             yield token
 
     def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
-        """What the model says of each prompt's tokens."""
+        """Score each prompt's tokens."""
         for place, score in self._placed("score", len(prompts), lambda: self.engine.score(prompts)):
             if not isinstance(score, Score):
                 raise wrong(self._entry, "score", "pairs (place, swift.contracts.Score)", score)
@@ -95,11 +95,11 @@ class CheckedEngine:
             self.engine.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What else an engine has is its own."""
+        """Forward attributes that are the engine's own."""
         return getattr(self.__dict__["engine"], name)
 
     def _placed(self, method: str, count: int, make: Callable[[], Iterable[Any]]) -> Iterator[tuple[int, Any]]:
-        """Pairs (place, answer), in which each place comes once."""
+        """Yield pairs (index, answer), in which each index comes once."""
         left = set(range(count))
         for item in self._each(method, make):
             if not (isinstance(item, tuple) and len(item) == 2):

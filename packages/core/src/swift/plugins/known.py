@@ -24,6 +24,6 @@ PARALLEL_OFFERS: dict[str, tuple[str, ...]] = {
 
 
 def install_command(group: str, name: str) -> str | None:
-    """What to type to install a known plugin; None for a name that this project does not publish."""
+    """Return the command that installs a known plugin; None for a name that this project does not publish."""
     extra = KNOWN.get(group, {}).get(name)
     return f'pip install "swift-core[{extra}]"' if extra else None

@@ -40,7 +40,7 @@ def implements(backend: LoadedPlugin, hook: str) -> bool:
 
 
 def core_settings(backend: LoadedPlugin, options: BaseModel) -> Mapping[str, tuple[Any, str]]:
-    """What a backend's options say of core's keys: (value, where it stands)."""
+    """Return the values of core's keys that a backend's options imply: (value, its location)."""
     hook = "swift_core_settings"
     came = _ask(backend, hook, options=options)
     if came is None and callable(method := getattr(options, "core_settings", None)):

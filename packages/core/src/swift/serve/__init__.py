@@ -1,1 +1,1 @@
-"""What `swift serve` hands to the server of an inference engine."""
+"""Requests of `swift serve` to the server of an inference engine."""

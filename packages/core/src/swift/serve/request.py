@@ -104,7 +104,7 @@ def _check_model(folder: Path, section: ModelSection) -> None:
 
 
 def _dtype(wanted: str, folder: Path) -> str:
-    """What the folder says, where nothing else is wanted: engines have other ideas of 'auto'."""
+    """Return the dtype of the folder unless one is requested: engines have other ideas of 'auto'."""
     if wanted != "auto":
         return wanted
     config = read_config(folder)

@@ -21,7 +21,7 @@ DRAWS = 384
 """First tokens that are drawn to compare how often each comes with how probable it is."""
 
 
-class Reference:
+class TransformersReference:
     """The model of a folder in transformers, in fp32, and prompts that it is asked."""
 
     def __init__(self, folder: Path, *, tolerance: float = 1e-4) -> None:
@@ -57,9 +57,9 @@ class Reference:
         return logits.float().log_softmax(-1)
 
     @torch.no_grad()
-    def changed(self) -> Reference:
+    def changed(self) -> TransformersReference:
         """Another model of the same architecture."""
-        other = Reference(self.folder, tolerance=self.tolerance)
+        other = TransformersReference(self.folder, tolerance=self.tolerance)
         other.end_tokens = self.end_tokens
         generator = torch.Generator().manual_seed(1)
         for parameter in other._model.parameters():
@@ -93,7 +93,7 @@ GREEDY = Sampling(max_new_tokens=ANSWER)
 DRAWN = Sampling(max_new_tokens=ANSWER, temperature=1.3, top_p=0.9, seed=7)
 
 
-def answers_are_those_of_transformers(engine: InferenceEngine, reference: Reference) -> None:
+def answers_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Check answers token by token, with the token that ends an answer, and that every prompt is answered once."""
     answers = list(engine.generate(reference.prompts, GREEDY))
     assert sorted(place for place, _ in answers) == list(range(len(reference.prompts)))
@@ -104,7 +104,7 @@ def answers_are_those_of_transformers(engine: InferenceEngine, reference: Refere
     assert "length" in {completion.finish_reason for _, completion in answers}
 
 
-def log_probabilities_are_the_model_s_own(engine: InferenceEngine, reference: Reference) -> None:
+def log_probabilities_are_the_model_s_own(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Before temperature and `top_p` change them."""
     for sampling in (GREEDY, DRAWN):
         for place, completion in engine.generate(reference.prompts, sampling):
@@ -113,7 +113,7 @@ def log_probabilities_are_the_model_s_own(engine: InferenceEngine, reference: Re
             _close(completion.logprobs, expected, reference.tolerance)
 
 
-def a_stream_brings_the_same_tokens(engine: InferenceEngine, reference: Reference) -> None:
+def a_stream_brings_the_same_tokens(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Check that streams equal `generate`, and that one that is left early leaves the engine unchanged."""
     for sampling in (GREEDY, DRAWN):
         whole = dict(engine.generate(reference.prompts[:1], sampling))[0].token_ids
@@ -123,7 +123,7 @@ def a_stream_brings_the_same_tokens(engine: InferenceEngine, reference: Referenc
         assert list(engine.stream(reference.prompts[0], sampling)) == whole
 
 
-def scores_are_those_of_transformers(engine: InferenceEngine, reference: Reference) -> None:
+def scores_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Check the scores of every token after the first, and whether it was the likeliest."""
     scores = dict(engine.score(reference.prompts))
     assert sorted(scores) == list(range(len(reference.prompts)))
@@ -138,7 +138,7 @@ def scores_are_those_of_transformers(engine: InferenceEngine, reference: Referen
         assert scores[place].likeliest == [a == b for a, b in zip(prompt[1:], likeliest, strict=True)]
 
 
-def draws_depend_on_seed_and_number_alone(engine: InferenceEngine, reference: Reference) -> None:
+def draws_depend_on_seed_and_number_alone(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Not on what is asked beside a prompt, nor on what was asked before."""
     prompts = [reference.prompts[1]] * 4 + reference.prompts
     whole = {place: completion.token_ids for place, completion in engine.generate(prompts, DRAWN)}
@@ -150,7 +150,7 @@ def draws_depend_on_seed_and_number_alone(engine: InferenceEngine, reference: Re
     assert other != whole
 
 
-def tokens_come_as_often_as_they_are_probable(engine: InferenceEngine, reference: Reference) -> None:
+def tokens_come_as_often_as_they_are_probable(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Under a temperature, and under `top_p` none but the likeliest."""
     prompt = reference.prompts[2]
     logprobs = reference.logprobs([*prompt, 0])[-1]
@@ -169,14 +169,14 @@ def tokens_come_as_often_as_they_are_probable(engine: InferenceEngine, reference
     assert set(nucleus) == set(tokens[:count].tolist())
 
 
-def weights_can_be_replaced(engine: InferenceEngine, reference: Reference) -> None:
+def weights_can_be_replaced(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Check that answers follow transformers with new weights, and with the old ones after them."""
     for state in (reference.changed(), reference):
         engine.update_weights(state.weights())
         answers_are_those_of_transformers_with(engine, state)
 
 
-def half_an_update_is_refused(engine: InferenceEngine, reference: Reference) -> None:
+def half_an_update_is_refused(engine: InferenceEngine, reference: TransformersReference) -> None:
     """An engine that was not handed every weight says so; a whole update mends it."""
 
     def cut() -> Iterator[tuple[str, torch.Tensor]]:
@@ -193,7 +193,7 @@ def half_an_update_is_refused(engine: InferenceEngine, reference: Reference) -> 
     answers_are_those_of_transformers_with(engine, reference)
 
 
-def an_empty_prompt_is_refused(engine: InferenceEngine, reference: Reference) -> None:
+def an_empty_prompt_is_refused(engine: InferenceEngine, reference: TransformersReference) -> None:
     """With a sentence for the user."""
     try:
         list(engine.generate([[]], GREEDY))
@@ -202,14 +202,14 @@ def an_empty_prompt_is_refused(engine: InferenceEngine, reference: Reference) ->
     raise AssertionError("a prompt without tokens was answered")
 
 
-def closing_twice_does_no_harm(engine: InferenceEngine, reference: Reference) -> None:
+def closing_twice_does_no_harm(engine: InferenceEngine, reference: TransformersReference) -> None:
     """The last check: the engine is closed afterwards."""
     del reference
     engine.close()
     engine.close()
 
 
-Check = Callable[[InferenceEngine, Reference], None]
+Check = Callable[[InferenceEngine, TransformersReference], None]
 
 CHECKS: tuple[Check, ...] = (
     answers_are_those_of_transformers,
@@ -226,14 +226,14 @@ CHECKS: tuple[Check, ...] = (
 """In the order in which they are to be made on one engine."""
 
 
-def answers_are_those_of_transformers_with(engine: InferenceEngine, reference: Reference) -> None:
+def answers_are_those_of_transformers_with(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Check answers for weights of which it is not known that some answer ends by itself."""
     for place, completion in engine.generate(reference.prompts, GREEDY):
         expected = reference.answer(reference.prompts[place])
         assert (completion.token_ids, completion.finish_reason) == expected, f"prompt {place}"
 
 
-def _of(reference: Reference, tokens: Sequence[int]) -> list[float]:
+def _of(reference: TransformersReference, tokens: Sequence[int]) -> list[float]:
     """Return transformers' log-probabilities of every token after the first."""
     found = reference.logprobs(tokens).gather(1, torch.tensor(list(tokens[1:]))[:, None])[:, 0]
     values: list[float] = found.tolist()

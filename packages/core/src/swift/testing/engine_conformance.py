@@ -10,7 +10,7 @@ import pytest
 from swift.contracts import EngineRequest, InferenceEngine
 from swift.plugins.inference import open_inference
 from swift.plugins.load import load_engine
-from swift.testing.engine_checks import CHECKS, Check, Reference
+from swift.testing.engine_checks import CHECKS, Check, TransformersReference
 from swift.testing.subjects import write_model
 
 
@@ -28,14 +28,14 @@ class EngineConformance:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def reference(cls, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    def reference(cls, tmp_path_factory: pytest.TempPathFactory) -> TransformersReference:
         """Return the same model in transformers."""
         folder = write_model(tmp_path_factory.mktemp("engine") / "tiny", head_dim=32)
-        return Reference(folder, tolerance=cls.tolerance)
+        return TransformersReference(folder, tolerance=cls.tolerance)
 
     @pytest.fixture(scope="class")
     @classmethod
-    def opened(cls, reference: Reference) -> Iterator[InferenceEngine]:
+    def opened(cls, reference: TransformersReference) -> Iterator[InferenceEngine]:
         """The engine, with the model loaded."""
         request = request_of(reference, cls.options)
         engine = open_inference(load_engine(cls.engine), request)
@@ -43,14 +43,14 @@ class EngineConformance:
         engine.close()
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-    def test_engine(self, check: Check, opened: InferenceEngine, reference: Reference) -> None:
+    def test_engine(self, check: Check, opened: InferenceEngine, reference: TransformersReference) -> None:
         """One thing that must hold of every engine."""
         if check.__name__ in self.without:
             pytest.skip("the engine says that it does without")
         check(opened, reference)
 
 
-def request_of(reference: Reference, options: Mapping[str, Any]) -> EngineRequest:
+def request_of(reference: TransformersReference, options: Mapping[str, Any]) -> EngineRequest:
     """How the kit opens an engine."""
     return EngineRequest(
         model=reference.folder,

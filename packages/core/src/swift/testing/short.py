@@ -14,7 +14,7 @@ from swift.testing.trials import Trials
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """Result of one check."""
 
     about: str
@@ -22,7 +22,7 @@ class Finding:
     """Empty when all is well."""
 
 
-def short_form(backend: str, processes: int) -> Iterator[Finding]:
+def short_form(backend: str, processes: int) -> Iterator[CheckResult]:
     """Check by check, as they are made; takes a minute or less."""
     layout = Layout(processes)
     with TemporaryDirectory(prefix="swift-testing-") as folder:
@@ -46,6 +46,6 @@ def short_form(backend: str, processes: int) -> Iterator[Finding]:
             try:
                 check()
             except AssertionError as problem:
-                yield Finding(about, str(problem))
+                yield CheckResult(about, str(problem))
             else:
-                yield Finding(about, "")
+                yield CheckResult(about, "")

@@ -30,7 +30,7 @@ class BestSoFar:
 
     @classmethod
     def from_config(cls, train: TrainSection) -> BestSoFar:
-        """What `train.metric_for_best` and its neighbours ask for; `eval_loss`, as in the log, is `loss`."""
+        """Read `train.metric_for_best` and related keys; `eval_loss`, as in the log, is `loss`."""
         metric = train.metric_for_best.removeprefix("eval_")
         greater = train.greater_is_better
         return cls(metric, not metric.endswith("loss") if greater is None else greater, train.early_stopping)
@@ -73,7 +73,7 @@ class BestSoFar:
         return f"{self.metric} {'nan' if self.value is None else f'{self.value:.6g} of step {self.step}'}"
 
     def to_json(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state that a checkpoint stores."""
         return {name: getattr(self, name) for name in _KEPT}
 
     def restore(self, kept: Mapping[str, Any]) -> None:

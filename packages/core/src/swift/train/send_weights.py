@@ -11,8 +11,11 @@ from swift.models.merge import merged
 
 
 def whole_weights(weights: WeightStream, *, source: ModelSource, adapter: Mapping[str, Any] | None) -> WeightStream:
-    """What `swift_iter_weights` streams as every weight of the model: where adapters are trained (`adapter` is their
-    PEFT configuration), merged into the weights of `source`, one at a time."""
+    """Stream every weight of the model from what `swift_iter_weights` streams.
+
+    Where adapters are trained (`adapter` is their PEFT configuration), they are merged into the weights of `source`,
+    one at a time.
+    """
     return weights if adapter is None else merged(source, weights, adapter)
 
 

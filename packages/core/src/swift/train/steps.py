@@ -43,7 +43,7 @@ class Arithmetic:
 
     @classmethod
     def of(cls, run: Run) -> Arithmetic:
-        """As the run's `model.dtype` and its device say."""
+        """Choose the arithmetic from the run's `model.dtype` and its device."""
         device = torch.device(run.topology.device)
         name, _ = resolve_dtype(run.config.model.dtype, device)
         return cls(device, getattr(torch, name), torch.amp.GradScaler(device.type, enabled=name == "float16"))

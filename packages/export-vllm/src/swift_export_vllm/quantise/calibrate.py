@@ -13,7 +13,7 @@ from swift.errors import ExportError
 from swift_export_vllm.quantise.formats import FP8, Stored, store, store_fp8, store_nf4
 from swift_export_vllm.quantise.rounding import asymmetric_grid, input_scales, with_feedback
 from swift_export_vllm.quantise.schemes import Scheme
-from swift_export_vllm.quantise.walk import Batch, Walk
+from swift_export_vllm.quantise.walk import TokenBatch, Walk
 
 Linear = torch.nn.Linear
 
@@ -69,7 +69,7 @@ class _Watch:
 
 
 @torch.no_grad()
-def observe(walk: Walk, index: int, samples: Sequence[Batch]) -> list[Inputs]:
+def observe(walk: Walk, index: int, samples: Sequence[TokenBatch]) -> list[Inputs]:
     """Run the samples through a block, and note what its linear layers are given."""
     block = walk.blocks[index]
     watch = _Watch(torch.empty(0))

@@ -19,7 +19,7 @@ from swift_export_vllm.quantise.cost import Cost, check, table
 from swift_export_vllm.quantise.formats import NF4_BLOCK, configuration, decode
 from swift_export_vllm.quantise.schemes import SCHEMES, Scheme, group_size
 from swift_export_vllm.quantise.shards import Shards
-from swift_export_vllm.quantise.walk import Batch, Walk, batches, check_fits
+from swift_export_vllm.quantise.walk import TokenBatch, Walk, batches, check_fits
 
 REPORT = "quantisation.json"
 
@@ -159,7 +159,7 @@ class _Quantiser:
     @torch.no_grad()
     def _measure(self, walk: Walk, dtype: torch.dtype) -> Cost:
         cost = Cost()
-        pairs: list[tuple[Batch, Batch]] = list(zip(self._before, self._after, strict=True))
+        pairs: list[tuple[TokenBatch, TokenBatch]] = list(zip(self._before, self._after, strict=True))
         for before, after in pairs:
             was = walk.logits(before)
             with walk.as_written(dtype):

@@ -22,7 +22,7 @@ _ROWS, _TOKENS = 16, 4096
 
 
 @dataclass
-class Batch:
+class TokenBatch:
     """Texts side by side, filled up on the right: what comes after a text changes nothing in it."""
 
     rows: list[int]
@@ -34,7 +34,7 @@ class Batch:
     """What the last block that was run made of it; kept in main memory."""
 
 
-def batches(texts: Sequence[Sequence[int]]) -> list[Batch]:
+def batches(texts: Sequence[Sequence[int]]) -> list[TokenBatch]:
     """Texts of similar length together."""
     order = sorted((index for index in range(len(texts)) if texts[index]), key=lambda index: len(texts[index]))
     found: list[list[int]] = []
@@ -46,14 +46,14 @@ def batches(texts: Sequence[Sequence[int]]) -> list[Batch]:
     return [_batch(rows, texts) for rows in found]
 
 
-def _batch(rows: list[int], texts: Sequence[Sequence[int]]) -> Batch:
+def _batch(rows: list[int], texts: Sequence[Sequence[int]]) -> TokenBatch:
     longest = max(len(texts[row]) for row in rows)
     tokens = torch.zeros(len(rows), longest, dtype=torch.long)
     real = torch.zeros(len(rows), longest, dtype=torch.bool)
     for at, row in enumerate(rows):
         tokens[at, : len(texts[row])] = torch.tensor(texts[row])
         real[at, : len(texts[row])] = True
-    return Batch(rows, tokens, real)
+    return TokenBatch(rows, tokens, real)
 
 
 class _Reached(Exception):
@@ -118,7 +118,7 @@ class Walk:
                 parameter.data = values
 
     @torch.no_grad()
-    def run(self, index: int, batch: Batch) -> torch.Tensor:
+    def run(self, index: int, batch: TokenBatch) -> torch.Tensor:
         """Return a block's output for the batch as the block before it left it."""
         for number, block in enumerate(self.blocks):
             block.forward = self._stand_in(number, index, batch)
@@ -131,7 +131,7 @@ class Walk:
         raise AssertionError(f"block {index} was not reached")
 
     @torch.no_grad()
-    def logits(self, batch: Batch) -> torch.Tensor:
+    def logits(self, batch: TokenBatch) -> torch.Tensor:
         """Return the logits at every position, from the last block's output for the batch."""
         for number, block in enumerate(self.blocks):
             block.forward = self._stand_in(number, len(self.blocks), batch)
@@ -145,7 +145,7 @@ class Walk:
         inside = {id(parameter) for block in self.blocks for parameter in block.parameters()}
         return {name: each for name, each in self.model.named_parameters() if id(each) not in inside}
 
-    def _stand_in(self, number: int, wanted: int, batch: Batch) -> Any:
+    def _stand_in(self, number: int, wanted: int, batch: TokenBatch) -> Any:
         def hand_on(*arguments: Any, **named: Any) -> Any:
             given = arguments[0] if arguments else named["hidden_states"]
             if number + 1 == len(self.blocks) and wanted > number:

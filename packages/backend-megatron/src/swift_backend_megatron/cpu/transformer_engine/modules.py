@@ -25,7 +25,7 @@ def gathered(x: Tensor, group: Any) -> Tensor:
 
 
 class TransformerEngineBaseModule(nn.Module):
-    """What all modules of Transformer Engine share."""
+    """Base class of all modules of Transformer Engine."""
 
     def __init__(self, tp_group: Any = None) -> None:
         super().__init__()

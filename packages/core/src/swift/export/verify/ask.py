@@ -29,7 +29,7 @@ _TAIL = 3
 
 
 @dataclass(frozen=True)
-class Question:
+class EngineQuestion:
     """A model to load, and the prompts to ask it."""
 
     engine: str
@@ -52,7 +52,7 @@ class Answers:
     greedy_logps: list[list[float]]
 
 
-def ask_engine(question: Question, *, timeout: float = 3600.0) -> Answers:
+def ask_engine(question: EngineQuestion, *, timeout: float = 3600.0) -> Answers:
     """Start the engine, ask, and stop it. `ModelError` where it cannot load the model, with its own reason."""
     with tempfile.TemporaryDirectory(prefix="swift-ask-") as folder:
         answers, log = Path(folder, "answers.json"), Path(folder, "log")
@@ -116,7 +116,7 @@ def main() -> int:
     asked = json.load(sys.stdin)
     target = Path(asked.pop("answers"))
     try:
-        said: dict[str, Any] = asdict(_answer(Question(**asked)))
+        said: dict[str, Any] = asdict(_answer(EngineQuestion(**asked)))
     except SwiftError as error:
         said = {"error": error.message, "hint": error.hint}
     partial = target.with_suffix(".part")
@@ -125,7 +125,7 @@ def main() -> int:
     return 0
 
 
-def _answer(question: Question) -> Answers:
+def _answer(question: EngineQuestion) -> Answers:
     from swift.contracts import EngineRequest, Sampling
     from swift.plugins.inference import open_inference
     from swift.plugins.load import load_engine

@@ -38,13 +38,13 @@ def compare_by_engine(
     Where vLLM cannot load the folder, that is an error if the export is meant for it (`required`), and a note if not.
     An adapter is asked on top of its `base` model.
     """
-    from swift.export.verify.ask import Question, ask_engine
+    from swift.export.verify.ask import EngineQuestion, ask_engine
 
     if not engine_is_there():
         say('vLLM was not asked: it is not installed (pip install "swift-core[vllm]")')
         return {"asked": False, "reason": "not installed"}
     say("Asking vLLM the same prompts, in a process of its own")
-    question = Question(
+    question = EngineQuestion(
         engine=ENGINE,
         model=str(folder if base is None else base),
         adapter=None if base is None else str(folder),
