@@ -111,7 +111,7 @@ def test_kto(shift):
     expected = KTOTrainer._compute_loss(theirs, PreparedModel(logps[:, 0]), inputs, False)
     objective = Kto(KtoOptions(beta=0.3, desirable_weight=1.5, undesirable_weight=0.5))
     total, weight = sums_of(objective.baseline, samples).metrics["kl"]
-    sums = sums_of(objective.given({"kl": float(total / weight)}), samples)
+    sums = sums_of(objective.with_baseline({"kl": float(total / weight)}), samples)
     torch.testing.assert_close(sums.loss / objective.row_weight(samples), expected)
     for name in ("chosen", "rejected"):
         total, weight = sums.metrics[f"rewards_{name}"]

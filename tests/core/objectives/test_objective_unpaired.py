@@ -38,14 +38,14 @@ def test_the_loss_is_the_papers(shift):
         weight = 1.5 if sample.values["label"] else 0.5
         expected += weight * (1 - 1 / (1 + math.exp(-0.3 * gain)))
     objective = Kto(OPTIONS)
-    sums = sums_of(objective.given(baseline_metrics(objective, samples)), samples)
+    sums = sums_of(objective.with_baseline(baseline_metrics(objective, samples)), samples)
     assert sums.loss.item() == pytest.approx(expected, rel=1e-5)
     assert objective.row_weight(samples) == len(samples)
 
 
 def test_sums_do_not_depend_on_how_the_batch_is_cut():
     samples = pairs()
-    objective = Kto(OPTIONS).given({"kl": 0.7})
+    objective = Kto(OPTIONS).with_baseline({"kl": 0.7})
     whole = sums_of(objective, samples, flat=True)
     parts = [sums_of(objective, [sample]) for sample in samples]
     assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), rel=1e-5)
@@ -59,7 +59,7 @@ def test_sums_do_not_depend_on_how_the_batch_is_cut():
 
 
 def test_a_stand_in_sample_has_no_loss_no_gradient_and_no_weight():
-    objective = Kto(OPTIONS).given({"kl": 0.7})
+    objective = Kto(OPTIONS).with_baseline({"kl": 0.7})
     batch = muted(pairs(1))
     view = view_of(batch)
     sums = objective.loss(view, batch)
@@ -72,7 +72,7 @@ def test_a_stand_in_sample_has_no_loss_no_gradient_and_no_weight():
 
 def test_mismatched_completions_get_no_gradient():
     samples = pairs(1)
-    objective = Kto(OPTIONS).given({"kl": 0.7})
+    objective = Kto(OPTIONS).with_baseline({"kl": 0.7})
     batch = collate(samples, flat=True)
     view = view_of(batch)
     (gradient,) = torch.autograd.grad(objective.loss(view, batch).loss, view.token_logps)

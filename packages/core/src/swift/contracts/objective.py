@@ -91,6 +91,10 @@ class Objective(Protocol):
     Entry points of the group `swift.objectives` name a class with these members; it is made as
     `cls(options)` where `options` is an instance of its `options_model`. One that needs reference log-probabilities
     may have an option `reference`: 'auto', 'adapter' or 'cached'.
+
+    An objective may also have a method `plan(context: PlanContext) -> Plan`, which decides which samples each step
+    takes and may make them itself, in rounds; without it they are those of the data set, epoch after epoch. Objectives
+    of HOOK_API 1.0 call `with_baseline` by its old name, `given`.
     """
 
     name: str
@@ -98,7 +102,7 @@ class Objective(Protocol):
     adapters_off: bool
     """True when the model is to be viewed with its adapter switched off (a reference)."""
     baseline: Objective | None
-    """Evaluated without gradient over the global batch before the step; see `given`."""
+    """Evaluated without gradient over the global batch before the step; see `with_baseline`."""
 
     @property
     def encoding(self) -> str | Encoding:
@@ -110,5 +114,5 @@ class Objective(Protocol):
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Sums over one micro-batch."""
 
-    def given(self, metrics: Mapping[str, float]) -> Objective:
-        """This objective with the global metrics of its baseline filled in."""
+    def with_baseline(self, metrics: Mapping[str, float]) -> Objective:
+        """Return this objective with the global metrics of its baseline filled in."""

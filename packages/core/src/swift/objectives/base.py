@@ -45,8 +45,8 @@ class BaseObjective(Generic[Options]):
         """Sums over one micro-batch."""
         raise TypeError(f"{type(self).__name__} must define loss(view, batch)")
 
-    def given(self, metrics: Mapping[str, float]) -> Objective:
-        """Without a baseline there is nothing to fill in."""
+    def with_baseline(self, metrics: Mapping[str, float]) -> Objective:
+        """Return this objective itself: without a baseline there is nothing to fill in."""
         return self
 
 

@@ -56,7 +56,7 @@ class Kto(BaseObjective[KtoOptions]):
     """Kahneman-Tversky optimisation (arXiv 2402.01306), a mean over the samples of the *global* batch.
 
     The reference point is `max(0, mean log-ratio of the mismatched completions)` over the global batch, without
-    gradient: the backend evaluates `baseline` before the step and hands its metrics to `given`.
+    gradient: the backend evaluates `baseline` before the step and passes its metrics to `with_baseline`.
     """
 
     options_model = KtoOptions
@@ -69,14 +69,14 @@ class Kto(BaseObjective[KtoOptions]):
         self.baseline = KtoBaseline(options)
         self.kl = kl
 
-    def given(self, metrics: Mapping[str, float]) -> Kto:
+    def with_baseline(self, metrics: Mapping[str, float]) -> Kto:
         """This objective with its reference point."""
         return Kto(self.options, kl=max(0.0, metrics["kl"]))
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """The sum over the micro-batch's samples, stand-ins left out."""
         if self.kl is None:
-            raise ValueError("KTO's loss needs its reference point: evaluate `baseline` and call `given` first")
+            raise ValueError("KTO's loss needs its reference point: evaluate `baseline` and call `with_baseline` first")
         options = self.options
         ratios, _, active = _log_ratios(view, batch)
         good = batch.values["label"] > 0.5

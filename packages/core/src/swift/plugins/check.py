@@ -149,10 +149,12 @@ def check_members(entry: PluginEntry, target: Any, required: Collection[str]) ->
         raise _faulty(entry, f"lacks {', '.join(missing)}", f"See the members of {_contract(entry)}")
 
 
-def check_is_class(entry: PluginEntry, target: Any) -> None:
-    """Refuse what cannot be made with its options later."""
+def check_objective_class(entry: PluginEntry, target: Any) -> None:
+    """Refuse what cannot be made with its options later, or be given the metrics of its baseline."""
     if not isinstance(target, type):
         raise _faulty(entry, "is not a class", f"See {_contract(entry)}")
+    if not hasattr(target, "given"):  # as HOOK_API 1.0 called it
+        check_members(entry, target, ("with_baseline",))
 
 
 def check_command(entry: PluginEntry, command: Any) -> None:

@@ -88,11 +88,11 @@ KINDS: dict[str, Kind] = {
         "objective",
         "objectives",
         "says what is minimised (`--objective NAME`)",
-        required=("options_model", "row_weight", "loss", "given"),
+        required=("options_model", "row_weight", "loss"),
         made=False,
         options="options_model",
         section="objective",
-        further=check.check_is_class,
+        further=check.check_objective_class,
     ),
     "swift.observers": Kind(
         "observer",

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from swift.contracts import LossSums, ModelView, Objective
+from swift.contracts import LossSums, ModelView, Objective, Plan, PlanContext
 from swift.plugins.answers import is_tensor, wrong
 from swift.plugins.blame import blaming, failing
 from swift.plugins.check import check_objective
+from swift.plugins.checked_plan import CheckedPlan
 from swift.plugins.discover import PluginEntry
 from swift.plugins.load import LoadedPlugin
 
@@ -78,15 +79,26 @@ class CheckedObjective:
         self._check_tokens(came.tokens, batch)
         return came
 
-    def given(self, metrics: Mapping[str, float]) -> Objective:
-        """The objective with the global metrics of its baseline filled in."""
-        with failing(self._entry, "given"):
-            came = self._objective.given(metrics)
+    def with_baseline(self, metrics: Mapping[str, float]) -> Objective:
+        """Return the objective with the global metrics of its baseline filled in."""
+        # The name of HOOK_API 1.0 first: an objective that has it may inherit the new one from core's base class.
+        name = "given" if hasattr(self._objective, "given") else "with_baseline"
+        with failing(self._entry, name):
+            came = getattr(self._objective, name)(metrics)
         if came is self._objective:
             return cast(Objective, self)
         if not all(hasattr(came, member) for member in ("loss", "row_weight", "needs")):
-            raise wrong(self._entry, "given", "an objective", came)
+            raise wrong(self._entry, name, "an objective", came)
         return cast(Objective, CheckedObjective(self._entry, came))
+
+    def plan(self, context: PlanContext) -> Plan:
+        """Return the objective's own plan, or the default one."""
+        own = getattr(self._objective, "plan", None)
+        if own is None:
+            return context.default()
+        with failing(self._entry, "plan"):
+            came = own(context)
+        return CheckedPlan(self._entry, came)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else is asked of the objective is its own."""

@@ -61,7 +61,9 @@ class Job:
         if objective.baseline is None:
             return batch, objective
         sums = self.hooks.forward(self.run, self.state, batch, objective.baseline).metrics
-        return batch, objective.given({name: value / weight for name, (value, weight) in sums.items() if weight})
+        return batch, objective.with_baseline(
+            {name: value / weight for name, (value, weight) in sums.items() if weight}
+        )
 
     def validation_batches(self) -> Iterator[Batch] | None:
         """The validation set in order, or None when there is none."""

@@ -1,0 +1,88 @@
+"""Which samples each step takes: the plan of the objective, with what it may use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from swift.contracts import PlanContext, Run
+from swift.data.plans import BatchLayout, default_plan, rows_in_memory
+
+if TYPE_CHECKING:
+    from swift.contracts import ForwardResult, InferenceEngine, Objective, Plan, TrainState
+    from swift.data.batch import Batch, Row
+    from swift.data.pipeline import PreparedData
+    from swift.data.store import SampleSet
+    from swift.plugins.hooks import Hooks
+    from swift.processes.comms import Comms
+
+
+class ModelInTraining:
+    """What a plan may ask of the model. The plan is made before there is one; batches are asked for later."""
+
+    def __init__(self, run: Run, hooks: Hooks) -> None:
+        self.run = run
+        self._hooks = hooks
+        self.state: TrainState | None = None
+        """Set once the model is distributed."""
+
+    def forward(self, batch: Batch, objective: Objective) -> ForwardResult:
+        """Evaluate an objective with the weights as they are now; called on every process."""
+        if self.state is None:
+            raise _too_early("forward")
+        return self._hooks.forward(self.run, self.state, batch, objective)
+
+    def send_weights(self, engine: InferenceEngine | None) -> None:
+        """Make an inference engine go on with the weights as they are now; called on every process."""
+        if self.run.send_weights is None:
+            raise _too_early("send_weights")
+        self.run.send_weights(engine)
+
+
+def make_plan(
+    objective: Objective,
+    data: PreparedData,
+    samples: SampleSet | None,
+    tokenizer: Any,
+    model: ModelInTraining,
+    comms: Comms,
+) -> Plan:
+    """Return the plan that the objective brings, or that of its data: epoch after epoch, or the stream."""
+    run = model.run
+    layout = BatchLayout.from_config(run.config)
+    in_memory = rows_in_memory(layout, objective)
+
+    def default() -> Plan:
+        known = data.stream if samples is None else samples
+        if known is None:
+            raise ValueError("there is no training data to plan for")
+        return default_plan(objective, known, layout)
+
+    def batch(step: int, rows: Sequence[Row], data_rank: int, data_size: int) -> Batch:
+        return in_memory.batch(step, rows, [sample for row in rows for sample in row], data_rank, data_size)
+
+    own = getattr(objective, "plan", None)
+    if own is None:
+        return default()
+    context = PlanContext(
+        config=run.config,
+        folder=run.folder,
+        topology=run.topology,
+        layout=layout,
+        objective=objective,
+        tokenizer=tokenizer,
+        data=data,
+        samples=samples,
+        comms=comms,
+        say=run.say,
+        default=default,
+        batch=batch,
+        forward=model.forward,
+        send_weights=model.send_weights,
+    )
+    plan: Plan = own(context)
+    return plan
+
+
+def _too_early(what: str) -> RuntimeError:
+    return RuntimeError(f"{what} of the plan's context works from the first batch on: there is no model yet")

@@ -1,0 +1,107 @@
+"""Objectives of plugins: those of an earlier HOOK_API, and the plans that they bring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swift.config.sections import Section
+from swift.data.batch import Batch
+from swift.errors import PluginError
+from swift.objectives.unpaired import Kto, KtoOptions
+from swift.plugins.discover import PluginEntry
+from swift.plugins.load import LoadedPlugin
+from swift.plugins.objective import make_objective
+
+ENTRY = PluginEntry("swift.objectives", "made_up", "made-up", "1.0", "made_up:MadeUp", None)
+
+
+class WrittenFor10(Kto):
+    """Overrides the name that HOOK_API 1.0 gave to `with_baseline`."""
+
+    def given(self, metrics: Any) -> Any:
+        return type(self)(self.options, kl=10 * metrics["kl"])
+
+
+def made(objective: type, options: Section | None = None) -> Any:
+    return make_objective(LoadedPlugin(ENTRY, objective), options or KtoOptions())
+
+
+def test_an_objective_of_the_first_hook_api_is_still_given_its_baseline_by_the_old_name() -> None:
+    assert made(WrittenFor10).with_baseline({"kl": 0.5}).kl == 5.0
+    assert made(Kto).with_baseline({"kl": 0.5}).kl == 0.5
+
+
+class GoodPlan:
+    total_steps = 3
+    steps_per_epoch = None
+
+    def epoch_at(self, step: int) -> float:
+        return 0.0
+
+    def batch(self, step: int, data_rank: int, data_size: int) -> Any:
+        return Batch(step, [(None,)], 0, 1, 1.0, 1, 1, False, 0)  # type: ignore[list-item]  # nobody reads the row
+
+    def state(self) -> Any:
+        return {"round": 2, "prompts": [1, 2]}
+
+    def restore(self, state: Any) -> None:
+        self.restored = state
+
+
+def planned(plan: Any) -> Any:
+    class MadeUp(Kto):
+        def plan(self, context: Any) -> Any:
+            return plan
+
+    return made(MadeUp).plan(None)
+
+
+def test_a_plan_that_keeps_to_the_contract_is_used_as_it_is() -> None:
+    own = GoodPlan()
+    plan = planned(own)
+    assert plan.total_steps == 3
+    assert plan.batch(2, 0, 1).step == 2
+    plan.restore(plan.state())
+    assert own.restored == {"round": 2, "prompts": [1, 2]}
+
+
+def used(own: Any) -> None:
+    plan = planned(own)
+    plan.epoch_at(1)
+    plan.batch(0, 0, 1)
+    plan.state()
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "message"),
+    [
+        ("total_steps", 0, "a plan whose total_steps is a whole number above 0"),
+        ("total_steps", 2.5, "a plan whose total_steps is a whole number"),
+        ("steps_per_epoch", -1, "steps_per_epoch is a whole number above 0, or None"),
+        ("batch", None, "a plan with a method batch"),
+        ("epoch_at", lambda step: "soon", "a finite number"),
+        ("batch", lambda *_: [], "a swift.data.batch.Batch"),
+        ("batch", lambda *_: Batch(0, [], 0, 1, 1.0, 1, 1, False, 0), "a batch with rows, or a spare row"),
+        ("state", lambda: {"rng": object()}, "a mapping of JSON values"),
+        ("state", lambda: [1], "a mapping of JSON values"),
+    ],
+)
+def test_a_plan_that_breaks_the_contract_is_refused_by_the_name_of_its_plugin(
+    member: str, value: Any, message: str
+) -> None:
+    own = GoodPlan()
+    setattr(own, member, value)
+    with pytest.raises(PluginError, match="made_up") as error:
+        used(own)
+    assert message in error.value.message
+
+
+def test_what_a_plan_raises_is_blamed_on_its_plugin() -> None:
+    class MadeUp(Kto):
+        def plan(self, context: Any) -> Any:
+            raise KeyError("no prompts")
+
+    with pytest.raises(PluginError, match=r"made_up.* failed in plan: KeyError: 'no prompts'"):
+        made(MadeUp).plan(None)
