@@ -17,6 +17,7 @@ from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.pipeline import Prepared, PreparedData, prepare_data
 from swift.data.samples import Encoded
+from swift.data.store import ReferencedSamples
 from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import ConfigError, DataError, UsageError
 
@@ -295,11 +296,14 @@ def test_a_validation_set_of_its_own_is_encoded_too_and_rows_may_be_in_memory(tm
 
 def test_reference_scores_travel_with_their_samples(tmp_path: Path) -> None:
     samples = train_of(prepare(write(tmp_path / "a.jsonl", GOOD), cache=tmp_path / "cache")).samples
-    scored = samples.with_reference(np.arange(20, dtype=np.float32)[:, None]).subset([3, 7])
+    referenced = ReferencedSamples(samples)
+    scored = referenced.subset([3, 7])
+    assert scored[0].reference_logps is None
+    referenced.fill(np.arange(20, dtype=np.float32)[:, None])
     assert [scored[i].reference_logps.tolist() for i in range(2)] == [[3.0], [7.0]]  # type: ignore[union-attr]  # set above
     assert len(scored) == 2
     with pytest.raises(ValueError, match="3 reference scores for 20 samples"):
-        samples.with_reference(np.zeros((3, 1)))
+        referenced.fill(np.zeros((3, 1)))
 
 
 def test_data_from_the_cache_is_reported_under_the_name_that_it_has_now(tmp_path: Path) -> None:

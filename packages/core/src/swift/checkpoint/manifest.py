@@ -67,6 +67,8 @@ class Progress(BaseModel):
 
     best: Best = Best()
     epoch: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    plan: dict[str, JsonValue] = {}
+    """What an objective's own plan keeps (`ResumablePlan.state`)."""
 
 
 class Scheduled(BaseModel):

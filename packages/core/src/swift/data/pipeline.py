@@ -35,7 +35,12 @@ class Prepared:
     store: Store
 
     def place(self, sample_id: int) -> str:
-        """Where the row stands that a sample was made of, for people: `train.jsonl:17`."""
+        """Return where the row stands that a sample was made of, for people: `train.jsonl:17`.
+
+        A plan that makes samples of its own may number them otherwise: then it is the number.
+        """
+        if not 0 <= sample_id < len(self.store):
+            return f"sample {sample_id}"
         return self.corpus.place(int(self.store.rows[sample_id]))
 
     def write_rows(self, path: Path) -> None:

@@ -72,12 +72,6 @@ class SampleSet(ABC):
         """These samples, in this order."""
         return _Subset(self, np.asarray(indices, dtype=np.int64))
 
-    def with_reference(self, logps: np.ndarray) -> SampleSet:
-        """The samples with a reference model's log-probabilities, shape [samples, segments]."""
-        if len(logps) != len(self):
-            raise ValueError(f"{len(logps)} reference scores for {len(self)} samples")
-        return _Referenced(self, np.asarray(logps, dtype=np.float32))
-
 
 class _View(SampleSet):
     """Another set, seen differently."""
@@ -106,13 +100,22 @@ class _Subset(_View):
         return self._base.facts(int(self._indices[index]))
 
 
-class _Referenced(_View):
-    def __init__(self, base: SampleSet, logps: np.ndarray) -> None:
+class ReferencedSamples(_View):
+    """Samples that a reference model scores: without its log-probabilities until they are known."""
+
+    def __init__(self, base: SampleSet) -> None:
         super().__init__(base)
-        self._logps = logps
+        self._logps: np.ndarray | None = None
+
+    def fill(self, logps: np.ndarray) -> None:
+        """Set the log-probabilities, shape [samples, segments]."""
+        if len(logps) != len(self):
+            raise ValueError(f"{len(logps)} reference scores for {len(self)} samples")
+        self._logps = np.asarray(logps, dtype=np.float32)
 
     def __getitem__(self, index: int) -> Encoded:
-        return replace(self._base[index], reference_logps=self._logps[index])
+        sample = self._base[index]
+        return sample if self._logps is None else replace(sample, reference_logps=self._logps[index])
 
     def facts(self, index: int) -> Facts:
         return self._base.facts(index)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import PlanContext, Run
+from swift.contracts import PlanContext, ResumablePlan
 from swift.data.plans import BatchLayout, default_plan, rows_in_memory
+from swift.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from swift.contracts import ForwardResult, InferenceEngine, Objective, Plan, TrainState
+    from swift.contracts import ForwardResult, InferenceEngine, Objective, Plan, Run, TrainState
     from swift.data.batch import Batch, Row
     from swift.data.pipeline import PreparedData
     from swift.data.store import SampleSet
@@ -82,6 +83,25 @@ def make_plan(
     )
     plan: Plan = own(context)
     return plan
+
+
+def plan_state(plan: Plan) -> dict[str, Any]:
+    """Return what a plan keeps in a checkpoint, under the key that `restore_plan` reads; mostly nothing."""
+    state = dict(plan.state()) if isinstance(plan, ResumablePlan) else {}
+    return {"plan": state} if state else {}
+
+
+def restore_plan(plan: Plan, progress: Mapping[str, Any]) -> None:
+    """Let a plan resume from what it kept in a checkpoint."""
+    state = progress.get("plan")
+    if not state:
+        return
+    if not isinstance(plan, ResumablePlan):
+        raise CheckpointError(
+            "The checkpoint holds the state of an objective's own plan, and this run's plan cannot resume from it.",
+            hint="Resume with the objective, and the version of its plugin, that wrote the checkpoint.",
+        )
+    plan.restore(state)
 
 
 def _too_early(what: str) -> RuntimeError:

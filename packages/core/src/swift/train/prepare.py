@@ -20,8 +20,7 @@ from swift.checkpoint.manifest import Manifest
 from swift.config.sections import Config
 from swift.contracts import Objective, Plan, Run
 from swift.data.pipeline import PreparedData, prepare_data
-from swift.data.plans import BatchLayout, default_plan
-from swift.data.store import SampleSet, hash_of
+from swift.data.store import ReferencedSamples, SampleSet, hash_of
 from swift.errors import ConfigError, DataError
 from swift.models.precision import resolve_dtype
 from swift.models.source import open_source
@@ -37,7 +36,8 @@ from swift.processes.watchdog import Watchdog
 from swift.terminal import print_line, say_nothing
 from swift.train.best import BestSoFar
 from swift.train.job import Job, in_order
-from swift.train.reference import ScoreCache, reference_mode
+from swift.train.planning import ModelInTraining, make_plan
+from swift.train.reference import Mode, ScoreCache, reference_mode, to_be_scored
 from swift.train.resume import StartPoint, claim_folder, describe_run, find_start, resume
 from swift.train.run_folder import RunClaim
 from swift.train.send_weights import send_weights
@@ -66,6 +66,13 @@ class SampleSets:
     train: SampleSet | None
     """None for a stream."""
     validation: SampleSet | None
+
+    @classmethod
+    def of(cls, data: PreparedData, mode: Mode) -> SampleSets:
+        """Return the samples of the data sets, which wait for their scores where these are kept on disk."""
+        if mode == "cached":
+            return cls(to_be_scored(data.train), None if data.validation is None else to_be_scored(data.validation))
+        return cls(*(None if each is None else each.samples for each in (data.train, data.validation)))
 
 
 @contextmanager
@@ -143,13 +150,13 @@ def _prepare(
     source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
     objective = make_objective(load_objective(run.config.objective.name), setup.parsed.objective_options)
     data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows)
-    samples = SampleSets(*(None if each is None else each.samples for each in (data.train, data.validation)))
-    plan = plan_steps(run, objective, samples, data)
-    state = load_model(setup, source)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
+    samples = SampleSets.of(data, mode)
+    model = ModelInTraining(run, setup.hooks)
+    plan = plan_steps(make_plan(objective, data, samples.train, source.tokenizer, model, setup.comms), run)
+    state = model.state = load_model(setup, source)
     if mode == "cached":
-        samples = score_reference(setup, objective, samples, state, source.fingerprint)
-        plan = plan_steps(run, objective, samples, data)
+        score_reference(setup, objective, samples, state, source.fingerprint)
 
     job = Job(
         run=run,
@@ -247,10 +254,9 @@ def report_data(run: Run, data: PreparedData) -> None:
     }
 
 
-def plan_steps(run: Run, objective: Objective, samples: SampleSets, data: PreparedData) -> Plan:
-    """Decide which samples each step takes; sets the number of steps and the schedule of the run."""
+def plan_steps(plan: Plan, run: Run) -> Plan:
+    """Set the number of steps and the schedule of the run, as the plan has them."""
     config = run.config
-    plan = _plan(config, objective, samples.train, data)
     run.total_steps = plan.total_steps
     run.schedule = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
     return plan
@@ -270,20 +276,13 @@ def load_model(setup: Setup, source: ModelSource) -> TrainState:
 
 def score_reference(
     setup: Setup, objective: Objective, samples: SampleSets, state: TrainState, fingerprint: str
-) -> SampleSets:
+) -> None:
     """Add the log-probabilities of the model as it is now: read from the cache, or made by one pass."""
     run = setup.run
     scores = ScoreCache(run, setup.hooks, setup.comms, state, fingerprint)
-    train = scores.applied(samples.train, lambda dataset: in_order(run, dataset, objective))
-    if samples.validation is None:
-        return SampleSets(train, None)
-    return SampleSets(train, scores.applied(samples.validation, lambda dataset: in_order(run, dataset, objective)))
-
-
-def _plan(config: Config, objective: Objective, train: SampleSet | None, data: PreparedData) -> Plan:
-    samples = data.stream if train is None else train
-    assert samples is not None
-    return default_plan(objective, samples, BatchLayout.from_config(config))
+    for each in (samples.train, samples.validation):
+        if isinstance(each, ReferencedSamples):
+            scores.fill(each, lambda dataset: in_order(run, dataset, objective))
 
 
 def _check_same_data(config: Config, data: PreparedData, comms: Comms) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from swift.contracts import Need
-from swift.data.pipeline import cache_folder
-from swift.data.store import SampleSet, hash_of
+from swift.data.pipeline import Prepared, cache_folder
+from swift.data.store import ReferencedSamples, SampleSet, hash_of
 from swift.errors import ConfigError
 from swift.models.precision import resolve_dtype
 from swift.objectives.score import SegmentScore
@@ -50,6 +50,17 @@ def reference_mode(objective: Objective, wanted: str, config: Config) -> Mode:
     return "adapter" if wanted == "adapter" else "cached"
 
 
+def to_be_scored(data: Prepared | None) -> ReferencedSamples:
+    """Return the samples of a data set that a reference model is to score before training; refuse a stream."""
+    if data is None:
+        raise ConfigError(
+            "The objective compares with a reference model, which has to score the data set before training; "
+            "data.streaming does not read it beforehand.",
+            hint="Leave --streaming out, or train an adapter, which can be switched off (--tuner.kind lora).",
+        )
+    return ReferencedSamples(data.samples)
+
+
 def with_adapter_off(hooks: Hooks, run: Run, state: TrainState, batch: Batch) -> Batch:
     """The batch with reference log-probabilities of this moment's base model."""
     scores = hooks.forward(run, state, batch, SegmentScore(adapters_off=True)).segments
@@ -66,20 +77,14 @@ class ScoreCache:
         self._state = state
         self._model = model_fingerprint
 
-    def applied(self, dataset: SampleSet | None, batches: Callable[[SampleSet], Iterable[Batch]]) -> SampleSet:
-        """The data set with its scores: read from disk where they are there, else made by one pass over `batches`."""
-        if dataset is None:
-            raise ConfigError(
-                "The objective compares with a reference model, which has to score the data set before training; "
-                "data.streaming does not read it beforehand.",
-                hint="Leave --streaming out, or train an adapter, which can be switched off (--tuner.kind lora).",
-            )
+    def fill(self, dataset: ReferencedSamples, batches: Callable[[SampleSet], Iterable[Batch]]) -> None:
+        """Give a data set its scores: read from disk where they are there, else made by one pass over `batches`."""
         path = self._path(dataset)
         kept = self._comms.broadcast(_read(path) if path is not None and self._comms.rank == 0 else None)
         scores = self._score(dataset, batches(dataset)) if kept is None else kept
         if kept is None and path is not None and self._comms.rank == 0:
             _write(path, scores)
-        return dataset.with_reference(scores)
+        dataset.fill(scores)
 
     def _path(self, dataset: SampleSet) -> Path | None:
         tuner = self._run.config.tuner

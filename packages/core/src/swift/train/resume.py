@@ -13,6 +13,7 @@ from swift.config.sections import Config
 from swift.errors import ConfigError, SwiftError
 from swift.processes.comms import Comms
 from swift.processes.group import elastic_launcher
+from swift.train.planning import restore_plan
 from swift.train.run_folder import (
     ARGS_FILE,
     RunClaim,
@@ -80,6 +81,7 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
     job.state.step = step
     progress = checkpoint.manifest["facts"].get("progress", {})
     job.best.restore(progress.get("best", {}))
+    restore_plan(job.plan, progress)
     job.resumed_from = folder
     before = checkpoint.manifest["schedule"].get("total_steps")
     job.run.say(f"Resuming from {folder} at step {step} of {job.run.total_steps}.")

@@ -20,6 +20,7 @@ from swift.checkpoint.folders import (
 )
 from swift.checkpoint.save import PendingSave, save_checkpoint, wait_for_saves
 from swift.contracts import StepRecord
+from swift.train.planning import plan_state
 
 if TYPE_CHECKING:
     from swift.checkpoint.storage import StoredTensors
@@ -57,7 +58,7 @@ class CheckpointSaver:
                 "step": record.step,
                 "adapter": job.run.adapter_config,
                 "metrics": metrics,
-                "facts": {"progress": {"best": job.best.to_json(), "epoch": record.epoch}},
+                "facts": {"progress": {"best": job.best.to_json(), "epoch": record.epoch, **plan_state(job.plan)}},
             }
         )
         pending = save_checkpoint(

@@ -1,0 +1,106 @@
+"""Objectives of a plugin that bring a plan or an encoding of their own: trained, resumed and shown like any other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import typed
+from rounds_plugin import rounds_installed
+from tiny_runs import conversations, run_training, write_jsonl
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swift.config.sections import DataSection
+from swift.data.pipeline import prepare_data
+from swift.errors import CheckpointError
+
+__all__ = ["rounds_installed"]
+
+pytestmark = pytest.mark.usefixtures("rounds_installed")
+
+ROWS = conversations(26)
+ROUNDS: dict[str, Any] = {
+    "objective.name": "rounds",
+    "train.max_steps": 8,
+    "train.global_batch": 4,
+    "train.micro_batch": 2,
+    "checkpoint.save_steps": 1,
+}
+TEXTS = [{"text": f"a document of class {index % 3} " * (1 + index % 4), "grade": index % 3} for index in range(18)]
+
+
+def test_the_first_step_of_a_plan_is_what_transformers_says_of_its_rows(tied: Path, tmp_path: Path) -> None:
+    trained = run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 1})
+    tokenizer = AutoTokenizer.from_pretrained(tied)
+    section = DataSection(cache=tmp_path / "cache", workers=1)
+    data = prepare_data(section, tokenizer, encoding="chat", seed=0, say=print, rows=ROWS).train
+    assert data is not None
+    model = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32).eval()
+    sums, counts = [], []
+    for index in range(8):
+        (segment,) = data.samples[index].segments
+        ids = torch.tensor(segment.input_ids[None].astype("int64"))
+        with torch.no_grad():
+            logps = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        sums.append(float((logps * torch.tensor(segment.weights[1:])).sum()))
+        counts.append(float(segment.weights.sum()))
+    means = [total / count for total, count in zip(sums, counts, strict=True)]
+    baseline = sum(means) / 8
+    expected = -sum((means[i] - baseline) * sums[i] for i in range(4)) / sum(counts[:4])
+    assert trained.losses == [pytest.approx(expected, rel=1e-4)]
+
+
+@pytest.mark.parametrize("step", [3, 4], ids=["in the middle of a round", "between two rounds"])
+def test_a_run_with_a_plan_of_its_own_is_resumed_to_the_same_numbers(tied: Path, tmp_path: Path, step: int) -> None:
+    whole = run_training(tied, tmp_path, ROWS, ROUNDS)
+    manifest = json.loads((whole.folder / f"checkpoint-{step}" / "manifest.json").read_text())
+    assert len(manifest["facts"]["progress"]["plan"]["advantages"]) == 8
+    resume = {"checkpoint.resume": str(whole.folder / f"checkpoint-{step}"), "logging.run_name": "resumed"}
+    rest = run_training(tied, tmp_path, ROWS, {**ROUNDS, **resume})
+    later = {number: line for number, line in whole.lines.items() if number > step}
+    for key in ("loss", "grad_norm", "advantage", "epoch"):
+        ours, theirs = ([line[key] for line in lines.values()] for lines in (rest.lines, later))
+        assert ours == pytest.approx(theirs, rel=1e-6), key
+
+
+def test_a_checkpoint_with_a_plans_state_does_not_resume_without_that_plan(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import rounds_plugin
+
+    whole = run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 2})
+    monkeypatch.delattr(rounds_plugin.Rounds, "plan")
+    resume = {"checkpoint.resume": str(whole.folder / "checkpoint-1"), "logging.run_name": "resumed"}
+    with pytest.raises(CheckpointError, match="the state of an objective's own plan"):
+        run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 2, **resume})
+
+
+def test_an_encoding_of_a_plugins_own_trains_packed_streamed_and_evaluated(tied: Path, tmp_path: Path) -> None:
+    settings = {
+        "objective.name": "labelled",
+        "data.cache": str(tmp_path / "cache"),
+        "train.global_batch": 6,
+        "train.micro_batch": 3,
+        "train.max_steps": 3,
+    }
+    padded = run_training(tied, tmp_path, TEXTS, {**settings, "train.eval_steps": 3}, validation=TEXTS[:5])
+    assert padded.lines[3]["eval_grade"] == pytest.approx(0.8)
+    free = run_training(tied, tmp_path, TEXTS, {**settings, "data.padding_free": True, "logging.run_name": "free"})
+    assert free.losses == pytest.approx(padded.losses, rel=1e-5)
+    file = write_jsonl(tmp_path / "texts.jsonl", TEXTS)
+    streamed = {"data.train": [str(file)], "data.streaming": True, "logging.run_name": "streamed"}
+    assert run_training(tied, tmp_path, None, {**settings, **streamed}).losses == pytest.approx(padded.losses, rel=1e-5)
+    packed = {**settings, "data.packing": True, "data.max_length": 220, "logging.run_name": "packed"}
+    assert run_training(tied, tmp_path, TEXTS, {**packed, "train.global_batch": 2}).lines[1]["grade"] >= 0
+
+
+def test_config_show_names_the_segments_of_a_plugins_encoding(tied: Path, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "texts.jsonl", TEXTS)
+    words = ["config", "show", "train", "--objective", "labelled", "--model", str(tied), "--dataset", "texts.jsonl"]
+    shown = typed([*words, "--sample", "2"], tmp_path)
+    assert shown.code == 0, shown.output
+    assert "document: " in shown.output
+    assert "grade 1" in shown.output
