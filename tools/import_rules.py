@@ -44,6 +44,8 @@ PUBLIC = (
     "swift.contracts",
     "swift.data.batch",
     "swift.data.encodings",
+    "swift.data.media",
+    "swift.data.plans",
     "swift.data.samples",
     "swift.errors",
     "swift.export",

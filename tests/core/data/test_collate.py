@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from swift.data.batch import Batch, MicroBatch, collate
+from swift.data.media import Media, MediaRef
 from swift.data.samples import Encoded, Segment
 
 
@@ -95,3 +98,54 @@ def test_a_batch_takes_values_per_token_and_hands_its_temperature_on() -> None:
     assert spare.temperature == 0.5
     with pytest.raises(ValueError, match="3 segments in the batch, but values for 2"):
         batch.with_token_values(values[:2])
+
+
+PICTURES = (MediaRef("image", "a.png", 1, 2),)
+
+
+def with_media(each: Encoded, media: tuple[MediaRef, ...]) -> Encoded:
+    return replace(each, segments=tuple(replace(segment, media=media) for segment in each.segments))
+
+
+class Reader:
+    """Makes of every picture one row of numbers, and marks the tokens that stand for it."""
+
+    def __call__(self, batch: MicroBatch, references: Sequence[tuple[MediaRef, ...]]) -> Media:
+        kinds = torch.zeros_like(batch.input_ids, dtype=torch.int8)
+        for row, media in enumerate(references):
+            for each in media:
+                kinds[row, each.start : each.start + each.length] = 1
+        images = sum(len(media) for media in references)
+        positions = batch.position_ids.expand(3, -1, -1).clone()
+        return Media({"pixel_values": torch.full((images, 4), 0.5)}, kinds, positions, {"images": images})
+
+
+def batch_of(samples: Sequence[Encoded], **more: Any) -> Batch:
+    return Batch(0, [(each,) for each in samples], 0, 3, 1.0, 3, 9, False, 0, **more)
+
+
+def test_media_are_read_for_each_micro_batch_and_carried_with_its_other_tensors() -> None:
+    pictured = [SAMPLES[0], with_media(SAMPLES[2], PICTURES)]
+    (batch,) = batch_of(pictured, media_reader=Reader()).micro_batches()
+    assert batch.media is not None
+    assert batch.media.kinds.tolist() == [[0, 0, 0, 0], [0, 1, 1, 0]]
+    assert batch.media.counts == {"images": 1}
+    assert pictured[1].media == {"image": 1}
+    assert SAMPLES[0].media == {}
+
+    moved = batch.to("meta").media
+    assert moved is not None
+    assert {moved.kinds.device.type, moved.inputs["pixel_values"].device.type} == {"meta"}
+    half = batch.map_positions(lambda tensor, _: tensor[:, :2]).media
+    assert half is not None
+    assert half.kinds.tolist() == [[0, 0], [0, 1]]
+    assert half.positions is not None
+    assert half.positions.shape == (3, 2, 2)
+    assert half.inputs["pixel_values"].shape == (1, 4)
+
+
+def test_a_batch_of_text_has_no_media_and_media_without_a_reader_are_not_dropped() -> None:
+    (batch,) = batch_of(SAMPLES).micro_batches()
+    assert batch.media is None
+    with pytest.raises(ValueError, match="no media_reader"):
+        list(batch_of([with_media(SAMPLES[0], PICTURES)]).micro_batches())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from swift.data.encode import ENCODER_VERSION, SampleEncoder
 from swift.data.encodings import BY_NAME, EncodedRow, encoding_of
 from swift.data.pipeline import PreparedData, cache_key, prepare_data
 from swift.data.preview import preview
+from swift.data.samples import Encoded
 from swift.data.store import hash_of
 from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import DataError, PluginError
@@ -144,6 +146,13 @@ class Impatient(LabelledEncoding):
         return EncodedRow(())
 
 
+class Advising(LabelledEncoding):
+    def encode(self, row: Any, encoder: Any) -> Any:
+        segment = yield from encoder.segment(row.sample.conversation, row.place)
+        values = {"advantage": np.ones(len(segment), dtype=np.float32)}
+        return EncodedRow((Encoded(0, (replace(segment, token_values=values),), values={"label": 1.0}),))
+
+
 class Unkeyed(LabelledEncoding):
     def __init__(self) -> None:
         super().__init__()
@@ -155,11 +164,12 @@ class Unkeyed(LabelledEncoding):
     [
         (Undeclared(), "made a sample with the values label.*declares difficulty"),
         (Splitting(), "made a sample with 1 segments, and declares left, right"),
+        (Advising(), "more than tokens and weights, which tokenised data cannot hold"),
         (Forgetful(), "returned None"),
         (Impatient(), "should be a generator that returns an EncodedRow"),
         (Unkeyed(), "holds values that are not JSON"),
     ],
-    ids=["undeclared values", "undeclared segments", "no result", "no generator", "no key"],
+    ids=["undeclared values", "undeclared segments", "values per token", "no result", "no generator", "no key"],
 )
 def test_what_an_encoding_does_not_declare_is_never_dropped_silently(
     tmp_path: Path, encoding: LabelledEncoding, message: str

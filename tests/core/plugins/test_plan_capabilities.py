@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rounds_plugin import LabelledEncoding
 
 from swift.config.capabilities import check_capabilities
 from swift.config.parse import parse
@@ -64,6 +66,18 @@ def test_an_objectives_need_that_the_backend_cannot_supply_is_named() -> None:
         needs = frozenset({Need.SCORES})
 
     assert "'thoughtful' needs (scores)" in refusal(ABLE, {}, Rewarding())
+
+
+def test_an_encodings_modality_that_the_backend_lacks_is_named_before_weights_load() -> None:
+    class Pictured(LabelledEncoding):
+        modalities = frozenset({"text", "image"})
+
+    class Seeing(Objective):
+        encoding = Pictured()
+
+    assert "does not have samples with image, as the objective 'thoughtful' reads them." in refusal(ABLE, {}, Seeing())
+    able = replace(ABLE, modalities=frozenset({"text", "image"}))
+    check_capabilities(able, Config(), Seeing())  # type: ignore[arg-type]  # as much of one as is read
 
 
 def test_an_installed_backend_that_has_it_is_recommended(installed: Path) -> None:

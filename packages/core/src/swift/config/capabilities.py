@@ -74,6 +74,10 @@ def _wishes(config: Config, objective: Objective) -> Iterator[Wish]:
         yield Wish(
             f"what the objective {objective.name!r} needs ({Need(need).value})", "provides", need, "another objective"
         )
+    # An encoding that is named is one of core's, which hold text alone.
+    for modality in sorted(getattr(getattr(objective, "encoding", None), "modalities", ())):
+        said = f"samples with {modality}, as the objective {objective.name!r} reads them"
+        yield Wish(said, "modalities", modality, "another objective")
     if config.checkpoint.asynchronous:
         item = "checkpoint.asynchronous"
         yield Wish(item, "async_checkpoint", item, f"--{item} false")

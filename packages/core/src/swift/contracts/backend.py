@@ -30,6 +30,8 @@ class Capabilities:
     """Every step calls `swift.toolkit.before_update` before it changes a weight: background saves copy until then."""
     features: frozenset[str] = frozenset()
     """Switches outside the plan, by config name: `train.compile`, `train.gradient_checkpointing`, ..."""
+    modalities: frozenset[str] = frozenset({"text"})
+    """What samples may hold: 'text', 'image', 'video', 'audio'. See `MicroBatch.media`."""
 
 
 class TrainState(Protocol):

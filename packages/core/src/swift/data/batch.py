@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from swift.data.media import Media, MediaRef
 from swift.data.samples import Encoded, Segment
 
 
@@ -48,6 +50,8 @@ class MicroBatch:
     """int64 [rows, width, K], shifted in the same way: K tokens that might stand in place of `targets[t]`."""
     temperature: float = 1.0
     """What logits are divided by before anything else is made of them."""
+    media: Media | None = None
+    """Pictures, videos and sounds, for a backend whose `Capabilities.modalities` have them."""
 
     def segment_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a per-position tensor over each segment; shape [segments]."""
@@ -71,6 +75,7 @@ class MicroBatch:
             boundaries=mapped(self.boundaries),
             values={name: function(value) for name, value in self.values.items()},
             reference_logps=mapped(self.reference_logps),
+            media=None if self.media is None else self.media.map(function),
         )
 
     def map_positions(self, function: Callable[[torch.Tensor, int], torch.Tensor]) -> MicroBatch:
@@ -87,7 +92,15 @@ class MicroBatch:
             segment_ids=function(self.segment_ids, -1),
             token_values={name: function(value, 0) for name, value in self.token_values.items()},
             candidates=None if self.candidates is None else function(self.candidates, 0),
+            media=None if self.media is None else self.media.map_positions(function),
         )
+
+
+class MediaReader(Protocol):
+    """Reads what references point to, and makes of it what a model is given."""
+
+    def __call__(self, batch: MicroBatch, references: Sequence[tuple[MediaRef, ...]]) -> Media:
+        """Return the media of a micro-batch. `references` has an entry for each of its segments, in order."""
 
 
 Row = tuple[Encoded, ...]
@@ -118,6 +131,8 @@ class Batch:
     """Stands in, with no weight, when this process has no row of a short batch."""
     temperature: float = 1.0
     """What logits are divided by, in training and in scoring; generated text is looked at as it was sampled."""
+    media_reader: MediaReader | None = None
+    """Reads the pictures, videos and sounds of the samples; needed where samples have any."""
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """At least one; a process without rows gets the spare row with all weights zero."""
@@ -162,7 +177,15 @@ class Batch:
         samples = [sample for each in rows for sample in each]
         seed = (self.seed * 1_000_003 + self.step) * 1_000_003 + row
         micro_batch = collate(samples, flat=self.flat, seed=seed % 2**63, pad_to_multiple=self.pad_to_multiple)
-        return replace(micro_batch, temperature=self.temperature)
+        return replace(micro_batch, temperature=self.temperature, media=self._media(samples, micro_batch))
+
+    def _media(self, samples: Sequence[Encoded], micro_batch: MicroBatch) -> Media | None:
+        references = [segment.media for sample in samples for segment in sample.segments]
+        if self.media_reader is not None:
+            return self.media_reader(micro_batch, references)
+        if any(references):
+            raise ValueError("the samples hold media, and the batch has no media_reader to read them")
+        return None
 
 
 def collate(samples: Sequence[Encoded], *, flat: bool, seed: int = 0, pad_to_multiple: int = 1) -> MicroBatch:

@@ -119,4 +119,8 @@ def _several_texts(place: str) -> DataError:
 def _slice(segment: Segment, start: int, end: int) -> Segment:
     weights = np.array(segment.weights[start:end])
     weights[:1] = 0.0
-    return Segment(segment.input_ids[start:end], weights)
+    if segment.media:
+        raise Unusable("too long", f"{len(segment)} tokens, and what holds media is not cut")
+    values = {name: value[start:end] for name, value in segment.token_values.items()}
+    candidates = None if segment.candidates is None else segment.candidates[start:end]
+    return Segment(segment.input_ids[start:end], weights, values, candidates)

@@ -89,6 +89,12 @@ class SampleEncoder:
         for sample in made.samples:
             if len(sample.segments) != len(encoding.segment_names):
                 raise _undeclared(encoding, f"{len(sample.segments)} segments", "segment_names", encoding.segment_names)
+            if any(each.token_values or each.candidates is not None or each.media for each in sample.segments):
+                raise PluginError(
+                    f"The encoding {encoding.name!r} made a segment with more than tokens and weights, which tokenised "
+                    "data cannot hold.",
+                    hint="Add values per token in a plan of the objective's own (Objective.plan).",
+                )
             if not sample.values.keys() <= set(encoding.values):
                 raise _undeclared(encoding, f"the values {', '.join(sample.values)}", "values", encoding.values)
 

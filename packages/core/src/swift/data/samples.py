@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+
+from swift.data.media import MediaRef
 
 
 class SampleFacts(Protocol):
@@ -27,6 +30,10 @@ class SampleFacts(Protocol):
     def values(self) -> Mapping[str, float]:
         """Numbers that objectives read."""
 
+    @property
+    def media(self) -> Mapping[str, int]:
+        """How many images, videos and sounds all segments hold, by kind."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -42,6 +49,8 @@ class Segment:
     candidates: np.ndarray | None = None
     """int, shape [n, K]: row i holds K different tokens that might stand in place of token i; see
     `Need.CANDIDATE_LOGPS`. All segments of a batch have as many, or none."""
+    media: tuple[MediaRef, ...] = ()
+    """Pictures, videos and sounds that some of the tokens stand for, in order."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -67,3 +76,7 @@ class Encoded:
     @property
     def loss_weight(self) -> float:
         return float(sum(float(segment.weights.sum(dtype=np.float64)) for segment in self.segments))
+
+    @property
+    def media(self) -> Mapping[str, int]:
+        return Counter(each.kind for segment in self.segments for each in segment.media)

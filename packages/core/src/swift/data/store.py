@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -43,6 +43,7 @@ class Facts:
     tokens: int
     loss_weight: float
     values: Mapping[str, float]
+    media: Mapping[str, int] = field(default_factory=dict)
 
 
 class SampleSet(ABC):

@@ -1,0 +1,57 @@
+"""Pictures, videos and sounds of samples: by reference in the data set, as tensors in a micro-batch.
+
+This module does not import torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class MediaRef:
+    """One picture, video or sound of a segment, and which of its tokens stand for it."""
+
+    kind: str
+    """'image', 'video' or 'audio'."""
+    source: str
+    """Where its content is: a path relative to the data file, or a `data:` URI. Never the content itself."""
+    start: int
+    """Index of the first token that stands for it."""
+    length: int
+    """How many tokens do."""
+
+
+@dataclass
+class Media:
+    """What a model's towers are given for one micro-batch, in the order of its placeholders."""
+
+    inputs: dict[str, torch.Tensor]
+    """As the model's processor names them: pixel_values, image_grid_thw, image_sizes, ..."""
+    kinds: torch.Tensor
+    """int8, shape of `MicroBatch.input_ids`: 0 text, 1 image, 2 video, 3 audio."""
+    positions: torch.Tensor | None = None
+    """int64 [3, rows, width] where the model has such positions (mRoPE); they restart at every segment."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Images, videos, audios and patches, for speed and reports."""
+
+    def to(self, device: torch.device | str) -> Media:
+        """Return the same media on another device."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Media:
+        """Return media with `function` applied to every tensor."""
+        inputs = {name: function(tensor) for name, tensor in self.inputs.items()}
+        return replace(self.map_positions(lambda tensor, _: function(tensor)), inputs=inputs)
+
+    def map_positions(self, function: Callable[[torch.Tensor, int], torch.Tensor]) -> Media:
+        """Return media with `function(tensor, padding)` applied to what is laid out as [rows, width, ...]."""
+        positions = self.positions
+        if positions is not None:
+            positions = function(positions.movedim(0, -1), 0).movedim(-1, 0)
+        return replace(self, kinds=function(self.kinds, 0), positions=positions)
