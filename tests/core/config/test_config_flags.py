@@ -127,6 +127,7 @@ def test_what_has_no_effect_is_said_aloud() -> None:
 MISTAKES = [
     ("--learning_rat 1", "Unknown flag --learning_rat. Did you mean '--learning_rate'?"),
     ("--optim.lrr 1", "Did you mean '--optim.lr'?"),
+    ("--tuner.freeze lm_head*", "--tuner.freeze belongs to the tuner 'full', and tuner.kind is lora"),
     ("--rank 4", "Did you mean '--tuner.rank'?"),
     ("-tp 2", "Unknown flag -tp. Did you mean '--tp'?"),
     ("--lr abc", "--lr must be a number, not 'abc'"),
@@ -146,7 +147,7 @@ MISTAKES = [
     ("--columns [1]", "--columns takes a JSON object"),
     ("--data.truncation cut", "--data.truncation must be one of 'delete', 'right', 'left' or 'split'"),
     ("--beta 0.1", "there is no key 'objective.beta' for the objective 'sft'"),
-    ("--backend.devise cpu", "for the backend 'torch'. Did you mean 'device'?"),
+    ("--backend.devise cpu", "for the backend 'torch'. Did you mean '--backend.device'?"),
     ("--backend.device tpu", "--backend.device must be one of 'auto', 'cpu' or 'cuda'"),
     ("--nproc zero", "--nproc takes a number of processes"),
     ("--train_type cpt", "swift sft minimises the objective 'sft', but --train_type asks for 'pt'"),

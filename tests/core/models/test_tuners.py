@@ -76,7 +76,6 @@ def test_experts_are_frozen_by_their_names_on_disk() -> None:
         ({"kind": "full", "train_only": ("nothing*",)}, "no weight of this model matches"),
         ({"kind": "full", "freeze": ("*",)}, "nothing to train"),
         ({"kind": "full", "quantize": "bnb-nf4"}, "cannot be trained"),
-        ({"freeze": ("*",)}, "tuner.kind is lora"),
         ({"targets": ("q_porj",)}, "Did you mean 'q_proj'"),
     ],
 )

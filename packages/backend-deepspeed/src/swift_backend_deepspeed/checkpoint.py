@@ -10,7 +10,7 @@ import torch
 
 from swift.checkpoint import Boxes
 from swift.toolkit import Piece, canonical_parameters, model_name, optim_name, part_boxes
-from swift_backend_deepspeed.partitions import MOMENTS, Fragment, ZeRO3Nvme, make_moments
+from swift_backend_deepspeed.partitions import Fragment, ZeRO3Nvme, make_slots
 from swift_backend_deepspeed.tensor_parallel import TensorShard, tensor_shard_of
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ def _streamed(state: DeepSpeedState, partitions: ZeRO3Nvme) -> Iterator[tuple[st
         slots = partitions.optimizer.state.get(fragment.owner, {})
         held: dict[Callable[[str], str], torch.Tensor] = {model_name: fragment.values}
         if count is not None:
-            held |= {partial(optim_name, slot=name): fragment.moment(slots, name) for name in MOMENTS}
+            held |= {partial(optim_name, slot=name): fragment.moment(slots, name) for name in state.moments}
         for named, values in held.items():
             whole = partitions.gather_values(parameter, values)
             for piece in pieces:
                 yield named(piece.name), piece.view_of(whole)
             del whole  # before the next one is put together
-        if count is not None:
+        if count is not None and "step" in state.slots:
             yield from ((optim_name(piece.name, "step"), count) for piece in pieces)
     partitions.release()
 
@@ -66,10 +66,10 @@ def load(state: DeepSpeedState, reader: CheckpointReader) -> None:
         fragment = state.partitions.fragment(parameter)
         if fragment is None and not parameter.requires_grad:
             continue  # frozen: as it was read from the model
-        has_state = optim_name(pieces[0].name, MOMENTS[0]) in stored
+        has_state = any(optim_name(pieces[0].name, name) in stored for name in state.slots)
         count = torch.zeros((), dtype=torch.float32) if has_state else None
         if fragment is not None and count is not None:
-            make_moments(state.partitions, fragment)
+            make_slots(state.partitions, fragment, state.slots)
             counts[id(fragment.owner)] = fragment, count
         tensors.update(_tensors(state, pieces, parameter, fragment, counts=count))
         if isinstance(state.partitions, ZeRO3Nvme):
@@ -78,6 +78,8 @@ def load(state: DeepSpeedState, reader: CheckpointReader) -> None:
     reader.tensors(tensors)
     for fragment, count in counts.values():
         slots = state.partitions.optimizer.state[fragment.owner]
+        if "step" not in state.slots:
+            continue
         slots["step"] = count if torch.is_tensor(slots["step"]) else int(count)
     state.partitions.refresh()
     state.partitions.release()
@@ -102,10 +104,11 @@ def _tensors(
         tensors[model_name(piece.name)] = _boxes(piece, *place, fragment, None if fragment is None else fragment.values)
         if counts is None:
             continue
-        for name in MOMENTS:
+        for name in state.moments:
             held = fragment.moment(slots, name) if fragment is not None and name in slots else None
             tensors[optim_name(piece.name, name)] = _boxes(piece, *place, fragment, held)
-        tensors[optim_name(piece.name, "step")] = counts
+        if "step" in state.slots:
+            tensors[optim_name(piece.name, "step")] = counts
     return tensors
 
 

@@ -6,14 +6,21 @@ updates a contiguous run of a parameter's elements. Checkpoints, weights and exa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from swift.toolkit import empty_slot
+
+if TYPE_CHECKING:
+    from swift.contracts import Slot
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's, as DeepSpeed's own checkpoint formats name them."""
 
 
 @dataclass(frozen=True)
@@ -224,15 +231,15 @@ class ZeRO3Nvme(ZeRO3):
             self._in_memory = None
 
 
-def make_moments(partitions: Partitions, fragment: Fragment) -> None:
+def make_slots(partitions: Partitions, fragment: Fragment, declared: Mapping[str, Slot]) -> None:
     """Create the optimizer's state of a fragment's owner where there is none yet: zeros to read into."""
     slots = partitions.optimizer.state[fragment.owner]
-    if MOMENTS[0] in slots:
-        return
     owner = fragment.owner.detach()
-    slots["step"] = 0 if _counts_in_integers(partitions.optimizer) else torch.zeros((), dtype=torch.float32)
-    for name in MOMENTS:
-        slots[name] = torch.zeros_like(owner)
+    for name, slot in declared.items():
+        if name in slots:
+            continue
+        integer = slot.shape == "scalar" and _counts_in_integers(partitions.optimizer)
+        slots[name] = 0 if integer else empty_slot(slot, owner)
 
 
 def _counts_in_integers(optimizer: torch.optim.Optimizer) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.config.own_options import LoraOptions
 from swift.errors import ConfigError, UnsupportedPlan
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import check_batch, offload_device, stage_of
@@ -35,13 +36,23 @@ def check_plan(run: Run) -> None:
         )
     if parallel.tp > 1:
         _check_tensor_parallel(run, stage)
-    if config.optim.name != "adamw":
-        raise UnsupportedPlan(
-            f"ZeRO updates flat pieces of weights, and {config.optim.name} needs whole tensors or kernels of its own.",
-            hint="Type --optim.name adamw, or --backend torch.",
-        )
+    _check_slots(run)
     _check_offload(run)
     check_batch(content, config, data_size(run))
+
+
+def _check_slots(run: Run) -> None:
+    """Refuse optimizers whose state cannot be found again in flat shards."""
+    from swift.toolkit import slots_of
+
+    name = run.config.optim.name
+    slots = slots_of(run.config.optim).values()
+    other = [slot.name for slot in slots if slot.shape == "own" or (slot.shape == "scalar" and slot.name != "step")]
+    if other:
+        raise UnsupportedPlan(
+            f"ZeRO keeps flat shards of what is like the weights, and one count of steps; {name} keeps {other[0]}.",
+            hint="Type --optim.name adamw, or --backend torch.",
+        )
 
 
 def _check_tensor_parallel(run: Run, stage: int) -> None:
@@ -56,7 +67,7 @@ def _check_tensor_parallel(run: Run, stage: int) -> None:
             "DeepSpeed joins AutoTP with one more way of parallel training only: the data.",
             hint="Type --parallel.tp 1 or --parallel.ulysses 1, or --backend fsdp for both.",
         )
-    if tuner.quantize != "none" or tuner.dora:
+    if tuner.quantize != "none" or tuner.options(LoraOptions).dora:
         what = tuner.quantize if tuner.quantize != "none" else "DoRA, whose magnitudes belong to whole rows,"
         raise UnsupportedPlan(
             f"AutoTP cuts plain matrices: {what} cannot be used with it.", hint="Type --parallel.tp 1"
@@ -85,6 +96,11 @@ def _check_nvme(run: Run, section: Mapping[str, Any], stage: int) -> None:
         raise UnsupportedPlan(
             f"ZeRO {stage} keeps the optimizer's state in memory: only stage 3 swaps it to nvme.",
             hint='Write "stage": 3, or "device": "cpu".',
+        )
+    if run.config.optim.name != "adamw":
+        raise UnsupportedPlan(
+            f"The optimizer's state is swapped to nvme for adamw alone, and optim.name is {run.config.optim.name}.",
+            hint='Type --optim.name adamw, or write "device": "cpu".',
         )
     if section.get("pipeline_read") or section.get("pipeline_write"):
         raise UnsupportedPlan(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import HOOK_API, Capabilities, Need
+from swift.contracts import HOOK_API, Capabilities, Need, Reads, Trains
 from swift.hookspecs import hookimpl
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import PRESETS, implied_settings, preset_text
@@ -42,7 +42,9 @@ class DeepSpeedBackend:
     capabilities = Capabilities(
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "ulysses"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
-        tuners=frozenset({"full", "lora", "dora", "bnb-nf4", "bnb-int8"}),
+        tuners=frozenset(Trains),
+        quantisers=frozenset({"bnb-nf4", "bnb-int8"}),
+        optimizers=frozenset({Reads.ELEMENTS}),
         provides=frozenset(
             {
                 Need.TOKEN_LOGPS,

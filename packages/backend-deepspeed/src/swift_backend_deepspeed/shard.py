@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from swift.toolkit import (
     fill,
     parameter_groups,
     resolve_dtype,
+    slots_of,
 )
 from swift_backend_deepspeed import nvme
 from swift_backend_deepspeed.config import DeepSpeedOptions
@@ -35,7 +37,7 @@ from swift_backend_deepspeed.tensor_parallel import (
 from swift_backend_deepspeed.topology import quiet_deepspeed, remember
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    from swift.contracts import Run, Slot
 
 
 @dataclass
@@ -48,7 +50,14 @@ class DeepSpeedState:
     arithmetic: Arithmetic
     stage: int
     watch: Watch
+    slots: Mapping[str, Slot]
+    """What the optimizer keeps for each weight."""
     step: int = 0
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The slots that are like the weight, and are cut as it is."""
+        return tuple(name for name, slot in self.slots.items() if slot.shape == "like")
 
     @property
     def model(self) -> nn.Module:
@@ -110,6 +119,7 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
         arithmetic=Arithmetic(device, torch.float32, torch.amp.GradScaler(device.type, enabled=False)),
         stage=int(engine.zero_optimization_stage()),
         watch=Watch(offloaded_to, run.say),
+        slots=slots_of(run.config.optim),
     )
     if built.on_meta:
         with torch.no_grad():

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from swift.checkpoint import Boxes
-from swift.toolkit import Piece, canonical_parameters, model_name, optim_name, part_boxes
+from swift.toolkit import Piece, canonical_parameters, empty_slot, kept, model_name, optim_name, part_boxes
 from swift_backend_fsdp.local import local_slice
 
 if TYPE_CHECKING:
     from swift.contracts import CheckpointReader, CheckpointWriter
     from swift_backend_fsdp.shard import FsdpState
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def save(state: FsdpState, writer: CheckpointWriter) -> None:
@@ -28,12 +26,11 @@ def load(state: FsdpState, reader: CheckpointReader) -> None:
     stored = set(reader.names())
     for pieces, parameter in canonical_parameters(state.model):
         local = state_of(state).get(id(parameter))
-        if local is None or optim_name(pieces[0].name, "exp_avg") not in stored:
+        if local is None:
             continue
-        slots = state.optimizer.state[local]
-        slots["step"] = torch.zeros((), dtype=torch.float32, device=local.device)
-        for slot in _MOMENTS:
-            slots[slot] = torch.zeros_like(local)
+        for name, slot in state.slots.items():
+            if optim_name(pieces[0].name, name) in stored:
+                state.optimizer.state[local][name] = empty_slot(slot, local)
     reader.tensors(_tensors(state))
     scaler = reader.manifest.get("facts", {}).get("scaler")
     if scaler and state.arithmetic.scaler.is_enabled():
@@ -53,11 +50,10 @@ def _tensors(state: FsdpState) -> dict[str, torch.Tensor]:
         for piece in pieces:
             tensors[model_name(piece.name)] = _boxes(piece, parameter, local, region)
         known_as = optimizer_tensors.get(id(parameter))
-        slots = {} if known_as is None else state.optimizer.state.get(known_as, {})
-        for slot, value in slots.items():
+        for slot, value in () if known_as is None else kept(state.optimizer, known_as, state.slots):
             for piece in pieces:
-                name = optim_name(piece.name, slot)
-                tensors[name] = _boxes(piece, parameter, value, region) if slot in _MOMENTS else value
+                name = optim_name(piece.name, slot.name)
+                tensors[name] = _boxes(piece, parameter, value, region) if slot.shape == "like" else value
     return tensors
 
 

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swift.config.own_options import LoraOptions
 from swift.errors import UnsupportedPlan
 from swift_backend_fsdp.config import FsdpConfig
 
@@ -56,11 +57,7 @@ def check_plan(run: Run) -> None:
             f"tensor parallel cannot cut weights that are stored as {tuner.quantize}.",
             hint="Type --parallel.tp 1 (FSDP shards them all the same), or --tuner.quantize none.",
         )
-    if parallel.tp > 1 and tuner.kind == "lora" and (tuner.dora or tuner.modules_to_save):
-        what = "DoRA needs norms of whole matrices" if tuner.dora else "tuner.modules_to_save makes copies of modules"
+    lora = tuner.options(LoraOptions)
+    if parallel.tp > 1 and (lora.dora or lora.modules_to_save):
+        what = "DoRA needs norms of whole matrices" if lora.dora else "tuner.modules_to_save makes copies of modules"
         raise UnsupportedPlan(f"{what}, which tensor parallel has cut.", hint="Type --parallel.tp 1")
-    if config.optim.name == "adafactor":
-        raise UnsupportedPlan(
-            "Adafactor factors whole matrices, and FSDP keeps a part of each on every process.",
-            hint="Type --optim.name adamw (or adamw_8bit on a GPU), or --backend torch.",
-        )

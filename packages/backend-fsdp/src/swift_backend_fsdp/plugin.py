@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swift.contracts import HOOK_API, Capabilities, Need
+from swift.contracts import HOOK_API, Capabilities, Need, Reads, Trains
 from swift.hookspecs import hookimpl
 from swift_backend_fsdp.config import FsdpConfig
 
@@ -36,7 +36,9 @@ class FsdpBackend:
     capabilities = Capabilities(
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "cp", "ulysses"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
-        tuners=frozenset({"full", "lora", "dora", "bnb-nf4", "torchao-nf4"}),
+        tuners=frozenset(Trains),
+        quantisers=frozenset({"bnb-nf4", "torchao-nf4"}),
+        optimizers=frozenset({Reads.ELEMENTS, Reads.BLOCKS}),
         provides=frozenset(
             {
                 Need.TOKEN_LOGPS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from swift.toolkit import (
     fill,
     head_of,
     parameter_groups,
+    slots_of,
 )
 from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.local import keep, local_slice
@@ -29,7 +30,7 @@ from swift_backend_fsdp.tensor_parallel import shard_tensors
 from swift_backend_fsdp.topology import Meshes, meshes
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    from swift.contracts import Run, Slot
     from swift.data.batch import MicroBatch
 
 # FSDP looks for tensors in what a module returns, and knows only registered dataclasses.
@@ -81,6 +82,8 @@ class FsdpState:
     partial: set[str]
     """Parameters whose gradients are summed over the tensor parallel processes."""
     optimizer: torch.optim.Optimizer
+    slots: Mapping[str, Slot]
+    """What the optimizer keeps for each weight."""
     arithmetic: Arithmetic
     meshes: Meshes
     step: int = 0
@@ -121,6 +124,7 @@ def shard(run: Run, built: MetaModel) -> FsdpState:
         optimizer=build_optimizer(
             groups, run.config.optim, run.config.learning_rate, "cpu" if options.offload else arithmetic.device
         ),
+        slots=slots_of(run.config.optim),
         arithmetic=arithmetic,
         meshes=meshes(),
     )

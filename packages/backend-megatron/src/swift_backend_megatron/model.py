@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.config.own_options import FullOptions
 from swift.contracts import ModelFacts
 from swift.errors import UnsupportedPlan, did_you_mean
 from swift.toolkit import (
@@ -233,7 +234,8 @@ def _tune(run: Run, built: MegatronModel) -> None:
     tuner = run.config.tuner
     weights = sum(math.prod(entry.shape) for entry in built.tensor_map.values())
     _note_weights(run, weights, weights)
-    if tuner.kind == "full" and not tuner.freeze and not tuner.train_only:
+    patterns = tuner.options(FullOptions)
+    if tuner.kind == "full" and not patterns.freeze and not patterns.train_only:
         return
     # Transformers and PEFT themselves decide, on a model without weights.
     meta_copy = apply_tuner(meta_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)

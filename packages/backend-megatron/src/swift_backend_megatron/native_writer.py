@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from swift.config.own_options import AdamOptions
 from swift.errors import CheckpointError
 from swift.toolkit import progress
 from swift_backend_megatron.masters import MOMENTS
@@ -236,7 +237,7 @@ def _optimizer(state: TrainedState, *, experts: bool) -> dict[Any, Any]:
 
 
 def _group(state: TrainedState, *, decay: float, expert: bool) -> dict[str, Any]:
-    optim = state.optim
+    optim, adam = state.optim, state.optim.options(AdamOptions)
     return {
         "wd_mult": decay,
         "lr_mult": 1.0,
@@ -247,8 +248,8 @@ def _group(state: TrainedState, *, decay: float, expert: bool) -> dict[str, Any]
         "lr": state.learning_rate,
         "max_lr": state.peak,
         "min_lr": state.peak * optim.min_lr_ratio,
-        "betas": (optim.beta1, optim.beta2),
-        "eps": optim.eps,
+        "betas": (adam.beta1, adam.beta2),
+        "eps": adam.eps,
         "weight_decay": optim.weight_decay * decay,
         "step": state.step,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from swift.config.own_options import LoraOptions
 from swift.errors import UnsupportedPlan
 from swift_backend_megatron.config import MegatronConfig
 
@@ -133,7 +134,7 @@ def check_plan(run: Run) -> None:
             f"Megatron's optimizers are Adam's, and optim.name is {config.optim.name}.",
             hint="Type --optim.name adamw, or --backend torch.",
         )
-    if config.tuner.kind == "lora" and config.tuner.modules_to_save:
+    if config.tuner.options(LoraOptions).modules_to_save:
         raise UnsupportedPlan(
             "tuner.modules_to_save makes copies of modules, which Megatron has sharded or distributed.",
             hint="Leave it out, or type --backend fsdp.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.config.own_options import AdamOptions, LoraOptions
 from swift.toolkit import initial_adapter
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.masters import MasterWeights
@@ -102,14 +103,15 @@ def _optimizer(run: Run, built: MegatronModel, wrapped: list[Any]) -> Any:
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
     from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePredicate
 
-    optim, tuner = run.config.optim, run.config.tuner
+    optim, adam = run.config.optim, run.config.optim.options(AdamOptions)
+    lora = run.config.tuner.options(LoraOptions)
     config = OptimizerConfig(
         optimizer="adam",
         lr=run.config.learning_rate,
         weight_decay=optim.weight_decay,
-        adam_beta1=optim.beta1,
-        adam_beta2=optim.beta2,
-        adam_eps=optim.eps,
+        adam_beta1=adam.beta1,
+        adam_beta2=adam.beta2,
+        adam_eps=adam.eps,
         clip_grad=optim.max_grad_norm,
         params_dtype=built.dtype,
         bf16=built.dtype is torch.bfloat16,
@@ -122,9 +124,9 @@ def _optimizer(run: Run, built: MegatronModel, wrapped: list[Any]) -> Any:
         overlap_param_gather=options_of(run).overlap and shards_optimizer(run),
     )
     overrides = get_standard_config_overrides(config)
-    if tuner.lora_plus_ratio is not None:
+    if lora.lora_plus_ratio is not None:
         faster = ParamWithNamePredicate(name="lora_b", fn=lambda _, name: name.endswith(".b"))
-        overrides[ParamKey(with_name_predicate=faster)] = {"lr_scale": tuner.lora_plus_ratio}
+        overrides[ParamKey(with_name_predicate=faster)] = {"lr_scale": lora.lora_plus_ratio}
     optimizer = get_megatron_optimizer(config, wrapped, overrides, use_gloo_process_groups=False)
     for group in optimizer.param_groups:
         # Megatron's own scheduler, which is not used, would do this.

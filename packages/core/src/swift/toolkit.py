@@ -56,7 +56,8 @@ from swift.models.tuners import (
     weight_counts,
 )
 from swift.models.view import ViewModule, causal_lm_of, transform_of
-from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
+from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate, slots_of
+from swift.optim.slots import empty_slot, kept
 from swift.processes.device import choose_device, join_group, leave_group, share_of_cores
 from swift.processes.watchdog import heartbeat
 from swift.terminal import progress
@@ -109,6 +110,7 @@ __all__ = [
     "choose_device",
     "compile_blocks",
     "decoder_blocks",
+    "empty_slot",
     "experts_of",
     "fill",
     "flat_boxes",
@@ -117,6 +119,7 @@ __all__ = [
     "initial_adapter",
     "initial_head",
     "join_group",
+    "kept",
     "leave_group",
     "load_pickle",
     "meta_model",
@@ -137,6 +140,7 @@ __all__ = [
     "sequence_attention",
     "set_learning_rate",
     "share_of_cores",
+    "slots_of",
     "summary_of",
     "tensor_plan",
     "token_logps",

@@ -230,7 +230,7 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
 
 _IGNORED = ("local_rank",)
 """Flags that launchers add to a command; the environment says the same."""
-OPEN_SECTIONS = ("backend", "objective")
+OPEN_SECTIONS = ("backend", "objective", "optim", "tuner")
 """Sections whose other keys belong to a plugin."""
 ABOUT_COMMAND: dict[str, Arity] = {"config": "value", "nproc": "value", "nproc_per_node": "value"}
 """Flags that are about the command, not about the configuration."""

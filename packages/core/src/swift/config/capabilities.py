@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swift.contracts import Capabilities, Need
+from swift.contracts import Capabilities, Need, Trains
 from swift.errors import SwiftError, UnsupportedPlan
-from swift.plugins.discover import duplicates, list_plugins
+from swift.plugins.blame import failing
+from swift.plugins.discover import CORE, duplicates, list_plugins
 from swift.plugins.known import PARALLEL_OFFERS, install_command
-from swift.plugins.load import load
+from swift.plugins.load import load, load_optimizer, load_tuner
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
@@ -31,10 +32,14 @@ class Wish:
     item: str
     without: str
     """What to type to go on without it."""
+    undeclared: bool = False
+    """Whether a backend that declares nothing of this kind, having been written for hook API 1.0, may have it."""
 
     def met_by(self, capabilities: Capabilities) -> bool:
         """Whether a backend with these capabilities has it."""
         offered = getattr(capabilities, self.capability)
+        if offered is None:
+            return self.item in capabilities.tuners or self.undeclared
         return offered if isinstance(offered, bool) else self.item in offered
 
 
@@ -48,11 +53,6 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
     others = [other for other, offer in _other_backends(name) if all(wish.met_by(offer) for wish in wanted)]
     missing = ", ".join(wish.said for wish in lacking)
     advice = _advice(lacking, others)
-    if name == "deepspeed" and any("megatron" in PARALLEL_OFFERS.get(wish.item, ()) for wish in lacking):
-        advice += (
-            "\nOf ZeRO, Megatron has the first stage: its distributed optimizer shards fp32 weights and moments over "
-            "the data parallel processes. Gradients and weights of a stage stay whole."
-        )
     raise UnsupportedPlan(f"The {name} backend does not have {missing}.", hint=advice)
 
 
@@ -64,12 +64,12 @@ def _wishes(config: Config, objective: Objective) -> Iterator[Wish]:
     if config.model.dtype != "auto":
         dtype = config.model.dtype
         yield Wish(f"model.dtype {dtype}", "precisions", dtype, "--torch_dtype auto")
-    tuner = config.tuner
-    yield Wish(f"tuner.kind {tuner.kind}", "tuners", tuner.kind, "--train_type full")
-    if tuner.kind == "lora" and tuner.dora:
-        yield Wish("tuner.dora", "tuners", "dora", "--tuner.dora false")
-    if tuner.quantize != "none":
-        yield Wish(f"tuner.quantize {tuner.quantize}", "tuners", tuner.quantize, "--tuner.quantize none")
+    for need in sorted(_needs_of_tuner(config)):
+        yield _of_tuner(config.tuner.kind, need)
+    if config.tuner.quantize != "none":
+        quantize = config.tuner.quantize
+        yield Wish(f"tuner.quantize {quantize}", "quantisers", quantize, "--tuner.quantize none")
+    yield _of_optimizer(config.optim.name)
     for need in sorted(objective.needs):
         yield Wish(
             f"what the objective {objective.name!r} needs ({Need(need).value})", "provides", need, "another objective"
@@ -85,6 +85,29 @@ def _wishes(config: Config, objective: Objective) -> Iterator[Wish]:
         section, _, key = switch.partition(".")
         if getattr(getattr(config, section), key):
             yield Wish(switch, "features", switch, f"--{switch} false")
+
+
+def _needs_of_tuner(config: Config) -> frozenset[str]:
+    tuner = load_tuner(config.tuner.kind)
+    assert tuner.config_model is not None
+    with failing(tuner.entry, "needs"):
+        return frozenset(tuner.object.needs(config.tuner.options(tuner.config_model)))
+
+
+def _of_tuner(kind: str, need: str) -> Wish:
+    """Return one thing that a tuner asks; core's own are said as they are typed."""
+    if need == Trains.DORA:
+        return Wish("tuner.dora", "tuners", need, "--tuner.dora false")
+    said = f"tuner.kind {kind}" if need == kind else f"what the tuner {kind!r} needs ({need})"
+    return Wish(said, "tuners", need, "--train_type full")
+
+
+def _of_optimizer(name: str) -> Wish:
+    """Return what an optimizer asks. A backend of hook API 1.0 refuses by name what it lacks of core's own."""
+    optimizer = load_optimizer(name)
+    said = f"what the optimizer {name!r} reads ({optimizer.object.reads})"
+    by_core = optimizer.entry.distribution == CORE
+    return Wish(said, "optimizers", optimizer.object.reads, "--optim.name adamw", undeclared=by_core)
 
 
 def _other_backends(name: str) -> Iterator[tuple[str, Capabilities]]:

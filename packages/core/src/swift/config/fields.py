@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from swift.config.options import Aliases, Argument, Bare, Shorthand
+from swift.config.own_options import AdamOptions, FullOptions, LoraOptions
 
 _TYPE_NAMES = {
     "str": "text",
@@ -58,18 +59,50 @@ class Field:
         return (*self.aliases, *(each.flag for each in self.shorthands))
 
 
+_OPTIONS: dict[str, dict[str, type[BaseModel]]] = {
+    "tuner": {"lora": LoraOptions, "full": FullOptions},
+    "optim": {"adamw": AdamOptions},
+}
+"""Section → core's own plugins in it, the default one first, and their options. Their flags are known whichever plugin
+is selected: commands of other programs carry them along."""
+
+
 @cache
 def core_fields() -> dict[str, Field]:
-    """Return all keys of core's own sections."""
+    """Return all keys of core's own sections, and those of core's own tuners and optimizers."""
     from swift.config.sections import Config  # only the verbs that train need all sections
 
     found = {}
-    for section, info in Config.model_fields.items():
-        model = info.annotation
-        assert isinstance(model, type)
-        assert issubclass(model, BaseModel)
-        found.update({field.key: field for field in model_fields(model, section)})
+    for section in Config.model_fields:
+        for model in (_section_model(section), *_OPTIONS.get(section, {}).values()):
+            found.update({field.key: field for field in model_fields(model, section)})
     return found
+
+
+def core_keys(section: str) -> frozenset[str]:
+    """Return the keys of a section that are core's own; of one that core does not have, none."""
+    from swift.config.sections import Config
+
+    return frozenset(_section_model(section).model_fields) if section in Config.model_fields else frozenset()
+
+
+def default_options(section: str) -> frozenset[str]:
+    """Return the keys that belong to the plugin which a section selects by default."""
+    return frozenset(next(iter(_OPTIONS[section].values())).model_fields) if section in _OPTIONS else frozenset()
+
+
+def plugins_with(section: str, option: str) -> list[str]:
+    """Return which of core's own plugins in a section have an option."""
+    return [name for name, model in _OPTIONS.get(section, {}).items() if option in model.model_fields]
+
+
+def _section_model(section: str) -> type[BaseModel]:
+    from swift.config.sections import Config
+
+    model = Config.model_fields[section].annotation
+    assert isinstance(model, type)
+    assert issubclass(model, BaseModel)
+    return model
 
 
 def model_fields(model: type[BaseModel], section: str = "") -> Iterator[Field]:

@@ -17,18 +17,18 @@ from pydantic import BaseModel, ValidationError
 from swift.config.aliases import training_flags
 from swift.config.capabilities import check_capabilities
 from swift.config.draft import Assignment, Draft, merge, nest, source_of
-from swift.config.fields import core_fields, model_fields
+from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
 from swift.config.files import read_yaml
 from swift.config.flags import Flag, read_flags
 from swift.config.limits import MOST_PROCESSES
-from swift.config.problems import config_error
+from swift.config.problems import config_error, subject
 from swift.config.requests import settle
-from swift.config.sections import BackendSection, Config, ObjectiveSection
+from swift.config.sections import Config, OpenSection
 from swift.config.tasks import check_task
 from swift.config.values import coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import Blame, failure_of
-from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective
+from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective, load_optimizer, load_tuner
 from swift.plugins.objective import make_objective
 from swift.plugins.outside import core_settings
 
@@ -136,18 +136,44 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]
     backend_options = _own_options(backend, "backend", config.backend, source)
     if _imply(merged, core_settings(backend, backend_options)):
         config = _validated(merged, source)
+    tuner, optimizer = load_tuner(config.tuner.kind), load_optimizer(config.optim.name)
+    for plugin, section in ((tuner, "tuner"), (optimizer, "optim")):
+        notes += _leave_out(merged, plugin, section)
+    config = _validated(merged, source)
     objective_options = _own_options(objective, "objective", config.objective, source)
+    chosen = {
+        "backend": backend_options,
+        "objective": objective_options,
+        "tuner": _own_options(tuner, "tuner", config.tuner, source),
+        "optim": _own_options(optimizer, "optim", config.optim, source),
+    }
     config = config.model_copy(
-        update={
-            "backend": BackendSection(name=config.backend.name, **backend_options.model_dump()),
-            "objective": ObjectiveSection(name=config.objective.name, **objective_options.model_dump()),
-        }
+        update={section: _with_options(getattr(config, section), options) for section, options in chosen.items()}
     )
+    if config.optim.lr is None:
+        config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": tuner.object.learning_rate})})
     assert backend.capabilities is not None
     made = make_objective(objective, objective_options)
     check_capabilities(backend.capabilities, config, made)
     check_task(config.model, made)
     return Parsed(config, backend_options, objective_options, notes, nproc)
+
+
+def _with_options(section: OpenSection, options: BaseModel) -> OpenSection:
+    """Return a section with its plugin's validated options in place of what was typed."""
+    core = {name: getattr(section, name) for name in type(section).model_fields}
+    return type(section).model_construct(_fields_set=section.model_fields_set, **core, **dict(options))
+
+
+def _leave_out(merged: dict[str, Assignment], plugin: LoadedPlugin, section: str) -> list[str]:
+    """Remove keys of the section's default plugin where another one is selected that lacks them, and say so.
+
+    Commands of other programs carry them along: `--lora_rank` with all weights trained, `--adam_beta1` with Adafactor.
+    """
+    assert plugin.config_model is not None
+    foreign = default_options(section) - plugin.config_model.model_fields.keys()
+    taken = [merged.pop(key) for key in [f"{section}.{name}" for name in sorted(foreign)] if key in merged]
+    return [f"{each.source} has no effect: the {plugin.entry.kind} {plugin.entry.name!r} has none." for each in taken]
 
 
 def _validated(merged: dict[str, Assignment], source: Callable[[str], str]) -> Config:
@@ -196,7 +222,9 @@ def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, source: 
     """Second phase: a plugin's model validates the keys of its section that core does not know."""
     model = plugin.config_model
     assert model is not None
-    fields = {field.key: field for field in model_fields(model, section)}
+    own = {field.key: field for field in model_fields(model, section)}
+    fields = own | {key: field for key, field in core_fields().items() if key.startswith(f"{section}.")}
+    _check_foreign(plugin, section, values, source)
     typed = {}
     for name, value in (values.model_extra or {}).items():
         known = fields.get(f"{section}.{name}")
@@ -211,6 +239,21 @@ def _own_options(plugin: LoadedPlugin, section: str, values: BaseModel, source: 
     except Exception as cause:
         blame = Blame(plugin.entry, f"{model.__name__}, which validates the section {section!r}")
         raise failure_of(blame, cause) from cause
+
+
+def _check_foreign(plugin: LoadedPlugin, section: str, values: BaseModel, source: Callable[[str], str]) -> None:
+    """Refuse keys of another of core's plugins, such as `tuner.freeze` for adapters: they mean something there."""
+    assert plugin.config_model is not None
+    for name in (values.model_extra or {}).keys() - plugin.config_model.model_fields.keys():
+        key = f"{section}.{name}"
+        owners = plugins_with(section, name) if key in core_fields() else []
+        if owners:
+            chosen = f"{section}.name" if "name" in core_keys(section) else f"{section}.kind"
+            said = subject(source(key), key)
+            raise ConfigError(
+                f"{said} belongs to the {plugin.entry.kind} {owners[0]!r}, and {chosen} is {plugin.entry.name}.",
+                hint=f"Type --{chosen} {owners[0]}, or leave it out.",
+            )
 
 
 def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) -> None:

@@ -56,14 +56,18 @@ def _sentence(detail: ErrorDetails, source: Callable[[str], str], known: list[st
         of_whom = f" for the {owner}" if owner else ""
         parent, _, leaf = key.rpartition(".")
         siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == parent]
-        return f"{source(key)}: there is no key {key!r}{of_whom}.{did_you_mean(leaf, siblings)}"
+        where = source(key)
+        meant = did_you_mean(leaf, siblings)
+        if where.startswith("--"):  # as it would be typed
+            meant = did_you_mean(f"--{key}", [f"--{parent}.{sibling}" for sibling in siblings])
+        return f"{where}: there is no key {key!r}{of_whom}.{meant}"
     if detail["type"] == "missing":
         return f"{key} is missing."
     rule = _RULES.get(detail["type"])
     if rule is None:
-        return f"{_subject(source(key), key)} {_message(detail)}, not {quoted(detail['input'])}."
+        return f"{subject(source(key), key)} {_message(detail)}, not {quoted(detail['input'])}."
     wanted = rule.format(**detail.get("ctx", {}))
-    return f"{_subject(source(key), key)} must be {wanted}, not {quoted(detail['input'])}."
+    return f"{subject(source(key), key)} must be {wanted}, not {quoted(detail['input'])}."
 
 
 def _message(detail: ErrorDetails) -> str:
@@ -73,6 +77,6 @@ def _message(detail: ErrorDetails) -> str:
     return own.rstrip(".") if own != said else f"is wrong: {clipped(said)}"
 
 
-def _subject(source: str, key: str) -> str:
-    """A flag says by itself what it sets; a line of a file does not."""
+def subject(source: str, key: str) -> str:
+    """Return what a message begins with: a flag says by itself what it sets, a line of a file does not."""
     return source if source.startswith("--") else f"{source}: {key}"

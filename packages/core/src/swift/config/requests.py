@@ -9,9 +9,6 @@ from swift.config.values import quoted
 from swift.errors import ConfigError
 
 Merged = dict[str, Assignment]
-_ADAPTER_KEYS = frozenset(
-    f"tuner.{name}" for name in ("rank", "alpha", "dropout", "targets", "dora", "rslora", "lora_plus_ratio", "init")
-)
 
 
 def settle(merged: Merged) -> list[str]:
@@ -19,7 +16,6 @@ def settle(merged: Merged) -> list[str]:
     notes: list[str] = []
     _model_type(merged, notes)
     _sequence_parallel_size(merged, notes)
-    _adapter_settings_without_adapter(merged, notes)
     return notes
 
 
@@ -64,16 +60,6 @@ def _sequence_parallel_size(merged: Merged, notes: list[str]) -> None:
     notes.append(
         f"{request.source} {size}: with Megatron this is a switch; it is on, over the {tp} tensor parallel processes"
         f"{other}."
-    )
-
-
-def _adapter_settings_without_adapter(merged: Merged, notes: list[str]) -> None:
-    if _value(merged, "tuner.kind", "lora") != "full":
-        return
-    notes.extend(
-        f"{assignment.source} has no effect: all weights are trained (tuner.kind is full)."
-        for key, assignment in merged.items()
-        if key in _ADAPTER_KEYS
     )
 
 

@@ -6,9 +6,9 @@ Field descriptions are what `swift sft --help` and the configuration reference s
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, field_validator
 
 from swift.config.limits import (
     LARGEST,
@@ -18,7 +18,6 @@ from swift.config.limits import (
     FolderName,
     Fraction,
     Name,
-    Pattern,
     Rows,
     Seed,
     Steps,
@@ -30,6 +29,18 @@ from swift.config.options import Section as Section
 from swift.errors import UnsupportedPlan
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Options = TypeVar("Options", bound=BaseModel)
+
+
+class OpenSection(Section):
+    """Base of sections that a plugin is selected in: the other keys are that plugin's own, and validated by it."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
+
+    def options(self, model: type[Options]) -> Options:
+        """Return the plugin's own keys as its model; keys that the model does not know are left out."""
+        given = self.model_extra or {}
+        return model.model_validate({name: value for name, value in given.items() if name in model.model_fields})
 
 
 class ModelSection(Section):
@@ -87,38 +98,30 @@ class DataSection(Section):
     template_kwargs: dict[str, Any] = Field(default_factory=dict, description="Passed to the chat template")
 
 
-class TunerSection(Section):
-    """Which weights are trained."""
+class TunerSection(OpenSection):
+    """Which weights are trained. Keys that are not listed here are the tuner's own."""
 
-    kind: Literal["full", "lora"] = Field("lora", description="All weights, or low-rank adapters")
-    rank: Annotated[int, Field(ge=1, le=2**16)] = Field(8, description="Rank of the adapters")
-    alpha: PositiveFloat = Field(32.0, description="Scale of the adapters (divided by the rank)")
-    dropout: BelowOne = Field(0.05, description="Dropout on the adapters' input")
-    targets: tuple[Pattern, ...] = Field(("all-linear",), description="Modules that get an adapter")
-    modules_to_save: tuple[Pattern, ...] = Field((), description="Modules trained in full next to the adapters")
-    dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
-    rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
-    lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
-    init: Literal["default", "gaussian"] = Field("default", description="How adapters start")
+    kind: Name = Field("lora", description="full (all weights), lora (low-rank adapters), or an installed plugin's")
     quantize: Literal["none", "bnb-nf4", "bnb-int8", "torchao-nf4"] = Field(
         "none", description="QLoRA: how the frozen weights are stored"
     )
-    freeze: tuple[Pattern, ...] = Field((), description="Patterns of weight names that stay as they are (full only)")
-    train_only: tuple[Pattern, ...] = Field((), description="Patterns of the only weight names to train (full only)")
     adapter: FilePath | None = Field(None, description="Adapter folder to continue from")
 
 
-class ObjectiveSection(Section):
+class ObjectiveSection(OpenSection):
     """What is minimised. `name` is an entry point of `swift.objectives`; the other keys are that objective's own."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
     name: Name = Field("sft", description="pt, sft, dpo, kto, orpo, simpo, cpo, or an installed plugin's")
 
 
-class OptimSection(Section):
-    """Optimizer and learning-rate schedule."""
+LEARNING_RATE = 1e-4
+"""Where neither the user nor a tuner names one."""
 
-    name: Literal["adamw", "adamw_8bit", "adafactor"] = Field("adamw", description="Optimizer")
+
+class OptimSection(OpenSection):
+    """Optimizer and learning-rate schedule. Keys that are not listed here are the optimizer's own."""
+
+    name: Name = Field("adamw", description="adamw, adamw_8bit, adafactor, or an installed plugin's")
     lr: Annotated[float, Field(gt=0.0, le=1e3)] | None = Field(
         None, description="Peak learning rate; default 1e-5 full, 1e-4 LoRA"
     )
@@ -130,9 +133,6 @@ class OptimSection(Section):
     min_lr_ratio: Fraction = Field(0.0, description="Learning rate at the end, as part of the peak")
     decay_ratio: Fraction = Field(0.1, description="Part of all steps in which wsd decays")
     weight_decay: NonNegativeFloat = Field(0.1, description="On matrices and embeddings, not on biases and norms")
-    beta1: BelowOne = Field(0.9, description="Adam's first moment")
-    beta2: BelowOne = Field(0.95, description="Adam's second moment")
-    eps: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1e-8, description="Adam's epsilon")
     max_grad_norm: NonNegativeFloat = Field(1.0, description="Clip the gradient norm to this; 0 does not clip")
 
 
@@ -234,10 +234,9 @@ class LoggingSection(Section):
     )
 
 
-class BackendSection(Section):
+class BackendSection(OpenSection):
     """Which backend trains. The other keys are that backend's own and are validated by its plugin."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
     name: Name = Field("torch", description="torch, fsdp, deepspeed, megatron, or an installed plugin's")
 
 
@@ -306,5 +305,5 @@ class Config(Section):
 
     @property
     def learning_rate(self) -> float:
-        """The peak learning rate in force."""
-        return self.optim.lr or (1e-5 if self.tuner.kind == "full" else 1e-4)
+        """Return the peak learning rate in force; parsing puts the tuner's where the user named none."""
+        return self.optim.lr or LEARNING_RATE

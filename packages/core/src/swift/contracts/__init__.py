@@ -13,8 +13,10 @@ from swift.contracts.inference import Completion, EngineRequest, InferenceEngine
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RunSummary, StepRecord
+from swift.contracts.optimizer import Optimizer, Reads, Slot
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
 from swift.contracts.run import ModelFacts, Run, Topology, World
+from swift.contracts.tuner import Trains, Tuner, TunerContext
 
 __all__ = [
     "HOOK_API",
@@ -36,21 +38,27 @@ __all__ = [
     "ModelView",
     "Need",
     "Objective",
+    "Optimizer",
     "Plan",
     "PlanContext",
     "QuantizeRequest",
     "Quantized",
+    "Reads",
     "ResumablePlan",
     "Run",
     "RunSummary",
     "Sampling",
     "Score",
     "ServeRequest",
+    "Slot",
     "StepRecord",
     "StepResult",
     "Topology",
     "TrainState",
     "TrainedState",
+    "Trains",
+    "Tuner",
+    "TunerContext",
     "WeightStream",
     "World",
 ]

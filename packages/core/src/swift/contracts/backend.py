@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from swift.contracts.objective import Need
+from swift.contracts.optimizer import Reads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,12 @@ class Capabilities:
     """Fields of the `parallel` section that may be set above 1 or switched on."""
     precisions: frozenset[str] = frozenset({"float32"})
     tuners: frozenset[str] = frozenset({"full"})
+    """Of `swift.contracts.Trains`, what it can serve to a tuner."""
+    quantisers: frozenset[str] | None = None
+    """Values of `tuner.quantize` that it can train on. None: those that `tuners` lists, as in hook API 1.0."""
+    optimizers: frozenset[Reads] | None = None
+    """Which optimizers it can serve, by what they read. None, as in hook API 1.0: core's own, unless it refuses them by
+    name itself."""
     provides: frozenset[Need] = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.REFERENCE_LOGPS})
     async_checkpoint: bool = False
     calls_before_update: bool = False

@@ -12,6 +12,7 @@ from swift.convert.hf_folder import ADAM
 from swift.convert.trainer_order import pieces_by_parameter, skeleton_of, trainer_groups
 from swift.models.tuners import apply_tuner
 from swift.optim.schedule import Schedule
+from swift.tuners.selected import tuner_of
 
 WEIGHT = "weight"
 
@@ -34,7 +35,7 @@ class StoredState(TrainedState):
         self.config = config
         self.optim: OptimSection = config.optim
         self.optim_is_known = "optim" in facts.config
-        self.peak = config.learning_rate
+        self.peak = config.optim.lr or tuner_of(config.tuner).tuner.learning_rate
         schedule = Schedule.from_config(self.optim, self.peak, self.total_steps) if self.total_steps else None
         self.learning_rate = self.peak if schedule is None else schedule(self.step)
         self.warmup_steps = 0 if schedule is None else schedule.warmup_steps

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.lr_scheduler import LambdaLR
 
 from swift.checkpoint.load import Checkpoint
+from swift.config.own_options import AdamOptions
 from swift.convert.hf_folder import OPTIMIZER, STATE
 from swift.convert.stored_state import StoredState
 from swift.terminal import progress
@@ -63,9 +64,9 @@ def write_trainer_state(folder: Path, state: StoredState, checkpoint: Checkpoint
 
 def _like_the_trainers(state: StoredState) -> tuple[torch.optim.Optimizer, LambdaLR]:
     """Its optimizer and scheduler at this step, over a stand-in for every group."""
-    optim = state.optim
+    adam = state.optim.options(AdamOptions)
     groups = [{"params": [torch.zeros(1)], "weight_decay": decay} for decay in _decays(state)]
-    optimizer = torch.optim.AdamW(groups, lr=state.peak, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=state.peak, betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True)
     share = state.learning_rate / state.peak
     # A partial, as transformers' schedules are: nothing of it is saved but that it is one.
     scheduler = LambdaLR(optimizer, functools.partial(lambda _, value: value, value=share))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from swift.checkpoint.folders import find_checkpoint
 from swift.checkpoint.load import Checkpoint, open_checkpoint
+from swift.config.own_options import AdamOptions, LoraOptions
 from swift.config.sections import ExportSection
 from swift.contracts import ExportRequest, TrainedState
 from swift.convert.hf_folder import OPTIMIZER
@@ -84,13 +85,13 @@ def _write_trainer(folder: Path, checkpoint: Checkpoint, source: HfSource, state
 
 def _say_what_is_lost(source: HfSource, state: StoredState, say: Say) -> None:
     if not state.optim_is_known:
-        optim = state.optim
-        defaults = f"{state.peak}, {optim.weight_decay}, {optim.beta1}, {optim.beta2}"
+        adam = state.optim.options(AdamOptions)
+        defaults = f"{state.peak}, {state.optim.weight_decay}, {adam.beta1}, {adam.beta2}"
         say(
             f"The checkpoint does not know its learning rate, weight decay and betas; {OPTIMIZER}, which outranks the "
             f"Trainer's arguments, has swift's defaults: {defaults}."
         )
-    if state.config.tuner.lora_plus_ratio is not None:
+    if state.config.tuner.options(LoraOptions).lora_plus_ratio is not None:
         say("The Trainer gives all adapters one learning rate: that of LoRA+ for B is lost.")
     if any(len(source.name_map.pieces(name)) > 1 for name in source.name_map.parameters()):
         say(

@@ -14,6 +14,7 @@ from swift.models.precision import resolve_dtype
 from swift.models.quantize import quantized_build
 from swift.models.tuners import adapter_config, apply_tuner, summary_of, weight_counts
 from swift.models.view import ViewModule
+from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource, Run
@@ -45,7 +46,7 @@ def build_view(
     model: Any  # a transformers model, whose attributes torch's types do not know
     if config.tuner.quantize == "none":
         # Trained weights are fp32 masters; frozen ones need no more than the precision of the arithmetic.
-        stored = torch.float32 if config.tuner.kind == "full" else compute
+        stored = compute if tuner_of(config.tuner).adapter else torch.float32
         model = source.build(dtype=stored, device=device) if weights else meta_model(source, stored)
     else:
         model = quantized_build(source, config.tuner, compute, device)
@@ -56,7 +57,7 @@ def build_view(
     run.adapter_config = adapter_config(model)
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if config.tuner.kind != "full":
+        if tuner_of(config.tuner).adapter:
             # Frozen embeddings would otherwise leave the first block without an input that needs a gradient.
             model.enable_input_require_grads()
     view = view_class(model, attention=attention, say=run.say)

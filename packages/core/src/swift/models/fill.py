@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map, whole_shape
-from swift.models.tuners import initial_adapter
+from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource, Run
@@ -49,6 +49,7 @@ def _copies(model: torch.nn.Module) -> dict[str, list[torch.Tensor]]:
 
 def _fill_adapters(run: Run, model: torch.nn.Module, keep: Keep) -> None:
     tuner = run.config.tuner
+    selected = tuner_of(tuner)
     given = _given(tuner.adapter) if tuner.adapter is not None else {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for memory, disk in adapter_names(model).items():
@@ -57,10 +58,10 @@ def _fill_adapters(run: Run, model: torch.nn.Module, keep: Keep) -> None:
         parameter = parameters[memory]
         if disk in given:
             keep(parameter, given[disk])
-        elif ".lora_A." in memory or ".lora_B." in memory or ".lora_embedding_" in memory:
-            keep(
-                parameter, initial_adapter(disk, torch.Size(whole_shape(parameter)), tuner, seed=run.config.train.seed)
-            )
+        else:
+            first = selected.initial(disk, torch.Size(whole_shape(parameter)), run.config.train.seed)
+            if first is not None:
+                keep(parameter, first)
 
 
 def _given(folder: Path) -> dict[str, torch.Tensor]:

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
+from swift.config.own_options import FullOptions, LoraOptions
+from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
 from swift.models.adapter_file import read_adapter_config
 from swift.models.heads import head_of
 from swift.models.load_adapter import load_adapter
 from swift.models.names import ADAPTER, adapter_names, base_model, canonical_parameters, name_map
 from swift.models.quiet import without_bitsandbytes
+from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.config.sections import TunerSection
@@ -35,14 +38,7 @@ def apply_tuner(
     model: torch.nn.Module, section: TunerSection, *, seed: int, say: Callable[[str], None]
 ) -> torch.nn.Module:
     """Freeze what is not trained, attach adapters, and make fp32 masters of what is trained."""
-    _check(section)
-    if section.kind == "full":
-        _freeze_by_pattern(model, section)
-        tuned = model
-    elif section.adapter is not None:
-        tuned = _load_adapter(model, section.adapter, say)
-    else:
-        tuned = _attach_adapter(model, section, seed, say)
+    tuned = tuner_of(section).attach(model, TunerContext(seed, say, section.adapter, section.quantize))
     for parameter in tuned.parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()
@@ -103,7 +99,12 @@ def summary_of(trained: int, total: int) -> str:
 
 
 def initial_adapter(name: str, shape: Sequence[int], section: TunerSection, *, seed: int) -> torch.Tensor:
-    """Where the adapter matrix of this PEFT name starts, in fp32 on the CPU.
+    """Return where LoRA's matrix of this PEFT name starts, by the `tuner` section. For backends with own modules."""
+    return initial_matrix(name, shape, section.options(LoraOptions), seed=seed)
+
+
+def initial_matrix(name: str, shape: Sequence[int], options: LoraOptions, *, seed: int) -> torch.Tensor:
+    """Return where the adapter matrix of this PEFT name starts, in fp32 on the CPU.
 
     As in PEFT: A is uniform (`default`: within ±1/√inputs) or normal (`gaussian`: deviation 1/rank), B is zero; an
     embedding's A is zero and its B standard normal.
@@ -112,37 +113,22 @@ def initial_adapter(name: str, shape: Sequence[int], section: TunerSection, *, s
     matrix = torch.zeros(tuple(shape))
     if ".lora_embedding_B" in name:
         return matrix.normal_(generator=generator)
-    if ".lora_A" in name and section.init == "gaussian":
-        return matrix.normal_(std=1 / section.rank, generator=generator)
+    if ".lora_A" in name and options.init == "gaussian":
+        return matrix.normal_(std=1 / options.rank, generator=generator)
     if ".lora_A" in name:
         bound = 1 / math.sqrt(math.prod(shape[1:]))
         return matrix.uniform_(-bound, bound, generator=generator)
     return matrix
 
 
-def _check(section: TunerSection) -> None:
-    if section.kind == "full":
-        if section.quantize != "none":
-            raise ConfigError(
-                f"tuner.quantize {section.quantize} stores weights that cannot be trained, and tuner.kind is full.",
-                hint="Use --tuner.kind lora, or --tuner.quantize none.",
-            )
-        if section.adapter is not None:
-            raise ConfigError("tuner.adapter goes on from an adapter, and tuner.kind is full.", hint="Use lora.")
-    elif section.freeze or section.train_only:
-        raise ConfigError(
-            "tuner.freeze and tuner.train_only choose among all weights, and tuner.kind is lora.",
-            hint="Use --tuner.kind full, or name modules with --tuner.targets.",
-        )
-
-
-def _freeze_by_pattern(model: torch.nn.Module, section: TunerSection) -> None:
+def freeze_by_pattern(model: torch.nn.Module, options: FullOptions) -> None:
+    """Train the weights of a model that the patterns leave to train; none that match nothing, or split a tensor."""
     model.requires_grad_(True)
-    if not section.freeze and not section.train_only:
+    if not options.freeze and not options.train_only:
         return
     weights = list(canonical_parameters(model))
     known = [piece.name for pieces, _ in weights for piece in pieces]
-    for option, patterns in (("freeze", section.freeze), ("train_only", section.train_only)):
+    for option, patterns in (("freeze", options.freeze), ("train_only", options.train_only)):
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in known):
                 raise ConfigError(
@@ -150,7 +136,7 @@ def _freeze_by_pattern(model: torch.nn.Module, section: TunerSection) -> None:
                     hint=f"Patterns are matched against whole names such as {known[-1]}; * stands for anything.",
                 )
     for pieces, parameter in weights:
-        trained = {_is_trained(piece.name, section) for piece in pieces}
+        trained = {_is_trained(piece.name, options) for piece in pieces}
         if len(trained) > 1:
             raise ConfigError(
                 f"Patterns train a part of {pieces[0].name} and its neighbours, which are one tensor in memory.",
@@ -161,28 +147,29 @@ def _freeze_by_pattern(model: torch.nn.Module, section: TunerSection) -> None:
         raise ConfigError("tuner.freeze and tuner.train_only leave nothing to train.", hint="Freeze less.")
 
 
-def _is_trained(name: str, section: TunerSection) -> bool:
-    if section.train_only and not any(fnmatchcase(name, pattern) for pattern in section.train_only):
+def _is_trained(name: str, options: FullOptions) -> bool:
+    if options.train_only and not any(fnmatchcase(name, pattern) for pattern in options.train_only):
         return False
-    return not any(fnmatchcase(name, pattern) for pattern in section.freeze)
+    return not any(fnmatchcase(name, pattern) for pattern in options.freeze)
 
 
-def _attach_adapter(
-    model: torch.nn.Module, section: TunerSection, seed: int, say: Callable[[str], None]
+def attach_adapter(
+    model: torch.nn.Module, options: LoraOptions, seed: int, say: Callable[[str], None]
 ) -> torch.nn.Module:
+    """Return the model with new adapters, drawn from the seed and their names."""
     with without_bitsandbytes():
         from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
         task_type=_peft_task(model),
-        r=section.rank,
-        lora_alpha=section.alpha,
-        lora_dropout=section.dropout,
-        target_modules=_targets(model, section, say),
-        modules_to_save=list(section.modules_to_save) or None,
-        use_dora=section.dora,
-        use_rslora=section.rslora,
-        init_lora_weights="gaussian" if section.init == "gaussian" else True,
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=_targets(model, options, say),
+        modules_to_save=list(options.modules_to_save) or None,
+        use_dora=options.dora,
+        use_rslora=options.rslora,
+        init_lora_weights="gaussian" if options.init == "gaussian" else True,
     )
     try:
         # PEFT draws from the global generator; what it draws is replaced, and the generator put back.
@@ -196,24 +183,24 @@ def _attach_adapter(
             if ".lora_A" in disk or ".lora_B" in disk or ".lora_embedding_" in disk:
                 parameter = parameters[memory]
                 if not parameter.is_meta:
-                    parameter.copy_(initial_adapter(disk, parameter.shape, section, seed=seed))
+                    parameter.copy_(initial_matrix(disk, parameter.shape, options, seed=seed))
     return tuned
 
 
-def _targets(model: torch.nn.Module, section: TunerSection, say: Callable[[str], None]) -> str | list[str]:
+def _targets(model: torch.nn.Module, options: LoraOptions, say: Callable[[str], None]) -> str | list[str]:
     """What PEFT is told to adapt: 'all-linear', or names of modules that are all there."""
     experts = _fused_expert_modules(model)
     modules = {name.rpartition(".")[2] for name, _ in model.named_modules()} | experts
-    if section.targets != (ALL_LINEAR,):
-        for target in section.targets:
+    if options.targets != (ALL_LINEAR,):
+        for target in options.targets:
             if target.rpartition(".")[2] not in modules:
                 raise ConfigError(
                     f"tuner.targets: this model has no module {target!r}.{did_you_mean(target, modules)}",
                     hint="Name modules such as q_proj, or all-linear.",
                 )
-        if experts & {target.rpartition(".")[2] for target in section.targets} and section.dropout > 0:
+        if experts & {target.rpartition(".")[2] for target in options.targets} and options.dropout > 0:
             raise ConfigError("Adapters on the experts of a mixture take no dropout.", hint="Add --tuner.dropout 0")
-        return list(section.targets)
+        return list(options.targets)
     if not experts:
         return ALL_LINEAR
     # PEFT would put 'all-linear' on the experts too, which are one stacked tensor per layer and take no dropout.
@@ -245,7 +232,8 @@ def _peft_task(model: torch.nn.Module) -> str:
     return "FEATURE_EXTRACTION" if base.get_output_embeddings() is None else "CAUSAL_LM"
 
 
-def _load_adapter(model: torch.nn.Module, folder: Path, say: Callable[[str], None]) -> torch.nn.Module:
+def resume_adapter(model: torch.nn.Module, folder: Path, say: Callable[[str], None]) -> torch.nn.Module:
+    """Return the model with the adapter of a folder, to be trained further."""
     task = read_adapter_config(folder).get("task_type")
     if head_of(base_model(model)) is not None and task != "SEQ_CLS":
         raise ModelError(

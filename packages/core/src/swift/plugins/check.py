@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from swift.contracts import HOOK_API, Capabilities, Need
+from swift.contracts import HOOK_API, Capabilities, Need, Reads, Slot
 from swift.errors import PluginError, did_you_mean
 from swift.hookspecs import BackendHooks, EngineHooks, ExporterHooks, ObserverHooks
 from swift.plugins.blame import upgrade, words_of
@@ -111,6 +111,8 @@ def check_capabilities_declared(entry: PluginEntry, plugin: Any) -> None:
         )
     for field in fields(Capabilities):
         value = getattr(capabilities, field.name)
+        if value is None and field.default is None:
+            continue
         if isinstance(field.default, bool):
             if not isinstance(value, bool):
                 raise _faulty(entry, f"declares the capability {field.name} as {value!r}", "It is True or False")
@@ -122,12 +124,13 @@ def check_options(entry: PluginEntry, model: Any, member: str, section: str) -> 
     """The options of a backend or an objective are a pydantic model that core can show, read and write."""
     from pydantic import BaseModel
 
-    from swift.config.fields import model_fields
+    from swift.config.fields import core_keys, model_fields
 
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise _faulty(entry, f"declares {model!r} as its {member}", "Give the plugin a pydantic model class")
-    if "name" in model.model_fields:
-        raise _faulty(entry, f"has a field 'name' in its {member}, which is core's own", "Rename it")
+    taken = sorted(model.model_fields.keys() & core_keys(section))
+    if taken:
+        raise _faulty(entry, f"has a field {taken[0]!r} in its {member}, which is core's own", "Rename it")
     try:
         list(model_fields(model, section))
         if not any(field.is_required() for field in model.model_fields.values()):
@@ -155,6 +158,30 @@ def check_objective_class(entry: PluginEntry, target: Any) -> None:
         raise _faulty(entry, "is not a class", f"See {_contract(entry)}")
     if not hasattr(target, "given"):  # as HOOK_API 1.0 called it
         check_members(entry, target, ("with_baseline",))
+
+
+def check_optimizer(entry: PluginEntry, optimizer: Any) -> None:
+    """Refuse an optimizer whose `reads` or `slots` are not what `swift.contracts.Optimizer` says."""
+    if optimizer.reads not in frozenset(Reads):
+        offered = ", ".join(f"Reads.{reads.name}" for reads in Reads)
+        raise _faulty(entry, f"reads {optimizer.reads!r}", f"It is one of {offered}")
+    slots = optimizer.slots
+    if not isinstance(slots, tuple) or not all(isinstance(slot, Slot) for slot in slots):
+        raise _faulty(entry, f"has the slots {slots!r}", "They are a tuple of swift.contracts.Slot")
+    for slot in slots:
+        if not slot.name.isidentifier() or slot.shape not in ("like", "scalar", "own"):
+            raise _faulty(entry, f"has the slot {slot!r}", "See swift.contracts.Slot")
+    twice = [name for name, count in Counter(slot.name for slot in slots).items() if count > 1]
+    if twice:
+        raise _faulty(entry, f"has the slot {twice[0]!r} more than once", "Keep one of them")
+
+
+def check_tuner(entry: PluginEntry, tuner: Any) -> None:
+    """Refuse a tuner that does not say how it is stored, or at which rate it learns."""
+    if not isinstance(tuner.adapter, bool):
+        raise _faulty(entry, f"says {tuner.adapter!r} of whether it trains an adapter", "It is True or False")
+    if isinstance(tuner.learning_rate, bool) or not isinstance(tuner.learning_rate, float | int):
+        raise _faulty(entry, f"has the learning rate {tuner.learning_rate!r}", "It is a number")
 
 
 def check_command(entry: PluginEntry, command: Any) -> None:

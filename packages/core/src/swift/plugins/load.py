@@ -60,6 +60,16 @@ def load_observers(names: Iterable[str]) -> list[LoadedPlugin]:
     return [load(find("swift.observers", name)) for name in names]
 
 
+def load_optimizer(name: str) -> LoadedPlugin:
+    """Return the optimizer that users call `name`; `object` is a `swift.contracts.Optimizer`."""
+    return load(find("swift.optimizers", name))
+
+
+def load_tuner(name: str) -> LoadedPlugin:
+    """Return the tuner that users call `name`; `object` is a `swift.contracts.Tuner`."""
+    return load(find("swift.tuners", name))
+
+
 def load_command(name: str) -> LoadedPlugin:
     """Return the verb that a plugin adds under `name`; `object` is a `swift.contracts.Command`."""
     return load(find("swift.commands", name))

@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from swift.config.own_options import AdamOptions, LoraOptions
 from swift.config.parse import Parsed, config_from_mapping
 from swift.contracts import Capabilities
 from swift.data.pipeline import prepare_data
@@ -119,9 +120,9 @@ def _expected(name: str, model: Path) -> Expected:
     samples = samples_of(model, case.rows)
     adapter: dict[str, Any] | None = None
     if config.tuner.kind == "lora":
-        tuner = config.tuner
+        tuner = config.tuner.options(LoraOptions)
         adapter = {"r": tuner.rank, "lora_alpha": tuner.alpha, "lora_dropout": tuner.dropout, "use_dora": tuner.dora}
-    optim = config.optim
+    optim, adam = config.optim, config.optim.options(AdamOptions)
     recipe = Recipe(
         model=model,
         samples=samples,
@@ -139,8 +140,8 @@ def _expected(name: str, model: Path) -> Expected:
         schedule=optim.schedule,
         warmup=optim.warmup_steps or 0,
         steps=STEPS,
-        betas=(optim.beta1, optim.beta2),
-        eps=optim.eps,
+        betas=(adam.beta1, adam.beta2),
+        eps=adam.eps,
         weight_decay=optim.weight_decay,
         clip=optim.max_grad_norm,
         adapter=adapter,

@@ -9,10 +9,11 @@ import torch
 from swift.checkpoint.names import model_name, optim_name
 from swift.errors import CheckpointError
 from swift.models.names import canonical_parameters
+from swift.optim.slots import empty_slot, kept
 
 if TYPE_CHECKING:
     from swift.backends.torch.shard import TorchState
-    from swift.contracts import CheckpointReader, CheckpointWriter
+    from swift.contracts import CheckpointReader, CheckpointWriter, Slot
     from swift.models.names import Piece
 
 
@@ -31,8 +32,10 @@ def load(state: TorchState, reader: CheckpointReader) -> None:
             slots.setdefault(f"{owner}.", []).append(slot)
     for pieces, parameter in canonical_parameters(state.model):
         if parameter.requires_grad:
-            for slot in slots.get(optim_name(pieces[0].name, ""), []):
-                state.optimizer.state[parameter][slot] = _empty_slot(slot, parameter, pieces[0], reader)
+            for name in slots.get(optim_name(pieces[0].name, ""), []):
+                if name in state.slots:
+                    held = _empty_slot(state.slots[name], parameter, pieces[0], reader)
+                    state.optimizer.state[parameter][name] = held
     reader.tensors(_tensors(state))
     scaler = reader.manifest.get("facts", {}).get("scaler")
     if scaler and state.arithmetic.scaler.is_enabled():
@@ -44,17 +47,17 @@ def _tensors(state: TorchState) -> dict[str, torch.Tensor]:
     for pieces, parameter in canonical_parameters(state.model):
         for piece in pieces:
             tensors[model_name(piece.name)] = piece.view_of(parameter.detach())
-        for slot, value in state.optimizer.state.get(parameter, {}).items():
+        for slot, value in kept(state.optimizer, parameter, state.slots):
             for piece in pieces:
-                tensors[optim_name(piece.name, slot)] = _slot_view(value, parameter, piece, pieces)
+                tensors[optim_name(piece.name, slot.name)] = _slot_view(slot, value, piece, pieces)
     return tensors
 
 
-def _slot_view(value: torch.Tensor, parameter: torch.Tensor, piece: Piece, pieces: list[Piece]) -> torch.Tensor:
-    """A moment is cut like its parameter; a step count belongs to every piece."""
-    if value.shape == parameter.shape:
+def _slot_view(slot: Slot, value: torch.Tensor, piece: Piece, pieces: list[Piece]) -> torch.Tensor:
+    """Return one piece's part: of what is like the weight, the same part; a step count belongs to every piece."""
+    if slot.shape == "like":
         return piece.view_of(value)
-    if value.numel() == 1 or len(pieces) == 1:
+    if slot.shape == "scalar" or len(pieces) == 1:
         return value
     raise CheckpointError(
         f"The optimizer keeps a state of shape {tuple(value.shape)} for fused experts ({piece.name}), which cannot be "
@@ -63,11 +66,8 @@ def _slot_view(value: torch.Tensor, parameter: torch.Tensor, piece: Piece, piece
     )
 
 
-def _empty_slot(slot: str, parameter: torch.nn.Parameter, piece: Piece, reader: CheckpointReader) -> torch.Tensor:
-    """A tensor for the checkpoint to be read into."""
-    if slot == "step":
-        return torch.zeros((), dtype=torch.float32, device=parameter.device)
-    if slot in ("exp_avg", "exp_avg_sq"):
-        return torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    # State of an optimizer with slots of its own shapes (8-bit, factored): as stored.
-    return reader.read(optim_name(piece.name, slot)).to(parameter.device)
+def _empty_slot(slot: Slot, parameter: torch.nn.Parameter, piece: Piece, reader: CheckpointReader) -> torch.Tensor:
+    """Return a tensor for the checkpoint to be read into."""
+    if slot.shape == "own":  # 8-bit, factored: as stored
+        return reader.read(optim_name(piece.name, slot.name)).to(parameter.device)
+    return empty_slot(slot, parameter)

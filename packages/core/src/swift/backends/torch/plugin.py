@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swift.backends.torch.config import TorchConfig
-from swift.contracts import HOOK_API, Capabilities, Need
+from swift.contracts import HOOK_API, Capabilities, Need, Reads, Trains
 from swift.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ class TorchBackend:
     capabilities = Capabilities(
         parallel=frozenset({"dp_replicate"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
-        tuners=frozenset({"full", "lora", "dora", "bnb-nf4", "bnb-int8", "torchao-nf4"}),
+        tuners=frozenset(Trains),
+        quantisers=frozenset({"bnb-nf4", "bnb-int8", "torchao-nf4"}),
+        optimizers=frozenset(Reads),
         provides=frozenset(
             {
                 Need.TOKEN_LOGPS,

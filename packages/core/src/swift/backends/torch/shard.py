@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.config import TorchConfig
 from swift.backends.torch.gradients import add_up
-from swift.optim.build import build_optimizer, parameter_groups
+from swift.optim.build import build_optimizer, parameter_groups, slots_of
 from swift.train.steps import Arithmetic
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    from swift.contracts import Run, Slot
     from swift.models.view import ViewModule
 
 
@@ -28,6 +29,8 @@ class TorchState:
     replica: torch.nn.Module
     """The same behind DDP when there are several processes; what training calls."""
     optimizer: torch.optim.Optimizer
+    slots: Mapping[str, Slot]
+    """What the optimizer keeps for each weight."""
     arithmetic: Arithmetic
     step: int = 0
 
@@ -49,6 +52,7 @@ def shard(run: Run, view: ViewModule) -> TorchState:
         view=view,
         replica=_data_parallel(run, view, arithmetic.device) if run.world.size > 1 else view,
         optimizer=build_optimizer(groups, config.optim, config.learning_rate, arithmetic.device),
+        slots=slots_of(config.optim),
         arithmetic=arithmetic,
     )
 

@@ -1,0 +1,62 @@
+"""What an optimizer says of itself: what it must see, what it keeps, and how it is made.
+
+Importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+
+
+class Reads(StrEnum):
+    """The smallest part of a weight that an update must see whole. A backend declares which of them it can serve."""
+
+    ELEMENTS = "elements"
+    """Each element by itself (Adam, Lion, SGD): any shard will do, a flat range of elements too."""
+    BLOCKS = "blocks"
+    """Runs of consecutive elements, such as those that share one scale in 8 bits."""
+    ROWS = "rows"
+    """Whole rows and columns (Adafactor)."""
+    MATRICES = "matrices"
+    """Whole matrices (Muon)."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor that an optimizer keeps for each weight: `optim.<HF name>.<slot>` in a checkpoint."""
+
+    name: str
+    """Its key in `torch.optim.Optimizer.state[parameter]`."""
+    shape: Literal["like", "scalar", "own"] = "like"
+    """Of the shape of the weight, sharded as the weight is; one number, such as a count of steps; or a shape of its
+    own, which is stored whole and only where weights are whole."""
+    dtype: str = "float32"
+    """Of a number, as it is made when there is none yet; tensors like the weight have the weight's dtype."""
+
+
+class Optimizer(Protocol):
+    """One optimizer. The entry point in `swift.optimizers` names a class that is called without arguments."""
+
+    options_model: type[BaseModel]
+    """The keys of the section `optim` that are the optimizer's own, such as `beta1`. Core has `lr`, the schedule,
+    `weight_decay` and `max_grad_norm` for all of them."""
+    reads: Reads
+    slots: tuple[Slot, ...]
+    """All that it keeps between steps. What is not among them is not in a checkpoint."""
+
+    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
+        """Return how many bytes it keeps for each element of a weight of this shape."""
+
+    def make(self, groups: list[dict[str, Any]], options: BaseModel, device: torch.device) -> torch.optim.Optimizer:
+        """Return the optimizer over these parameter groups, whose updates are computed on `device`.
+
+        Every group has `params`, `lr`, `weight_decay` and `lr_scale`. Its `lr` is set anew before every step; `update`
+        must read it, and `weight_decay`, from the group.
+        """

@@ -1,0 +1,77 @@
+"""What a tuner says of itself: what it needs of a backend, what it trains, how that begins, and how it is exported.
+
+Importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+
+
+class Trains(StrEnum):
+    """What a tuner asks of a backend. A backend lists what it can serve in `Capabilities.tuners`.
+
+    The first three are what core's own tuners ask for, which a backend may implement in a way of its own. The last two
+    are for any other tuner: a backend that builds its model by `swift.toolkit.build_view` serves both.
+    """
+
+    FULL = "full"
+    """All weights of the model, or some by pattern."""
+    LORA = "lora"
+    DORA = "dora"
+    WEIGHTS = "weights"
+    """Any choice of the model's own weights, which `attach` makes on a transformers model."""
+    MODULES = "modules"
+    """Any modules of PEFT, which `attach` puts into a transformers model."""
+
+
+@dataclass(frozen=True)
+class TunerContext:
+    """What `Tuner.attach` may need besides the model and its own options."""
+
+    seed: int
+    say: Callable[[str], None]
+    """Show a line to the user."""
+    adapter: Path | None = None
+    """`tuner.adapter`: a folder to start from."""
+    quantize: str = "none"
+    """`tuner.quantize`: how frozen weights are stored."""
+
+
+class Tuner(Protocol):
+    """One way of choosing what is trained. The entry point in `swift.tuners` names a class called without arguments."""
+
+    options_model: type[BaseModel]
+    """The keys of the section `tuner` that are the tuner's own. Core has `kind`, `quantize` and `adapter` for all."""
+    adapter: bool
+    """How it is stored and exported. True: what is trained is a PEFT adapter, stored alone, which export can merge.
+    False: weights of the model itself, stored and exported with all others."""
+    learning_rate: float
+    """The peak where the user names none."""
+
+    def needs(self, options: Any) -> frozenset[str]:
+        """Return what a backend must serve, as `Trains`."""
+
+    def attach(self, model: torch.nn.Module, options: Any, context: TunerContext) -> torch.nn.Module:
+        """Return the model with `requires_grad` on exactly the parameters that are trained.
+
+        The same on every process, and on the meta device too: nothing may be read from the weights, and what is drawn
+        is drawn by `initial`. Core makes fp32 masters of what is trained.
+        """
+
+    def initial(self, name: str, shape: Sequence[int], options: Any, seed: int) -> torch.Tensor | None:
+        """Return the whole tensor that an adapter's parameter begins with, in fp32 on the CPU, by its name on disk.
+
+        None leaves it as `attach` made it. It must depend on nothing but the arguments.
+        """
+
+    def lr_scale(self, name: str, options: Any) -> float:
+        """Return the factor on the learning rate of a parameter, by its name in the model."""

@@ -1,0 +1,42 @@
+"""What an optimizer keeps for each weight, as checkpoints of any backend read and write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from swift.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from swift.contracts import Slot
+
+
+def kept(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, slots: Mapping[str, Slot]
+) -> Iterator[tuple[Slot, torch.Tensor]]:
+    """Yield what an optimizer has kept for a parameter so far, which it must have declared, with its slot."""
+    for name, value in optimizer.state.get(parameter, {}).items():
+        slot = slots.get(name)
+        if slot is None:
+            raise CheckpointError(
+                f"The optimizer keeps {name!r} for a weight, which is not among its slots ({', '.join(slots)}): a "
+                "checkpoint would lack it.",
+                hint="Add it to the slots of the optimizer's plugin.",
+            )
+        held = value if torch.is_tensor(value) else torch.as_tensor(value, dtype=getattr(torch, slot.dtype))
+        if slot.shape == "like" and held.shape != parameter.shape:
+            raise CheckpointError(
+                f"The optimizer declares its slot {name!r} as like the weight, and keeps a tensor of the shape "
+                f"{tuple(held.shape)} for one of the shape {tuple(parameter.shape)}.",
+                hint="Declare the slot with shape='own' in the optimizer's plugin.",
+            )
+        yield slot, held
+
+
+def empty_slot(slot: Slot, parameter: torch.Tensor) -> torch.Tensor:
+    """Return memory for a slot to be read into, where there is none yet."""
+    if slot.shape == "like":
+        return torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    return torch.zeros((), dtype=getattr(torch, slot.dtype), device=parameter.device)

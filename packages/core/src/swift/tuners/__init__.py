@@ -1,0 +1,1 @@
+"""The tuners that core brings: all weights, and low-rank adapters."""

@@ -1,0 +1,82 @@
+"""The tuners that core brings, registered through entry points like anyone's. Importable without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from swift.config.own_options import FullOptions, LoraOptions
+from swift.contracts.tuner import Trains, TunerContext
+from swift.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+_LORA_B = (".lora_B.", ".lora_embedding_B.")
+
+
+class Full:
+    """All weights of the model, or some by pattern."""
+
+    options_model = FullOptions
+    adapter = False
+    learning_rate = 1e-5
+
+    def needs(self, options: FullOptions) -> frozenset[str]:
+        """Return what every backend serves."""
+        return frozenset({Trains.FULL})
+
+    def attach(self, model: torch.nn.Module, options: FullOptions, context: TunerContext) -> torch.nn.Module:
+        """Return the model itself, frozen where the patterns say so."""
+        if context.quantize != "none":
+            raise ConfigError(
+                f"tuner.quantize {context.quantize} stores weights that cannot be trained, and tuner.kind is full.",
+                hint="Use --tuner.kind lora, or --tuner.quantize none.",
+            )
+        if context.adapter is not None:
+            raise ConfigError("tuner.adapter goes on from an adapter, and tuner.kind is full.", hint="Use lora.")
+        from swift.models.tuners import freeze_by_pattern
+
+        freeze_by_pattern(model, options)
+        return model
+
+    def initial(self, name: str, shape: Sequence[int], options: FullOptions, seed: int) -> torch.Tensor | None:
+        """Return None: there is no adapter."""
+        return None
+
+    def lr_scale(self, name: str, options: FullOptions) -> float:
+        """Return 1: all weights learn at one rate."""
+        return 1.0
+
+
+class Lora:
+    """Low-rank adapters, of PEFT's kind: LoRA, DoRA, rank-stabilised and LoRA+."""
+
+    options_model = LoraOptions
+    adapter = True
+    learning_rate = 1e-4
+
+    def needs(self, options: LoraOptions) -> frozenset[str]:
+        """Return that magnitudes are trained as well under DoRA."""
+        return frozenset({Trains.LORA, Trains.DORA} if options.dora else {Trains.LORA})
+
+    def attach(self, model: torch.nn.Module, options: LoraOptions, context: TunerContext) -> torch.nn.Module:
+        """Return the model with adapters: those of a folder, or new ones."""
+        from swift.models.tuners import attach_adapter, resume_adapter
+
+        if context.adapter is not None:
+            return resume_adapter(model, context.adapter, context.say)
+        return attach_adapter(model, options, context.seed, context.say)
+
+    def initial(self, name: str, shape: Sequence[int], options: LoraOptions, seed: int) -> torch.Tensor | None:
+        """Return where A and B begin, in PEFT's distributions; magnitudes and whole modules begin as the weights."""
+        from swift.models.tuners import initial_matrix
+
+        if ".lora_A" in name or ".lora_B" in name or ".lora_embedding_" in name:
+            return initial_matrix(name, shape, options, seed=seed)
+        return None
+
+    def lr_scale(self, name: str, options: LoraOptions) -> float:
+        """Return LoRA+'s factor for the matrices B."""
+        faster = options.lora_plus_ratio is not None and any(marker in name for marker in _LORA_B)
+        return options.lora_plus_ratio if faster and options.lora_plus_ratio is not None else 1.0

@@ -1,0 +1,64 @@
+"""The tuner that a configuration selects, with its options. What it raises is blamed on the plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swift.plugins.answers import wrong
+from swift.plugins.blame import failing
+from swift.plugins.load import load_tuner
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift.config.sections import TunerSection
+    from swift.contracts import Tuner, TunerContext
+    from swift.plugins.discover import PluginEntry
+
+
+@dataclass(frozen=True)
+class SelectedTuner:
+    """A tuner with its options."""
+
+    entry: PluginEntry
+    tuner: Tuner
+    options: Any
+
+    @property
+    def adapter(self) -> bool:
+        """Return whether what is trained is an adapter."""
+        return self.tuner.adapter
+
+    def attach(self, model: torch.nn.Module, context: TunerContext) -> torch.nn.Module:
+        """Return the model with exactly what is trained requiring a gradient."""
+        import torch
+
+        with failing(self.entry, "attach"):
+            tuned: object = self.tuner.attach(model, self.options, context)
+        if not isinstance(tuned, torch.nn.Module):
+            raise wrong(self.entry, "attach", "the model", tuned)
+        if not any(parameter.requires_grad for parameter in tuned.parameters()):
+            raise wrong(self.entry, "attach", "a model in which something is trained", said="one that is all frozen")
+        if self.adapter != hasattr(tuned, "peft_config"):
+            what = "a model of PEFT, since it trains an adapter" if self.adapter else "a model without adapters"
+            raise wrong(self.entry, "attach", what, tuned)
+        return tuned
+
+    def initial(self, name: str, shape: Sequence[int], seed: int) -> torch.Tensor | None:
+        """Return what an adapter's parameter begins with; None leaves it as it is."""
+        with failing(self.entry, "initial"):
+            return self.tuner.initial(name, shape, self.options, seed)
+
+    def lr_scale(self, name: str) -> float:
+        """Return the factor on the learning rate of a parameter."""
+        with failing(self.entry, "lr_scale"):
+            return self.tuner.lr_scale(name, self.options)
+
+
+def tuner_of(section: TunerSection) -> SelectedTuner:
+    """Return the tuner that the `tuner` section names, with its options."""
+    loaded = load_tuner(section.kind)
+    assert loaded.config_model is not None
+    return SelectedTuner(loaded.entry, loaded.object, section.options(loaded.config_model))
