@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swift.contracts import Capabilities, Need, Trains
+from swift.contracts import Capabilities, Need, Reads, Trains
 from swift.errors import SwiftError, UnsupportedPlan
 from swift.plugins.blame import failing
 from swift.plugins.discover import CORE, duplicates, list_plugins
@@ -105,9 +105,12 @@ def _of_tuner(kind: str, need: str) -> Wish:
 def _of_optimizer(name: str) -> Wish:
     """Return what an optimizer asks. A backend of hook API 1.0 refuses by name what it lacks of core's own."""
     optimizer = load_optimizer(name)
-    said = f"what the optimizer {name!r} reads ({optimizer.object.reads})"
+    reads = optimizer.object.reads
+    said = f"whole {reads} of weights, which the optimizer {name!r} must see"
+    if reads == Reads.ELEMENTS:
+        said = f"the optimizer {name!r} (it declares none that read {reads})"
     by_core = optimizer.entry.distribution == CORE
-    return Wish(said, "optimizers", optimizer.object.reads, "--optim.name adamw", undeclared=by_core)
+    return Wish(said, "optimizers", reads, "--optim.name adamw", undeclared=by_core)
 
 
 def _other_backends(name: str) -> Iterator[tuple[str, Capabilities]]:
