@@ -38,7 +38,7 @@ def build(run: Run, source: ModelSource) -> BuiltModel:
     attention, view_class = None, ViewModule
     if run.config.parallel.ulysses > 1:
         attention = sequence_attention(run, source.config, cp=False)
-        view_class = partial(SequenceView, group=sequence_group())  # type: ignore[assignment]  # called like a class
+        view_class = partial(SequenceView, group=sequence_group(run))  # type: ignore[assignment]  # called like a class
     view = build_view(run, source, weights=not on_meta, attention=attention, view_class=view_class)
     return BuiltModel(view, source, on_meta)
 

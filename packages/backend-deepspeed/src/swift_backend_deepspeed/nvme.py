@@ -17,26 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.contracts import POLICY
 from swift_backend_deepspeed.operators import build_operator
 
 if TYPE_CHECKING:
     from swift.contracts import Run
 
 _SWAPPER = "deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper"
-_folder: Path | None = None
-"""That of the run in progress, on this process."""
 
 
-def prepare(run: Run, config: dict[str, Any]) -> None:
-    """Give this run a folder of its own, and DeepSpeed something to read and write with."""
-    global _folder
+def prepare(run: Run, config: dict[str, Any]) -> Path:
+    """Give this run a folder of its own, and DeepSpeed something to read and write with; return this process's."""
     section = config["zero_optimization"]["offload_optimizer"]
-    # The same on every process, and another one for every run; what a killed session of this run left is replaced.
-    name = hashlib.sha256(str(run.folder.resolve()).encode()).hexdigest()[:12]
+    # The same on every process, and another one for every run and role; what a killed session of it left is replaced.
+    owner = "" if run.role == POLICY else f"#{run.role}"
+    name = hashlib.sha256(f"{run.folder.resolve()}{owner}".encode()).hexdigest()[:12]
     folder = Path(section["nvme_path"]) / f"swift-{name}"
     section["nvme_path"] = str(folder)
-    _folder = folder / "zero_stage_3" / "optimizer" / f"rank{run.world.rank}"
-    shutil.rmtree(_folder, ignore_errors=True)
+    own = folder / "zero_stage_3" / "optimizer" / f"rank{run.world.rank}"
+    shutil.rmtree(own, ignore_errors=True)
     import importlib
 
     from deepspeed.ops.op_builder import AsyncIOBuilder
@@ -49,20 +48,17 @@ def prepare(run: Run, config: dict[str, Any]) -> None:
         run.say("DeepSpeed's reading and writing needs libaio, which is not here: threads swap the optimizer's state.")
         swapper.AsyncIOBuilder = ThreadedIOBuilder  # type: ignore[attr-defined]
     run.say(f"The optimizer's state is swapped to {folder}.")
+    return own
 
 
-def clear() -> None:
+def clear(own: Path) -> None:
     """Remove the files of this process, and the folders when they are empty."""
-    global _folder
-    if _folder is None:
-        return
-    shutil.rmtree(_folder, ignore_errors=True)
-    for folder in list(_folder.parents)[:3]:
+    shutil.rmtree(own, ignore_errors=True)
+    for folder in list(own.parents)[:3]:
         try:
             folder.rmdir()
         except OSError:
             break  # other processes are not done
-    _folder = None
 
 
 class ThreadedIOBuilder:

@@ -61,6 +61,7 @@ class DeepSpeedBackend:
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing"}),
+        roles=8,
     )
 
     @hookimpl
@@ -120,10 +121,10 @@ class DeepSpeedBackend:
         return stream(state)
 
     @hookimpl
-    def swift_teardown(self) -> bool:
+    def swift_teardown(self, run: Run) -> bool:
         from swift_backend_deepspeed.topology import teardown
 
-        teardown()
+        teardown(run)
         return True
 
     @hookimpl

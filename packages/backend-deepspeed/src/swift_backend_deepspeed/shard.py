@@ -34,7 +34,7 @@ from swift_backend_deepspeed.tensor_parallel import (
     record_full_shapes,
     tensor_shard_of,
 )
-from swift_backend_deepspeed.topology import quiet_deepspeed, remember
+from swift_backend_deepspeed.topology import Session, quiet_deepspeed
 
 if TYPE_CHECKING:
     from swift.contracts import Run, Slot
@@ -77,7 +77,7 @@ class DeepSpeedState:
 
 def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
     """Partition → optimizer → engine → exact fp32 weights."""
-    deepspeed = quiet_deepspeed()
+    deepspeed, session = quiet_deepspeed(), Session.of(run)
     device = torch.device(run.topology.device)
     precision, _ = resolve_dtype(run.config.model.dtype, str(device))
     config = resolved(
@@ -100,7 +100,7 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
     if offloaded_to != "none":
         config["zero_force_ds_cpu_optimizer"] = False
     if offloaded_to == "nvme":
-        nvme.prepare(run, config)
+        session.swap_folders.append(nvme.prepare(run, config))
     optimizer = build_optimizer(
         groups, run.config.optim, run.config.learning_rate, device if offloaded_to == "none" else "cpu"
     )
@@ -110,7 +110,7 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
         before = probe(view, tokens, view.comparable)
         config["tensor_parallel"] |= partition_config(model, config["tensor_parallel"])
     engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
-    remember(engine)
+    session.engines.append(engine)
     state = DeepSpeedState(
         engine=engine,
         view=view,

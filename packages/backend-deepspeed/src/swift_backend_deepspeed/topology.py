@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -20,24 +22,43 @@ from swift_backend_deepspeed.plan import data_size
 if TYPE_CHECKING:
     from swift.contracts import Run
 
-_before: dict[str, str | None] = {}
-"""Variables that were set for DeepSpeed, and their values before."""
-_sequence: dist.ProcessGroup | None = None
-_engines: list[Any] = []
-"""Those of the run in progress, to be taken apart at its end."""
+
+@dataclass
+class Session:
+    """What has to be undone at the end of a run: what this backend keeps in `run.backend_state`."""
+
+    variables: dict[str, str | None] = field(default_factory=dict)
+    """Variables that were set for DeepSpeed, and their values before."""
+    sequence: dist.ProcessGroup | None = None
+    """The processes that share each sample with this one."""
+    engines: list[Any] = field(default_factory=list)
+    """One for each model of the run, to be taken apart."""
+    swap_folders: list[Path] = field(default_factory=list)
+    """This process's folders of optimizer state on a disk."""
+
+    @classmethod
+    def of(cls, run: Run) -> Session:
+        """Return the session that `setup` began."""
+        assert isinstance(run.backend_state, cls)
+        return run.backend_state
+
+    def set(self, name: str, value: str) -> None:
+        """Set an environment variable until the end of the run."""
+        self.variables.setdefault(name, os.environ.get(name))
+        os.environ[name] = value
 
 
 def setup(run: Run) -> Topology:
     """Join the group, tell DeepSpeed of it, and cut it into groups that share samples (neighbours)."""
-    global _sequence
+    session = run.backend_state = Session()
     options, parallel, world = run.options(DeepSpeedOptions), run.config.parallel, run.world
     device = choose_device(options.device, world, cpu_threads=options.cpu_threads)
     precision, _ = resolve_dtype(run.config.model.dtype, str(device))
     # DeepSpeed looks for its accelerator and its place when it is imported or first used.
     if device.type == "cpu":
-        _set("DS_ACCELERATOR", "cpu")
+        session.set("DS_ACCELERATOR", "cpu")
     for name, value in (("RANK", world.rank), ("LOCAL_RANK", world.local_rank), ("WORLD_SIZE", world.size)):
-        _set(name, os.environ.get(name, str(value)))
+        session.set(name, os.environ.get(name, str(value)))
     join_group(device, world, timeout=run.timeout, alone=True)
     deepspeed = quiet_deepspeed()
     from deepspeed.accelerator import get_accelerator
@@ -60,7 +81,7 @@ def setup(run: Run) -> Topology:
         for first in range(0, world.size, parallel.ulysses):
             group: Any = dist.new_group(list(range(first, first + parallel.ulysses)))
             if first <= world.rank < first + parallel.ulysses:
-                _sequence = group
+                session.sequence = group
     for remark in remarks(options.content, run.config, data_size=slices, precision=precision):
         run.say(remark)
     layout = {"zero": stage_in_force(options.content, precision), "dp": slices}
@@ -71,10 +92,11 @@ def setup(run: Run) -> Topology:
     return Topology(world=world, data_rank=world.rank // sharing, data_size=slices, device=str(device), layout=layout)
 
 
-def sequence_group() -> dist.ProcessGroup:
-    """The processes that share each sample with this one."""
-    assert _sequence is not None
-    return _sequence
+def sequence_group(run: Run) -> dist.ProcessGroup:
+    """Return the group of processes that share each sample with this one."""
+    group = Session.of(run).sequence
+    assert group is not None
+    return group
 
 
 def quiet_deepspeed() -> Any:
@@ -88,29 +110,23 @@ def quiet_deepspeed() -> Any:
     return deepspeed
 
 
-def remember(engine: Any) -> None:
-    """An engine is to be taken apart at the end."""
-    _engines.append(engine)
-
-
-def teardown() -> None:
+def teardown(run: Run) -> None:
     """Leave the groups, and DeepSpeed as it was found."""
-    global _sequence
-    _sequence = None
     import deepspeed
 
-    while _engines:
-        _take_apart(_engines.pop())
+    session, run.backend_state = Session.of(run), None
+    while session.engines:
+        _take_apart(session.engines.pop())
     _forget_groups()
-    nvme.clear()
+    for folder in session.swap_folders:
+        nvme.clear(folder)
     leave_group()
     deepspeed.comm.comm.cdb = None
-    for name, value in _before.items():
+    for name, value in session.variables.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    _before.clear()
 
 
 def _take_apart(engine: Any) -> None:
@@ -130,11 +146,6 @@ def _take_apart(engine: Any) -> None:
         vars(each).clear()
     vars(optimizer.parameter_offload).clear()
     vars(optimizer).clear()
-
-
-def _set(name: str, value: str) -> None:
-    _before.setdefault(name, os.environ.get(name))
-    os.environ[name] = value
 
 
 def _forget_groups() -> None:

@@ -20,7 +20,7 @@ from swift.toolkit import (
     sequence_attention,
 )
 from swift_backend_fsdp.config import FsdpConfig
-from swift_backend_fsdp.topology import meshes
+from swift_backend_fsdp.topology import meshes_of
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource, Run
@@ -42,9 +42,10 @@ def build(run: Run, source: ModelSource) -> MetaModel:
     check_heads(source.config, run.config.parallel.tp)
     check_widths(source.config, run.config.parallel.tp)
     config = run.config
-    attention = sequence_attention(run, source.config) if meshes().sizes.sequence > 1 else None
+    meshes = meshes_of(run)
+    attention = sequence_attention(run, source.config) if meshes.sizes.sequence > 1 else None
     quantised = config.tuner.quantize != "none"
-    view_class = partial(SequenceView, group=meshes().sequence) if attention is not None else ViewModule
+    view_class = partial(SequenceView, group=meshes.sequence) if attention is not None else ViewModule
     view = build_view(run, source, weights=quantised, attention=attention, view_class=view_class)
     blocks = decoder_blocks(view.model)
     if not blocks:

@@ -55,6 +55,7 @@ class FsdpBackend:
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing"}),
+        roles=8,
     )
 
     @hookimpl
@@ -114,8 +115,8 @@ class FsdpBackend:
         return stream(state)
 
     @hookimpl
-    def swift_teardown(self) -> bool:
+    def swift_teardown(self, run: Run) -> bool:
         from swift_backend_fsdp.topology import teardown
 
-        teardown()
+        teardown(run)
         return True

@@ -27,7 +27,7 @@ from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.local import keep, local_slice
 from swift_backend_fsdp.model import MetaModel
 from swift_backend_fsdp.tensor_parallel import shard_tensors
-from swift_backend_fsdp.topology import Meshes, meshes
+from swift_backend_fsdp.topology import Meshes, meshes_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run, Slot
@@ -100,13 +100,13 @@ class FsdpState:
 
 def shard(run: Run, built: MetaModel) -> FsdpState:
     """Tensor parallel → FSDP, block by block → memory → weights → optimizer."""
-    options = run.options(FsdpConfig)
+    options, meshes = run.options(FsdpConfig), meshes_of(run)
     arithmetic = Arithmetic.of(run)
-    partial = shard_tensors(built.view.model, meshes().tp) if meshes().sizes.tp > 1 else set()
+    partial = shard_tensors(built.view.model, meshes.tp) if meshes.sizes.tp > 1 else set()
     root = FsdpRoot(built.view)
-    _fully_shard(root, built.blocks, options, arithmetic)
+    _fully_shard(root, built.blocks, meshes, options, arithmetic)
     if not built.filled:
-        _allocate(root, "cpu" if options.offload else arithmetic.device)
+        _allocate(root, "cpu" if options.offload else arithmetic.device, buffers=meshes.fsdp.device_type)
         fill(run, built.view.model, built.source, keep)
     with torch.no_grad():
         root(None)
@@ -126,18 +126,20 @@ def shard(run: Run, built: MetaModel) -> FsdpState:
         ),
         slots=slots_of(run.config.optim),
         arithmetic=arithmetic,
-        meshes=meshes(),
+        meshes=meshes,
     )
 
 
-def _fully_shard(root: FsdpRoot, blocks: list[nn.Module], options: FsdpConfig, arithmetic: Arithmetic) -> None:
+def _fully_shard(
+    root: FsdpRoot, blocks: list[nn.Module], meshes: Meshes, options: FsdpConfig, arithmetic: Arithmetic
+) -> None:
     compute = None if arithmetic.compute is torch.float32 else arithmetic.compute
     offload: OffloadPolicy = OffloadPolicy()
     if options.offload:
         offload = CPUOffloadPolicy(pin_memory=arithmetic.device.type == "cuda")
     reduce = torch.float32 if options.reduce_dtype == "float32" else arithmetic.compute
     settings: dict[str, Any] = {
-        "mesh": meshes().fsdp,
+        "mesh": meshes.fsdp,
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False),
         "offload_policy": offload,
     }
@@ -158,16 +160,16 @@ def _fully_shard(root: FsdpRoot, blocks: list[nn.Module], options: FsdpConfig, a
         each.set_modules_to_backward_prefetch(sharded[max(0, index - options.prefetch) : index][::-1])
 
 
-def _allocate(root: FsdpRoot, device: torch.device | str) -> None:
-    """Allocate parameters; buffers were computed and stay."""
-    buffers = {
+def _allocate(root: FsdpRoot, device: torch.device | str, *, buffers: str) -> None:
+    """Allocate parameters on one device; buffers were computed, and are moved to theirs."""
+    computed = {
         (module, name): buffer
         for module in root.modules()
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     }
     root.to_empty(device=device)
-    for (module, name), buffer in buffers.items():
-        module._buffers[name] = buffer.to(meshes().fsdp.device_type)
+    for (module, name), buffer in computed.items():
+        module._buffers[name] = buffer.to(buffers)
 
 
 def _trained_shard(name: str, parameter: nn.Parameter) -> TrainedShard:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Meshes:
-    """The groups of one process."""
+    """The groups of one process: what FSDP keeps in `run.backend_state`, shared by all models of the run."""
 
     sizes: MeshSizes
     fsdp: DeviceMesh
@@ -34,18 +34,14 @@ class Meshes:
     """Processes that hold the shards of one replica."""
 
 
-_meshes: Meshes | None = None
-
-
-def meshes() -> Meshes:
-    """The meshes of the run in progress."""
-    assert _meshes is not None
-    return _meshes
+def meshes_of(run: Run) -> Meshes:
+    """Return the meshes that `setup` made."""
+    assert isinstance(run.backend_state, Meshes)
+    return run.backend_state
 
 
 def setup(run: Run) -> Topology:
     """Join the group, and cut it into meshes. Neighbours share tensors first, then sequences, then data."""
-    global _meshes
     options = run.options(FsdpConfig)
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
     sizes = sizes_of(run)
@@ -55,7 +51,7 @@ def setup(run: Run) -> Topology:
     root = init_device_mesh(device.type, (sizes.replicate, sizes.data, sizes.sequence, sizes.tp), mesh_dim_names=names)
     shard = root["data", "sequence"]._flatten("shard")
     slices = root["replicate", "data"]._flatten("slices")
-    _meshes = Meshes(
+    run.backend_state = Meshes(
         sizes=sizes,
         fsdp=root["replicate", "shard"] if sizes.replicate > 1 else shard,
         tp=root["tp"],
@@ -72,10 +68,9 @@ def setup(run: Run) -> Topology:
     )
 
 
-def teardown() -> None:
+def teardown(run: Run) -> None:
     """Leave all groups."""
-    global _meshes
-    _meshes = None
+    run.backend_state = None
     _forget_meshes()
     leave_group()
 

@@ -12,6 +12,8 @@ from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.coordination import agree, comms_for
 from swift.checkpoint.folders import earlier_checkpoint
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from swift.checkpoint.names import owned_name, owner_of
+from swift.checkpoint.owners import owned_facts
 from swift.checkpoint.planning import fill
 from swift.checkpoint.storage import INDEX, StoredTensors, index_from_json
 from swift.errors import CheckpointError, SwiftError
@@ -25,20 +27,35 @@ _LARGEST = 1 << 30
 class Checkpoint:
     """A checkpoint that is open for reading: the `CheckpointReader` that a backend sees."""
 
-    def __init__(self, folder: Path, facts: Manifest, stored: StoredTensors, comms: Comms) -> None:
+    def __init__(self, folder: Path, facts: Manifest, stored: StoredTensors, comms: Comms, owner: str = "") -> None:
         self.folder = folder
         self.facts = facts
         self.manifest: Mapping[str, Any] = facts.model_dump(mode="json")
         self._stored = stored
         self._comms = comms
+        self._owner = owner
+
+    def for_role(self, name: str) -> Checkpoint:
+        """Return a reader of another role's tensors by their canonical names; this one reads the policy's."""
+        if name not in self.facts.roles:
+            held = ", ".join(self.facts.roles) or "none besides the policy"
+            raise CheckpointError(
+                f"{self.folder} has no {name}: it was saved by a run with other roles ({held}).",
+                hint="Resume with the roles of the run, or start a new one without --resume_from_checkpoint.",
+            )
+        reader = Checkpoint(self.folder, self.facts, self._stored, self._comms, name)
+        facts = owned_facts(self.facts.facts, name)
+        reader.manifest = {**self.manifest, "adapter": self.facts.roles[name].adapter, "facts": facts}
+        return reader
 
     def names(self) -> list[str]:
-        """Canonical names of all tensors."""
-        return self._stored.names()
+        """Return the canonical names of the role's tensors."""
+        start = len(owned_name(self._owner, ""))
+        return [name[start:] for name in self._stored.names() if owner_of(name) == self._owner]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one tensor, without reading it."""
-        return self._stored.index[name].shape
+        return self._stored.index[owned_name(self._owner, name)].shape
 
     def tensors(self, tensors: Mapping[str, Any]) -> None:
         """Fill these tensors in place (plain, DTensor or Boxes), reading only what they hold.
@@ -49,15 +66,17 @@ class Checkpoint:
 
     def read(self, name: str) -> torch.Tensor:
         """One whole tensor; on any process alone."""
-        if name not in self._stored.index:
-            raise CheckpointError(f"{self.folder} has no tensor {name}.")
+        stored = owned_name(self._owner, name)
+        if stored not in self._stored.index:
+            raise CheckpointError(f"{self.folder} has no tensor {stored}.")
         try:
-            return self._stored.read(name)
+            return self._stored.read(stored)
         except Exception as error:
             raise _unreadable(self.folder, error) from error
 
     def _fill(self, tensors: dict[str, Any]) -> None:
-        missing = [name for name in tensors if name not in self._stored.index]
+        stored = {owned_name(self._owner, name): tensor for name, tensor in tensors.items()}
+        missing = [name for name in stored if name not in self._stored.index]
         if missing:
             raise CheckpointError(
                 f"{self.folder} lacks {_some(missing)}.",
@@ -73,7 +92,7 @@ class Checkpoint:
                 f"{self.folder} has other shapes: {_some(other)}.",
                 hint="It was saved with another model or other adapter settings.",
             )
-        fill(tensors, self._stored)
+        fill(stored, self._stored)
 
 
 def open_checkpoint(folder: Path, *, verify: bool | Literal["sizes"] = True) -> Checkpoint:

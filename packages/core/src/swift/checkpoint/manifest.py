@@ -80,6 +80,17 @@ class Scheduled(BaseModel):
     peak: FiniteFloat | None = None
 
 
+class RoleRecord(BaseModel):
+    """The facts of one role in a checkpoint, besides the policy's, which are the manifest's own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: Count = Field(description="Updates that were made of it")
+    model_fingerprint: StrictStr
+    adapter: dict[str, JsonValue] | None = None
+    config: dict[str, JsonValue] = Field(default_factory=dict, description="Its sections: model, tuner, optim")
+
+
 class Manifest(BaseModel):
     """The facts of one checkpoint. `config` is the resolved configuration, so that a checkpoint alone is enough."""
 
@@ -96,6 +107,7 @@ class Manifest(BaseModel):
     plan: dict[str, JsonValue] = Field(default_factory=dict)
     schedule: dict[str, JsonValue] = Field(default_factory=dict)
     adapter: dict[str, JsonValue] | None = None
+    roles: dict[str, RoleRecord] = Field(default_factory=dict, description="Other models that are trained with it")
     metrics: dict[str, float | None] = Field(default_factory=dict)
     facts: dict[str, JsonValue] = Field(default_factory=dict, description="What the backend handed over")
     plugins: dict[str, str] = Field(default_factory=dict)
@@ -123,9 +135,9 @@ class Manifest(BaseModel):
             Progress.model_validate(facts.get("progress", {}))
         except ValidationError as error:
             raise ValueError(f"progress.{_first(error)}") from None
-        scaler = facts.get("scaler") or {}
-        if not isinstance(scaler, dict) or not all(isinstance(each, int | float) for each in scaler.values() if each):
-            raise ValueError("scaler: should be an object of numbers")
+        for name in facts:
+            if name.rpartition("/")[2] == "scaler" and not _is_of_numbers(facts[name] or {}):
+                raise ValueError(f"{name}: should be an object of numbers")
         return facts
 
     @field_validator("schedule")
@@ -136,6 +148,10 @@ class Manifest(BaseModel):
         except ValidationError as error:
             raise ValueError(_first(error)) from None
         return schedule
+
+
+def _is_of_numbers(value: JsonValue) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, int | float) for each in value.values() if each)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 MODEL = "model."
 OPTIMIZER = "optim."
+_OWNED = re.compile(rf"([a-z][a-z0-9_]*)/(?={re.escape(MODEL)}|{re.escape(OPTIMIZER)})")
 
 
 def model_name(hf: str) -> str:
@@ -19,3 +22,14 @@ def optim_name(hf: str, slot: str) -> str:
 def weight_name(canonical: str) -> str | None:
     """The Hugging Face (or PEFT) name of a canonical weight; None for optimizer state."""
     return canonical.removeprefix(MODEL) if canonical.startswith(MODEL) else None
+
+
+def owned_name(owner: str, canonical: str) -> str:
+    """Return the name in a checkpoint of a tensor of a role: `critic/model.<HF name>`. The policy's, '', stay bare."""
+    return f"{owner}/{canonical}" if owner else canonical
+
+
+def owner_of(name: str) -> str:
+    """Return the role that a name in a checkpoint belongs to; '' is the policy."""
+    found = _OWNED.match(name)
+    return found[1] if found else ""

@@ -15,11 +15,13 @@ from swift.contracts.objective import LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RunSummary, StepRecord
 from swift.contracts.optimizer import Optimizer, Reads, Slot
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
+from swift.contracts.role import POLICY, ModelRole
 from swift.contracts.run import ModelFacts, Run, Topology, World
 from swift.contracts.tuner import Trains, Tuner, TunerContext
 
 __all__ = [
     "HOOK_API",
+    "POLICY",
     "CalibrationRow",
     "Capabilities",
     "CheckpointReader",
@@ -34,6 +36,7 @@ __all__ = [
     "InferenceEngine",
     "LossSums",
     "ModelFacts",
+    "ModelRole",
     "ModelSource",
     "ModelView",
     "Need",

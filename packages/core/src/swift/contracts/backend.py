@@ -39,6 +39,8 @@ class Capabilities:
     """Switches outside the plan, by config name: `train.compile`, `train.gradient_checkpointing`, ..."""
     modalities: frozenset[str] = frozenset({"text"})
     """What samples may hold: 'text', 'image', 'video', 'audio'. See `MicroBatch.media`."""
+    roles: int = 1
+    """How many models a run may hold at once, the policy among them: each is a state of its own in the same process."""
 
 
 class TrainState(Protocol):

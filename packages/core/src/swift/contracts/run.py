@@ -11,12 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from swift.contracts.role import POLICY, ModelRole
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from swift.config.sections import Config
     from swift.contracts.inference import InferenceEngine
-    from swift.optim.schedule import Schedule
 
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ class Run:
     """Plugin → 'distribution version', of those registered."""
     topology: SetLater[Topology] = SetLater("swift_setup returns it")
     """Raises before `swift_setup` has returned it."""
-    schedule: SetLater[Schedule] = SetLater("it is made once the number of steps is, before swift_shard")
+    schedule: SetLater[Callable[[int], float]] = SetLater("it is made once the number of steps is, before swift_shard")
     """Learning rate by step; raises before it is set, which is before `swift_shard`."""
     total_steps: int = 0
     adapter_config: dict[str, Any] | None = None
@@ -117,6 +118,32 @@ class Run:
     backend_state: Any = None
     """The backend's own, from `swift_setup` to `swift_teardown`: process groups, meshes, what is to be taken down. Core
     never looks at it, and no backend keeps such things in module globals."""
+
+    role: str = POLICY
+    """Which model of the run the hooks are called for. A role other than the policy has a `Run` of its own."""
+
+    def for_role(self, role: ModelRole) -> Run:
+        """Return the `Run` that hooks get for another model of the same run.
+
+        Its configuration has the role's sections; model facts, adapter configuration and schedule are its own. Folder,
+        world, topology and `backend_state` are shared.
+        """
+        from swift.config.sections import TunerSection
+
+        tuner = role.tuner or TunerSection(kind="full")
+        sections = {"model": role.model, "tuner": tuner, "optim": role.optim or self.config.optim}
+        return Run(
+            config=self.config.model_copy(update=sections),
+            backend_options=self.backend_options,
+            folder=self.folder,
+            world=self.world,
+            say=self.say,
+            plugins=self.plugins,
+            topology=self.topology,
+            total_steps=self.total_steps,
+            backend_state=self.backend_state,
+            role=role.name,
+        )
 
     def options(self, kind: type[T]) -> T:
         """Return the `backend` section as the model that the backend declares (`config_model`)."""

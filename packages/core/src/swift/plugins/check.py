@@ -116,6 +116,9 @@ def check_capabilities_declared(entry: PluginEntry, plugin: Any) -> None:
         if isinstance(field.default, bool):
             if not isinstance(value, bool):
                 raise _faulty(entry, f"declares the capability {field.name} as {value!r}", "It is True or False")
+        elif isinstance(field.default, int):
+            if not isinstance(value, int) or value < 1:
+                raise _faulty(entry, f"declares the capability {field.name} as {value!r}", "It is a number from 1 up")
         elif isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(e, str) for e in value):
             raise _faulty(entry, f"declares the capability {field.name} as {value!r}", "It is a frozenset of texts")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from swift.processes.comms import Comms
 from swift.processes.watchdog import Watchdog
 from swift.train import reference
 from swift.train.best import BestSoFar
+from swift.train.roles import RoleModel
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
@@ -44,6 +45,13 @@ class Job:
     """What every checkpoint of this run says alike; step and position are filled in when saving."""
     watchdog: Watchdog
     resumed_from: Path | None = None
+    roles: dict[str, RoleModel] = field(default_factory=dict)
+    """Models besides the policy, by name."""
+
+    @property
+    def trained_roles(self) -> list[RoleModel]:
+        """Those that checkpoints hold."""
+        return [each for each in self.roles.values() if each.role.trained]
 
     @property
     def topology(self) -> Topology:

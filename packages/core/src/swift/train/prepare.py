@@ -18,7 +18,7 @@ from swift.checkpoint.coordination import close_comms
 from swift.checkpoint.load import facts_of
 from swift.checkpoint.manifest import Manifest
 from swift.config.sections import Config
-from swift.contracts import Objective, Plan, Run
+from swift.contracts import ModelRole, Objective, Plan, Run
 from swift.data.pipeline import PreparedData, prepare_data
 from swift.data.store import ReferencedSamples, SampleSet, hash_of
 from swift.errors import ConfigError, DataError
@@ -39,6 +39,7 @@ from swift.train.job import Job, in_order
 from swift.train.planning import ModelInTraining, make_plan
 from swift.train.reference import Mode, ScoreCache, reference_mode, to_be_scored
 from swift.train.resume import StartPoint, claim_folder, describe_run, find_start, resume
+from swift.train.roles import check_roles, open_role
 from swift.train.run_folder import RunClaim
 from swift.train.send_weights import send_weights
 
@@ -57,6 +58,7 @@ class Setup:
     hooks: Hooks
     comms: Comms
     start: StartPoint
+    roles: tuple[ModelRole, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,16 @@ class SampleSets:
 
 @contextmanager
 def open_job(
-    parsed: Parsed, *, rows: Sequence[Any] | None = None, validation_rows: Sequence[Any] | None = None
+    parsed: Parsed,
+    *,
+    rows: Sequence[Any] | None = None,
+    validation_rows: Sequence[Any] | None = None,
+    roles: Sequence[ModelRole] = (),
 ) -> Iterator[Job]:
     """Make a run ready for its first step, and take it down again whatever happens.
 
-    `rows` and `validation_rows` are data sets in memory, used instead of those that the configuration names.
+    `rows` and `validation_rows` are data sets in memory, used instead of those that the configuration names. `roles`
+    are models that the run holds besides its policy, opened after it.
     """
     config = parsed.config
     hooks = open_hooks(load_backend(config.backend.name), observers=load_observers(config.logging.report_to))
@@ -94,6 +101,7 @@ def open_job(
         say=print_line if world.rank == 0 else say_nothing,
         plugins=hooks.versions,
     )
+    check_roles(roles, hooks, config.backend.name)
     hooks.check_plan(run)
     comms: Comms | None = None
     watchdog: Watchdog | None = None
@@ -108,7 +116,7 @@ def open_job(
         start = find_start(config, comms)
         claim = claim_folder(run, comms, start)
         watchdog.folder = run.folder
-        job = _prepare(Setup(parsed, run, hooks, comms, start), watchdog, rows, validation_rows)
+        job = _prepare(Setup(parsed, run, hooks, comms, start, tuple(roles)), watchdog, rows, validation_rows)
         _check_evaluation(job)
         describe_run(job, parsed, start)
         began = True
@@ -172,6 +180,7 @@ def _prepare(
         reference=mode,
         manifest=_manifest(run, source, data, plan),
         watchdog=watchdog,
+        roles={role.name: open_role(role, run, setup.hooks) for role in setup.roles},
     )
     if start.folder is not None:
         run.say(f"Going on with the run in {start.folder}, on {run.world.size} process{'es' * (run.world.size > 1)}.")

@@ -79,6 +79,11 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
     job.hooks.load_checkpoint(job.run, job.state, checkpoint)
     step = checkpoint.facts.step
     job.state.step = step
+    for role in job.trained_roles:
+        role.load(checkpoint)
+    others = sorted(checkpoint.facts.roles.keys() - job.roles.keys())
+    if others:
+        job.run.say(f"{folder} also holds {', '.join(others)}, which this run does not have: left out.")
     progress = checkpoint.manifest["facts"].get("progress", {})
     job.best.restore(progress.get("best", {}))
     restore_plan(job.plan, progress)

@@ -57,6 +57,7 @@ class CheckpointSaver:
             update={
                 "step": record.step,
                 "adapter": job.run.adapter_config,
+                "roles": {role.name: role.record() for role in job.trained_roles},
                 "metrics": metrics,
                 "facts": {"progress": {"best": job.best.to_json(), "epoch": record.epoch, **plan_state(job.plan)}},
             }
@@ -106,6 +107,8 @@ class CheckpointSaver:
 
     def _fill(self, writer: CheckpointWriter) -> None:
         self._job.hooks.save_checkpoint(self._job.run, self._job.state, writer)
+        for role in self._job.trained_roles:
+            role.save(writer)
 
     def _model_weights(self) -> Callable[[StoredTensors], None]:
         """What writes the weights ready to load, in the background perhaps: only what it is given here."""

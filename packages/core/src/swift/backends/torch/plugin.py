@@ -55,6 +55,7 @@ class TorchBackend:
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing", "model.liger"}),
+        roles=8,
     )
 
     @hookimpl

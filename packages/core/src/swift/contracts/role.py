@@ -1,0 +1,45 @@
+"""The contract of roles: what a run trains or asks besides its policy.
+
+Importable without torch: tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swift.config.sections import ModelSection, OptimSection, TunerSection
+
+POLICY = "policy"
+"""The role of the model that the configuration describes: what is exported, and what a checkpoint's bare names are."""
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class ModelRole:
+    """One more model of a run: a critic that is trained, a teacher that is asked.
+
+    Core opens it after the policy with the same hooks, called once more with a `Run` of its own.
+    """
+
+    name: str
+    """'critic'. Owns the names of its tensors in checkpoints: `critic/model.<Hugging Face name>`."""
+    model: ModelSection
+    """Where its weights come from."""
+    tuner: TunerSection | None = None
+    """None trains all weights."""
+    optim: OptimSection | None = None
+    """None is the policy's."""
+    schedule: Callable[[int], float] | None = None
+    """Learning rate by the role's own steps; None makes it of `optim`, over as many steps as the policy has."""
+    trained: bool = True
+    """A role that is not trained is asked only: it is not saved, and reads its weights again on a resume."""
+
+    def __post_init__(self) -> None:
+        if self.name == POLICY or not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"{self.name!r} cannot be the name of a role: lower-case letters, digits and _, not policy"
+            )

@@ -1,0 +1,105 @@
+"""Models of a run besides the policy: opened with the same hooks, trained and asked by whoever asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swift.checkpoint.load import Checkpoint
+from swift.checkpoint.manifest import RoleRecord
+from swift.checkpoint.owners import OwnedWriter
+from swift.contracts import ForwardResult, ModelRole, Objective, Run, StepResult, TrainState, WeightStream
+from swift.errors import CheckpointError, UnsupportedPlan
+from swift.models.source import open_source
+from swift.optim.schedule import Schedule
+from swift.plugins.hooks import Hooks
+
+if TYPE_CHECKING:
+    from swift.contracts import CheckpointWriter, ModelSource
+    from swift.data.batch import Batch
+
+_SECTIONS = ("model", "tuner", "optim")
+
+
+def check_roles(roles: Sequence[ModelRole], hooks: Hooks, backend: str) -> None:
+    """Raise `UnsupportedPlan` when a run asks for more models than its backend holds at once."""
+    names = [role.name for role in roles]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two roles have the same name: {', '.join(names)}")
+    most = hooks.capabilities.roles
+    if 1 + len(roles) > most:
+        raise UnsupportedPlan(
+            f"This run holds {1 + len(roles)} models at once (policy, {', '.join(names)}); the {backend} backend "
+            f"holds {most}.",
+            hint="Choose a backend that holds more (swift plugins), such as --backend torch or --backend fsdp.",
+        )
+
+
+@dataclass
+class RoleModel:
+    """A model of the run besides the policy, ready to be trained or asked. All calls are made on every process."""
+
+    role: ModelRole
+    run: Run
+    hooks: Hooks
+    source: ModelSource
+    state: TrainState
+
+    @property
+    def name(self) -> str:
+        """The role's name."""
+        return self.role.name
+
+    def train_step(self, batch: Batch, objective: Objective) -> StepResult:
+        """Make one optimizer step over one global batch."""
+        if not self.role.trained:
+            raise ValueError(f"{self.name} is not trained in this run")
+        return self.hooks.train_step(self.run, self.state, batch, objective)
+
+    def forward(self, batch: Batch, objective: Objective) -> ForwardResult:
+        """Compute the objective's sums without gradient."""
+        return self.hooks.forward(self.run, self.state, batch, objective)
+
+    def iter_weights(self) -> WeightStream:
+        """Stream whole tensors by their Hugging Face names; every process reads it to its end."""
+        return self.hooks.iter_weights(self.run, self.state)
+
+    def save(self, writer: CheckpointWriter) -> None:
+        """Hand everything trained to the writer of the run's checkpoint, under names that the role owns."""
+        self.hooks.save_checkpoint(self.run, self.state, OwnedWriter(writer, self.name))
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Fill the model and its optimizer from the run's checkpoint."""
+        reader = checkpoint.for_role(self.name)
+        record = checkpoint.facts.roles[self.name]
+        if record.model_fingerprint != self.source.fingerprint:
+            saved = self.run.config.model.path
+            raise CheckpointError(
+                f"The checkpoint of step {checkpoint.facts.step} belongs to another run. Changed: the model of the "
+                f"{self.name} (now {saved}).",
+                hint="Resume with the settings of the run, or start a new one without --resume_from_checkpoint.",
+            )
+        self.hooks.load_checkpoint(self.run, self.state, reader)
+        self.state.step = record.step
+
+    def record(self) -> RoleRecord:
+        """Return what the manifest of a checkpoint says of it."""
+        sections = self.run.config.model_dump(mode="json", include=set(_SECTIONS))
+        return RoleRecord(
+            step=self.state.step,
+            model_fingerprint=self.source.fingerprint,
+            adapter=self.run.adapter_config,
+            config=sections,
+        )
+
+
+def open_role(role: ModelRole, policy: Run, hooks: Hooks) -> RoleModel:
+    """Let the backend build, distribute and fill the model of a role, in the processes that hold the policy."""
+    run = policy.for_role(role)
+    hooks.check_plan(run)
+    total = policy.total_steps
+    run.schedule = role.schedule or Schedule.from_config(run.config.optim, run.config.learning_rate, total)
+    source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
+    state = hooks.shard(run, hooks.wrap_model(run, source))
+    return RoleModel(role, run, hooks, source, state)
