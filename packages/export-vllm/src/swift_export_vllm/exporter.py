@@ -20,8 +20,9 @@ class VllmExporter:
     @hookimpl
     def swift_export(self, weights: WeightStream, request: ExportRequest) -> Path:
         from swift.export import HuggingFaceExporter
-        from swift_export_vllm.supported import check_exported
+        from swift_export_vllm.supported import check_exported, check_task
 
+        check_task(request.source)
         check_exported(request.source)
         folder: Path = HuggingFaceExporter().swift_export(weights, request)
         return folder

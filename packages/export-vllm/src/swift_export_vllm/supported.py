@@ -64,6 +64,16 @@ def check_served(model: Path, interpreter: Interpreter) -> None:
     )
 
 
+def check_task(source: ModelSource) -> None:
+    """Refuse a model with a head for scores, or with none: what this package serves generates text."""
+    task = getattr(source, "task", "causal_lm")
+    if task != "causal_lm":
+        raise ExportError(
+            f"This model was trained for {task}, and swift serves models that generate text.",
+            hint="Type: swift export ... --to hf. What that writes is loaded by transformers.",
+        )
+
+
 def check_exported(source: ModelSource) -> None:
     """Refuse to write a model that the installed vLLM does not list. Where none is, whoever installs it finds out."""
     if importlib.util.find_spec("vllm") is None:

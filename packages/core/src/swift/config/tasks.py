@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from swift.contracts import Need
-from swift.errors import ConfigError
+from swift.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from swift.config.sections import ModelSection
-    from swift.contracts import Objective
+    from swift.contracts import ModelSource, Objective
 
 CAUSAL_LM, EMBEDDING = "causal_lm", "embedding"
 HEADED = ("seq_cls", "reward", "value")
@@ -21,6 +22,33 @@ _OF_LOGITS = frozenset(
 _OF_HEAD = frozenset({Need.SCORES, Need.VALUES})
 _TRAINED_BY = {CAUSAL_LM: _OF_LOGITS, EMBEDDING: frozenset({Need.POOLED}), **dict.fromkeys(HEADED, _OF_HEAD)}
 """Task → views of which an objective must ask for at least one: the others leave a part of the model untrained."""
+
+
+def task_of(source: ModelSource) -> str:
+    """Return what a model is for; one that does not say is a causal language model."""
+    return str(getattr(source, "task", CAUSAL_LM))
+
+
+def task_of_config(config: Mapping[str, Any]) -> str:
+    """Return the task of a model by its config.json, as far as the name of its class tells."""
+    listed = config.get("architectures")
+    name = str(listed[0]) if isinstance(listed, list) and listed else ""
+    if name.endswith("ForSequenceClassification"):
+        return "seq_cls"
+    # Code that comes with a model gives its classes any name.
+    bare = name.endswith("Model") and not name.endswith(("LMHeadModel", "LMModel", "HeadsModel"))
+    return EMBEDDING if bare and "auto_map" not in config else CAUSAL_LM
+
+
+def check_generates(name: str, task: str) -> None:
+    """Raise `ModelError` where text is asked of a model for another task."""
+    if task == CAUSAL_LM:
+        return
+    returns = "vectors" if task == EMBEDDING else "scores"
+    raise ModelError(
+        f"{name} returns {returns} ({task}) and generates no text: there is nothing to talk to.",
+        hint="Type: swift export MODEL --to hf, and load that with transformers.",
+    )
 
 
 def check_task(section: ModelSection, objective: Objective) -> None:

@@ -20,6 +20,7 @@ from swift.checkpoint.manifest import MANIFEST
 from swift.checkpoint.names import model_name, weight_name
 from swift.checkpoint.storage import StoredTensors
 from swift.config.sections import ExportOptions, ExportSection, ModelSection
+from swift.config.tasks import CAUSAL_LM, task_of, task_of_config
 from swift.contracts import ExportRequest, ModelSource, Run, WeightStream
 from swift.errors import CheckpointError, ExportError, SwiftError, UsageError
 from swift.export.calibration import calibration_rows
@@ -126,6 +127,7 @@ def _origin(path: Path, trust_remote_code: bool, say: Say) -> _Origin:
             )
         say(f"Exporting the model in {folder}")
         section = ModelSection(path=str(folder), trust_remote_code=trust_remote_code)
+        section = section.model_copy(update={"task": task_of_config(settings)})
         return _Origin(folder, open_source(section, say=say))
     folder = find_checkpoint(path)
     checkpoint = open_checkpoint(folder)
@@ -162,6 +164,12 @@ def _quantise(
 ) -> None:
     """Calibration data is looked at first: what is wrong with it should be said before anything takes long."""
     quantiser()
+    if task_of(origin.source) != CAUSAL_LM:
+        raise ExportError(
+            f"Quantising is compared by the loss of generated text, which a model of task {task_of(origin.source)} "
+            "does not return.",
+            hint="Export it in full precision: leave --quant out, and add --dtype bfloat16 for half the size.",
+        )
     calibration = calibration_rows(
         options, origin.source, None if origin.checkpoint is None else origin.checkpoint.facts, say=say
     )
@@ -399,6 +407,10 @@ def _by_vllm(
     folder: Path, reference: Reference, dtype: str, source: ModelSource, *, required: bool, say: Say
 ) -> dict[str, Any]:
     base = None
+    if task_of(source) != CAUSAL_LM:
+        reason = "this model does not generate text"
+        say(f"vLLM was not asked: {reason}")
+        return {"asked": False, "reason": reason}
     if is_adapter(folder):
         base = _folder_of(source)
         if base is None:
@@ -426,10 +438,9 @@ def _folder_of(source: ModelSource) -> Path | None:
 
 def _say_verified(report: Mapping[str, Any], say: Say) -> None:
     who = ["transformers", *(["vLLM"] if report.get("vllm", {}).get("asked") else [])]
-    largest = max(
-        each["log_probabilities"]["largest_difference"] for each in (report, report.get("vllm", {})) if len(each) > 2
-    )
-    told = [f"{report['weights']['compared']} weights equal", f"log-probabilities within {largest:.1e}"]
+    kind, what = ("outputs", "outputs") if "outputs" in report else ("log_probabilities", "log-probabilities")
+    largest = max(each[kind]["largest_difference"] for each in (report, report.get("vllm", {})) if len(each) > 2)
+    told = [f"{report['weights']['compared']} weights equal", f"{what} within {largest:.1e}"]
     if "greedy" in report:
         told.append(f"{report['greedy']['tokens_equal']} greedy tokens equal")
     if report["rendering"] is not None:

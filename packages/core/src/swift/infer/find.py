@@ -14,13 +14,17 @@ from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.config.sections import ModelSection
+from swift.config.tasks import CAUSAL_LM, EMBEDDING, check_generates, task_of_config
 from swift.errors import CheckpointError, ModelError
 from swift.models.adapter_file import read_adapter_config
+from swift.models.config_file import CONFIG, read_config
 from swift.models.files import HASHED_WHOLE
 from swift.models.trust import section_from_file
 from swift.untrusted import check_regular, typed_path
 
 ADAPTER_FILE = "adapter_config.json"
+_TASKS = {"SEQ_CLS": "seq_cls", "FEATURE_EXTRACTION": EMBEDDING}
+"""PEFT's word for the task of an adapter → the task of the model."""
 _UNFINISHED = re.compile(r"(checkpoint-\d+)(?:\.\w+)?\.tmp")
 """Name of a checkpoint until it is complete, and while it is being replaced or removed."""
 
@@ -47,10 +51,14 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
     if path.is_dir():
         check_finished(path)
     if (path / ADAPTER_FILE).is_file():
-        base = read_adapter_config(path).get("base_model_name_or_path")
+        config = read_adapter_config(path)
+        check_generates(str(path), _TASKS.get(str(config.get("task_type")), CAUSAL_LM))
+        base = config.get("base_model_name_or_path")
         if not base:
             raise ModelError(f"{path} does not say which model it adapts.", hint="Type: --model BASE --adapter ADAPTER")
         return WeightsLocation(ModelSection(path=base, trust_remote_code=trust_remote_code), path)
+    if (path / CONFIG).is_file():
+        check_generates(str(path), task_of_config(read_config(path)))
     return WeightsLocation(ModelSection(path=name, trust_remote_code=trust_remote_code), adapter)
 
 
@@ -139,6 +147,7 @@ def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) 
     model = section_from_file(
         ModelSection.model_validate(config["model"]), folder / MANIFEST, trust_remote_code=trust_remote_code
     )
+    check_generates(str(folder), model.task)
     system = config.get("data", {}).get("system")
     if manifest.adapter is not None:
         if not (folder / ADAPTER_FILE).is_file():

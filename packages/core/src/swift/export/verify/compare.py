@@ -28,6 +28,7 @@ class Account:
     greedy: list[list[int]]
     """Tokens of each answer; it may be shorter where the answerer stopped by itself."""
     greedy_logps: list[list[float]] = field(default_factory=list)
+    vectors: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,30 @@ def tolerance_of(dtype: str) -> Tolerance:
 
 def compare(reference: Reference, account: Account, tolerance: Tolerance, *, cause: str) -> dict[str, Any]:
     """Compare and return the report. `ExportError` names the first token that differs; `cause` is its hint."""
+    if reference.vectors is not None:
+        return {"outputs": _compare_vectors(reference.vectors, account, tolerance, cause)}
     told = {"log_probabilities": _compare_logps(reference, account, tolerance, cause)}
     if reference.greedy is not None:
         told["greedy"] = _compare_greedy(reference.greedy, account, tolerance, cause)
     return told
+
+
+def _compare_vectors(
+    wanted: Sequence[Sequence[float]], account: Account, tolerance: Tolerance, cause: str
+) -> dict[str, Any]:
+    largest = 0.0
+    for number, (before, after) in enumerate(zip(wanted, account.vectors, strict=True), 1):
+        for place, (one, other) in enumerate(zip(before, after, strict=True), 1):
+            difference = abs(one - other) / (1 + abs(one))
+            if not difference <= tolerance.largest:
+                raise ExportError(
+                    f"The export differs from the training state: output {place} of test prompt {number} is "
+                    f"{other:.4f} by {account.who} instead of {one:.4f}, more than {tolerance.largest:g} apart.",
+                    hint=cause,
+                )
+            largest = max(largest, difference)
+    values = sum(map(len, wanted))
+    return {"prompts": len(wanted), "values": values, "largest_difference": largest, "tolerance": tolerance.largest}
 
 
 def _compare_logps(reference: Reference, account: Account, tolerance: Tolerance, cause: str) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from swift.config.tasks import CAUSAL_LM, EMBEDDING, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
 from swift.models.load_adapter import peft_config
 from swift.models.names import name_map
+from swift.models.pooling import pooled, pooling_weights
 
 Prompt = list[int]
 LogProbabilities = Callable[[list[Prompt]], list[list[float]]]
@@ -51,6 +53,8 @@ class Reference:
     logps: list[list[float]]
     greedy: list[Continuation] | None = None
     """None where the training state is asked through something that can only say log-probabilities."""
+    vectors: list[list[float]] | None = None
+    """The scores of each prompt, or its vector, of a model that is not trained to go on with text."""
 
     @classmethod
     def ask(cls, state: LogProbabilities, prompts: list[Prompt]) -> Reference:
@@ -99,6 +103,25 @@ def module_logps(model: torch.nn.Module, prompts: list[Prompt]) -> list[list[flo
 
 
 @torch.no_grad()
+def module_vectors(model: torch.nn.Module, prompts: list[Prompt], source: ModelSource) -> list[list[float]]:
+    """Return the scores, or the vectors, of a transformers module for another task than `causal_lm`."""
+    model.eval()
+    device = next(model.parameters()).device
+    how = getattr(source, "pooling", "last")
+    answers = []
+    for prompt in prompts:
+        output = model(input_ids=torch.tensor([prompt], device=device), use_cache=False)
+        if task_of(source) == EMBEDDING:
+            hidden = output.last_hidden_state
+            where = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=device)
+            vector = pooled(hidden, where, pooling_weights(where, 1, how), 1)[0]
+        else:
+            vector = output.logits[0]
+        answers.append(vector.float().tolist())
+    return answers
+
+
+@torch.no_grad()
 def module_greedy(model: torch.nn.Module, prompts: list[Prompt]) -> list[Continuation]:
     """How a transformers module goes on after each prompt."""
     model.eval()
@@ -127,6 +150,7 @@ class PlainState:
     """
 
     def __init__(self, source: ModelSource) -> None:
+        self._source = source
         self._model: Any = source.build(dtype=torch.float32)
         self._names = name_map(self._model)
         self._tensors = {
@@ -154,4 +178,6 @@ class PlainState:
 
     def reference(self, prompts: list[Prompt]) -> Reference:
         """Return the outputs of the training state."""
-        return Reference.of(self._model, prompts)
+        if task_of(self._source) == CAUSAL_LM:
+            return Reference.of(self._model, prompts)
+        return Reference(prompts, [], vectors=module_vectors(self._model, prompts, self._source))

@@ -16,12 +16,14 @@ from safetensors import safe_open
 from swift.checkpoint.checksums import write_json
 from swift.checkpoint.manifest import installed_versions
 from swift.checkpoint.safetensors_write import tensor_bytes
+from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
-from swift.export.verify.compare import account_of_module, compare, tolerance_of
-from swift.export.verify.reference import Reference
+from swift.export.verify.compare import Account, account_of_module, compare, tolerance_of
+from swift.export.verify.reference import Reference, module_vectors
 from swift.export.verify.rendering import compare_rendering
 from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
+from swift.models.heads import class_of_task, loads_in_transformers
 
 VERIFICATION = "verification.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -72,7 +74,10 @@ def verify_export(
     """
     _compare_weights(folder, expected)
     model = reload(folder, source)
-    account = account_of_module(model, reference.prompts, greedy=reference.greedy is not None)
+    if reference.vectors is None:
+        account = account_of_module(model, reference.prompts, greedy=reference.greedy is not None)
+    else:
+        account = Account("transformers", [], [], vectors=module_vectors(model, reference.prompts, source))
     del model
     report = {
         "verified": True,
@@ -137,9 +142,7 @@ def reload(folder: Path, source: ModelSource) -> torch.nn.Module:
 
         adapted: torch.nn.Module = PeftModel.from_pretrained(source.build(dtype=torch.float32), folder)
         return adapted
-    from transformers import AutoModelForCausalLM
-
-    model, info = AutoModelForCausalLM.from_pretrained(
+    model, info = _loader(source).from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trusted(source)
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -149,3 +152,14 @@ def reload(folder: Path, source: ModelSource) -> torch.nn.Module:
             )
     reloaded: torch.nn.Module = model
     return reloaded
+
+
+def _loader(source: ModelSource) -> Any:
+    """Return the class by which users load a model of this task."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    task = task_of(source)
+    if task in HEADED and not loads_in_transformers(source.config):
+        return class_of_task(source.config, task)
+    autos = {CAUSAL_LM: AutoModelForCausalLM, EMBEDDING: AutoModel}
+    return autos.get(task, AutoModelForSequenceClassification)

@@ -1,0 +1,159 @@
+"""Models with a head, and models of vectors: from training to a folder that transformers loads alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import typed
+from safetensors.torch import load_file
+from tiny_runs import conversations, run_training, write_model
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+from swift.config.sections import ExportOptions
+from swift.errors import ExportError, ModelError
+from swift.export.plugins import HuggingFaceExporter
+from swift.export.run import export_checkpoint
+from swift.infer.find import find_weights
+from swift.testing.objectives import install_objectives
+
+OBJECTIVES = {"reward": "kit-scores", "seq_cls": "kit-scores", "value": "kit-values", "embedding": "kit-vectors"}
+TOKENS = torch.arange(5, 35)[None]
+LORA = {"tuner.kind": "lora", "tuner.dropout": 0.0, "optim.lr": 1e-2}
+
+
+def trained(folder: Path, task: str, **changes: Any) -> Path:
+    """The folder of a short run."""
+    install_objectives()
+    model = write_model(folder / "model", tie_word_embeddings=True)
+    settings = {"model.task": task, "objective.name": OBJECTIVES[task], "checkpoint.save_last": True, **changes}
+    return run_training(model, folder / "output", conversations(8), {"train.max_steps": 2, **settings}).folder
+
+
+@pytest.fixture(scope="module")
+def reward(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("reward"), "reward")
+
+
+def exported(run: Path, to: str = "hf", **options: Any) -> tuple[Path, dict[str, Any]]:
+    folder = run.parent / f"exported-{to}"
+    quiet = ExportOptions(out=folder, exist_ok=True, **{"verify": "transformers", **options})
+    export_checkpoint(run, to=to, options=quiet, say=lambda _: None)
+    report: dict[str, Any] = json.loads((folder / "verification.json").read_text())
+    return folder, report
+
+
+def test_a_reward_model_is_exported_with_its_head_and_compared_by_its_scores(reward: Path) -> None:
+    folder, report = exported(reward)
+    assert report["outputs"]["values"] == report["outputs"]["prompts"]
+    assert report["outputs"]["largest_difference"] < 1e-5
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3ForSequenceClassification"]
+    assert config["num_labels"] == 1
+    assert config["id2label"] == {"0": "LABEL_0"}
+    weights = load_file(folder / "model.safetensors")
+    assert weights["score.weight"].shape == (1, 64)
+    assert not any("lm_head" in name for name in weights)
+    assert not (folder / "generation_config.json").exists()
+    model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    checkpoint = next(path for path in reward.iterdir() if path.name.startswith("checkpoint"))
+    again = AutoModelForSequenceClassification.from_pretrained(checkpoint)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(TOKENS).logits, again.eval()(TOKENS).logits)
+
+
+def test_an_export_is_an_export_of_the_same_kind_when_it_is_exported_again(reward: Path) -> None:
+    folder, _ = exported(reward)
+    out = folder.with_name("again")
+    export_checkpoint(folder, to="hf", options=ExportOptions(out=out, verify="transformers"), say=lambda _: None)
+    assert torch.equal(
+        load_file(out / "model.safetensors")["score.weight"], load_file(folder / "model.safetensors")["score.weight"]
+    )
+
+
+def test_an_export_whose_scores_are_others_is_refused(reward: Path) -> None:
+    class Forgetful:
+        """Writes a configuration under which the same weights compute something else."""
+
+        def export(self, _: object, weights: Any, request: Any) -> Path:
+            folder: Path = HuggingFaceExporter().swift_export(weights, request)
+            config = json.loads((folder / "config.json").read_text())
+            config["rms_norm_eps"] = 1.0
+            (folder / "config.json").write_text(json.dumps(config))
+            return folder
+
+    with pytest.raises(ExportError, match="output 1 of test prompt"):
+        export_checkpoint(
+            reward,
+            to="hf",
+            options=ExportOptions(out=reward.parent / "forgetful", verify="transformers"),
+            exporter=Forgetful(),
+            say=lambda _: None,
+        )
+    assert not (reward.parent / "forgetful").exists()
+
+
+@pytest.mark.full
+def test_an_embedding_model_is_exported_without_any_head(tmp_path: Path) -> None:
+    folder, report = exported(trained(tmp_path, "embedding", **{"model.pooling": "mean"}))
+    assert report["outputs"]["values"] == 64 * report["outputs"]["prompts"]
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["Qwen3Model"]
+    _, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    with pytest.raises(ModelError, match="returns vectors"):
+        find_weights(str(folder))
+
+
+@pytest.mark.full
+def test_an_adapter_brings_its_head_and_is_merged_with_it(tmp_path: Path) -> None:
+    run = trained(tmp_path, "seq_cls", **{**LORA, "model.num_labels": 3})
+    adapter, _ = exported(run, "adapter")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert config["task_type"] == "SEQ_CLS"
+    assert "score" in config["modules_to_save"]
+    from peft import PeftModel
+
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=3)
+    adapted = PeftModel.from_pretrained(base, adapter).eval()
+    merged = AutoModelForSequenceClassification.from_pretrained(exported(run)[0]).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(TOKENS).logits, merged(TOKENS).logits, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ModelError, match="generates no text"):
+        find_weights(str(adapter))
+    onward = trained(tmp_path / "onward", "seq_cls", **{**LORA, "model.num_labels": 3, "tuner.adapter": str(adapter)})
+    assert (onward / "logging.jsonl").exists()
+
+
+@pytest.mark.full
+def test_an_adapter_without_a_head_is_no_beginning_for_a_model_with_one(tmp_path: Path) -> None:
+    install_objectives()
+    model = write_model(tmp_path / "model")
+    plain = run_training(
+        model, tmp_path / "output", conversations(8), {**LORA, "train.max_steps": 1, "checkpoint.save_last": True}
+    )
+    adapter = next(path for path in plain.folder.iterdir() if path.name.startswith("checkpoint"))
+    with pytest.raises(ModelError, match="was trained for CAUSAL_LM"):
+        trained(tmp_path / "next", "reward", **{**LORA, "tuner.adapter": str(adapter)})
+
+
+@pytest.mark.parametrize("verb", ["infer", "serve"])
+def test_nobody_talks_to_a_reward_model(verb: str, reward: Path) -> None:
+    folder, _ = exported(reward)
+    for named in (reward, folder):
+        ended = typed([verb, str(named)], reward.parent)
+        assert ended.code == 2
+        assert "returns scores" in ended.output
+        assert "swift export" in ended.output
+
+
+def test_what_is_served_or_quantised_generates_text(reward: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="trained for reward"):
+        export_checkpoint(reward, to="vllm", options=ExportOptions(out=tmp_path / "served"), say=lambda _: None)
+    options = ExportOptions(out=tmp_path / "small", quant="w8a8")
+    with pytest.raises(ExportError, match="does not return"):
+        export_checkpoint(reward, to="vllm", options=options, say=lambda _: None)
