@@ -17,7 +17,7 @@ from swift.contracts import Completion, EngineRequest, Need, Sampling, Score, We
 from swift.data.batch import collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError, ModelError, UsageError, did_you_mean
-from swift.infer.sampling import Drawing
+from swift.infer.sampling import Sampler
 from swift.models.attention import choose_attention
 from swift.models.load_adapter import load_adapter
 from swift.models.names import base_model, name_map
@@ -55,9 +55,9 @@ class LocalEngine:
         for prompt in prompts:
             self._check_length(prompt, sampling)
         for places in _by_length(prompts, self._batch):
-            drawing = Drawing(sampling, places, self._device)
-            output = self._generate([prompts[place] for place in places], sampling, drawing)
-            logprobs = torch.stack(drawing.logprobs, dim=1).tolist()
+            sampler = Sampler(sampling, places, self._device)
+            output = self._generate([prompts[place] for place in places], sampling, sampler)
+            logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
             for place, ids, logps in zip(places, output, logprobs, strict=True):
                 yield place, self._completion(ids, logps)
 
@@ -68,7 +68,7 @@ class LocalEngine:
 
         def work() -> None:
             try:
-                self._generate([prompt], sampling, Drawing(sampling, [0], self._device), streamer=tokens)
+                self._generate([prompt], sampling, Sampler(sampling, [0], self._device), streamer=tokens)
             except BaseException as failure:
                 tokens.queue.put(failure)
             else:
@@ -131,7 +131,7 @@ class LocalEngine:
 
     @torch.no_grad()
     def _generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, drawing: Drawing, streamer: Any = None
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, sampler: Sampler, streamer: Any = None
     ) -> list[list[int]]:
         """Generate the continuation of each prompt, padding included.
 
@@ -155,7 +155,7 @@ class LocalEngine:
             input_ids=ids.to(self._device),
             attention_mask=mask.to(self._device),
             generation_config=settings,
-            logits_processor=LogitsProcessorList([drawing]),
+            logits_processor=LogitsProcessorList([sampler]),
             streamer=streamer,
         )
         answers: list[list[int]] = output[:, longest:].tolist()

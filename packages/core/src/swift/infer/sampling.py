@@ -11,7 +11,7 @@ import torch
 from swift.contracts import Sampling
 
 
-class Drawing:
+class Sampler:
     """A logits processor that leaves one token possible in each row, and remembers its log-probability.
 
     `generate` is told to take the most likely token, and keeps doing everything else: caches, masks, stopping.

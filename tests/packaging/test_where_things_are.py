@@ -1,0 +1,41 @@
+"""The table 'Where things are' of CONTRIBUTING.md: each file is there, and defines what the table says."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import import_rules
+import pytest
+
+PAGE = import_rules.ROOT / "CONTRIBUTING.md"
+ROW = re.compile(r"^\| (?P<what>[^|]+) \| `(?P<file>[^`]+)` \| `(?P<name>[^`]+)` \|$", re.MULTILINE)
+FOLDERS = {"core": "swift", "export-vllm": "swift_export_vllm"}
+
+rows = [match.groups() for match in ROW.finditer(PAGE.read_text().partition("## Where things are")[2])]
+
+
+def test_the_table_is_read() -> None:
+    assert len(rows) > 30
+    assert len({what for what, _, _ in rows}) == len(rows)
+
+
+@pytest.mark.parametrize(("file", "name"), [row[1:] for row in rows], ids=[row[0] for row in rows])
+def test_what_the_table_names_is_where_it_says(file: str, name: str) -> None:
+    package, _, inside = file.partition("/")
+    module = FOLDERS.get(package, f"swift_{package.replace('-', '_')}")
+    path = import_rules.ROOT / "packages" / package / "src" / module / inside
+    assert name in defined(ast.parse(path.read_text()))
+
+
+def defined(module: ast.Module) -> set[str]:
+    """Names that a module defines itself, rather than importing them."""
+    found = set()
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return found
