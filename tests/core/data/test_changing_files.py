@@ -13,9 +13,9 @@ import pytest
 from swift.config.sections import DataSection
 from swift.data.corpus import open_corpus, stream_rows
 from swift.data.encodings import encoding_of
-from swift.data.read import read_path
-from swift.data.spec import parse_source
-from swift.data.unchanged_files import BLOCK, SteadyFile
+from swift.data.sources.read import read_path
+from swift.data.sources.spec import parse_source
+from swift.data.sources.unchanged_files import BLOCK, SteadyFile
 from swift.errors import DataError
 
 ROWS: list[dict[str, Any]] = [{"prompt": f"question {i}", "completion": f"answer {i}" * 50} for i in range(2000)]

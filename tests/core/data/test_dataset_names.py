@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swift.data.spec import parse_source
+from swift.data.sources.spec import parse_source
 from swift.errors import DataError
 
 

@@ -12,8 +12,8 @@ import pytest
 from swift.config.sections import DataSection
 from swift.data.corpus import Corpus, corpus_of, open_corpus
 from swift.data.encodings import encoding_of
-from swift.data.read import read_path
-from swift.data.spec import parse_source
+from swift.data.sources.read import read_path
+from swift.data.sources.spec import parse_source
 from swift.errors import DataError
 
 ROWS: list[dict[str, Any]] = [{"prompt": f"q{i}", "completion": f"a\n{i} é"} for i in range(5)]

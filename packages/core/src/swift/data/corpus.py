@@ -13,10 +13,10 @@ from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
 from swift.data.encodings import Encoding
 from swift.data.formats import Sample, check_columns, rename
-from swift.data.read import read_path
 from swift.data.roles import STANDARD_TAGS, RoleTags
-from swift.data.rows import ListRows, RowData, Rows
-from swift.data.spec import Source, parse_source
+from swift.data.sources.read import read_path
+from swift.data.sources.rows import ListRows, RowData, Rows
+from swift.data.sources.spec import Source, parse_source
 from swift.data.store import hash_of
 from swift.errors import DataError
 from swift.untrusted import shown
@@ -110,7 +110,7 @@ def corpus_of(rows: Any, name: str, section: DataSection, encoding: Encoding) ->
     """Rows that are in memory already: a list of dicts, or a `datasets.Dataset`."""
     readable: Rows
     if hasattr(rows, "_fingerprint"):
-        from swift.data.hub import DatasetRows
+        from swift.data.sources.hub import DatasetRows
 
         readable = DatasetRows(rows, name)
     else:
@@ -143,7 +143,7 @@ def _open(source: Source, section: DataSection) -> Part:
     if source.kind == "path":
         rows = read_path(source)
     else:
-        from swift.data.hub import read_hub
+        from swift.data.sources.hub import read_hub
 
         rows = read_hub(source)
     count = min(len(rows), source.limit or len(rows))
@@ -157,7 +157,7 @@ def _check_columns(parts: Sequence[Part], section: DataSection) -> None:
 
 
 def _stream_hub(source: Source, section: DataSection) -> Iterator[tuple[Part, str, RowData]]:
-    from swift.data.hub import stream_hub
+    from swift.data.sources.hub import stream_hub
 
     part = Part(_shown(source), ListRows([], source.text), 0, {**source.columns, **section.columns}, source.tags)
     for index, row in enumerate(stream_hub(source)):

@@ -21,8 +21,8 @@ from swift.data.corpus import Corpus
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import ReadRow
 from swift.data.report import DataReport, SourceCount, merge_columns
-from swift.data.rows import first_line
 from swift.data.samples import Encoded
+from swift.data.sources.rows import first_line
 from swift.data.store import Spilled, StoreWriter, pack_arrays
 from swift.errors import DataError, SwiftError
 

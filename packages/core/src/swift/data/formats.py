@@ -17,7 +17,7 @@ from swift.data.conversation import (
     rounds,
 )
 from swift.data.roles import RoleTags
-from swift.data.rows import RowData
+from swift.data.sources.rows import RowData
 from swift.errors import DataError, did_you_mean
 
 MESSAGES = ("messages", "conversations", "conversation")

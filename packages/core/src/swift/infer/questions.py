@@ -13,7 +13,7 @@ from swift.data.corpus import Part, open_parts
 from swift.data.encodings import ChatEncoding
 from swift.data.formats import ANSWER, MESSAGES, QUESTION, SYSTEM, rename
 from swift.data.roles import RoleTags
-from swift.data.rows import RowData
+from swift.data.sources.rows import RowData
 from swift.errors import DataError
 from swift.untrusted import is_unicode
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from swift.data.conversation import Unusable
 from swift.data.formats import UNDERSTOOD, UNKNOWN_FORMAT, RowReader, Sample
 from swift.data.roles import STANDARD_TAGS, RoleTags
-from swift.data.rows import RowData
+from swift.data.sources.rows import RowData
 from swift.data.texts import Steps
 from swift.errors import DataError, PluginError
 

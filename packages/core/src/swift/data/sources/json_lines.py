@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from swift.data.rows import RowData, as_row
-from swift.data.unchanged_files import SteadyFile
+from swift.data.sources.rows import RowData, as_row
+from swift.data.sources.unchanged_files import SteadyFile
 from swift.errors import DataError
 from swift.untrusted import DEPTH, is_deeper, parse_json
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swift.data.rows import Chained, Rows
-from swift.data.tables import ArrowRows
-from swift.data.unchanged_files import SteadyFile
+from swift.data.sources.arrow_tables import ArrowRows
+from swift.data.sources.rows import Chained, Rows
+from swift.data.sources.unchanged_files import SteadyFile
 from swift.errors import DataError
 from swift.untrusted import inside, read_json_object, shown
 

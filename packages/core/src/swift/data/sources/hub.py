@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from swift.data.rows import RowData, as_row, first_line
-from swift.data.spec import Source
+from swift.data.sources.rows import RowData, as_row, first_line
+from swift.data.sources.spec import Source
 from swift.errors import DataError
 
 

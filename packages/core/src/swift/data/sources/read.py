@@ -7,10 +7,10 @@ import io
 from pathlib import Path
 from typing import Any
 
-from swift.data.lines import JsonLines
-from swift.data.rows import Chained, ListRows, Rows
-from swift.data.spec import SUFFIXES, Source
-from swift.data.unchanged_files import SteadyFile
+from swift.data.sources.json_lines import JsonLines
+from swift.data.sources.rows import Chained, ListRows, Rows
+from swift.data.sources.spec import SUFFIXES, Source
+from swift.data.sources.unchanged_files import SteadyFile
 from swift.errors import DataError
 from swift.untrusted import parse_json, shown
 
@@ -22,7 +22,7 @@ def read_path(source: Source) -> Rows:
     """Returns the rows of a local file or folder."""
     path = Path(source.location)
     if path.is_dir() and any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
-        from swift.data.saved_datasets import read_saved
+        from swift.data.sources.saved_datasets import read_saved
 
         rows = read_saved(path, source.split)
     else:
@@ -58,7 +58,7 @@ def read_file(path: Path) -> Rows:
             case ".csv":
                 return _read_csv(file)
             case ".parquet":
-                from swift.data.tables import ParquetRows
+                from swift.data.sources.arrow_tables import ParquetRows
 
                 return ParquetRows(file)
         return JsonLines(file)

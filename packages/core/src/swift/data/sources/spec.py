@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from swift.data.dataset_info import InfoEntry, find_entry, known_names
 from swift.data.roles import STANDARD_TAGS, RoleTags
+from swift.data.sources.dataset_info import InfoEntry, find_entry, known_names
 from swift.errors import DataError, did_you_mean
 from swift.untrusted import check_unicode, inside, shown
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from swift.data.rows import RowData, first_line
-from swift.data.unchanged_files import SteadyFile
+from swift.data.sources.rows import RowData, first_line
+from swift.data.sources.unchanged_files import SteadyFile
 from swift.errors import DataError, SwiftError
 
 UNPACKED = 1 << 30
