@@ -105,7 +105,6 @@ UPWARDS = {
     ("config", "contracts"): "what is asked for is compared with what a backend says it can do",
     ("data", "contracts"): "plans are made for an objective",
     ("optim", "models"): "which weights decay is decided by their names",
-    ("contracts", "optim"): "a run has its schedule",
     ("tuners", "models"): "core's own tuners put PEFT's modules into a model",
     ("processes", "plugins"): "an error of another process is blamed on the plugin that raised it",
 }
