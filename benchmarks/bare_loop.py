@@ -40,7 +40,7 @@ class BareLoop:
         )
 
     def load(self, model: str | Path) -> Any:
-        """The model with its weights."""
+        """Return the model with its weights."""
         return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
     def step(self, batch: Sequence[int]) -> tuple[float, int]:
@@ -54,7 +54,7 @@ class BareLoop:
         return loss.item(), int(counts[1])
 
     def losses(self, batch: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of the losses of learned tokens; their number and that of all tokens."""
+        """Return the sum of the losses of learned tokens; their number and that of all tokens."""
         input_ids, attention_mask, labels = self.pad([self.samples[index] for index in batch])
         logits = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
         targets = labels[:, 1:].flatten()
@@ -62,7 +62,10 @@ class BareLoop:
         return loss, torch.stack([(targets != NO_TARGET).sum(), attention_mask.sum()])
 
     def _encode(self, messages: list[dict[str, str]]) -> Sample:
-        """The answer and the token that ends it are learned; not the question, nor the line break after the end."""
+        """Return the answer and the token that ends it are learned.
+
+        Not the question, nor the line break after the end.
+        """
         prompt = self._ids(messages[:-1], add_generation_prompt=True)
         ids = self._ids(messages)
         return ids, [NO_TARGET] * len(prompt) + ids[len(prompt) : -1] + [NO_TARGET]

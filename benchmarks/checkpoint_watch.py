@@ -101,7 +101,7 @@ class Turns:
         }
 
     def _step_beside(self, pending: Any) -> None:
-        """The next step, in which the copy is made, to be waited for before the update; then the end of the save."""
+        """Run the next step, during which the copy is made, and wait for the end of the save."""
         import_module(ENGINES[self.name].replace("checkpoint", "step")).train_step(
             self.run, self.state, self.batch, self.objective
         )
@@ -145,7 +145,7 @@ class Turns:
         {"torch": _torch, "fsdp": _fsdp, "deepspeed": _deepspeed, "megatron": _megatron}[self.name](self.state, folder)
 
     def _sync(self, folder: Path) -> None:
-        """Every file to disk, as swift leaves them."""
+        """Sync every file to disk, as swift does."""
         if self.run.world.rank == 0:
             for path in folder.rglob("*"):
                 handle = os.open(path, os.O_RDONLY)
@@ -153,7 +153,7 @@ class Turns:
                 os.close(handle)
 
     def _memory(self) -> dict[str, float]:
-        """The peak of a save above what there was before it, in MiB, beside the largest tensor."""
+        """Return the peak of a save above what there was before it, in MiB, beside the largest tensor."""
         from swift.checkpoint.storage import INDEX
 
         # From here on what is free is given back, so that what is seen is what is used; the timed saves are over.
@@ -245,7 +245,7 @@ def _deepspeed(state: Any, folder: Path) -> None:
 
 
 def _megatron(state: Any, folder: Path) -> None:
-    """As Megatron's own training does it, in the format torch_dist."""
+    """Save as Megatron's own training does, in the format torch_dist."""
     from megatron.core import dist_checkpointing
 
     from swift_backend_megatron import megatron_runtime

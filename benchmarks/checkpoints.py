@@ -69,7 +69,7 @@ def _found(engine: str, model: Path, rounds: int) -> Found:
 
 
 def _ratio(found: Found, over: str, under: str) -> float:
-    """The median over rounds; all processes begin and end together, so that the first speaks for all."""
+    """Return the median over rounds; all processes begin and end together, so that the first speaks for all."""
     return median(each[over] / each[under] for each in found[0]["rounds"])
 
 

@@ -53,7 +53,7 @@ def one_case(way: str, tokens: int) -> dict[str, float]:
 
 
 def _status(field: str) -> int:
-    """A field of the kernel's account of this process, in KiB."""
+    """Return a field of the kernel's account of this process, in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 

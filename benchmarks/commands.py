@@ -36,7 +36,7 @@ _UNUSUAL = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, made a plain user's: compiled modules are kept, no path is added, and no hub is asked."""
+    """Return this process's environment with a plain user's settings: compiled modules are kept, and no hub is asked."""
     kept = {name: value for name, value in os.environ.items() if name not in _UNUSUAL}
     return {**kept, "HF_HUB_OFFLINE": "1", **more}
 
@@ -60,7 +60,7 @@ def swift_run(
 
 
 def plugin_folder() -> Path:
-    """A folder with the metadata that an installation of the benchmarks' observers as a plugin would leave."""
+    """Return a folder with the metadata that an installation of the benchmarks' observers as a plugin would leave."""
     folder = WORK / "plugin"
     metadata = folder / "swift_benchmarks-1.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def call(command: Sequence[str], variables: dict[str, str]) -> str:
 
 
 def seconds_of(command: Sequence[str], variables: dict[str, str]) -> float:
-    """How long a command takes."""
+    """Return how long a command takes."""
     begin = time.perf_counter()
     call(command, variables)
     return time.perf_counter() - begin

@@ -19,7 +19,7 @@ from benchmarks.facts import MemoryWatch
 
 
 def copy(checkpoint: Path, out: Path) -> None:
-    """The bytes of the model, as they are; what they are copied from has just been read."""
+    """Copy the bytes of the model, whose files have just been read."""
     out.mkdir()
     for file in _base(checkpoint).glob("*.safetensors"):
         shutil.copyfile(file, out / file.name)

@@ -51,7 +51,7 @@ def cpu_seconds() -> float:
 
 
 def peak_memory_mib() -> float:
-    """The most memory that this process has had since it was started (the kernel's VmHWM)."""
+    """Return the most memory that this process has had since it was started (the kernel's VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
@@ -74,7 +74,7 @@ class MemoryWatch:
         self._thread.start()
 
     def mark(self, phase: str) -> None:
-        """A phase is over: note its peak in MiB, and begin anew."""
+        """Record the peak of a finished phase in MiB, and reset it."""
         self._marks[phase], self._peak = max(self._peak, self._now() - self._begin), 0.0
 
     def end(self) -> dict[str, float]:
@@ -114,7 +114,7 @@ def _processor() -> str:
 
 
 def write(out: Path, part: str, command: str, figures: Sequence[Figure], details: dict[str, Any]) -> Path:
-    """One JSON file per part: the command, the machine, the figures, and what they were made of."""
+    """Return one JSON file per part: the command, the machine, the figures, and what they were made of."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{part}.json"
     shown = [{"what": each.what, "figure": str(each), "verdict": each.verdict} for each in figures]
@@ -124,7 +124,7 @@ def write(out: Path, part: str, command: str, figures: Sequence[Figure], details
 
 
 def show(title: str, figures: Sequence[Figure]) -> None:
-    """A table of the figures."""
+    """Print a table of the figures."""
     names, values = max(len(each.what) for each in figures), max(len(str(each)) for each in figures)
     print(f"\n{title}")
     for each in figures:

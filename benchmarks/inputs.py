@@ -77,7 +77,7 @@ def take_chats(count: int) -> None:
 
 
 def chats() -> list[Chat]:
-    """A question of a few words and an answer, with the lengths of short chats: many short, few long."""
+    """Return a question of a few words and an answer, with the lengths of short chats: many short, few long."""
     source = random.Random(0)
     words = ["".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(2, 9))) for _ in range(WORDS)]
     frequency = [1 / (rank + 20) for rank in range(WORDS)]

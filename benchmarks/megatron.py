@@ -111,7 +111,7 @@ def _micro_batches(count: int) -> tuple[str, ...]:
 
 
 def _bubble(work: Pass) -> float:
-    """The share of the time between the first and the last work of all processes that they did not work."""
+    """Return the share of the time between the first and the last work of all processes that they did not work."""
     every = [each for own in work for each in own]
     took = max(each["end"] for each in every) - min(each["begin"] for each in every)
     return 1 - sum(each["end"] - each["begin"] for each in every) / (len(work) * took)
@@ -124,7 +124,7 @@ def _slowed(work: Pass) -> float:
 
 
 def _typical(passes: Sequence[Pass]) -> Pass:
-    """The order of the last pass, with the median of the processor's seconds over all of them."""
+    """Return the order of the last pass, with the median of the processor's seconds over all of them."""
     seconds = [
         {(rank, *_name(each)): each["processor"] for rank, own in enumerate(work) for each in own} for work in passes
     ]
@@ -139,7 +139,7 @@ def _name(work: Work) -> tuple[str, int, int]:
 
 
 def _replayed(work: Pass) -> Pass:
-    """The same work in the same order, each as soon as what it needs is there, taking the processor's seconds."""
+    """Return the same work in the same order, each as soon as what it needs is there, taking the processor's seconds."""
     stages = len(work)
     last = max(each["chunk"] for own in work for each in own) * stages + stages - 1
     ends: dict[tuple[str, int, int], float] = {}

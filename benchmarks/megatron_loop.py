@@ -40,7 +40,7 @@ class MegatronLoop(BareLoop):
             self.optimizer = self._optimizer(learning_rate)
 
     def load(self, model: str | Path) -> Any:
-        """This process's part, with its weights, wrapped."""
+        """Return this process's part of the model, with its weights, wrapped."""
         from mcore_bridge import ModelConfig, get_mcore_model, hf_to_mcore_config
         from megatron.core import parallel_state
         from megatron.core.distributed import (

@@ -30,7 +30,7 @@ class LoopInTurn:
     FILE = "turns.jsonl"
 
     def make(self, run: Run) -> BareLoop:
-        """The loop that takes turns with swift."""
+        """Return the loop that takes turns with swift."""
         from benchmarks.bare_loop import BareLoop
 
         config = run.config

@@ -109,7 +109,7 @@ def _questions(count: int) -> list[list[dict[str, str]]]:
 
 
 def _asked(url: str, messages: list[dict[str, str]], tokens: int = TOKENS) -> bool:
-    """Whether it was answered; of the same length whatever the model would like to say."""
+    """Return whether it was answered; of the same length whatever the model would like to say."""
     body = {"model": "model", "messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:

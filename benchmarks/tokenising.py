@@ -77,7 +77,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def _data(rows: int) -> Path:
-    """The benchmarks' chats, again and again."""
+    """Return the benchmarks' chats, again and again."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"chats-{rows}.jsonl"
     if not path.exists():
@@ -164,7 +164,7 @@ def row_by_row(tokenizer: Any, data: Path) -> tuple[Any, Any]:
 
 
 def with_datasets(tokenizer: Any, data: Path) -> tuple[Any, Any]:
-    """A batched `datasets.map`, as its users write it, and its arrow file read once."""
+    """Return a batched `datasets.map`, as its users write it, and its arrow file read once."""
     import datasets
     import numpy as np
 

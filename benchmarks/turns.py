@@ -33,7 +33,7 @@ def _speed(turns: list[Turn], who: str) -> float:
 
 
 def loss_difference(turns: list[Turn]) -> float:
-    """The largest, relative."""
+    """Return the largest, relative."""
     return max(abs(turn["swift"]["loss"] / turn["other"]["loss"] - 1) for turn in turns)
 
 

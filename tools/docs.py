@@ -60,7 +60,7 @@ def _written(page: Path) -> str | None:
 
 
 def hooks_page(module: ModuleType) -> str:
-    """Every hook with its exact arguments, in the order of the source."""
+    """Return every hook with its exact arguments, in the order of the source."""
     parts = [
         "# Hooks",
         GENERATED,
@@ -78,7 +78,7 @@ def hooks_page(module: ModuleType) -> str:
 
 
 def _kinds() -> Iterator[str]:
-    """A row for each kind that there is."""
+    """Yield a row for each kind that there is."""
     for group, kind in KINDS.items():
         needed = _listed(kind.required) if kind.spec else ", ".join(f"`{name}`" for name in kind.required)
         where = (
@@ -89,7 +89,7 @@ def _kinds() -> Iterator[str]:
 
 
 def hook_groups(module: ModuleType) -> list[type]:
-    """The classes of hook specifications, in the order of the source."""
+    """Return the classes of hook specifications, in the order of the source."""
     return [each for each in vars(module).values() if inspect.isclass(each) and any(hooks_of(each))]
 
 
@@ -98,7 +98,7 @@ def hooks_of(group: type) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def configuration_page() -> str:
-    """Every key of core's sections and of core's plugins: type, default, flags, meaning."""
+    """Return every key of core's sections and of core's plugins: type, default, flags, meaning."""
     parts = [
         "# Configuration",
         GENERATED,

@@ -50,7 +50,7 @@ def uv(*arguments: str) -> str:
 
 
 def entries(requirements: str) -> list[str]:
-    """One entry per package: its line and those of its hashes."""
+    """Return one entry per package: its line and those of its hashes."""
     return re.split(r"\n(?=\S)", requirements.strip())
 
 

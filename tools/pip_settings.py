@@ -23,7 +23,7 @@ OFFERS = ("UV_INDEX", "UV_FIND_LINKS")
 
 
 def for_uv(*, offers: bool = True) -> dict[str, str]:
-    """The settings in force as environment variables of uv; without `offers` only the index itself remains."""
+    """Return the settings in force as environment variables of uv; without `offers` only the index itself remains."""
     listing = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout

@@ -101,7 +101,7 @@ def make_venv() -> None:
 
 
 def install_torch(offered: dict[str, str], index_only: dict[str, str]) -> None:
-    """The CPU build where there is no NVIDIA driver and pip's settings offer it, else the index's default build."""
+    """Install the CPU build where there is no NVIDIA driver and pip's settings offer it, else the index's default."""
     with tempfile.TemporaryDirectory(prefix="swift-torch-") as folder:
         wheel = None
         if sys.platform == "linux" and not has_nvidia_driver():
@@ -144,7 +144,7 @@ def check_hash(wheel: Path) -> str:
 
 
 def pip(*arguments: str, quiet: bool = False) -> None:
-    """This Python's pip, at work in `.venv`."""
+    """Run this Python's pip in `.venv`."""
     run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(PYTHON), *arguments], quiet=quiet)
 
 

@@ -20,7 +20,7 @@ _BUCKETS = {
 
 
 def to_save_memory(config: Config, content: dict[str, Any]) -> str:
-    """One line, cheapest measures first."""
+    """Return one line, cheapest measures first."""
     return "In force, and to be lowered: " + "; ".join(_measures(config, content)) + "."
 
 

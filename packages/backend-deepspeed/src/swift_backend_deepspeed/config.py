@@ -28,7 +28,7 @@ class DeepSpeedOptions(Section):
     @field_validator("config", mode="before")
     @classmethod
     def _read(cls, said: Any) -> dict[str, Any]:
-        """The content of the file, so that a run's own configuration says all that it was made of."""
+        """Return the content of the file, so that a run's own configuration says all that it was made of."""
         return read_config(said)
 
     @property

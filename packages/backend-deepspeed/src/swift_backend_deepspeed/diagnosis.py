@@ -67,7 +67,7 @@ class Watch:
 
 
 def findings(everybody: Sequence[Spent], offloaded_to: str) -> Iterator[str]:
-    """One line for each thing that is worth changing."""
+    """Yield one line for each thing that is worth changing."""
     slowest = max(everybody, key=lambda each: each.updating)
     share = slowest.updating / max(slowest.seconds, 1e-9)
     if offloaded_to != "none" and share >= UPDATE_SHARE:

@@ -38,7 +38,7 @@ Json = dict[str, Any]
 
 
 def read_config(said: Any) -> Json:
-    """A preset, a file or a mapping → a mapping whose keys DeepSpeed knows."""
+    """Return a preset, a file or a mapping → a mapping whose keys DeepSpeed knows."""
     name = "the DeepSpeed configuration"
     if isinstance(said, Mapping):
         content: Any = copy.deepcopy(dict(said))
@@ -72,7 +72,7 @@ def _check_implied(content: Json, name: str) -> None:
 
 
 def preset_text(name: str) -> str:
-    """The file of a preset."""
+    """Return the file of a preset."""
     return (resources.files("swift_backend_deepspeed") / "presets" / f"{name}.json").read_text(encoding="utf-8")
 
 
@@ -110,18 +110,18 @@ def check(content: Json, name: str) -> None:
 
 
 def stage_of(content: Json) -> Any:
-    """The ZeRO stage; without the section, 0."""
+    """Return the ZeRO stage; without the section, 0."""
     return content.get("zero_optimization", {}).get("stage", 0)
 
 
 def offload_device(content: Json, part: str) -> str:
-    """Where `offload_optimizer` or `offload_param` puts things."""
+    """Return where `offload_optimizer` or `offload_param` puts things."""
     section = content.get("zero_optimization", {}).get(part) or {}
     return str(section.get("device", "none"))
 
 
 def is_on(content: Json, section: str) -> bool | str | None:
-    """Whether a section is enabled: a switch, 'auto', or None where there is none."""
+    """Return whether a section is enabled: a switch, 'auto', or None where there is none."""
     part = content.get(section)
     if not isinstance(part, dict):
         return None

@@ -49,7 +49,7 @@ def open_native(folder: Path) -> ForeignCheckpoint | None:
 
 
 def _inside(folder: Path) -> Path | None:
-    """The folder with the files themselves."""
+    """Return the folder with the files themselves."""
     for name in ("latest_universal", "latest"):
         if (folder / name).is_file():
             tag = folder / (folder / name).read_text(encoding="utf-8").strip()
@@ -200,12 +200,15 @@ class Universal(ForeignCheckpoint):
 
 
 def _moments(state: Mapping[Any, Mapping[str, torch.Tensor]], slot: str) -> list[torch.Tensor]:
-    """One of the optimizer's moments, of all groups in their order."""
+    """Return one of the optimizer's moments, of all groups in their order."""
     return [state[index][slot] for index in sorted(state)]
 
 
 def _places_of_2(shapes: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, _Place]:
-    """Each group is one run of elements, cut into equal pieces, padded at its end."""
+    """Return the locations of parameters under ZeRO 1 and 2.
+
+    A group is one run of elements, split into equal partitions.
+    """
     places = {}
     for group, members in enumerate(shapes):
         start = 0
@@ -216,7 +219,7 @@ def _places_of_2(shapes: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, _Pl
 
 
 def _places_of_3(shapes: Iterable[Mapping[str, Sequence[int]]], ranks: int) -> dict[str, _Place]:
-    """Each process has an equal part of every parameter, one after the other."""
+    """Return the locations of parameters under ZeRO 3: a process has an equal part of every one, one after the other."""
     places = {}
     start = 0
     for group, members in enumerate(shapes):

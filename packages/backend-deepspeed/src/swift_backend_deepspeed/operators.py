@@ -30,7 +30,7 @@ def build_operator(run: Run, name: str, builder: Callable[[], Any]) -> None:
 
 
 def cache_folder() -> Path:
-    """Where operators are kept; `TORCH_EXTENSIONS_DIR` decides, as everywhere."""
+    """Return where operators are kept; `TORCH_EXTENSIONS_DIR` decides, as everywhere."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get(VARIABLE) or Path(base) / "swift" / "operators")
 

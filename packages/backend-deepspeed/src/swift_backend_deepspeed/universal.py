@@ -49,7 +49,7 @@ def _optimizer(state: TrainedState) -> dict[str, Any]:
 
 
 def _model(state: TrainedState) -> dict[str, Any]:
-    """The head of a checkpoint: weights are read from `zero`."""
+    """Return the head of a checkpoint: weights are read from `zero`."""
     return {
         "module": {},
         "buffer_names": [],

@@ -10,7 +10,10 @@ Region = tuple[slice, ...]
 
 
 def local_slice(tensor: torch.Tensor) -> tuple[torch.Tensor, Region]:
-    """This process's part of a tensor, and its place: shards are rectangles. A plain tensor is all there."""
+    """Return this process's shard of a tensor, and its location.
+
+    Shards are rectangles. A plain tensor is one whole shard.
+    """
     if not isinstance(tensor, DTensor):
         return tensor, tuple(slice(0, size) for size in tensor.shape)
     local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]  # it stays a DTensor

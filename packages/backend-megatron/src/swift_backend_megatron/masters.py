@@ -1,4 +1,4 @@
-"""What Megatron's optimizers update: the fp32 master weights and Adam's moments, wherever they are stored.
+"""Master weights of Megatron's optimizers: the fp32 weights and Adam's moments, wherever they are stored.
 
 Without the distributed optimizer every process has them for whole parameters; with it, for a flat range of each. In
 fp32 they are the parameters themselves, below that copies of them.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class MegatronProcess:
-    """What has to be undone at the end of a run; `Run.backend_state`, shared by all roles of the run."""
+    """Process-wide state to undo at the end of a run; `Run.backend_state`, shared by all roles of the run."""
 
     variables: frozenset[str] = frozenset()
     """Those of Transformer Engine that were set before the run."""

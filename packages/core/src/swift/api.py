@@ -39,7 +39,7 @@ class TrainerConfig:
             self.options = {"backend": "megatron", **self.options, **megatron_args.options}
 
     def parse(self) -> Parsed:
-        """The validated configuration."""
+        """Return the validated configuration."""
         return config_from_mapping(self.options, "train", source="TrainerConfig")
 
 
@@ -94,7 +94,7 @@ class SwiftModel:
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> SwiftModel:
-        """A folder, a hub id or a short name; `options` are fields of the `model` section or their aliases."""
+        """Return a folder, a hub id or a short name; `options` are fields of the `model` section or their aliases."""
         return cls(os.fspath(name), options)
 
 

@@ -107,7 +107,7 @@ class _Compiler(ModuleType):
         return getattr(self.load(), name)
 
     def load(self) -> ModuleType:
-        """The real one."""
+        """Return the real one."""
         with self._lock:
             if self._loading:  # it asks for itself while it is imported
                 return sys.modules[COMPILER]
@@ -145,7 +145,7 @@ class _Submodules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A module that is there already where the stand-in was asked for it, else what other finders say."""
+        """Return a module that is there already where the stand-in was asked for it, else what other finders say."""
         if not fullname.startswith(f"{COMPILER}.") or sys.modules.get(COMPILER) is not self._compiler:
             return None
         self._compiler.load()

@@ -46,7 +46,7 @@ class Header:
 
 
 def read_header(path: Path, error: Failure) -> Header:
-    """Returns the header of a file whose tensors fill it without gaps; raises `error` for any other."""
+    """Return the header of a file whose tensors fill it without gaps; raises `error` for any other."""
     with open_regular(path, error) as file:
         size = file.seek(0, 2)
         file.seek(0)

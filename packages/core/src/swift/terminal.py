@@ -1,4 +1,4 @@
-"""What swift writes to a terminal: lines for the user, and a progress bar over an iterable."""
+"""Terminal output: lines for the user, and a progress bar over an iterable."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Failure = type[SwiftError]
 
 
 def open_regular(path: Path, error: Failure) -> BinaryIO:
-    """Opens a regular file for reading; raises `error` for pipes, devices, folders and what cannot be read.
+    """Open a regular file for reading; raises `error` for pipes, devices, folders and what cannot be read.
 
     Opening a pipe would wait for somebody to write to it, and a device such as /dev/zero never ends.
     """
@@ -52,7 +52,7 @@ def open_regular(path: Path, error: Failure) -> BinaryIO:
 
 
 def typed_path(name: str, what: str, error: Failure) -> Path:
-    """Returns the path that a user typed; raises `error` for what cannot be one. `what` says what it was typed for."""
+    """Return the path that a user typed; raises `error` for what cannot be one. `what` says what it was typed for."""
     # Manifests and other JSON of swift could not hold a name that is not Unicode.
     check_unicode(name, what, error)
     parts = name.encode().split(b"/")
@@ -65,12 +65,12 @@ def typed_path(name: str, what: str, error: Failure) -> Path:
 
 
 def check_regular(path: Path, error: Failure) -> None:
-    """Raises `error` unless this is a regular file that can be read: for readers that open files themselves."""
+    """Raise `error` unless this is a regular file that can be read: for readers that open files themselves."""
     open_regular(path, error).close()
 
 
 def read_bytes(path: Path, error: Failure, *, limit: int = SMALL) -> bytes:
-    """Returns the whole of a small file."""
+    """Return the whole of a small file."""
     with open_regular(path, error) as file:
         try:
             content = file.read(limit + 1)
@@ -82,7 +82,7 @@ def read_bytes(path: Path, error: Failure, *, limit: int = SMALL) -> bytes:
 
 
 def read_text(path: Path, error: Failure, *, limit: int = SMALL) -> str:
-    """Returns the text of a small UTF-8 file, without a byte order mark."""
+    """Return the text of a small UTF-8 file, without a byte order mark."""
     content = read_bytes(path, error, limit=limit)
     try:
         return content.decode("utf-8-sig")
@@ -91,12 +91,12 @@ def read_text(path: Path, error: Failure, *, limit: int = SMALL) -> str:
 
 
 def read_json(path: Path, error: Failure, *, limit: int = SMALL) -> Any:
-    """Returns what a small JSON file holds."""
+    """Return what a small JSON file holds."""
     return parse_json(read_text(path, error, limit=limit), str(path), error)
 
 
 def read_json_object(path: Path, error: Failure, *, limit: int = SMALL) -> dict[str, Any]:
-    """Returns the object that a small JSON file holds; raises `error` where it holds anything else."""
+    """Return the object that a small JSON file holds; raises `error` where it holds anything else."""
     content = read_json(path, error, limit=limit)
     if not isinstance(content, dict):
         raise error(f"{shown(path)} should hold a JSON object, and holds {json_kind(content)}.")
@@ -104,7 +104,7 @@ def read_json_object(path: Path, error: Failure, *, limit: int = SMALL) -> dict[
 
 
 def parse_json(text: str | bytes, source: str, error: Failure, *, depth: int = DEPTH) -> Any:
-    """Returns the value of a JSON text; `source` names the text in messages, as `file` or `file:line`."""
+    """Return the value of a JSON text; `source` names the text in messages, as `file` or `file:line`."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as cause:
@@ -122,7 +122,7 @@ def parse_json(text: str | bytes, source: str, error: Failure, *, depth: int = D
 
 
 def is_deeper(value: object, depth: int) -> bool:
-    """Returns whether lists and mappings are nested more than `depth` levels deep."""
+    """Return whether lists and mappings are nested more than `depth` levels deep."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(depth):
         level = [
@@ -135,7 +135,7 @@ def is_deeper(value: object, depth: int) -> bool:
 
 
 def json_kind(value: object) -> str:
-    """Returns what a JSON value is, in words for people: 'a list', 'null'."""
+    """Return what a JSON value is, in words for people: 'a list', 'null'."""
     if value is None:
         return "null"
     names = {
@@ -150,7 +150,7 @@ def json_kind(value: object) -> str:
 
 
 def inside(folder: Path, name: object, error: Failure, *, source: str) -> Path:
-    """Returns the path of a file that `source` names, which must be a plain name inside `folder`.
+    """Return the path of a file that `source` names, which must be a plain name inside `folder`.
 
     A name that leads elsewhere ('../x', '/etc/passwd', a symbolic link that leaves the folder) would let a file from
     somebody else choose what is opened on this machine. In a hub's cache every file is a link into the store of the
@@ -178,7 +178,7 @@ def inside(folder: Path, name: object, error: Failure, *, source: str) -> Path:
 
 
 def _hub_store(folder: Path) -> list[Path]:
-    """Returns where a hub's cache keeps the contents of `snapshots/<revision>`: in `blobs`, beside `snapshots`."""
+    """Return where a hub's cache keeps the contents of `snapshots/<revision>`: in `blobs`, beside `snapshots`."""
     for parent in folder.parents:
         if parent.name == "snapshots" and (parent.parent / "blobs").is_dir():
             return [parent.parent / "blobs"]
@@ -189,7 +189,7 @@ def _hub_store(folder: Path) -> list[Path]:
 def time_limit(
     seconds: float, error: SwiftError | Callable[[], SwiftError], *, watch: Callable[[], object] | None = None
 ) -> Iterator[None]:
-    """Raises `error` in the body when it takes longer: for patterns and templates that can run for ever.
+    """Raise `error` in the body when it takes longer: for patterns and templates that can run for ever.
 
     With `watch`, one limit serves many short tasks, at no cost for each: it is asked which task is under way (None for
     none) every so many seconds, and only one that is under way twice in a row has taken too long.
@@ -229,7 +229,7 @@ def time_limit(
 
 @contextmanager
 def memory_limit(extra: int) -> Iterator[None]:
-    """Raises `MemoryError` in the body when the process takes so many bytes more than it has at its beginning.
+    """Raise `MemoryError` in the body when the process takes so many bytes more than it has at its beginning.
 
     Works through the process's limit of address space, where the system has one; not beside other threads, whose
     memory would be limited too. The body should run Python code: other code may end the process.
@@ -250,13 +250,13 @@ def memory_limit(extra: int) -> Iterator[None]:
 
 
 def check_unicode(text: str, what: str, error: Failure) -> None:
-    """Raises `error` for a text with half of a surrogate pair, which no file, terminal or tokenizer takes."""
+    """Raise `error` for a text with half of a surrogate pair, which no file, terminal or tokenizer takes."""
     if not is_unicode(text):
         raise error(f"{what} is not Unicode text: {shown(text)}", hint="Write it in UTF-8.")
 
 
 def is_unicode(text: str) -> bool:
-    """Returns whether a text can be written as UTF-8: one with half of a surrogate pair cannot."""
+    """Return whether a text can be written as UTF-8: one with half of a surrogate pair cannot."""
     if text.isascii():
         return True
     try:
@@ -267,7 +267,7 @@ def is_unicode(text: str) -> bool:
 
 
 def shown(what: Path | str, limit: int = 200) -> str:
-    """Returns a path or a text for a message: long ones clipped, and what a terminal cannot print escaped."""
+    """Return a path or a text for a message: long ones clipped, and what a terminal cannot print escaped."""
     text = _clipped(str(what), limit)
     if text.isprintable():
         return text

@@ -20,7 +20,7 @@ _DEPTH = 64
 
 
 def load_pickle(path: Path, error: Failure, *, mmap: bool = True) -> Any:
-    """Returns what `torch.save` wrote, whose tensors stay on the disk until they are looked at."""
+    """Return what `torch.save` wrote, whose tensors stay on the disk until they are looked at."""
     check_archive(path, error)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -35,7 +35,7 @@ def load_pickle(path: Path, error: Failure, *, mmap: bool = True) -> Any:
 
 
 def check_archive(path: Path, error: Failure) -> None:
-    """Raises `error` unless this is an archive as `torch.save` writes it, no larger inside than outside."""
+    """Raise `error` unless this is an archive as `torch.save` writes it, no larger inside than outside."""
     check_regular(path, error)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -56,7 +56,7 @@ def check_archive(path: Path, error: Failure) -> None:
 
 
 def _tensors(content: Any, path: Path, error: Failure) -> Iterator[torch.Tensor]:
-    """All tensors in containers, each container once: one that is in itself would never end."""
+    """Yield all tensors in containers, each container once: one that is in itself would never end."""
     seen: set[int] = set()
     level = [content]
     for _ in range(_DEPTH):

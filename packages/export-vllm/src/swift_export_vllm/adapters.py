@@ -37,7 +37,7 @@ def check_adapter(folder: Path) -> None:
 
 
 def room_for(folders: Iterable[Path], *, more: bool) -> int:
-    """The smallest rank of vLLM's that holds all of these, and usual ones that come later if there may be `more`."""
+    """Return the smallest rank of vLLM's that holds all of these, with room for usual ones if there may be `more`."""
     largest = max([*(_rank(_config(folder)) for folder in folders), ROOM if more else 1])
     return next(rank for rank in RANKS if rank >= largest)
 

@@ -31,7 +31,10 @@ def check_flags(passed_on: tuple[str, ...]) -> None:
 
 
 def given(flag: str, words: tuple[str, ...]) -> str | None:
-    """The value of a flag among words for the server ('' for one without a value); None where it is not there."""
+    """Return the value of a flag among words for the server ('' for one without a value).
+
+    None where it is not there.
+    """
     for position, word in enumerate(words):
         name, has_value, value = word.partition("=")
         if name.replace("_", "-") == flag:
@@ -78,7 +81,7 @@ def server_command(request: ServeRequest, interpreter: Interpreter, share: Memor
 def server_environment(
     request: ServeRequest, interpreter: Interpreter, mine: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The key goes here and not on the command line, which everybody on the machine can read."""
+    """Return the server's environment, which holds the key: everybody on the machine can read a command line."""
     environment = {name: value for name, value in mine.items() if name not in ("VLLM_API_KEY", RUNTIME)}
     if request.api_key is not None:
         environment["VLLM_API_KEY"] = request.api_key

@@ -34,7 +34,7 @@ _ADAPTER = "adapter"
 
 
 def open_engine(request: EngineRequest) -> InferenceEngine:
-    """A model in vLLM. Raises `ModelError` with what vLLM cannot do, in plain words."""
+    """Return a model in vLLM. Raises `ModelError` with what vLLM cannot do, in plain words."""
     check_installed()
     _check_group()
     if request.adapter is not None:
@@ -75,7 +75,7 @@ class VllmInProcess:
             self._lora = self._added(request.adapter)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Answers as vLLM finishes them."""
+        """Yield answers as vLLM finishes them."""
         for prompt in prompts:
             self._check_length(prompt)
         for place, output in self._ask(
@@ -173,7 +173,7 @@ class VllmInProcess:
                 engine.abort_request(list(places))
 
     def _step(self) -> list[Any]:
-        """One step of everything that is under way."""
+        """Return one step of everything that is under way."""
         # Compiling the few lines that vLLM compiles even when it is told not to takes longer than what they do.
         with torch.compiler.set_stance("force_eager") if self._eager else nullcontext():
             outputs: list[Any] = self._llm.llm_engine.step()

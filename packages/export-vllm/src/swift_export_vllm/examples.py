@@ -17,13 +17,13 @@ KEY = "SWIFT_API_KEY"
 
 
 def url_of(request: ServeRequest, scheme: str = "http") -> str:
-    """Where a program on this machine asks."""
+    """Return where a program on this machine asks."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(request.host, request.host)
     return f"{scheme}://{f'[{host}]' if ':' in host and '[' not in host else host}:{request.port}"
 
 
 def has_template(request: ServeRequest) -> bool:
-    """Whether the server can answer chats."""
+    """Return whether the server supports chats."""
     if request.chat_template or (request.model / "chat_template.jinja").is_file():
         return True
     settings = request.model / "tokenizer_config.json"
@@ -31,7 +31,7 @@ def has_template(request: ServeRequest) -> bool:
 
 
 def curl_line(request: ServeRequest, url: str) -> str:
-    """One line for a shell."""
+    """Return one line for a shell."""
     chat = has_template(request)
     body = {"model": asked_model(request), **_question(request, chat), "max_tokens": TOKENS}
     words = ["curl", f"{url}/v1/{'chat/' if chat else ''}completions", "-H", "Content-Type: application/json"]
@@ -40,7 +40,7 @@ def curl_line(request: ServeRequest, url: str) -> str:
 
 
 def python_lines(request: ServeRequest, url: str) -> Iterator[str]:
-    """A script of a few lines."""
+    """Yield a script of a few lines."""
     if request.api_key:
         yield "import os"
         yield ""

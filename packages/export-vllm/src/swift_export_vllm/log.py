@@ -67,7 +67,7 @@ def _refused_flag(lines: list[str], version: str) -> UsageError | None:
 
 
 def _reason(lines: list[str]) -> str | None:
-    """The first error that is not one process's complaint about another's."""
+    """Return the first error that is not one process's complaint about another's."""
     invalid = next(filter(None, map(_INVALID.match, lines)), None)
     if invalid is not None:
         return invalid[1]

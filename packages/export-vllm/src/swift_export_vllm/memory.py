@@ -183,7 +183,7 @@ def gpu_memory() -> list[tuple[int, int]]:
 
 
 def seen_gpus(table: str, visible: str | None) -> list[tuple[int, int]]:
-    """The rows of nvidia-smi's table that CUDA_VISIBLE_DEVICES leaves, in its order."""
+    """Return the rows of nvidia-smi's table that CUDA_VISIBLE_DEVICES leaves, in its order."""
     rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.count(",") == 3]
     sizes = {
         key: (int(free) * 2**20, int(total) * 2**20)

@@ -63,7 +63,7 @@ class VllmServer:
         self._at_a_time = at_a_time
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """A request for each prompt, many at a time."""
+        """Yield a request for each prompt, many at a time."""
 
         def ask(place: int) -> Completion:
             choice = self._completion(prompts[place], self._settings(sampling, place))
@@ -80,7 +80,7 @@ class VllmServer:
                 yield from choice.get("token_ids") or ()
 
     def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
-        """A request for each prompt; the one token that is made is not looked at."""
+        """Yield a request for each prompt; the one token that is made is not looked at."""
 
         def ask(place: int) -> Score:
             asked = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "return_token_ids": True}
@@ -105,7 +105,7 @@ class VllmServer:
                 self._told("/resume")
 
     def close(self) -> None:
-        """The server goes on: it is not ours."""
+        """Do nothing: the server is not ours."""
 
     def _settings(self, sampling: Sampling, place: int) -> dict[str, Any]:
         return {

@@ -81,7 +81,7 @@ def _check_memory(request: ServeRequest, interpreter: Interpreter) -> MemoryShar
 
 
 def _with_port(request: ServeRequest) -> ServeRequest:
-    """The request with a port that is free now; `UsageError` where the wanted one is not."""
+    """Return the request with a port that is free now; `UsageError` where the wanted one is not."""
     family = socket.AF_INET6 if ":" in request.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -100,7 +100,7 @@ def _with_port(request: ServeRequest) -> ServeRequest:
 
 
 def _holder(port: int) -> str:
-    """Which process has a port, where this user may know."""
+    """Return which process has a port, where this user may know."""
     try:
         held = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
         pid = next((each.pid for each in held if getattr(each.laddr, "port", None) == port), None)
@@ -110,7 +110,7 @@ def _holder(port: int) -> str:
 
 
 def _log_file(port: int) -> Path:
-    """One for each port, in the user's cache; written anew each time, and for nobody else to read."""
+    """Return one for each port, in the user's cache; written anew each time, and for nobody else to read."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "swift" / "serve"
     folder.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ def check_installed() -> None:
 
 
 def in_plain_words(error: BaseException) -> str:
-    """The line of an error that says something; pydantic's and vLLM's own are many lines long."""
+    """Return the line of an error that says something; pydantic's and vLLM's own are many lines long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
     line = told[0] if told else type(error).__name__

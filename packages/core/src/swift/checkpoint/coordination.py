@@ -15,7 +15,7 @@ _opened: dict[str, tuple[object, Comms]] = {}
 
 
 def comms_for(purpose: str) -> Comms:
-    """A control group of its own for each purpose, made at first use by all processes together.
+    """Return a control group of its own for each purpose, made at first use by all processes together.
 
     A background save talks while the main thread may talk too; two threads must never share a group.
     """
@@ -76,7 +76,7 @@ def write_failure(what: str, folder: Path, error: Exception) -> tuple[str, str |
 
 
 def _is_about(error: OSError, folder: Path) -> bool:
-    """Whether a plugin's error is about the folder that it was to write into, and not about a file of its own."""
+    """Return whether a plugin's error is about the folder that it was to write into, and not about a file of its own."""
     if error.errno is None or not isinstance(error.filename, str | None):
         return False
     return error.filename is None or folder.absolute().parent in Path(error.filename).absolute().parents

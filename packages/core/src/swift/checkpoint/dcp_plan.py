@@ -76,7 +76,7 @@ def fill(tensors: Mapping[str, Any], stored: StoredTensors) -> None:
 
 
 def _plan(planner: DefaultSavePlanner, comms: Comms) -> _Agreed:
-    """The plan of the last save where it still holds on every process, else a new one."""
+    """Return the plan of the last save where it still holds on every process, else a new one."""
     global _agreed
     local: SavePlan | None = None
     error: CheckpointError | None = None
@@ -134,10 +134,10 @@ class _IndexReader(StorageReader):
         }
 
     def reset(self, checkpoint_id: object = None) -> None:
-        """The files were given to the constructor."""
+        """Do nothing: the files were given to the constructor."""
 
     def read_metadata(self) -> Metadata:
-        """The index in DCP's terms."""
+        """Return the index in DCP's terms."""
         return Metadata(
             {
                 name: TensorStorageMetadata(
@@ -173,5 +173,5 @@ class _IndexReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
-        """This reader is always made by hand."""
+        """Return true: this reader is always created explicitly."""
         return False

@@ -17,7 +17,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def checkpoint_folder(run_folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Return where the checkpoint of a step lies."""
     return run_folder / f"checkpoint-{step}"
 
 
@@ -32,7 +32,7 @@ def whole_checkpoints(run_folder: Path) -> dict[int, Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether this is a checkpoint of swift, or the folder of a run that has one."""
+    """Return whether this is a checkpoint of swift, or the folder of a run that has one."""
     return (path / MANIFEST).is_file() or bool(whole_checkpoints(path))
 
 
@@ -83,14 +83,14 @@ def clean_stale(run_folder: Path) -> list[Path]:
 
 
 def earlier_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint of the same run before this one."""
+    """Return the newest checkpoint of the same run before this one."""
     match = _NAME.fullmatch(folder.name)
     steps = [step for step in whole_checkpoints(folder.parent) if match and step < int(match[1])]
     return checkpoint_folder(folder.parent, steps[-1]) if steps else None
 
 
 def find_checkpoint(where: str | Path, *, output: Path = Path("output")) -> Path:
-    """The checkpoint folder that the user means.
+    """Return the checkpoint folder that the user means.
 
     `where` is a checkpoint folder, a run folder (its last checkpoint), or 'last': the last checkpoint of the newest
     run under `output`.
@@ -114,7 +114,7 @@ def find_checkpoint(where: str | Path, *, output: Path = Path("output")) -> Path
 
 
 def last_checkpoint(run_folder: Path) -> Path | None:
-    """The last whole checkpoint of a run, if it has one."""
+    """Return the last whole checkpoint of a run, if it has one."""
     linked = run_folder / LAST
     if (linked / MANIFEST).is_file():
         return linked.resolve()

@@ -57,14 +57,14 @@ class Staging:
         beside.synchronize()
 
     def release(self) -> None:
-        """The copies are no longer needed."""
+        """Mark the copies as no longer needed."""
         self.copies = {}
         with _lock:
             _spare[:] = [self._memory]
 
 
 def work_until_now() -> torch.cuda.Event | None:
-    """The end of what this process has given its GPU to do: what comes later is not saved."""
+    """Return the end of what this process has given its GPU to do: what comes later is not saved."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -35,7 +35,7 @@ def fill(tensors: Mapping[str, Any], stored: StoredTensors) -> None:
 
 
 def _is_whole(tensor: Any) -> bool:
-    """Whether it is nothing but a tensor: what is sharded (DTensor, Boxes) is of a class of its own."""
+    """Return whether it is nothing but a tensor: what is sharded (DTensor, Boxes) is of a class of its own."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 

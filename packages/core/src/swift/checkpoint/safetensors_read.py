@@ -32,7 +32,7 @@ class SafetensorsFile:
         self._data = header.data
 
     def check(self, name: str, key: str, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
-        """Raises `CheckpointError` unless the entry `key` is what the index says of a part of the tensor `name`."""
+        """Raise `CheckpointError` unless the entry `key` is what the index says of a part of the tensor `name`."""
         entry = self._entries.get(key)
         if entry is None:
             raise CheckpointError(f"{self._path} lacks {key}, a part of {name}.")
@@ -92,7 +92,7 @@ class SafetensorsFile:
 
 
 def _runs(shape: tuple[int, ...], start: tuple[int, ...], lengths: tuple[int, ...]) -> list[int]:
-    """Where the pieces of a rectangle begin that lie in one piece each, all equally long, counted in elements."""
+    """Return where the pieces of a rectangle begin that lie in one piece each, all equally long, counted in elements."""
     depth = len(shape)
     while depth and lengths[depth - 1] == shape[depth - 1]:
         depth -= 1

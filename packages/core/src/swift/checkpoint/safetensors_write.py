@@ -32,7 +32,7 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The elements in row-major order; a copy only where the tensor is elsewhere or not contiguous."""
+    """Return the elements in row-major order; a copy only where the tensor is elsewhere or not contiguous."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
@@ -40,7 +40,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 def safetensors_layout(
     entries: Mapping[str, tuple[torch.dtype, Sequence[int]]], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, dict[str, int]]:
-    """The head of a safetensors file, and where in the file each tensor begins, in the order to write them."""
+    """Return the head of a safetensors file, and where in the file each tensor begins, in the order to write them."""
     head: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     starts: dict[str, int] = {}
     position = 0

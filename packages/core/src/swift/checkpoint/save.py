@@ -53,7 +53,7 @@ class PendingSave:
         self._error: SwiftError | None = None
 
     def done(self) -> bool:
-        """Whether it has ended, well or not, on this process."""
+        """Return whether it has ended, well or not, on this process."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> Path:

@@ -127,7 +127,7 @@ class _IndexFile(BaseModel):
 
 
 def index_from_json(value: Any, folder: Path) -> Index:
-    """Returns what `index.json` of the checkpoint in `folder` says; `CheckpointError` where it cannot be so."""
+    """Return what `index.json` of the checkpoint in `folder` says; `CheckpointError` where it cannot be so."""
     source = folder / INDEX
     try:
         said = _IndexFile.model_validate(value)
@@ -164,7 +164,7 @@ def _lies_in(chunk: _FileChunk, shape: tuple[int, ...]) -> bool:
 
 
 def first_gap(index: Index) -> str | None:
-    """Which tensor is not whole. DCP has refused overlaps, so that counting elements is enough."""
+    """Return which tensor is not whole. DCP has refused overlaps, so that counting elements is enough."""
     for name, stored in index.items():
         held = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
         if held != math.prod(stored.shape):
@@ -241,7 +241,7 @@ class StoredTensors:
         file.read_into(target, chunk.key, start, lengths)
 
     def _opened(self, name: str) -> SafetensorsFile:
-        """One of the files, which holds what the index says."""
+        """Return one of the files, which holds what the index says."""
         file = SafetensorsFile(self.folder / name)
         for tensor, stored in self.index.items():
             for chunk in stored.chunks:
@@ -250,7 +250,7 @@ class StoredTensors:
         return file
 
     def read(self, name: str) -> torch.Tensor:
-        """One whole tensor."""
+        """Return one whole tensor."""
         stored = self.index[name]
         tensor = torch.empty(stored.shape, dtype=stored.dtype)
         self.fill(tensor, name)

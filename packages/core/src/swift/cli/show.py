@@ -20,12 +20,12 @@ from swift.terminal import print_note
 
 
 def resolved_yaml(parsed: Parsed) -> str:
-    """The whole configuration, as a file that gives the same run."""
+    """Return the whole configuration, as a file that gives the same run."""
     return yaml.safe_dump(parsed.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def layout(parsed: Parsed) -> str:
-    """How the processes are laid out, as comment lines below the YAML."""
+    """Return how the processes are laid out, as comment lines below the YAML."""
     plan = parsed.config.parallel
     processes = parsed.nproc or 1
     replicas, rest = divmod(processes, plan.sharing)
@@ -46,7 +46,7 @@ def layout(parsed: Parsed) -> str:
 
 
 def _described(parsed: Parsed, processes: int) -> list[str]:
-    """Which process holds what, where the backend says it."""
+    """Return which process holds what, where the backend says it."""
     try:
         return describe_plan(load_backend(parsed.config.backend.name), parsed.config, processes)
     except UnsupportedPlan as error:
@@ -54,7 +54,7 @@ def _described(parsed: Parsed, processes: int) -> list[str]:
 
 
 def print_samples(parsed: Parsed, count: int) -> None:
-    """The first `count` usable samples as the model will see them, with what is learned marked.
+    """Print the first `count` usable samples as the model will see them, with the learned text marked.
 
     The data set is streamed, so that no more of it is read than is shown.
     """

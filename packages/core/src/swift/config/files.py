@@ -31,7 +31,10 @@ _OCTAL = re.compile(r"[-+]?0[0-7_]+")
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The mapping in a file, and dotted key → line. A repeated key is an error: YAML would keep the last in silence."""
+    """Return the mapping in a file, and dotted key → line.
+
+    A repeated key is an error: YAML would keep the last in silence.
+    """
     name = shown(path)
     try:
         missing = not path.exists()
@@ -137,7 +140,7 @@ class _Check:
         self._around.pop()
 
     def _value(self, node: Node, prefix: str | None) -> None:
-        """One value; None for a prefix where keys are not to be noted: in lists, and in what is merged."""
+        """Return one value; None for a prefix where keys are not recorded: in lists, and in merged mappings."""
         if isinstance(node, MappingNode) and prefix is not None:
             self.mapping(node, prefix)
         elif isinstance(node, MappingNode | SequenceNode):

@@ -25,7 +25,7 @@ _FOLDERS = 200
 
 
 def _named(text: str) -> str:
-    """Refuses what cannot be the name of a file, a folder or anything else, before a system call does."""
+    """Refuse what cannot be the name of a file, a folder or anything else, before a system call does."""
     if not text.strip():
         raise ValueError("must not be empty; to leave it open, leave it out")
     if text.count("/") > _FOLDERS:
@@ -77,7 +77,7 @@ FilePath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_file_pat
 
 
 def fault_of(value: object, depth: int = 0) -> str | None:
-    """Returns what no configuration can hold, wherever it stands inside of `value`; None for what is well-formed."""
+    """Return what no configuration can hold, wherever it stands inside of `value`; None for what is well-formed."""
     if isinstance(value, str):
         return _fault_of_text(value)
     if isinstance(value, float):
@@ -96,7 +96,7 @@ def fault_of(value: object, depth: int = 0) -> str | None:
 
 
 def takes_numbers_only(annotation: Any) -> bool:
-    """Returns whether a field of this type takes numbers and no switch: `true` must not become 1 there."""
+    """Return whether a field of this type takes numbers and no switch: `true` must not become 1 there."""
     members = typing.get_args(annotation)
     if typing.get_origin(annotation) is Annotated:
         return takes_numbers_only(members[0])

@@ -54,7 +54,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _well_formed(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses what no field takes, and a switch where a number is meant, which pydantic would take for 0 or 1."""
+        """Refuse what no field takes, and a switch where a number is meant, which pydantic would take for 0 or 1."""
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, bool) and takes_numbers_only(field.annotation):
             raise ValueError("must be a number")
@@ -67,7 +67,7 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _of_usual_size(cls, value: Any) -> Any:
-        """Refuses a number that was text before, and is of no usual size."""
+        """Refuse a number that was text before, and is of no usual size."""
         if isinstance(value, int | float) and (fault := fault_of(value)):
             raise ValueError(fault)
         return value

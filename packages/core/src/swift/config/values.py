@@ -17,13 +17,13 @@ _MAY_BE_EMPTY = ("data.system",)
 
 
 def clipped(text: str) -> str:
-    """Returns a text for a message: long ones without their middle, and what no terminal prints escaped."""
+    """Return a text for a message: long ones without their middle, and what no terminal prints escaped."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 200 else f"{text[:150]}…{text[-45:]}"
 
 
 def quoted(value: object) -> str:
-    """Returns a value as it is written in Python, for a message."""
+    """Return a value as it is written in Python, for a message."""
     try:
         return clipped(repr(value))
     except ValueError:  # the interpreter's own limit on digits
@@ -31,7 +31,7 @@ def quoted(value: object) -> str:
 
 
 def looks_like_switch(text: str) -> bool:
-    """Whether a word after a bare flag is meant as its value."""
+    """Return whether a word after a bare flag is meant as its value."""
     return text.lower() in _ON + _OFF
 
 
@@ -49,7 +49,10 @@ def as_switch(value: Any, source: str) -> bool:
 
 
 def literal(value: Any) -> Any:
-    """A value inside a free mapping: 'true', 'null' and numbers mean what they mean in JSON, other text is text."""
+    """Return a value inside a free mapping.
+
+    'true', 'null' and numbers mean what they mean in JSON, other text is text.
+    """
     if not isinstance(value, str) or value.startswith(('"', "[", "{")):
         return value
     try:

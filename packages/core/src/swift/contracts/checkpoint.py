@@ -50,7 +50,7 @@ class ForeignCheckpoint(Protocol):
         """Names of the parameters in memory, tied ones once: those of the transformers or PEFT model."""
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
-        """One parameter: `weight` in fp32, and `exp_avg`, `exp_avg_sq` and `step` if it was trained by then."""
+        """Return one parameter: `weight` in fp32, and `exp_avg`, `exp_avg_sq` and `step` if it was trained by then."""
 
 
 class TrainedState(Protocol):
@@ -85,7 +85,7 @@ class TrainedState(Protocol):
         """Names of the optimizer's slots of every parameter: `exp_avg`, `exp_avg_sq` and `step`, or none."""
 
     def read(self, name: str, slot: str) -> torch.Tensor:
-        """One tensor in fp32, whole: the slot `weight`, or one of `slots`."""
+        """Return one tensor in fp32, whole: the slot `weight`, or one of `slots`."""
 
     def read_stored(self, name: str, slot: str) -> torch.Tensor:
         """Read a tensor by its name in Hugging Face files.
@@ -105,7 +105,7 @@ class CheckpointReader(Protocol):
         """Canonical names of all tensors."""
 
     def tensors(self, tensors: Mapping[str, Any]) -> None:
-        """Fills these tensors in place (plain, DTensor or `Boxes`), reading only what they hold."""
+        """Fill these tensors in place (plain, DTensor or `Boxes`), reading only what they hold."""
 
     def read(self, name: str) -> torch.Tensor:
-        """One whole tensor."""
+        """Return one whole tensor."""

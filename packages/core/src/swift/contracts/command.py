@@ -1,4 +1,4 @@
-"""What a plugin says that adds a verb: `swift NAME ...`, where NAME is the name of its entry point.
+"""Interface of plugins that add a verb: `swift NAME ...`, where NAME is the name of the entry point.
 
 Importable without torch.
 """

@@ -83,11 +83,14 @@ class InferenceEngine(Protocol):
     """A loaded model that answers. Tokens in, tokens out: templates are rendered by whoever asks."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """(place of the prompt, its answer), in the order in which answers are ready. What is drawn at a temperature
-        above 0 is decided by `sampling.seed_of(place)` alone. For several answers, repeat the prompt."""
+        """Yield (index of the prompt, its answer), in the order in which answers are ready.
+
+        Draws at a temperature above 0 are decided by `sampling.seed_of(place)` alone. For several answers, repeat the
+        prompt.
+        """
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-        """The tokens of one answer, while it is made."""
+        """Yield the tokens of one answer, while it is generated."""
 
     def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
         """(place of the prompt, what the model says about its tokens), in the order in which scores are ready."""

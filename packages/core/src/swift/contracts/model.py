@@ -38,10 +38,10 @@ class ModelSource(Protocol):
         """Shape of one weight, without reading it."""
 
     def read(self, name: str) -> torch.Tensor:
-        """One weight, from disk."""
+        """Return one weight, from disk."""
 
     def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> torch.nn.Module:
-        """The transformers module; with `weights=False` on the meta device, uninitialised."""
+        """Return the transformers module; with `weights=False` on the meta device, uninitialised."""
 
     def write_assets(self, folder: Path, dtype: str) -> None:
         """Put beside exported weights what makes them a model: config, generation config, tokenizer, template."""

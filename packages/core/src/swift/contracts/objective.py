@@ -43,7 +43,7 @@ class Need(StrEnum):
 
 @dataclass
 class LossSums:
-    """What an objective returns for one micro-batch: sums, never means, so that batches add up exactly."""
+    """An objective's sums over one micro-batch: never means, so that batches add up exactly."""
 
     loss: torch.Tensor
     """Sum over the micro-batch; the backend divides it by the weight of the *global* batch."""
@@ -109,7 +109,7 @@ class Objective(Protocol):
         """How rows become samples: 'text', 'chat', 'preference', 'unpaired', or an `Encoding` of the plugin's own."""
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """How much these samples weigh in the global normalisation; known before the step."""
+        """Return how much these samples weigh in the global normalisation; known before the step."""
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Sums over one micro-batch."""

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Plan(Protocol):
-    """What training asks for batches. The same on every process but for the slice that `batch` returns."""
+    """Source of training batches. The same on every process but for the slice that `batch` returns."""
 
     total_steps: int
     """Optimizer steps of the run."""
@@ -65,7 +65,7 @@ class Communication(Protocol):
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What `Objective.plan` may use. It is called once, before there is a model; batches are asked for later.
+    """Context of `Objective.plan`, which is called once, before there is a model; batches are asked for later.
 
     A field is added now and then: take what you need by name.
     """

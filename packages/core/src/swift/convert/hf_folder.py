@@ -48,17 +48,17 @@ def open_hf_folder(folder: Path, *, adapter: Mapping[str, Any] | None, weights_o
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether there is a model or an adapter in safetensors."""
+    """Return whether there is a model or an adapter in safetensors."""
     return is_whole(folder) or is_adapter(folder)
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether all weights of a model are there."""
+    """Return whether all weights of a model are there."""
     return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether there is an adapter, and no whole model."""
+    """Return whether there is an adapter, and no whole model."""
     return (folder / ADAPTER_WEIGHTS).is_file() and not is_whole(folder)
 
 
@@ -107,7 +107,7 @@ class HfFolder(ForeignCheckpoint):
         return self._owners
 
     def read(self, name: str) -> Mapping[str, torch.Tensor]:
-        """The weight from its file, and the part of the optimizer's state that belongs to it."""
+        """Return the weight from its file, and the part of the optimizer's state that belongs to it."""
         owner, piece = self._owners[name]
         stored = self._spellings[name]
         weight = self._files.read(stored)

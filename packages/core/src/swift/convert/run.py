@@ -190,7 +190,7 @@ def _refuse_without_backend(path: Path, readers: list[str]) -> None:
 
 
 def _base(path: Path, told: TrainingArgs, adapter: Adapter | None, say: Say) -> str:
-    """The model that training started from, as the checkpoint itself tells."""
+    """Return the model that training started from, as the checkpoint itself tells."""
     named = told.model or (adapter or {}).get("base_model_name_or_path")
     if named:
         say(f"Training started from {named}, as the files beside the weights say.")
@@ -224,7 +224,7 @@ def _say_left_out(foreign: ForeignCheckpoint, say: Say) -> None:
 
 
 def _weights(foreign: ForeignCheckpoint, source: HfSource) -> Iterator[tuple[str, torch.Tensor]]:
-    """All weights of the model; what the checkpoint says nothing of was not trained."""
+    """Yield all weights of the model; what the checkpoint says nothing of was not trained."""
     known = set(foreign.names())
     if not known & set(source.name_map.parameters()):
         raise CheckpointError(

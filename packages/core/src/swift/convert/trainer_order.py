@@ -17,7 +17,7 @@ Groups = list[list[str]]
 
 
 def skeleton_of(source: ModelSource, adapter: Mapping[str, Any] | None) -> torch.nn.Module:
-    """The model, or the PEFT model with the adapter on it, without memory."""
+    """Return the model, or the PEFT model with the adapter on it, without memory."""
     model: Any = source.build(dtype=torch.float32, weights=False)
     if adapter is None:
         skeleton: torch.nn.Module = model
@@ -46,7 +46,7 @@ def trainer_groups(model: torch.nn.Module) -> Groups:
 
 
 def possible_groups(model: torch.nn.Module) -> Iterator[Groups]:
-    """The installed Trainer's groups first, then those of older ones, then one group of everything."""
+    """Yield the installed Trainer's groups first, then those of older ones, then one group of everything."""
     from transformers.trainer_pt_utils import get_parameter_names
 
     yield trainer_groups(model)

@@ -58,7 +58,7 @@ class WordTable:
         self._known: dict[str, list[int]] = {}
 
     def ids(self, text: str) -> list[int]:
-        """Returns the tokens of a text for which `isascii()` holds."""
+        """Return the tokens of a text for which `isascii()` holds."""
         known, words = self._known, self._words
         ids: list[int] = []
         parts = self._split.split(text) if self._split else [text]
@@ -81,7 +81,7 @@ class WordTable:
 
 
 def word_table(tokenizer: Any) -> WordTable | None:
-    """Returns a table for the tokenizer; None where it might make other tokens than the tokenizers library."""
+    """Return a table for the tokenizer; None where it might make other tokens than the tokenizers library."""
     backend = tokenizer.backend_tokenizer
     words = _ASCII.get(_pattern(state_of(backend.pre_tokenizer)) or "")
     if words is None or backend.encode_special_tokens or tokenizer.split_special_tokens:
@@ -98,7 +98,7 @@ def word_table(tokenizer: Any) -> WordTable | None:
 
 
 def bytes_of_tokens(tokenizer: Any) -> list[bytes] | None:
-    """Returns what each token stands for, by its number; None unless tokens are bytes of the text, as offsets say."""
+    """Return what each token stands for, by its number; None unless tokens are bytes of the text, as offsets say."""
     backend = tokenizer.backend_tokenizer
     steps = _steps(state_of(backend.pre_tokenizer))
     # Trimmed offsets leave out the spaces of a word.
@@ -114,20 +114,20 @@ def bytes_of_tokens(tokenizer: Any) -> list[bytes] | None:
 
 
 def _alphabet() -> list[str]:
-    """Returns the letters in which byte-level tokenizers write bytes: the printable ones as they are."""
+    """Return the letters in which byte-level tokenizers write bytes: the printable ones as they are."""
     printable = {*chain(range(33, 127), range(161, 173), range(174, 256))}
     spare = (chr(256 + number) for number in range(256))
     return [chr(code) if code in printable else next(spare) for code in range(256)]
 
 
 def state_of(part: Any) -> dict[str, Any]:
-    """Returns the settings of a part of a tokenizer, as they stand in its JSON."""
+    """Return the settings of a part of a tokenizer, as they stand in its JSON."""
     state: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
     return state
 
 
 def _trims(state: object) -> bool:
-    """Whether any of these processors trims offsets."""
+    """Return whether any of these processors trims offsets."""
     if isinstance(state, dict):
         return state.get("trim_offsets") is True or any(map(_trims, state.values()))
     return isinstance(state, list) and any(map(_trims, state))
@@ -139,7 +139,7 @@ def _steps(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _pattern(state: dict[str, Any]) -> str | None:
-    """Returns the pattern by which a byte-level pre-tokenizer finds words, if it does so in one of the usual ways."""
+    """Return the pattern by which a byte-level pre-tokenizer finds words, if it does so in one of the usual ways."""
     match _steps(state):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
             return _LIKE_GPT_2

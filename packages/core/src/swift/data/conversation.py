@@ -98,7 +98,7 @@ def read_messages(
 
 
 def checked(conversation: Conversation) -> Conversation:
-    """Refuses roles out of order and turns in which the assistant says nothing."""
+    """Refuse roles out of order and turns in which the assistant says nothing."""
     before = ""
     for index, message in enumerate(conversation.messages):
         role = message["role"]
@@ -122,7 +122,7 @@ def checked(conversation: Conversation) -> Conversation:
 
 
 def _check_values(values: object, what: str) -> None:
-    """Refuses what a chat template could not write out: it is JSON, of Unicode text."""
+    """Refuse what a chat template could not write out: it is JSON, of Unicode text."""
     try:
         text = json.dumps(values, ensure_ascii=False, default=str)
     except (TypeError, ValueError):
@@ -166,7 +166,7 @@ def _read_message(written: object, index: int, tags: RoleTags) -> tuple[Message,
 
 
 def _text(content: object, index: int) -> str:
-    """A string, or OpenAI's list of parts where all of them are text."""
+    """Return a string, or OpenAI's list of parts where all of them are text."""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
@@ -180,7 +180,7 @@ def _text(content: object, index: int) -> str:
 
 
 def _weight(fields: Message, role: str, index: int) -> float:
-    """Takes what the message says about its loss out of `fields`."""
+    """Take what the message says about its loss out of `fields`."""
     values = [fields.pop(key) for key in _LOSS_KEYS if key in fields]
     if not values:
         return 1.0
@@ -202,7 +202,7 @@ def _joins(messages: Sequence[Message], message: Message) -> bool:
 
 
 def _called(content: str, index: int) -> list[Message]:
-    """The calls that a message of the role 'function_call' holds as JSON."""
+    """Return the calls that a message of the role 'function_call' holds as JSON."""
     calls = parse_json(content, f"the tool call of message {index + 1}")
     return [_tool_call(call, index) for call in (calls if isinstance(calls, list) else [calls])]
 
@@ -241,7 +241,7 @@ def _read_tools(tools: object) -> list[Any]:
 
 
 def parse_json(value: object, what: str) -> Any:
-    """The value itself, or what it says when it is JSON in a string."""
+    """Return the value itself, or what it says when it is JSON in a string."""
     if not isinstance(value, str):
         return value
     too_deep = Unusable("malformed JSON", f"{what} is nested more than {DEPTH} levels deep")

@@ -60,28 +60,28 @@ class Corpus:
         return self._ends[-1] if self._ends else 0
 
     def part_of(self, index: int) -> tuple[int, int]:
-        """Which data set a row belongs to, and its index in there."""
+        """Return which data set a row belongs to, and its index in there."""
         number = bisect_right(self._ends, index)
         return number, index - (self._ends[number - 1] if number else 0)
 
     def place(self, index: int) -> str:
-        """Where a row stands, for people."""
+        """Return where a row stands, for people."""
         number, local = self.part_of(index)
         return self.parts[number].rows.place(local)
 
     def row(self, index: int) -> RowData:
-        """A row as it was read."""
+        """Return a row as it was read."""
         number, local = self.part_of(index)
         return self.parts[number].rows[local]
 
     def sample(self, index: int) -> Sample:
-        """A row, understood; raises `Unusable`."""
+        """Return a row, understood; raises `Unusable`."""
         number, local = self.part_of(index)
         part = self.parts[number]
         return part.understand(part.rows[local], self.encoding, part.rows.place(local))
 
     def sample_after(self, index: int) -> Sample:
-        """The next row that can be understood, going on at the start after the end."""
+        """Return the next row that can be understood, going on at the start after the end."""
         for step in range(1, len(self) + 1):
             try:
                 return self.sample((index + step) % len(self))
@@ -95,7 +95,7 @@ class Corpus:
 
 
 def open_corpus(names: Sequence[str], section: DataSection, encoding: Encoding) -> Corpus:
-    """The data sets that `data.train` or `data.validation` names."""
+    """Return the data sets that `data.train` or `data.validation` names."""
     return Corpus(open_parts(names, section), encoding)
 
 
@@ -125,7 +125,7 @@ def corpus_of(rows: Any, name: str, section: DataSection, encoding: Encoding) ->
 def stream_rows(
     names: Sequence[str], section: DataSection, opened: dict[str, Part]
 ) -> Iterator[tuple[Part, str, RowData]]:
-    """Yields all rows once, in order, without knowing how many there are: the data set, the place and the row.
+    """Yield all rows once, in order, without knowing how many there are: the data set, the place and the row.
 
     Local data sets are opened into `opened` or taken from there: every epoch reads the same state of their files.
     """
@@ -167,7 +167,7 @@ def _stream_hub(source: Source, section: DataSection) -> Iterator[tuple[Part, st
 
 
 def _shown(source: Source) -> str:
-    """The name in reports: what was typed, and what it stands for where that is something else."""
+    """Return the name in reports: what was typed, and what it stands for where that is something else."""
     same = source.location in source.text or Path(source.location).name in source.text
     return shown(source.text if same else f"{source.text} ({source.location})")
 

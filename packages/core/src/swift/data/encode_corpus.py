@@ -52,7 +52,7 @@ class Chunk:
 
 
 def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
-    """Encodes some rows of a corpus."""
+    """Encode some rows of a corpus."""
     understood: list[tuple[int, Mapping[str, Any]]] = []
     samples: list[tuple[int, Encoded]] = []
     rejected: list[tuple[int, str, str]] = []
@@ -77,7 +77,7 @@ def _understood(
     understood: list[tuple[int, Mapping[str, Any]]],
     rejected: list[tuple[int, str, str]],
 ) -> Iterator[ReadRow]:
-    """Reads rows as they are asked for, and notes which of them are understood and which are not."""
+    """Read rows as they are asked for, and notes which of them are understood and which are not."""
     for row in rows:
         try:
             sample = corpus.sample(row)
@@ -99,7 +99,7 @@ def _counts(corpus: Corpus, arrays: Mapping[str, np.ndarray]) -> list[tuple[int,
 
 
 def encode_corpus(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, *, workers: int, say: Say) -> DataReport:
-    """Encodes a corpus into a store, in order, and counts."""
+    """Encode a corpus into a store, in order, and counts."""
     report = DataReport([SourceCount(part.name, part.count, len(part.rows)) for part in corpus.parts])
     report.ends_turns = encoder.ends_turns
     with _progress(len(corpus), say) as advance:
@@ -195,7 +195,7 @@ def _encode_shared(rows: range) -> tuple[Chunk, Spilled]:
 
 @contextmanager
 def _progress(total: int, say: Say) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; without one, a line per quarter of a large data set."""
+    """Show a bar on a terminal; without one, print a line per quarter of a large data set."""
     if not sys.stderr.isatty():
         yield _Quarters(total, say).advance
         return

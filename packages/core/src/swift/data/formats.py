@@ -47,7 +47,7 @@ class Sample:
 
 
 def rename(row: RowData, columns: Mapping[str, str], place: str) -> RowData:
-    """Returns the row under our names, without empty columns; raises `DataError` where two columns have one name."""
+    """Return the row under our names, without empty columns; raises `DataError` where two columns have one name."""
     renamed: RowData = {}
     source: dict[str, str] = {}
     for column, value in row.items():
@@ -61,7 +61,7 @@ def rename(row: RowData, columns: Mapping[str, str], place: str) -> RowData:
 
 
 def check_columns(columns: Mapping[str, str], rows: Sequence[RowData]) -> None:
-    """Raises `DataError` where a column is renamed that none of these rows has."""
+    """Raise `DataError` where a column is renamed that none of these rows has."""
     present = list(dict.fromkeys(column for row in rows for column in row))
     for column in columns:
         if column not in present:
@@ -85,7 +85,7 @@ class RowReader:
         self._tags = tags
 
     def conversation(self) -> Conversation:
-        """Returns the conversation of the row, in whichever format it is."""
+        """Return the conversation of the row, in whichever format it is."""
         if (messages := self.take(MESSAGES)) is not None:
             return self.messages(messages)
         if self.has(*QUESTION) and self.has(*ANSWER):
@@ -95,7 +95,7 @@ class RowReader:
         raise self.unknown("no columns that are understood")
 
     def answered(self, prompt: Any, answer: object, tools: object = None) -> Conversation:
-        """Returns the prompt's messages and the answer: a string, a message, or the messages of a round."""
+        """Return the prompt's messages and the answer: a string, a message, or the messages of a round."""
         if not isinstance(prompt, list | tuple):
             raise Unusable("no messages", f"the question is a {type(prompt).__name__}, not a list of messages")
         added: Sequence[Any]
@@ -106,7 +106,7 @@ class RowReader:
         return self.messages([*prompt, *added], tools=tools)
 
     def messages(self, messages: object, tools: object = None) -> Conversation:
-        """Returns the conversation that a list of messages is, with the row's system message and tools."""
+        """Return the conversation that a list of messages is, with the row's system message and tools."""
         if tools is None:
             tools = self._row.get("tools")
             self.used.add("tools")
@@ -128,7 +128,7 @@ class RowReader:
         return checked(rounds([*self._past(), (question, answer)], self._system()))
 
     def history(self, question: str) -> list[dict[str, str]]:
-        """Returns the messages of the column 'history', and the question that follows them."""
+        """Return the messages of the column 'history', and the question that follows them."""
         role, content = self._tags.role_keys[0], self._tags.content_keys[0]
         messages = []
         for asked, answered in self._past():
@@ -148,7 +148,7 @@ class RowReader:
         ]
 
     def with_input(self, question: object) -> str:
-        """Returns the question with what the column 'input' adds to it."""
+        """Return the question with what the column 'input' adds to it."""
         text = self._checked_text("question", question)
         if "input" not in self._row:
             return text
@@ -160,18 +160,18 @@ class RowReader:
         return None if system is None else self._checked_text("system message", system)
 
     def value(self, column: str) -> Any:
-        """Returns what is in a column, or raises `Unusable` where there is no such column."""
+        """Return what is in a column, or raises `Unusable` where there is no such column."""
         if column not in self._row:
             raise self.unknown(f"no column {column!r}")
         self.used.add(column)
         return self._row[column]
 
     def text(self, column: str) -> str:
-        """Returns the text in a column."""
+        """Return the text in a column."""
         return self._checked_text(f"column {column!r}", self.value(column))
 
     def number(self, column: str) -> float:
-        """Returns the finite number in a column."""
+        """Return the finite number in a column."""
         value = self.value(column)
         try:
             number = float(value)
@@ -187,11 +187,11 @@ class RowReader:
         return value
 
     def has(self, *names: str) -> bool:
-        """Returns whether the row has any of these columns."""
+        """Return whether the row has any of these columns."""
         return any(name in self._row for name in names)
 
     def take(self, names: tuple[str, ...]) -> Any:
-        """Returns the value of the one column among these synonyms that the row has, or None."""
+        """Return the value of the one column among these synonyms that the row has, or None."""
         present = [name for name in names if name in self._row]
         if len(present) > 1:
             raise _collision(present[0], present[1], names[0], self._place)
@@ -199,7 +199,7 @@ class RowReader:
         return self._row[present[0]] if present else None
 
     def unknown(self, what: str) -> Unusable:
-        """Returns the error of a row without the columns that the encoding reads."""
+        """Return the error of a row without the columns that the encoding reads."""
         return Unusable(UNKNOWN_FORMAT, f"{what}; the columns are {', '.join(self._row) or 'none'}")
 
 

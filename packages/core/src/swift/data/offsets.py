@@ -23,7 +23,7 @@ from swift.errors import ModelError
 
 
 def check_offsets(tokenizer: Any) -> None:
-    """Refuses tokenizers that cannot say which characters a token stands for."""
+    """Refuse tokenizers that cannot say which characters a token stands for."""
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(
             f"The tokenizer {type(tokenizer).__name__} cannot tell which characters its tokens stand for.",
@@ -44,7 +44,7 @@ class TextEncoder:
         self._frames = tokenizer.num_special_tokens_to_add() > 0
 
     def segments(self, texts: Sequence[Text]) -> list[Segment]:
-        """Returns the tokens of each text, and which of them are learned."""
+        """Return the tokens of each text, and which of them are learned."""
         rendered = iter(self._rendered([text for text in texts if isinstance(text, Rendered)]))
         begun = [
             text.text if isinstance(text, Raw) else text.prompt
@@ -104,7 +104,7 @@ class TextEncoder:
     def _by_bytes(
         self, texts: Sequence[Rendered], written: Sequence[bytes], tokens: Sequence[Sequence[int]]
     ) -> list[Segment]:
-        """All texts end to end, in bytes: there, token i goes from `starts[i]` to `ends[i]`."""
+        """Return all texts end to end, in bytes: there, token i goes from `starts[i]` to `ends[i]`."""
         ids = np.array(list(chain.from_iterable(tokens)), dtype=np.int32)
         ends = np.cumsum(self._sizes[ids])
         starts = ends - self._sizes[ids]
@@ -135,7 +135,7 @@ class TextEncoder:
         return Segment(ids, weights)
 
     def _cut(self, rendered: Rendered, whole: Segment) -> Segment:
-        """A text of which a token runs across the start of an answer.
+        """Return a text of which a token runs across the start of an answer.
 
         At inference the prompt is tokenised by itself. So the text is cut there and tokenised in parts; only if the
         tokenizer would put a character of its own at the start of a part is it left whole, and the token that runs
@@ -152,7 +152,7 @@ class TextEncoder:
         return Segment(in_parts, _weights(np.concatenate(moved), rendered.spans))
 
     def _ids(self, texts: Sequence[str], *, special: bool) -> list[Sequence[int]]:
-        """The tokens of each text; with `special`, with those that the tokenizer begins or ends a text with."""
+        """Return the tokens of each text; with `special`, with those that the tokenizer begins or ends a text with."""
         if self._backend is None:
             return [self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for text in texts]
         quick = self._words if not (special and self._frames) else None
@@ -181,7 +181,7 @@ class TextEncoder:
 
 
 def _is_plain(tokenizer: Any) -> bool:
-    """Whether calling the tokenizer does nothing more than the tokenizers library."""
+    """Return whether calling the tokenizer does nothing more than the tokenizers library."""
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     kind = type(tokenizer)
@@ -213,7 +213,7 @@ def _one_thread(tokenizer: Any) -> Iterator[None]:
 
 
 def _in_bytes(span: Span, text: str, size: int) -> tuple[int, int]:
-    """Where a span starts and ends in a text of `size` bytes."""
+    """Return where a span starts and ends in a text of `size` bytes."""
     if size == len(text):
         return span.start, span.end
     start = len(text[: span.start].encode())

@@ -61,7 +61,7 @@ class PreparedData:
 
     @property
     def report(self) -> DataReport:
-        """What became of the training data."""
+        """Return the report on the training data."""
         if self.train is not None:
             return self.train.report
         return self.stream.report if self.stream is not None else DataReport()
@@ -155,7 +155,7 @@ def _validation(maker: _Maker, section: DataSection, encoding: Encoding, rows: A
 
 
 def hold_out(prepared: Prepared, ratio: float, seed: int) -> tuple[Prepared, Prepared]:
-    """Splits by rows, so that pieces of one row stay together; which rows are held out depends on the seed alone."""
+    """Split by rows, so that pieces of one row stay together; which rows are held out depends on the seed alone."""
     of_sample = np.asarray(prepared.store.rows)
     usable = np.unique(of_sample)
     count = min(max(1, round(ratio * len(usable))), len(usable) - 1)
@@ -174,7 +174,7 @@ def _part(prepared: Prepared, rows: np.ndarray) -> Prepared:
 
 
 def cache_folder(section: DataSection) -> Path:
-    """Where tokenised data is kept."""
+    """Return where tokenised data is kept."""
     if section.cache is not None:
         return section.cache
     base = os.environ.get("XDG_CACHE_HOME")
@@ -182,7 +182,7 @@ def cache_folder(section: DataSection) -> Path:
 
 
 def cache_key(corpus: Corpus, encoder: SampleEncoder) -> str:
-    """Of everything that decides what the encoded samples are: content, tokenizer, template and settings."""
+    """Return a hash of all that decides how samples are encoded: content, tokenizer, template and settings."""
     tokenizer, section = encoder.tokenizer, encoder.section
     settings = section.model_dump(
         mode="json", include={"system", "max_length", "truncation", "loss_on", "template_kwargs"}

@@ -33,7 +33,7 @@ _PIECES = 64
 
 
 def render_chat(tokenizer: Any, messages: Sequence[Any], *, place: str, **arguments: Any) -> str:
-    """Returns what `apply_chat_template` makes of one conversation, within the limits; `place` is for messages."""
+    """Return what `apply_chat_template` makes of one conversation, within the limits; `place` is for messages."""
     guard = Guard(tokenizer)
     with guard.limits():
         return guard.run(place, lambda: str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments)))
@@ -70,7 +70,7 @@ class Renderer:
         return self._guard.run(place, lambda: self._written(template, messages, tools, answering))
 
     def texts(self, messages: Sequence[Any], tools: Sequence[Any], place: str) -> Texts:
-        """Returns a conversation as text, and how to have the texts of its beginnings."""
+        """Return a conversation as text, and how to have the texts of its beginnings."""
         if self._turns is not None and _usual(messages, tools):
             turns = self._turns
             marked = self._guard.run(place, lambda: self._written(turns.template, messages, tools, False))
@@ -121,7 +121,7 @@ class Guard:
 
     @contextmanager
     def limits(self) -> Iterator[None]:
-        """The limits of any number of renderings in the body: they cost nothing for each."""
+        """Apply the limits of any number of renderings to the body: they cost nothing for each."""
         with (
             time_limit(SECONDS, self._endless, watch=lambda: self._begun if self._under_way else None),
             memory_limit(MEMORY),
@@ -173,7 +173,7 @@ def _joined(pieces: Iterator[str]) -> str:
 
 
 def _usual(messages: Sequence[Any], tools: Sequence[Any]) -> bool:
-    """Whether `apply_chat_template` hands them to the template as they are."""
+    """Return whether `apply_chat_template` hands them to the template as they are."""
     for each in (*messages, *tools):
         if not isinstance(each, dict):
             return False
@@ -181,7 +181,7 @@ def _usual(messages: Sequence[Any], tools: Sequence[Any]) -> bool:
 
 
 def _compiled(tokenizer: Any, arguments: Mapping[str, Any]) -> Template | None:
-    """Returns the template that `apply_chat_template` renders; None where that might do anything else with it."""
+    """Return the template that `apply_chat_template` renders; None where that might do anything else with it."""
     from transformers import PreTrainedTokenizerBase
     from transformers.utils import chat_template_utils
 

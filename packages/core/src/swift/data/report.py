@@ -65,11 +65,11 @@ class DataReport:
         return sum(rejected.count for rejected in self.rejected.values())
 
     def reject(self, reason: str, place: str, detail: str, count: int = 1) -> None:
-        """Counts samples that cannot be used; the first one of each reason is kept to be shown."""
+        """Count samples that cannot be used; the first one of each reason is kept to be shown."""
         self.rejected.setdefault(reason, Rejected(0, place, detail)).count += count
 
     def check(self, *, strict: bool) -> None:
-        """Refuses data with nothing to learn from, and, when strict, any unusable sample."""
+        """Refuse data with nothing to learn from, and, when strict, any unusable sample."""
         first = next(iter(self.rejected.items()), None)
         if strict and first is not None:
             reason, rejected = first
@@ -86,7 +86,7 @@ class DataReport:
             )
 
     def lines(self) -> list[str]:
-        """The report, for people to read."""
+        """Return the report, for people to read."""
         lines = []
         for source in self.sources:
             part = f" (the first of {source.available:,})" if source.rows < source.available else ""

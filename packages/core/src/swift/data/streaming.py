@@ -29,7 +29,7 @@ class SampleStream:
         """What could not be used, as far as the first epoch was read."""
 
     def epoch(self, number: int) -> Iterator[Encoded]:
-        """All samples once, in the order of the data sets."""
+        """Yield all samples once, in the order of the data sets."""
         known = 0
         for group in _together(self._understood(number)):
             for (sample, place, _), made in zip(group, self._encoder.encode_many(group), strict=True):
@@ -83,7 +83,7 @@ class SampleStream:
 
 
 def _together(rows: Iterator[ReadRow]) -> Iterator[list[ReadRow]]:
-    """Some rows at a time; those before one that cannot be read come before its error."""
+    """Yield some rows at a time; those before one that cannot be read come before its error."""
     group: list[ReadRow] = []
     try:
         for row in rows:

@@ -114,7 +114,7 @@ class ChatTemplate:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turns whatever a template raises about a conversation into a reason why it cannot be used."""
+    """Turn whatever a template raises about a conversation into a reason why it cannot be used."""
     try:
         yield
     except (SwiftError, Unusable):
@@ -126,7 +126,7 @@ def _refusals() -> Iterator[None]:
 
 
 def special_tokens(tokenizer: Any) -> set[str]:
-    """The texts of all tokens that are never part of what somebody says."""
+    """Return the texts of all tokens that are never part of what somebody says."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return added | set(tokenizer.all_special_tokens)
 

@@ -47,12 +47,12 @@ class TurnsTemplate:
     """The tail that doesn't."""
 
     def tail(self, asked: bool) -> str:
-        """One of the two."""
+        """Return one of the two."""
         return self.asking if asked else self.ending
 
 
 def turns_template(environment: Environment, source: str, variables: Mapping[str, Any]) -> TurnsTemplate | None:
-    """Returns the marked template; None where it isn't certain that one rendering holds those of all beginnings."""
+    """Return the marked template; None where it isn't certain that one rendering holds those of all beginnings."""
     tree = environment.parse(source)
     loops = [at for at, node in enumerate(tree.body) if isinstance(node, nodes.For) and _is_messages(node.iter)]
     if len(loops) != 1:
@@ -80,14 +80,14 @@ def turns_template(environment: Environment, source: str, variables: Mapping[str
 
 
 def _written(environment: Environment, source: str, start: int, variables: Mapping[str, Any]) -> str:
-    """Returns what the statements from `start` on write."""
+    """Return what the statements from `start` on write."""
     tree = environment.parse(source)
     tree.body = tree.body[start:]
     return environment.from_string(tree).render(**variables)
 
 
 def _looks_back(node: nodes.Node, *, within: bool = False) -> bool:
-    """Whether a part of head or loop depends on nothing but the messages so far; `within` a loop of its own."""
+    """Return whether a part of head or loop depends on nothing but the messages so far; `within` a loop of its own."""
     if _is_first_message(node) or (not within and _is_place_so_far(node)):
         return True
     match node:
@@ -110,7 +110,7 @@ def _looks_back(node: nodes.Node, *, within: bool = False) -> bool:
 
 
 def _is_fixed(tail: Sequence[nodes.Node], stored: set[str]) -> bool:
-    """Whether the tail depends on nothing but whether an answer is asked for."""
+    """Return whether the tail depends on nothing but whether an answer is asked for."""
     changing = stored | _CHANGING | {"messages", "tools", "loop"}
     every = [each for node in tail for each in (node, *node.find_all(nodes.Node))]
     names = {each.name for each in every if isinstance(each, nodes.Name | nodes.NSRef)}
@@ -119,7 +119,7 @@ def _is_fixed(tail: Sequence[nodes.Node], stored: set[str]) -> bool:
 
 
 def _stored(body: Sequence[nodes.Node]) -> Iterator[str]:
-    """The names that are given a value anywhere in there."""
+    """Yield the names that are given a value anywhere in there."""
     for node in body:
         for each in (node, *node.find_all((nodes.Name, nodes.Macro))):
             if isinstance(each, nodes.Macro) or (isinstance(each, nodes.Name) and each.ctx != "load"):

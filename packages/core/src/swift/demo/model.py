@@ -8,7 +8,7 @@ from swift.demo.tokenizer import byte_tokenizer
 
 
 def write_model(folder: Path, *, hidden: int = 96, layers: int = 2, seed: int = 0) -> Path:
-    """A model folder like any other: configuration, weights, tokenizer and chat template."""
+    """Return a model folder like any other: configuration, weights, tokenizer and chat template."""
     from swift.models.quiet import quiet_libraries
 
     quiet_libraries()  # first: the libraries speak up while they are imported

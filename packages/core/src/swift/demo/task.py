@@ -13,7 +13,7 @@ _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 def question(number: int) -> str:
-    """How the demo asks."""
+    """Return how the demo asks."""
     return f"Read {number} aloud."
 
 

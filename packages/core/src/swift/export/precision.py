@@ -20,5 +20,5 @@ def export_dtypes(source: ModelSource, choice: str) -> dict[str, torch.dtype]:
 
 
 def main_dtype(dtypes: Iterable[torch.dtype]) -> str:
-    """The one that most tensors have, as configurations spell it."""
+    """Return the one that most tensors have, as configurations spell it."""
     return str(Counter(dtypes).most_common(1)[0][0]).removeprefix("torch.")

@@ -123,7 +123,7 @@ def write_quantised(
 def _by_transformers(
     folder: Path, reference: Reference, tolerance: Tolerance, source: ModelSource, *, say: Say
 ) -> dict[str, Any]:
-    """Which decodes what it loads; some formats it leaves to libraries that may not be there."""
+    """Return which decodes what it loads; some formats it leaves to libraries that may not be there."""
     try:
         check_memory(model_bytes(source, 4), "Decoded, the model", hint="")
         with redirect_stderr(StringIO()):  # progress bars of compressed-tensors
@@ -169,7 +169,7 @@ def _say_verified(who: str, told: dict[str, Any], say: Say) -> None:
 
 
 def scratch(destination: Path) -> Path:
-    """Where the whole model lies meanwhile: on the disk that the export goes to."""
+    """Return where the whole model lies meanwhile: on the disk that the export goes to."""
     folder = destination.with_name(f".{destination.name}.whole")
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ def note_unverified(folder: Path, exporter: str, reason: str) -> None:
 
 
 def _listed(index: Path, exporter: str) -> list[str]:
-    """The files that an index of shards names."""
+    """Return the files that an index of shards names."""
     try:
         content = json.loads(index.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

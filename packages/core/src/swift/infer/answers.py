@@ -1,4 +1,4 @@
-"""What is asked, what is answered, and the interface of whoever answers conversations."""
+"""Questions, answers, and the interface of whoever answers conversations."""
 
 from __future__ import annotations
 

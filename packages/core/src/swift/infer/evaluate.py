@@ -33,7 +33,7 @@ def judged(question: Question, answer: Answer) -> dict[str, Any]:
 
 
 def accuracy_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """How many of these lines are right."""
+    """Return how many of these lines are right."""
     rights: list[Any] = [line.get("right") for line in lines]
     if not all(isinstance(right, bool) for right in rights):
         raise DataError(
@@ -43,7 +43,7 @@ def accuracy_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, str]) -> dict[str, float]:
-    """Mean loss and token accuracy of the expected answers, as in training."""
+    """Return mean loss and token accuracy of the expected answers, as in training."""
     from swift.data.pipeline import prepare_data  # imports torch, which counting right answers does without
 
     section = DataSection(train=tuple(names), columns=columns, system=speaker.system)

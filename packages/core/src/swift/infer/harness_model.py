@@ -52,7 +52,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as the model knows it; a last turn of the assistant is gone on with."""
+        """Return a conversation as the model knows it; a last turn of the assistant is gone on with."""
         return render_chat(
             self.tokenizer,
             chat_history,
@@ -141,7 +141,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return texts
 
     def _cut(self, tokens: list[int], longest: int) -> list[int]:
-        """The end of what is longer than the model can see, as the harness's own models do it, but said aloud."""
+        """Return the end of what is longer than the model can see, as the harness's own models do it, but said aloud."""
         if len(tokens) <= longest:
             return tokens
         self._say(f"A question has {len(tokens)} tokens, and the model sees {longest}: its beginning is left out")
@@ -162,5 +162,5 @@ def _settings(wanted: dict[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
 
 
 def _before(text: str, ends: Sequence[str]) -> str:
-    """The text up to the first of these."""
+    """Return the text up to the first of these."""
     return text[: min([found for end in ends if end and (found := text.find(end)) >= 0], default=len(text))]

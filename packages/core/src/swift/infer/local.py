@@ -193,7 +193,7 @@ class _Tokens:
         self._asked = False
 
     def put(self, tokens: torch.Tensor) -> None:
-        """The prompt first, then one token at a time."""
+        """Receive the prompt first, then one token at a time."""
         if self.left:
             raise InterruptedError
         if self._asked:
@@ -206,7 +206,7 @@ class _Tokens:
 
 
 def base_model_without_adapter(model: Any) -> Any:
-    """The transformers model as it was before PEFT put adapters into it."""
+    """Return the transformers model as it was before PEFT put adapters into it."""
     return model.unload() if hasattr(model, "peft_config") else base_model(model)
 
 
@@ -224,7 +224,7 @@ def _whole(prompt: Sequence[int]) -> Segment:
 
 
 def _device(wanted: str | None) -> str:
-    """Where to load the model; a GPU where there is one and nothing else was said."""
+    """Return where to load the model; a GPU where there is one and nothing else was said."""
     if wanted is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

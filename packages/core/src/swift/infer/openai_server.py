@@ -48,7 +48,7 @@ class OpenAiServer:
         self._opener = urllib.request.build_opener(proxies)
 
     def choose(self, wanted: str | None, say: Callable[[str], None]) -> str:
-        """The name that requests use; if none is wanted, the first adapter or else the first model."""
+        """Return the name that requests use; if none is wanted, the first adapter or else the first model."""
         served = self.models()
         if wanted is None:
             if not served:
@@ -72,11 +72,11 @@ class OpenAiServer:
             raise self._not_openai() from None
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """A request that is tried again while the server is busy or the connection breaks."""
+        """Return a request that is tried again while the server is busy or the connection breaks."""
         return self._json(path, body or {}, tries=_TRIES)
 
     def events(self, path: str, body: dict[str, Any]) -> Iterator[Any]:
-        """The JSON of server-sent events, as they come."""
+        """Yield the JSON of server-sent events, as they come."""
         try:
             with self._tried(lambda: self._open(path, body), _TRIES) as response:
                 for line in response:
@@ -205,7 +205,7 @@ def _parsed(error: urllib.error.HTTPError) -> Any:
 
 
 def _said(answer: Any) -> str:
-    """The message in an error of OpenAI's API, or of one that resembles it."""
+    """Return the message in an error of OpenAI's API, or of one that resembles it."""
     if isinstance(answer, dict):
         for found in (answer.get("error"), answer.get("detail"), answer.get("message")):
             if isinstance(found, dict):

@@ -57,13 +57,13 @@ class Questions:
 
 
 def read_questions(names: Sequence[str], columns: dict[str, str], *, system: str | None = None) -> Questions:
-    """One question per row. The last answer of the assistant is what is expected; rows may also end unanswered."""
+    """Return one question per row. The last answer of the assistant is expected; rows may also end unanswered."""
     section = DataSection(train=tuple(names), columns=columns, system=system)
     return Questions(open_parts(section.train, section), system)
 
 
 def with_system(messages: Sequence[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
-    """The messages, after this system message if they have none."""
+    """Return the messages, after this system message if they have none."""
     if system and messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
     return list(messages)
@@ -88,7 +88,7 @@ def _question(part: Part, index: int, system: str | None) -> Question:
 
 
 def _unanswered(part: Part, row: RowData, place: str, unusable: Unusable) -> Conversation:
-    """Returns a row that ends with a question, understood as if something answered it."""
+    """Return a row that ends with a question, understood as if something answered it."""
     for name in MESSAGES:
         messages = row.get(name)
         if isinstance(messages, list) and messages and _role(messages[-1], part.tags) == "user":

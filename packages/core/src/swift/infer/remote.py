@@ -35,7 +35,7 @@ class RemoteSpeaker:
         self.name = self._server.choose(model, say)
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
-        """A bounded number of requests at a time."""
+        """Yield a bounded number of requests at a time."""
 
         def ask(place: int) -> Answer:
             question = questions[place]

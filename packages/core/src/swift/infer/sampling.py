@@ -39,7 +39,7 @@ class Sampler:
         return torch.full_like(scores, -torch.inf).scatter_(-1, chosen[:, None], 0.0)
 
     def _draw(self, scores: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-        """The token on which a number between 0 and 1 falls when they lie side by side, each as wide as it is
+        """Return the token on which a number between 0 and 1 falls when they lie side by side, each as wide as it is
         probable. Under `top_p` the likeliest come first, and the rest is cut off."""
         probabilities = (scores.double() / self._sampling.temperature).softmax(-1)
         if self._sampling.top_p >= 1:

@@ -81,7 +81,7 @@ def find_model(options: ModelOptions, *, say: Callable[[str], None]) -> FoundMod
 def open_local(
     found: FoundModel, options: ModelOptions, *, batch_size: int | None = None, say: Callable[[str], None]
 ) -> EngineSpeaker:
-    """The model, loaded by its engine."""
+    """Return the model, loaded by its engine."""
     # The tokenizer is read once, here: engines are handed tokens.
     tokenizer = found.source.tokenizer
     request = EngineRequest(
@@ -113,7 +113,7 @@ class EngineSpeaker:
         self.multi_turn = tokenizer.chat_template is not None
 
     def prompt(self, messages: Messages, tools: Sequence[Any] | None = None) -> list[int]:
-        """The tokens up to where the assistant speaks; plain text where there is no chat template."""
+        """Return the tokens up to where the assistant speaks; plain text where there is no chat template."""
         messages = with_system(messages, self.system)
         if not self.multi_turn:
             if len(messages) != 1:
@@ -128,7 +128,7 @@ class EngineSpeaker:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
-        """All prompts are handed to the engine at once, which batches them as it can."""
+        """Yield answers as they are ready; all prompts go to the engine at once, which batches them as it can."""
         prompts = [self.prompt(question.messages, question.tools) for question in questions]
         for place, completion in self.engine.generate(prompts, sampling):
             ended = completion.finish_reason == "stop"
@@ -183,7 +183,7 @@ def _digest(adapter: Path) -> str:
 
 
 def _nothing_to_load(options: ModelOptions) -> None:
-    """A server has loaded its model already."""
+    """Do nothing: a server has loaded its model already."""
     given = {
         "--adapters": options.adapters,
         "--torch_dtype": options.dtype != "auto",

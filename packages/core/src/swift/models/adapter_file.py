@@ -54,7 +54,7 @@ class _AdapterConfig(BaseModel):
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """Returns the configuration of the adapter in a folder; `ModelError` where there is none, or a broken one."""
+    """Return the configuration of the adapter in a folder; `ModelError` where there is none, or a broken one."""
     file = folder / ADAPTER_CONFIG
     if not file.exists() and not file.is_symlink():
         raise ModelError(
@@ -65,7 +65,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def checked_adapter(config: Mapping[str, Any], source: str, error: Failure = ModelError) -> dict[str, Any]:
-    """Returns PEFT's settings of a LoRA adapter when they are ones; `source` names the file in messages."""
+    """Return PEFT's settings of a LoRA adapter when they are ones; `source` names the file in messages."""
     kind = getattr(config.get("peft_type"), "value", config.get("peft_type"))
     if kind != "LORA":
         said = f"of type {kind}" if isinstance(kind, str) else f"whose peft_type is {json_kind(kind)}"
@@ -90,7 +90,7 @@ def checked_adapter(config: Mapping[str, Any], source: str, error: Failure = Mod
 
 
 def check_patterns(config: Mapping[str, Any], names: Iterable[str], source: str, error: Failure = ModelError) -> None:
-    """Refuses patterns that are none, or that do not match the names of modules in time, as PEFT will match them."""
+    """Refuse patterns that are none, or that do not match the names of modules in time, as PEFT will match them."""
     known = list(names)
     for key, pattern in _patterns(config):
         try:

@@ -65,7 +65,7 @@ NEAREST = {
 
 
 def resolve_name(name: str) -> tuple[str, str | None]:
-    """The path or hub id that `name` stands for, and a line to say aloud where it isn't `name` itself."""
+    """Return the path or hub id that `name` stands for, and a line to say aloud where it isn't `name` itself."""
     key = name.lower()
     if key in RELEASED:
         return RELEASED[key], f"model {name!r} is {RELEASED[key]}"

@@ -56,7 +56,7 @@ class Packing:
 def choose_attention(
     requested: str, config: Any, *, flat: bool, device: str, dtype: torch.dtype | None = None
 ) -> AttentionChoice:
-    """The kernel for a model of this transformers `config`; says why when it isn't the fastest one there is.
+    """Return the kernel for a model of this transformers `config`; says why when it isn't the fastest one there is.
 
     What was asked for by name is honoured or refused, never replaced. `flat` tells whether samples are laid end to
     end; `dtype` is the precision of the arithmetic, where it is known.
@@ -177,13 +177,13 @@ AttentionMaskInterface.register(VARLEN, sdpa_mask)
 
 
 def packing_of(boundaries: Sequence[int], tokens: int) -> Packing:
-    """The lengths between `boundaries`, and what is left up to `tokens`."""
+    """Return the lengths between `boundaries`, and what is left up to `tokens`."""
     edges = [*boundaries, tokens] if tokens > boundaries[-1] else boundaries
     return Packing(tuple(end - start for start, end in pairwise(edges)))
 
 
 def _model_class(config: Any) -> Any:
-    """The transformers class for `config`, or None for code that came with the model."""
+    """Return the transformers class for `config`, or None for code that came with the model."""
     return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
 
 

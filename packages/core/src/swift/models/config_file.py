@@ -55,7 +55,7 @@ _KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementati
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns what config.json says; `ModelError` names the key that no model can have."""
+    """Return what config.json says; `ModelError` names the key that no model can have."""
     file = folder / CONFIG
     if not file.exists() and not file.is_symlink():
         raise ModelError(
@@ -75,7 +75,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_config(config: Mapping[str, Any], source: str) -> None:
-    """Refuses values that no model has. `source` names the file in messages."""
+    """Refuse values that no model has. `source` names the file in messages."""
     for path, section in _sections(config, ""):
         for problem in _problems(section):
             raise ModelError(
@@ -84,7 +84,7 @@ def check_config(config: Mapping[str, Any], source: str) -> None:
 
 
 def _sections(config: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The configuration itself, and those of its parts: text_config, rope_parameters, ..."""
+    """Yield the configuration itself, and those of its parts: text_config, rope_parameters, ..."""
     yield path, config
     for key, value in config.items():
         if isinstance(value, dict):

@@ -64,7 +64,7 @@ class SafetensorsFolder:
         return entry.end - entry.start
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, in the precision of the file; its bytes are fetched when they are looked at."""
+        """Return one tensor, in the precision of the file; its bytes are fetched when they are looked at."""
         from safetensors import safe_open
 
         file, _ = self._entries[name]

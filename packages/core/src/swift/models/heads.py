@@ -87,7 +87,7 @@ def _own_class(config: Any) -> Any:
 
 
 def _is_family(kind: type) -> bool:
-    """Whether a class is what all models of one architecture inherit from."""
+    """Return whether a class is what all models of one architecture inherit from."""
     from transformers import PreTrainedModel
 
     return PreTrainedModel in kind.__bases__

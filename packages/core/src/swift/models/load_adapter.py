@@ -27,7 +27,7 @@ _OWN = "An adapter goes on the model that it was trained on, and on no other; or
 
 
 def peft_config(config: Mapping[str, Any], model: torch.nn.Module, source: str) -> Any:
-    """Returns PEFT's configuration of an adapter for this model; `ModelError` where `source` holds no such thing."""
+    """Return PEFT's configuration of an adapter for this model; `ModelError` where `source` holds no such thing."""
     settings = checked_adapter(config, source)
     check_patterns(settings, [name for name, _ in model.named_modules()], source)
     with without_bitsandbytes():
@@ -38,7 +38,7 @@ def peft_config(config: Mapping[str, Any], model: torch.nn.Module, source: str) 
 
 
 def load_adapter(model: torch.nn.Module, folder: Path, *, trainable: bool) -> torch.nn.Module:
-    """Returns the model with the adapter in `folder` on it."""
+    """Return the model with the adapter in `folder` on it."""
     with without_bitsandbytes():
         from peft import PeftModel
 
@@ -71,7 +71,7 @@ def load_adapter(model: torch.nn.Module, folder: Path, *, trainable: bool) -> to
 
 
 def _weights(folder: Path, config: Mapping[str, Any]) -> SafetensorsFolder:
-    """The adapter's tensors, which are numbers, finite, and of the ranks that the configuration names."""
+    """Return the adapter's tensors, which are numbers, finite, and of the ranks that the configuration names."""
     if not (folder / ADAPTER_WEIGHTS).exists():
         raise ModelError(f"{folder} is not a whole adapter: {ADAPTER_WEIGHTS} is missing.", hint="Copy it again.")
     weights = SafetensorsFolder(folder, file=ADAPTER_WEIGHTS)

@@ -45,7 +45,7 @@ def locate(section: ModelSection, *, say: Callable[[str], None]) -> tuple[str, P
 
 
 def _cached(name: str, revision: str | None, patterns: list[str], *, need_weights: bool) -> Path | None:
-    """The snapshot in the hub cache, if it holds what is needed."""
+    """Return the snapshot in the hub cache, if it holds what is needed."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

@@ -29,7 +29,7 @@ Views = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, tor
 
 @dataclass(frozen=True)
 class Settings:
-    """What to compute, and how."""
+    """Views to compute, and the settings of computing them."""
 
     transform: LogitTransform
     dtype: torch.dtype
@@ -269,7 +269,7 @@ def _logits(
 
 @dataclass
 class _Statistics:
-    """What a block of logits says of each of its tokens."""
+    """Statistics of a block of logits, for each of its tokens."""
 
     largest: torch.Tensor
     total: torch.Tensor
@@ -293,7 +293,7 @@ _LOWEST = torch.finfo(torch.float32).min
 def _look(
     logits: torch.Tensor, targets: torch.Tensor, candidates: torch.Tensor | None, settings: Settings
 ) -> _Statistics:
-    """Return what is to be known of the whole vocabulary. Leaves exp(logit - largest) behind in `logits`."""
+    """Return the statistics over the vocabulary. Leaves exp(logit - largest) behind in `logits`."""
     goal = targets[:, None]
     largest = logits.amax(-1, keepdim=True)
     at_target = logits.gather(-1, goal)

@@ -75,7 +75,7 @@ class _Merge:
             )
 
     def _check_tied(self) -> None:
-        """An adapter on one of two weights that are the same cannot be merged: the other would change with it."""
+        """Refuse an adapter on one of two tied weights, which cannot be merged: the other would change with it."""
         text = self._base.config.get_text_config()
         if not getattr(text, "tie_word_embeddings", False):
             return
@@ -90,7 +90,7 @@ class _Merge:
                 )
 
     def stream(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights in the order of the base model."""
+        """Yield all weights in the order of the base model."""
         for name in self._names:
             module, _, kind = name.rpartition(".")
             parts = self._modules.get(module, {})

@@ -43,7 +43,7 @@ class Piece:
         return math.prod(self.shape)
 
     def view_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The part of `parameter` (contiguous, whole) that this piece is, as a view."""
+        """Return the part of `parameter` (contiguous, whole) that this piece is, as a view."""
         return parameter.view(-1).narrow(0, self.start, self.numel).view(self.shape)
 
 
@@ -55,7 +55,7 @@ class NameMap:
         self._owners = {piece.name: (name, piece) for name, parts in self._pieces.items() for piece in parts}
 
     def pieces(self, parameter: str) -> tuple[Piece, ...]:
-        """The tensors on disk that the parameter of this name in memory holds, in the order of their ranges."""
+        """Return the tensors on disk that the parameter of this name in memory holds, in the order of their ranges."""
         return self._pieces[parameter]
 
     def parameters(self) -> list[str]:
@@ -67,12 +67,12 @@ class NameMap:
         return list(self._owners)
 
     def owner(self, name: str) -> tuple[str, Piece]:
-        """The parameter that holds the tensor of this name on disk, and where."""
+        """Return the parameter that holds the tensor of this name on disk, and where."""
         return self._owners[name]
 
 
 def name_map(model: torch.nn.Module) -> NameMap:
-    """The names of a transformers model, or of the model inside a PEFT model.
+    """Return the names of a transformers model, or of the model inside a PEFT model.
 
     Depends on the architecture alone, so that it is valid for a model that is sharded, quantised or on the meta
     device. Names in memory are those of the model before any wrapper.
@@ -84,19 +84,19 @@ def name_map(model: torch.nn.Module) -> NameMap:
 
 
 def name_map_of_skeleton(skeleton: PreTrainedModel) -> NameMap:
-    """The names of a model on the meta device that nobody has changed since it was built."""
+    """Return the names of a model on the meta device that nobody has changed since it was built."""
     skeleton.tie_weights()
     return _map_of_twin(skeleton)
 
 
 def base_model(model: torch.nn.Module) -> PreTrainedModel:
-    """The transformers model, taken out of PEFT's wrapper if there is one."""
+    """Return the transformers model, taken out of PEFT's wrapper if there is one."""
     inner: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
     return inner
 
 
 def canonical_parameters(model: torch.nn.Module) -> Iterator[tuple[list[Piece], torch.nn.Parameter]]:
-    """Every parameter with its names on disk: of the whole model or, where adapters are trained, of the adapters.
+    """Yield every parameter with its names on disk: of the whole model or, where adapters are trained, of the adapters.
 
     `model` is the transformers or PEFT model itself, without DDP around it. Adapters have their names in PEFT's
     `adapter_model.safetensors`. Where backends shard parameters in place, shapes are those of the whole parameter.
@@ -115,9 +115,9 @@ def canonical_buffers(model: torch.nn.Module) -> Iterator[tuple[list[Piece], tor
 def canonical_weights(
     model: torch.nn.Module, whole: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """What `swift_iter_weights` streams: every weight in fp32 and every persistent buffer, or the adapters alone.
+    """Yield the stream of `swift_iter_weights`: all weights in fp32 and persistent buffers, or the adapters.
 
-    `whole` makes a whole tensor of what a process holds of one.
+    `whole` gathers the whole tensor from the process's shard.
     """
     for pieces, tensor in chain(canonical_parameters(model), canonical_buffers(model)):
         gathered = whole(tensor)
@@ -152,7 +152,7 @@ def _canonical(
 
 
 def whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape of the whole tensor of which a backend may have left a part."""
+    """Return the shape of the whole tensor of which a backend may have left a part."""
     # ZeRO-3 leaves an empty parameter behind that remembers its shape; a DTensor answers with its global one. Backends
     # that cut in other ways leave `whole_shape` behind.
     return tuple(getattr(tensor, "whole_shape", getattr(tensor, "ds_shape", tensor.shape)))

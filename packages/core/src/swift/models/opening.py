@@ -24,7 +24,7 @@ LARGEST = 256 << 20
 
 @contextmanager
 def as_model_error(message: str, *, hint: str, config: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Raises a `ModelError` for whatever a library raises in the body, with the library's own reason behind `message`.
+    """Raise a `ModelError` for whatever a library raises in the body, with the library's own reason behind `message`.
 
     With `config`, a name that the library does not know is said with the key that holds it. What a folder brings makes
     transformers, tokenizers and PEFT fail in ways that nobody has listed: with the errors of Python's operators, of
@@ -43,7 +43,7 @@ def as_model_error(message: str, *, hint: str, config: Mapping[str, Any] | None 
 
 
 def check_files(folder: Path) -> None:
-    """Refuses a folder in which something else than a file of a plausible size lies under the name of one."""
+    """Refuse a folder in which something else than a file of a plausible size lies under the name of one."""
     names = [*_SETTINGS, *_OTHERS]
     # A link to nothing is a file that was not copied.
     found = [folder / name for name in names if (folder / name).exists() or (folder / name).is_symlink()]
@@ -63,7 +63,7 @@ def check_files(folder: Path) -> None:
 
 
 def _key_of(error: Exception, config: Mapping[str, Any]) -> str:
-    """Returns which keys of a configuration hold what somebody did not find in a table of names."""
+    """Return which keys of a configuration hold what somebody did not find in a table of names."""
     if not isinstance(error, KeyError) or not error.args:
         return ""
     keys = [key for key, value in config.items() if isinstance(value, str) and value == error.args[0]]
@@ -71,7 +71,7 @@ def _key_of(error: Exception, config: Mapping[str, Any]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error that says something, or the error's name."""
+    """Return the first line of an error that says something, or the error's name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("Error(s) in loading state_dict"):
         lines = lines[1:]

@@ -18,7 +18,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_dtype(requested: str, device: torch.device | str) -> tuple[str, str]:
-    """The compute precision in force, 'float32', 'bfloat16' or 'float16', and why."""
+    """Return the compute precision in force, 'float32', 'bfloat16' or 'float16', and why."""
     device = torch.device(device)
     if requested != "auto":
         if requested == "bfloat16" and device.type == "cuda" and not _has_bfloat16(device):

@@ -28,7 +28,7 @@ NF4_SCALER_BLOCK = 256
 def quantized_build(
     source: ModelSource, section: TunerSection, dtype: torch.dtype, device: torch.device | str
 ) -> torch.nn.Module:
-    """The model on `device`, linear layers quantised as `tuner.quantize` says, everything else in `dtype`, frozen.
+    """Return the model on `device` with linear layers quantised as `tuner.quantize` says, all else frozen in `dtype`.
 
     The output head stays as it is, and so do experts that are stacked into one parameter.
     """

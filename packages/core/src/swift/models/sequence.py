@@ -60,7 +60,7 @@ class Cut:
 
 
 def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> AttentionChoice:
-    """The kernel for samples that are cut; refuses models whose attention is more than causal attention.
+    """Return the kernel for samples that are cut; refuses models whose attention is more than causal attention.
 
     `cp` says whether the backend has context parallel to offer in place of Ulysses.
     """
@@ -106,7 +106,7 @@ class SequenceView(ViewModule):
         super().__init__(model, attention=attention, say=say)
 
     def in_parts(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
-        """The views of a whole micro-batch, each process having computed its own part."""
+        """Return the views of a whole micro-batch, each process having computed its own part."""
         width = batch.input_ids.shape[1]
         part, cut = _part_of(batch, self.group)
         self._cut = cut
@@ -201,7 +201,7 @@ def gathered_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """This process's queries against the keys and values of all tokens, sample by sample."""
+    """Return attention of this process's queries to the keys and values of all tokens, sample by sample."""
     if cut is None:
         kwargs |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
         return varlen_attention(module, query, key, value, attention_mask, **kwargs)
@@ -239,7 +239,7 @@ for _name, _attention in ((ULYSSES, ulysses_attention), (GATHERED, gathered_atte
 
 
 def _part_of(batch: MicroBatch, group: dist.ProcessGroup) -> tuple[MicroBatch, Cut]:
-    """This process's tokens of every row, after rows were made long enough to be cut evenly."""
+    """Return this process's tokens of every row, after padding rows to be evenly divisible."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     width = batch.input_ids.shape[1]
     each = -(-width // size)
@@ -256,7 +256,10 @@ def _part_of(batch: MicroBatch, group: dist.ProcessGroup) -> tuple[MicroBatch, C
 
 
 def _causal_mask(first: int, last: int, oldest: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """Which tokens from `oldest` on the tokens from `first` up to `last` see; None where torch's own causality does."""
+    """Return which tokens from `oldest` on the tokens from `first` up to `last` see.
+
+    None where torch's own causality does.
+    """
     if first == oldest and (window is None or last - first <= window):
         return None
     queries = torch.arange(first, last, device=device)[:, None]

@@ -36,7 +36,7 @@ _COPY_AGAIN = "Copy or download the model again."
 
 
 def open_source(section: ModelSection, *, say: Callable[[str], None], seed: int = 42) -> HfSource:
-    """The model that the `model` section names, checked to be there and to be a causal language model.
+    """Return the model that the `model` section names, checked to be there and to be a causal language model.
 
     Cheap: weights are read later, by name or by `build`. `seed` decides random weights.
     """
@@ -127,7 +127,7 @@ class HfSource:
         return self.name_map.owner(name)[1].shape
 
     def read(self, name: str) -> torch.Tensor:
-        """One weight, in the precision of the file (random ones in fp32)."""
+        """Return one weight, in the precision of the file (random ones in fp32)."""
         if self.random:
             owner, piece = self.name_map.owner(name)
             return piece.view_of(self._random_state[owner])
@@ -139,7 +139,7 @@ class HfSource:
         return tensor
 
     def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> torch.nn.Module:
-        """The transformers module; with `weights=False` on the meta device, uninitialised.
+        """Return the transformers module; with `weights=False` on the meta device, uninitialised.
 
         Random weights are drawn in fp32 on the CPU, so that they are the same for every `dtype` and `device`.
         """
@@ -278,7 +278,7 @@ class HfSource:
         )
 
     def spellings(self, name: str) -> tuple[str, str, str]:
-        """What a weight may be called in files: as it is, and without and with the prefix of the base model."""
+        """Return the names a weight may have in files: unchanged, and without and with the prefix of the base model."""
         prefix = f"{self._skeleton.base_model_prefix}."
         return name, name.removeprefix(prefix), prefix + name
 
@@ -329,7 +329,7 @@ class HfSource:
         return self.task != CAUSAL_LM and name in self._files and self._files.shape(name)[:1] == (rows,)
 
     def _misfit(self) -> ModelError | None:
-        """Returns what to say of the first weight whose shape is not the one that config.json gives it."""
+        """Return what to say of the first weight whose shape is not the one that config.json gives it."""
         for name, tensor in self._skeleton.state_dict().items():
             for stored in self.spellings(name):
                 if stored in self._files and self._files.shape(stored) != tuple(tensor.shape):

@@ -32,7 +32,7 @@ class TensorPlan:
 
 
 def tensor_plan(model: nn.Module, *, ways: int = 1) -> TensorPlan:
-    """The plan of a transformers or PEFT model; where a linear module has an adapter, that is cut on the same side.
+    """Return the plan of a transformers or PEFT model; an adapter is sharded on the same side as its linear module.
 
     Raises `UnsupportedPlan` for a matrix that cannot be cut into so many equal parts.
     """
@@ -93,12 +93,12 @@ def check_widths(model_config: Any, tp: int) -> None:
 
 
 def experts_of(text: Any) -> int:
-    """How many experts each routed layer of a model has; 0 for a dense one."""
+    """Return how many experts each routed layer of a model has; 0 for a dense one."""
     return max(getattr(text, name, None) or 0 for name in ("num_experts", "n_routed_experts", "num_local_experts"))
 
 
 def _has_dense_layers(text: Any) -> bool:
-    """Whether some layers of a model with experts have an MLP instead."""
+    """Return whether some layers of a model with experts have an MLP instead."""
     step = getattr(text, "decoder_sparse_step", None)
     first = getattr(text, "first_k_dense_replace", None)
     return bool((step or 1) > 1 or getattr(text, "mlp_only_layers", None) or first)

@@ -35,7 +35,7 @@ PATIENCE = 10.0
 
 
 def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Callable[[str], None]) -> Any:
-    """The transformers tokenizer, with the chat template in force."""
+    """Return the transformers tokenizer, with the chat template in force."""
     from transformers import AutoTokenizer
 
     check_settings(folder)
@@ -66,7 +66,7 @@ def copy_tokenizer(source: Path, destination: Path, *, template: str | None) -> 
 
 
 def check_settings(folder: Path) -> None:
-    """Refuses tokenizer files that are none, or that name others outside of their folder."""
+    """Refuse tokenizer files that are none, or that name others outside of their folder."""
     check_files(folder)
     file = folder / "tokenizer_config.json"
     if not file.exists():
@@ -90,7 +90,7 @@ def _set_template(tokenizer: Any, path: Path) -> None:
 
 
 def _try_template(tokenizer: Any, path: Path, error: Failure) -> None:
-    """Raises `error` for a chat template that is none, or that does not come to an end; `path` is where it stands."""
+    """Raise `error` for a chat template that is none, or that does not come to an end; `path` is where it stands."""
     endless = error(
         f"The chat template {path} takes more than {PATIENCE:g} seconds for one word.", hint="Does it loop? Fix it."
     )
@@ -106,7 +106,7 @@ def _try_template(tokenizer: Any, path: Path, error: Failure) -> None:
 
 
 def _check_vocabulary(tokenizer: Any, config: Any, folder: Path, say: Callable[[str], None]) -> None:
-    """Every token that text can be turned into needs a row in the embedding."""
+    """Raise `ModelError` where a token that text can become has no row in the embedding."""
     rows = config.get_text_config().vocab_size
     beyond = {token: index for token, index in tokenizer.get_vocab().items() if index >= rows}
     if not beyond:

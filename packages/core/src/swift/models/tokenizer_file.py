@@ -26,7 +26,7 @@ SAMPLES = (
 
 
 def tell_difference(tokenizer: Any, folder: Path, say: Callable[[str], None]) -> None:
-    """Says, once in a process, where the tokenizer cuts texts otherwise than the folder's `tokenizer.json`."""
+    """Say, once in a process, where the tokenizer cuts texts otherwise than the folder's `tokenizer.json`."""
     if _takes_file_as_it_is(type(tokenizer)):
         return
     path = folder / FILE
@@ -52,7 +52,7 @@ def _takes_file_as_it_is(kind: type) -> bool:
 
 @cache
 def _by_file(path: Path, _modified: int, _size: int) -> tuple[tuple[int, ...], ...]:
-    """The samples' tokens by the file alone; nothing where it cannot be read, which loading has said already."""
+    """Return the samples' tokens by the file alone; nothing where it cannot be read, which loading has said already."""
     from tokenizers import Tokenizer
 
     try:

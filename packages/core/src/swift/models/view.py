@@ -1,4 +1,4 @@
-"""What a transformers model says about a micro-batch, in the views that objectives ask for."""
+"""Runs a transformers model on a micro-batch and returns the views that objectives ask for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROBE_LOGIT = 40.0
 
 
 class ViewModule(nn.Module):
-    """A model whose forward pass answers with a `ModelView`, so that DDP or FSDP can wrap all of it.
+    """A model whose forward pass returns a `ModelView`, so that DDP or FSDP can wrap all of it.
 
     The decoder runs to hidden states; the output head sees, in chunks, only the tokens that count. Both ways are
     compared with the model's own logits when this module is made (or by a call of `self_check` once weights are
@@ -59,7 +59,7 @@ class ViewModule(nn.Module):
             self.self_check()
 
     def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
-        """The views of `batch`. Tokens without weight are not looked at: their values are zero."""
+        """Return the views of `batch`. Tokens without weight are not looked at: their values are zero."""
         if missing := set(needs) - self.provides():
             raise ModelError(f"This model cannot be viewed as {', '.join(sorted(missing))}.")
         causal_lm = causal_lm_of(self.model)
@@ -131,7 +131,7 @@ class ViewModule(nn.Module):
                 module.training = training
 
     def check(self) -> None:
-        """What `self_check` does, in evaluation mode; a view that computes in another way checks that too."""
+        """Do the checks of `self_check`, in evaluation mode; a view with its own computation checks that too."""
         if self._unembeds:
             self._check_head()
         self._check_layout()
@@ -148,7 +148,7 @@ class ViewModule(nn.Module):
         return collate(samples, flat=self.attention.flat, pad_to_multiple=8).to(self._device())
 
     def inputs(self, batch: MicroBatch) -> dict[str, Any]:
-        """What the decoder is called with; backends that cut sequences say it otherwise."""
+        """Return the arguments of the decoder; backends that shard sequences override it."""
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
         if batch.boundaries is None:
             if self.masks_padding:
@@ -222,7 +222,7 @@ class ViewModule(nn.Module):
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is to be known of the tokens of a micro-batch that count."""
+    """Requested values for the learned tokens of a micro-batch."""
 
     targets: torch.Tensor
     candidates: torch.Tensor | None
@@ -268,7 +268,7 @@ def causal_lm_of(model: nn.Module) -> Any:
 
 
 def transform_of(config: Any) -> LogitTransform:
-    """What the architecture does to its head's output, as far as its configuration tells."""
+    """Return the architecture's transform of its head's output, as far as its configuration tells."""
     config = config.get_text_config()
     scale = 1.0
     for name in ("logit_scale", "lm_head_multiplier"):  # Cohere; Falcon-H1
@@ -278,13 +278,13 @@ def transform_of(config: Any) -> LogitTransform:
 
 
 def _is_matrix(head: nn.Module) -> bool:
-    """Whether calling the head is a product with its weight and nothing else."""
+    """Return whether calling the head is a product with its weight and nothing else."""
     hooks = head._forward_hooks or head._forward_pre_hooks
     return type(head) is nn.Linear and type(head.weight) in (nn.Parameter, torch.Tensor) and not hooks
 
 
 def _probe_ids(causal_lm: Any, length: int) -> torch.Tensor:
-    """A few token ids, spread over the vocabulary."""
+    """Return a few token ids, spread over the vocabulary."""
     vocabulary: int = causal_lm.get_input_embeddings().weight.shape[0]
     return torch.arange(1, length + 1)[None] * 7919 % vocabulary
 

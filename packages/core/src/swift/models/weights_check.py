@@ -21,7 +21,7 @@ _BLOCK = 1 << 24
 
 
 def check_weights(files: SafetensorsFolder, config: Mapping[str, Any], folder: Path) -> None:
-    """Refuses, from the headers alone, integers in place of weights, and more layers than there are weights."""
+    """Refuse, from the headers alone, integers in place of weights, and more layers than there are weights."""
     if not files.names():
         raise ModelError(f"The weights in {folder} are empty: there is no tensor.", hint="Copy the model again.")
     text = config.get("text_config")
@@ -45,7 +45,7 @@ def check_weights(files: SafetensorsFolder, config: Mapping[str, Any], folder: P
 
 
 def check_finite(name: str, tensor: torch.Tensor, folder: Path) -> None:
-    """Refuses a weight with values that are not numbers: whatever is computed with them is not a number either."""
+    """Refuse a weight with values that are not numbers: whatever is computed with them is not a number either."""
     if not tensor.is_floating_point() or tensor.element_size() < 2 or tensor.is_meta:
         return
     flat = tensor.detach().reshape(-1)

@@ -1,4 +1,4 @@
-"""What all objectives share: their members with the usual values, and the arithmetic of segments.
+"""Base of all objectives: their members with the usual values, and the arithmetic of segments.
 
 Objectives never import torch when they are imported, so that `swift sft --help` can list their options quickly.
 """
@@ -38,7 +38,7 @@ class BaseObjective(Generic[Options]):
         self.options = options
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """The number of samples that have something to learn."""
+        """Return the number of samples that have something to learn."""
         return float(sum(sample.loss_weight > 0 for sample in samples))
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
@@ -51,7 +51,7 @@ class BaseObjective(Generic[Options]):
 
 
 def viewed(tensor: torch.Tensor | None, need: Need) -> torch.Tensor:
-    """The tensor that a backend promised to supply for `need`."""
+    """Return the tensor that a backend promised to supply for `need`."""
     if tensor is None:
         raise ValueError(f"the backend supplied no {need.value}, which the objective needs")
     return tensor

@@ -38,11 +38,11 @@ class Sft(BaseObjective[LikelihoodOptions]):
             self.needs |= {Need.MEAN_LOGPS}
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """The summed weights of the target tokens."""
+        """Return the summed weights of the target tokens."""
         return sum(sample.loss_weight for sample in samples)
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """The weighted sum of negative log-likelihoods, and the token accuracy."""
+        """Return the weighted sum of negative log-likelihoods, and the token accuracy."""
         logps = viewed(view.token_logps, Need.TOKEN_LOGPS)
         smoothing = self.options.label_smoothing
         if smoothing > 0:

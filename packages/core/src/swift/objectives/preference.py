@@ -82,11 +82,11 @@ class PairObjective(BaseObjective[Options]):
     encoding = "preference"
 
     def judge(self, pairs: Pairs) -> Judged:
-        """The loss of each pair."""
+        """Return the loss of each pair."""
         raise TypeError(f"{type(self).__name__} must define judge(pairs)")
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """The sum over the micro-batch's pairs, stand-ins left out."""
+        """Return the sum over the micro-batch's pairs, stand-ins left out."""
         pairs = Pairs.read(view, batch)
         judged = self.judge(pairs)
         count = pairs.active.sum()
@@ -106,7 +106,7 @@ class PairObjective(BaseObjective[Options]):
 
 
 def pair_loss(margin: torch.Tensor, kind: str, smoothing: float) -> torch.Tensor:
-    """The loss of a scaled margin: -log σ with labels flipped at the rate `smoothing`, or the hinge."""
+    """Return the loss of a scaled margin: -log σ with labels flipped at the rate `smoothing`, or the hinge."""
     if kind == "hinge":
         return (1 - margin).clamp(min=0)
     if smoothing == 0:
@@ -146,7 +146,7 @@ class Dpo(PairObjective[DpoOptions]):
     needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 
     def judge(self, pairs: Pairs) -> Judged:
-        """The loss of each pair."""
+        """Return the loss of each pair."""
         options = self.options
         chosen, rejected = pairs.log_ratios()
         if options.loss == "ipo":
@@ -177,7 +177,7 @@ class Cpo(PairObjective[CpoOptions]):
     name = "cpo"
 
     def judge(self, pairs: Pairs) -> Judged:
-        """The loss of each pair."""
+        """Return the loss of each pair."""
         options = self.options
         margin = options.beta * (pairs.chosen - pairs.rejected)
         nll = -pairs.chosen_mean
@@ -200,7 +200,7 @@ class SimPo(PairObjective[SimPoOptions]):
     name = "simpo"
 
     def judge(self, pairs: Pairs) -> Judged:
-        """The loss of each pair."""
+        """Return the loss of each pair."""
         options = self.options
         chosen, rejected = options.beta * pairs.chosen_mean, options.beta * pairs.rejected_mean
         nll = -pairs.chosen_mean
@@ -226,7 +226,7 @@ class Orpo(PairObjective[OrpoOptions]):
     name = "orpo"
 
     def judge(self, pairs: Pairs) -> Judged:
-        """The loss of each pair."""
+        """Return the loss of each pair."""
         beta = self.options.beta
         log_odds = _log_odds(pairs.chosen_mean) - _log_odds(pairs.rejected_mean)
         log_ratio = log_sigmoid(log_odds)

@@ -46,7 +46,7 @@ class KtoBaseline(BaseObjective[KtoOptions]):
     needs = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """No loss; the metric `kl` is the estimate, before it is clamped."""
+        """Return no loss; the metric `kl` is the estimate, before it is clamped."""
         _, mismatched, active = _log_ratios(view, batch)
         kl = (mismatched.detach() * active).sum()
         return LossSums(loss=kl.new_zeros(()), metrics={"kl": (kl, active.sum())})
@@ -70,11 +70,11 @@ class Kto(BaseObjective[KtoOptions]):
         self.kl = kl
 
     def with_baseline(self, metrics: Mapping[str, float]) -> Kto:
-        """This objective with its reference point."""
+        """Return this objective with its reference point."""
         return Kto(self.options, kl=max(0.0, metrics["kl"]))
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """The sum over the micro-batch's samples, stand-ins left out."""
+        """Return the sum over the micro-batch's samples, stand-ins left out."""
         if self.kl is None:
             raise ValueError("KTO's loss needs its reference point: evaluate `baseline` and call `with_baseline` first")
         options = self.options

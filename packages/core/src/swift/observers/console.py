@@ -67,12 +67,12 @@ class ConsoleObserver:
 
 
 def is_terminal() -> bool:
-    """Whether a progress bar can be drawn: standard output is a terminal that moves its cursor, and not CI's."""
+    """Return whether a progress bar can be drawn: standard output is a terminal that moves its cursor, and not CI's."""
     return sys.stdout.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
 def step_text(line: Line) -> str:
-    """A logged step as one plain line."""
+    """Return a logged step as one plain line."""
     remaining = f"{duration(line['remaining_time'])} left"
     return "  ".join([f"step {line['global_step/max_steps']}", *_figures(line), remaining])
 
@@ -83,7 +83,7 @@ def metrics_text(metrics: Mapping[str, Any]) -> str:
 
 
 def summary_texts(run: Run, summary: RunSummary) -> list[str]:
-    """The last lines of a run."""
+    """Return the last lines of a run."""
     speed = f", {count(summary.tokens / summary.seconds)} tokens/s" if summary.seconds else ""
     texts = [
         f"{label(summary.status)} after {plural(summary.steps, 'step')} and {count(summary.tokens)} tokens"
@@ -133,7 +133,7 @@ class _Bar:
         self._live.start()
 
     def advance(self, record: StepRecord, line: Line | None) -> None:
-        """Every step moves the bar and shows its own loss; speeds are those of the newest logged line."""
+        """Move the bar and show the step's own loss; speeds are those of the newest logged line."""
         self._line = line or self._line
         result = record.result
         newest = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}

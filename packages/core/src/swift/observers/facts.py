@@ -32,7 +32,7 @@ def unusable_samples(run: Run) -> list[UnusableSamples]:
 
 
 def setup_facts(run: Run) -> dict[str, str]:
-    """The run in a few words, for a header: model, backend and layout, then every fact that is a string."""
+    """Return the run in a few words, for a header: model, backend and layout, then every fact that is a string."""
     facts = {"model": run.config.model.path or "", "backend": backend_and_layout(run)}
     facts |= {name: value for name, value in run.facts.items() if isinstance(value, str)}
     return {name: value for name, value in facts.items() if value}

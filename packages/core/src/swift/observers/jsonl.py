@@ -60,7 +60,7 @@ class JsonlObserver:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of logged steps in a `logging.jsonl`; the summary and what is not JSON are left out."""
+    """Return the lines of logged steps in a `logging.jsonl`; the summary and what is not JSON are left out."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines():
         try:

@@ -43,7 +43,7 @@ class Meter:
         self._since_last_line: list[StepRecord] = []
 
     def take(self, record: StepRecord) -> Line | None:
-        """The line of this step, or None where it is not to be logged."""
+        """Return the line of this step, or None where it is not to be logged."""
         is_first = self._first_step is None
         if self._first_step is None:
             self._first_step = record.step
@@ -54,7 +54,7 @@ class Meter:
         return None
 
     def rest(self) -> Line | None:
-        """The line of the last step where a run ended between two logged ones, else None."""
+        """Return the line of the last step where a run ended between two logged ones, else None."""
         return self._line(self._since_last_line[-1]) if self._since_last_line else None
 
     def _line(self, record: StepRecord) -> Line:
@@ -89,7 +89,7 @@ class Meter:
 
 
 def evaluation_of(line: Mapping[str, Any]) -> Line:
-    """The evaluation's metrics in a line, by their own names: {'loss': 1.2}."""
+    """Return the evaluation's metrics in a line, by their own names: {'loss': 1.2}."""
     return {name.removeprefix(EVAL_PREFIX): value for name, value in line.items() if name.startswith(EVAL_PREFIX)}
 
 

@@ -90,7 +90,7 @@ class ReportObserver:
 def render_report(
     run: Run, lines: list[Line], checkpoints: list[dict[str, Any]], summary: RunSummary | None = None
 ) -> str:
-    """The whole page. Without a summary the run is said to be running."""
+    """Return the whole page. Without a summary the run is said to be running."""
     last = lines[-1] if lines else {}
     data = {
         "columns": _columns(lines),
@@ -145,7 +145,7 @@ def key_figures(lines: list[Line], total_steps: int, summary: RunSummary | None)
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """The logged lines and checkpoints that a report holds; empty where it is not one of ours."""
+    """Return the logged lines and checkpoints that a report holds; empty where it is not one of ours."""
     found = _DATA_BLOCK.search(path.read_text(encoding="utf-8"))
     data = json.loads(found[1]) if found else {"columns": {}, "checkpoints": []}
     columns: Mapping[str, list[Any]] = data["columns"]

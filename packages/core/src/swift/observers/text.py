@@ -26,7 +26,7 @@ def count(number: float) -> str:
 
 
 def figure(value: object) -> str:
-    """A measured value in four significant digits, or a dash where there is none."""
+    """Return a measured value in four significant digits, or a dash where there is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else str(value)
     if value == 0 or 1e-3 <= abs(value) < 1e6:
@@ -35,7 +35,7 @@ def figure(value: object) -> str:
 
 
 def label(name: str) -> str:
-    """A field's name as a heading: `trainable_weights` becomes `Trainable weights`."""
+    """Return a field's name as a heading: `trainable_weights` becomes `Trainable weights`."""
     words = name.replace("_", " ")
     return words[:1].upper() + words[1:]
 

@@ -31,7 +31,7 @@ class Schedule:
 
     @classmethod
     def from_config(cls, optim: OptimSection, peak: float, total_steps: int) -> Schedule:
-        """The schedule that the `optim` section asks for, over `total_steps` optimizer steps."""
+        """Return the schedule that the `optim` section asks for, over `total_steps` optimizer steps."""
         warmup = optim.warmup_steps
         if warmup is None:
             warmup = math.ceil(optim.warmup_ratio * total_steps)

@@ -26,7 +26,7 @@ def wrong(
 
 
 def described(value: object) -> str:
-    """A value in a few words, whatever its author made of `repr`."""
+    """Return a value in a few words, whatever its author made of `repr`."""
     if value is None:
         return "nothing (None)"
     kind = type(value).__name__
@@ -141,7 +141,7 @@ def quantized(entry: PluginEntry, hook: str, came: object, prompts: int) -> Quan
 
 
 def is_tensor(value: object) -> bool:
-    """Whether this is a tensor; where torch was never imported, nothing is."""
+    """Return whether this is a tensor; where torch was never imported, nothing is."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

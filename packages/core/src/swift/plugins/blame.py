@@ -41,7 +41,7 @@ class Blame:
 
 @contextmanager
 def blaming(entry: PluginEntry, function: str) -> Iterator[None]:
-    """Marks what is raised inside with the plugin and its function."""
+    """Mark what is raised inside with the plugin and its function."""
     try:
         yield
     except BaseException as cause:
@@ -51,7 +51,7 @@ def blaming(entry: PluginEntry, function: str) -> Iterator[None]:
 
 @contextmanager
 def failing(entry: PluginEntry, function: str) -> Iterator[None]:
-    """Raises `PluginError` for whatever is raised inside, but for errors that are meant for the user's eyes."""
+    """Raise `PluginError` for whatever is raised inside, but for errors that are meant for the user's eyes."""
     try:
         yield
     except BaseException as cause:
@@ -76,7 +76,7 @@ def mark(cause: BaseException, entry: PluginEntry, function: str) -> None:
 
 
 def interrupts(cause: BaseException) -> bool:
-    """Whether this is Ctrl-C or another signal that ends the process, or a generator that is closed."""
+    """Return whether this is Ctrl-C or another signal that ends the process, or a generator that is closed."""
     from swift.processes.signals import Stopped
 
     return isinstance(cause, KeyboardInterrupt | GeneratorExit | Stopped)
@@ -97,7 +97,7 @@ def explained(cause: BaseException) -> SwiftError | None:
 
 
 def failure_of(blame: Blame, cause: BaseException) -> PluginError:
-    """The message about an error that a plugin raised. To be raised from its cause."""
+    """Return the message about an error that a plugin raised. To be raised from its cause."""
     failure = PluginError(
         f"{blame.entry} failed in {blame.function}: {words_of(cause)}", hint=if_not_yours(blame.entry)
     )
@@ -111,7 +111,7 @@ def if_not_yours(entry: PluginEntry) -> str:
 
 
 def upgrade(entry: PluginEntry) -> str:
-    """The command that brings the newest release of a plugin, with all that it depends on."""
+    """Return the command that brings the newest release of a plugin, with all that it depends on."""
     return f"pip install --upgrade {entry.distribution}"
 
 

@@ -12,7 +12,7 @@ from swift.version import __version__
 
 
 def fingerprint(plugins: Sequence[LoadedPlugin]) -> str:
-    """The plugins of this process as one line of JSON, the same wherever the same plugins are registered."""
+    """Return the plugins of this process as one line of JSON, the same wherever the same plugins are registered."""
     facts = {CORE: __version__}
     for plugin in plugins:
         entry = plugin.entry

@@ -90,7 +90,7 @@ def _called(plugin: LoadedPlugin, found: Implementation, method: Hook, observing
 
 
 def _surrounded(plugin: LoadedPlugin, found: Implementation, method: Hook, observing: Participation | None) -> Hook:
-    """A wrapper: what comes from within passes through it, and only what it raises itself is its own."""
+    """Yield a wrapper: what comes from within passes through it, and only what it raises itself is its own."""
     entry, hook = plugin.entry, found.hook
 
     def failed(cause: BaseException) -> None:

@@ -113,7 +113,7 @@ class Hooks:
         return state
 
     def train_step(self, run: Run, state: TrainState, batch: Batch, objective: Objective) -> StepResult:
-        """One optimizer step over one global batch."""
+        """Return one optimizer step over one global batch."""
         came = self._ask("swift_train_step", run=run, state=state, batch=batch, objective=objective)
         self._tell(run)
         return answers.step_result(self._owner("backend"), "swift_train_step", came)
@@ -177,7 +177,7 @@ class Hooks:
         self._tell(run)
 
     def failed(self) -> list[bool]:
-        """Which observers failed on this process, in the order of registration."""
+        """Return which observers failed on this process, in the order of registration."""
         return [each.ended for each in self._observing]
 
     def switch_off(self, failed: Sequence[bool], run: Run, comms: Comms) -> None:

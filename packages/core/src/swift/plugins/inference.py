@@ -23,7 +23,7 @@ _REASONS = ("stop", "length")
 
 
 def open_inference(engine: LoadedPlugin, request: EngineRequest) -> InferenceEngine:
-    """A model loaded by an inference engine."""
+    """Return a model loaded by an inference engine."""
     came = _ask(engine, "swift_open_engine", request)
     missing = [name for name in _METHODS if not callable(getattr(came, name, None))]
     if missing:
@@ -61,13 +61,13 @@ class CheckedEngine:
         """The plugin's own object."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """One answer per prompt, in the order in which they are ready."""
+        """Yield one answer per prompt, in the order in which they are ready."""
         make: Callable[[], Iterable[Any]] = lambda: self.engine.generate(prompts, sampling)  # noqa: E731
         for place, answer in self._placed("generate", len(prompts), make):
             yield place, self._completion(answer)
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-        """The tokens of one answer."""
+        """Yield the tokens of one answer."""
         for token in self._each("stream", lambda: self.engine.stream(prompt, sampling)):
             if not isinstance(token, int):
                 raise wrong(self._entry, "stream", "tokens as whole numbers", token)
@@ -85,7 +85,11 @@ class CheckedEngine:
             yield place, score
 
     def update_weights(self, weights: WeightStream) -> None:
-        """Go on with these weights."""
+        """Replace every weight of the model, by Hugging Face name, as `swift_iter_weights` streams them.
+
+        Caches of the old weights are dropped. An engine that was opened with an adapter continues without it: such
+        weights have it merged in.
+        """
         with failing(self._entry, "update_weights"):
             self.engine.update_weights(weights)
 

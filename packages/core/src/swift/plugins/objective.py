@@ -1,4 +1,4 @@
-"""An objective as core and backends call it: what it raises is blamed on it, and what it answers is looked at."""
+"""An objective as core and backends call it: errors are attributed to its plugin, and results are checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VIEWS = tuple(field.name for field in fields(ModelView))
 
 
 def make_objective(plugin: LoadedPlugin, options: BaseModel) -> Objective:
-    """The objective of a plugin, made with its options."""
+    """Return the objective of a plugin, made with its options."""
     with failing(plugin.entry, "its constructor"):
         made = plugin.object(options)
         check_objective(plugin.entry, made)
@@ -45,7 +45,7 @@ class CheckedObjective:
         self.baseline = None if inner is None else CheckedObjective(entry, inner)
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
-        """How much these samples weigh: a number that can be added up and divided by."""
+        """Return how much these samples weigh: a number that can be added up and divided by."""
         with failing(self._entry, "row_weight"):
             came: Any = self._objective.row_weight(samples)
         try:
@@ -133,6 +133,6 @@ def _is_value(value: Any) -> bool:
 
 
 def _has_gradient(view: ModelView) -> bool:
-    """Whether a loss made of this view would have a gradient; on any device that is known without waiting."""
+    """Return whether a loss made of this view would have a gradient; on any device that is known without waiting."""
     tensors: Iterable[torch.Tensor | None] = (getattr(view, name, None) for name in _VIEWS)
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)

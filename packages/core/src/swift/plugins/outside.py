@@ -34,7 +34,7 @@ _PLAIN_METHODS = {
 
 
 def implements(backend: LoadedPlugin, hook: str) -> bool:
-    """Whether a backend has one of these hooks."""
+    """Return whether a backend has one of these hooks."""
     hooks = {found.hook for found in implementations(backend.entry, backend.object)}
     return hook in hooks or callable(getattr(backend.object, _PLAIN_METHODS.get(hook, ""), None))
 
@@ -57,7 +57,7 @@ def core_settings(backend: LoadedPlugin, options: BaseModel) -> Mapping[str, tup
 
 
 def describe_plan(backend: LoadedPlugin, config: Config, processes: int) -> list[str]:
-    """Which process holds what, in lines."""
+    """Return which process holds what, in lines."""
     came = _ask(backend, "swift_describe_plan", config=config, processes=processes)
     if came is None:
         return []
@@ -79,7 +79,7 @@ def presets(backend: LoadedPlugin) -> Mapping[str, str]:
 
 
 def read_foreign(backend: LoadedPlugin, folder: Path) -> ForeignCheckpoint | None:
-    """A checkpoint that the backend's engine saved; None where it knows nothing of what is there."""
+    """Return a checkpoint that the backend's engine saved; None where it knows nothing of what is there."""
     came = _ask(backend, "swift_read_foreign", folder=folder)
     if came is not None and not all(hasattr(came, member) for member in ("description", "step", "names", "read")):
         raise wrong(backend.entry, "swift_read_foreign", "a swift.contracts.ForeignCheckpoint, or None", came)

@@ -16,7 +16,7 @@ PATIENCE = 5.0
 
 @contextmanager
 def waiting_for(entry: PluginEntry, doing: str) -> Iterator[None]:
-    """Says which plugin is being waited for if this takes longer than a moment. Nothing is ended."""
+    """Say which plugin is being waited for if this takes longer than a moment. Nothing is ended."""
 
     def say() -> None:
         sys.stderr.write(f"Still {doing} {entry}. Ctrl-C ends the command.\n")

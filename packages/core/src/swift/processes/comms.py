@@ -51,7 +51,7 @@ class Comms:
         return values
 
     def broadcast(self, value: T) -> T:
-        """The main process's value, on every process."""
+        """Return the main process's value, on every process."""
         if not self.distributed:
             return value
         values: list[Any] = [value]

@@ -66,7 +66,7 @@ def leave_group() -> None:
 
 
 def share_of_cores() -> int:
-    """The cores of this machine divided by the processes of the run on it."""
+    """Return the cores of this machine divided by the processes of the run on it."""
     if "OMP_NUM_THREADS" in os.environ:
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -42,7 +42,7 @@ class Group:
 
 
 def current_world(environment: Mapping[str, str] = os.environ) -> World:
-    """Where this process stands, once `launch` has put the variables in place."""
+    """Return where this process stands, once `launch` has put the variables in place."""
     if "RANK" not in environment:
         return World(rank=0, local_rank=0, size=1)
     rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE", 1)
@@ -55,7 +55,7 @@ def current_world(environment: Mapping[str, str] = os.environ) -> World:
 
 
 def find_group(environment: Mapping[str, str], nproc: int | None = None) -> Group:
-    """The group of places that this process is one of. `nproc` is what the user asked for, if anything."""
+    """Return the group of places that this process is one of. `nproc` is what the user asked for, if anything."""
     if {"RANK", "LOCAL_RANK"} <= environment.keys():
         _check_member(environment, nproc)
         return Group()
@@ -75,7 +75,7 @@ def join(group: Group, environment: MutableMapping[str, str]) -> None:
 
 
 def elastic_launcher(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Which launcher started this process and may start it again: its machine, its number and its birth."""
+    """Return which launcher started this process and may start it again: its machine, its number and its birth."""
     if "TORCHELASTIC_RUN_ID" not in environment:
         return None
     try:
@@ -199,7 +199,7 @@ def _machines(environment: Mapping[str, str]) -> str:
 
 
 def first_machine(machines: str) -> str:
-    """The first of a list as Slurm writes it: `gpu[003-005,9],big1` begins with gpu003."""
+    """Return the first of a list as Slurm writes it: `gpu[003-005,9],big1` begins with gpu003."""
     first = re.match(r"(?:[^\[\],]|\[[^\[\]]*\])+", machines)
     if first is None:
         raise ConfigError(f"Slurm's list of machines cannot be read: {machines!r}.", hint="Set MASTER_ADDR yourself.")
@@ -207,7 +207,10 @@ def first_machine(machines: str) -> str:
 
 
 def _slurm_port(environment: Mapping[str, str]) -> int:
-    """A port that all tasks of a step derive alike, and two steps most likely not; below those given to clients."""
+    """Return a port that all tasks of a step derive alike, and two steps most likely not.
+
+    Below those given to clients.
+    """
     job, step = _number(environment, "SLURM_JOB_ID", 0), _number(environment, "SLURM_STEP_ID", 0)
     return 15000 + (job + 7919 * step) % 15000
 

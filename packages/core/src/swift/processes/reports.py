@@ -70,7 +70,7 @@ def end_with(message: str, *, speaks: bool) -> NoReturn:
 
 
 def _is_echo(error: BaseException | None) -> bool:
-    """Whether this is the loss of a peer, which failed or was killed, rather than an error of this process."""
+    """Return whether this is the loss of a peer, which failed or was killed, rather than an error of this process."""
     while error is not None:
         # An OSError is about a file or a terminal of this process.
         if not isinstance(error, OSError) and any(words in str(error) for words in _LOST_PEER):
@@ -105,7 +105,7 @@ def leave_note_of_stop(number: int) -> None:
 
 
 def read_note_of_stop(logs: Path) -> int | None:
-    """The signal that workers were stopped by, if they were."""
+    """Return the signal that workers were stopped by, if they were."""
     notes = logs.glob(f"*/attempt_0/*/{_STOPPED}")
     return next((int(note.read_text()) for note in notes), None)
 
@@ -128,7 +128,7 @@ def first_report(failures: Mapping[int, Failure], logs: Path) -> SwiftError | No
 
 
 def first_error(failures: Mapping[int, Failure], logs: Path) -> SwiftError:
-    """The error of the worker that failed first: once it is gone the others fail too."""
+    """Return the error of the worker that failed first: once it is gone the others fail too."""
     reports = {rank: _read(logs, failure.local_rank) for rank, failure in failures.items()}
 
     def moment(rank: int) -> float:
@@ -181,7 +181,7 @@ def _read(logs: Path, local_rank: int) -> _Report | None:
 
 
 def _tail(logs: Path, local_rank: int, lines: int = 15) -> str | None:
-    """The last words of a worker that did not write to the terminal."""
+    """Return the last words of a worker that did not write to the terminal."""
     for path in logs.glob(f"*/attempt_0/{local_rank}/stderr.log"):
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) or None
     return None

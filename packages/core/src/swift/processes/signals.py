@@ -38,7 +38,7 @@ class Stopped(BaseException):
 
 
 def is_worker() -> bool:
-    """Whether `--nproc` of another process started this one. The launcher's own environment names itself."""
+    """Return whether `--nproc` of another process started this one. The launcher's own environment names itself."""
     return os.environ.get(STARTED_BY_SWIFT, own := str(os.getpid())) != own
 
 
@@ -129,7 +129,7 @@ def follow_launcher() -> None:
 
 
 def say_stopped(number: int) -> None:
-    """The last words of a run that a signal ended before its first step."""
+    """Print the message of a run that a signal ended before its first step."""
     if _is_first() and not is_worker():
         _say(f"Stopped by {signal.Signals(number).name}.")
 
@@ -178,7 +178,7 @@ def _watching(react: Callable[[int], None], handler: Handler = lambda number, fr
 
 
 def _forget_in_child() -> None:
-    """A forked helper (a process that tokenises) shares our pipe: its signals are not the run's."""
+    """Forget signals in a forked helper (a process that tokenises), which shares our pipe: they are not the run's."""
     if _watched:
         signal.set_wakeup_fd(-1)
         for number in _GRACEFUL:

@@ -121,7 +121,7 @@ class Watchdog:
         return self._doing
 
     def close(self) -> None:
-        """The run is over on this process."""
+        """Report that the run is over on this process."""
         self._over.set()
         for thread in self._threads:
             thread.join(_STORE_ANSWERS.total_seconds())
@@ -202,7 +202,7 @@ class Watchdog:
         return any(now - seen.alive > self._limit for seen in going.values())
 
     def _waits(self) -> str:
-        """The collective that this process is in, and the place in the code."""
+        """Return the collective that this process is in, and the place in the code."""
         frame = sys._current_frames().get(self._main)
         parts = [f"for {collective}" if (collective := _collective()) else "", _place(frame)]
         return " ".join(filter(None, parts))
@@ -260,7 +260,10 @@ class Watchdog:
 
 
 def _own_store() -> TCPStore | None:
-    """A connection of our own to the store where the processes met: the main thread may be waiting inside another."""
+    """Return a connection of our own to the store where the processes met.
+
+    The main thread may be waiting inside another.
+    """
     try:
         return TCPStore(
             os.environ["MASTER_ADDR"],
@@ -280,7 +283,7 @@ def _condition(pulse: Pulse) -> str:
 
 
 def _collective() -> str:
-    """The collective that was begun and is not complete: 'all_reduce of 264x64 Float, group default_pg'."""
+    """Return the collective that was begun and is not complete: 'all_reduce of 264x64 Float, group default_pg'."""
     entries = _collectives()
     open_ones = [each for each in entries if not each.get("retired") and each.get("state") != "completed"]
     if not open_ones:
@@ -315,7 +318,7 @@ def _collectives() -> list[dict[str, Any]]:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The innermost line that is not torch's or Python's own."""
+    """Return the innermost line that is not torch's or Python's own."""
     own = Path(torch.__file__).parent
     standard = Path(threading.__file__).parent
     while frame is not None:

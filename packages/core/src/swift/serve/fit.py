@@ -20,7 +20,7 @@ _LAYER = re.compile(r"\.\d+\.")
 
 
 def read_adapter(folder: Path) -> dict[str, Any]:
-    """The configuration of an adapter; `ModelError` where the folder is not one."""
+    """Return the configuration of an adapter; `ModelError` where the folder is not one."""
     config = read_adapter_config(folder)
     if not (folder / WEIGHTS).is_file():
         raise ModelError(f"{folder} is not a whole adapter: {WEIGHTS} is missing.", hint="Copy it again.")
@@ -67,13 +67,16 @@ def _modules(adapter: SafetensorsFolder) -> Iterator[tuple[str, int, int]]:
 
 
 def _weight_of(module: str, weights: SafetensorsFolder) -> str | None:
-    """The weight of a module; files may have the prefix of the base model, or lack it."""
+    """Return the weight of a module; files may have the prefix of the base model, or lack it."""
     inner = module.partition(".")[2]
     return next((each for each in (f"{module}.weight", f"{inner}.weight") if each in weights), None)
 
 
 def _has_such(module: str, weights: SafetensorsFolder) -> bool:
-    """Whether the model has that module in any layer: if it has, one that is not there belongs to another model."""
+    """Return whether the model has that module in any layer.
+
+    If it has, one that is not there belongs to another model.
+    """
     _, layer, kind = module.rpartition(_LAYER.findall(module)[-1]) if _LAYER.search(module) else ("", "", "")
     return bool(layer) and any(name.endswith(f".{kind}.weight") for name in weights.names())
 
@@ -83,7 +86,7 @@ def _is_quantised(model: Path) -> bool:
 
 
 def _check_origin(adapter: Path, model: Path, said: str) -> None:
-    """A checkpoint of swift knows the very weights that it was trained on; shapes may agree where these do not."""
+    """Check an adapter by the weights that its checkpoint names; shapes may agree where these do not."""
     if not (adapter / MANIFEST).is_file():
         return
     manifest = read_manifest(adapter)

@@ -1,4 +1,4 @@
-"""What a user may ask of `swift serve`."""
+"""Options of `swift serve`."""
 
 from __future__ import annotations
 

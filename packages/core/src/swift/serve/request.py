@@ -73,7 +73,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _adapter_of(path: Path) -> Path:
-    """The folder of an adapter: itself, or that of the run or checkpoint that trained it."""
+    """Return the folder of an adapter: itself, or that of the run or checkpoint that trained it."""
     if not path.is_dir():
         raise ModelError(f"There is no folder {path} for --adapters.", hint="Type: --adapters NAME=FOLDER")
     if (path / ADAPTER_FILE).is_file():

@@ -165,7 +165,7 @@ def _end(worker: Any) -> None:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on, and that the system gives to nobody who asks for any."""
+    """Return a port of the loopback interface that nobody listens on, and that the system assigns to nobody else."""
     while True:
         port = random.SystemRandom().randint(*PORTS)
         with socket.socket() as probe, suppress(OSError):

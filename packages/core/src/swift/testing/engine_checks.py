@@ -45,7 +45,7 @@ class TransformersReference:
         """What the engine is to be opened with."""
 
     def answer(self, prompt: Sequence[int]) -> tuple[list[int], str]:
-        """The most likely tokens up to one that ends the answer, and why it ended."""
+        """Return the most likely tokens up to one that ends the answer, and why it ended."""
         tokens = self._continued(prompt, ANSWER)
         ends = [place for place, token in enumerate(tokens) if token in self._ends]
         return (tokens[: ends[0] + 1], "stop") if ends else (tokens, "length")
@@ -177,7 +177,7 @@ def weights_can_be_replaced(engine: InferenceEngine, reference: TransformersRefe
 
 
 def half_an_update_is_refused(engine: InferenceEngine, reference: TransformersReference) -> None:
-    """An engine that was not handed every weight says so; a whole update mends it."""
+    """Check that an engine that lacks weights raises, and that a complete update fixes it."""
 
     def cut() -> Iterator[tuple[str, torch.Tensor]]:
         # The last ones, so that tied or buffered weights in front do not decide.
@@ -203,7 +203,7 @@ def an_empty_prompt_is_refused(engine: InferenceEngine, reference: TransformersR
 
 
 def closing_twice_does_no_harm(engine: InferenceEngine, reference: TransformersReference) -> None:
-    """The last check: the engine is closed afterwards."""
+    """Check closing twice, last: the engine is closed afterwards."""
     del reference
     engine.close()
     engine.close()

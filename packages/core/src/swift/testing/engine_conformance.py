@@ -36,7 +36,7 @@ class EngineConformance:
     @pytest.fixture(scope="class")
     @classmethod
     def opened(cls, reference: TransformersReference) -> Iterator[InferenceEngine]:
-        """The engine, with the model loaded."""
+        """Yield the engine, with the model loaded."""
         request = request_of(reference, cls.options)
         engine = open_inference(load_engine(cls.engine), request)
         yield engine
@@ -44,14 +44,14 @@ class EngineConformance:
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     def test_engine(self, check: Check, opened: InferenceEngine, reference: TransformersReference) -> None:
-        """One thing that must hold of every engine."""
+        """Run one check that every engine must pass."""
         if check.__name__ in self.without:
             pytest.skip("the engine says that it does without")
         check(opened, reference)
 
 
 def request_of(reference: TransformersReference, options: Mapping[str, Any]) -> EngineRequest:
-    """How the kit opens an engine."""
+    """Return how the kit opens an engine."""
     return EngineRequest(
         model=reference.folder,
         dtype="float32",

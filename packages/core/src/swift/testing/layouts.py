@@ -41,7 +41,7 @@ class Layout:
         return self.world // prod(int(self.parallel.get(name, 1)) for name in _SHARING)
 
     def tries(self, case: str) -> bool:
-        """Whether a case is part of this layout's tests."""
+        """Return whether a case is part of this layout's tests."""
         return case not in self.without and (self.cases is None or case in self.cases)
 
     def settings(self) -> dict[str, Any]:

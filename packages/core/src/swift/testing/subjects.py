@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 def write_model(folder: Path, *, seed: int = 0, architecture: str = "Qwen3", **changes: Any) -> Path:
-    """A model of `architecture` as transformers names it, and its tokenizer; norms and biases matter."""
+    """Return a model of `architecture` as transformers names it, and its tokenizer; norms and biases matter."""
     import transformers
 
     config = getattr(transformers, f"{architecture}Config")(**{**SHAPE, **changes})
@@ -63,7 +63,7 @@ class Subject:
 
 @cache
 def shared_model(subject: Subject, *, tied: bool) -> Path:
-    """The tiny model of this session, made once: the reference's numbers for it are kept as well."""
+    """Return the tiny model of this session, made once: the reference's numbers for it are kept as well."""
     folder = Path(mkdtemp(prefix="swift-testing-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return write_model(
@@ -76,7 +76,7 @@ def shared_model(subject: Subject, *, tied: bool) -> Path:
 
 
 def conversations(count: int, seed: int = 0) -> list[Row]:
-    """Questions and answers of very different lengths."""
+    """Return questions and answers of very different lengths."""
     draw = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -87,7 +87,7 @@ def conversations(count: int, seed: int = 0) -> list[Row]:
 
 
 def pairs(count: int, seed: int = 0) -> list[Row]:
-    """A chosen and a rejected answer to each question."""
+    """Return a chosen and a rejected answer to each question."""
     rows = []
     for row in conversations(count, seed):
         question, answer = (message["content"] for message in row["messages"])
@@ -96,7 +96,7 @@ def pairs(count: int, seed: int = 0) -> list[Row]:
 
 
 def verdicts(count: int, seed: int = 0) -> list[Row]:
-    """Answers marked good and bad in turn."""
+    """Return answers marked good and bad in turn."""
     return [
         {"query": row["query"], "response": row["response"], "label": index % 3 != 0}
         for index, row in enumerate(pairs(count, seed))
@@ -104,7 +104,7 @@ def verdicts(count: int, seed: int = 0) -> list[Row]:
 
 
 def write_jsonl(path: Path, rows: Sequence[Any]) -> Path:
-    """One JSON object per line."""
+    """Return one JSON object per line."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

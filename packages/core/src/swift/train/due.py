@@ -1,4 +1,4 @@
-"""What is due after a step: an evaluation, a checkpoint, the end of the run."""
+"""Decides which events are due after a step: an evaluation, a checkpoint, the end of the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Due:
-    """Answers what is due after a step of one run, the same on every process."""
+    """Decides which events are due after a step of one run, the same on every process."""
 
     def __init__(self, job: Job, signals: Sequence[int] = (), pause_at: int | None = None) -> None:
         self._job = job

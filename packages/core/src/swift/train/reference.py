@@ -36,7 +36,7 @@ Mode = Literal["none", "adapter", "cached"]
 
 
 def reference_mode(objective: Objective, wanted: str, config: Config) -> Mode:
-    """How this run gets its reference, or 'none' when the objective needs none."""
+    """Return how this run gets its reference, or 'none' when the objective needs none."""
     if Need.REFERENCE_LOGPS not in objective.needs:
         return "none"
     has_adapter = config.tuner.kind != "full" and config.tuner.adapter is None
@@ -62,7 +62,7 @@ def to_be_scored(data: Prepared | None) -> ReferencedSamples:
 
 
 def with_adapter_off(hooks: Hooks, run: Run, state: TrainState, batch: Batch) -> Batch:
-    """The batch with reference log-probabilities of this moment's base model."""
+    """Return the batch with reference log-probabilities of this moment's base model."""
     scores = hooks.forward(run, state, batch, SegmentScore(adapters_off=True)).segments
     return _attach(batch, scores)
 

@@ -57,7 +57,7 @@ def create_run_folder(config: Config, model_name: str) -> Path:
 
 
 def named_run_folder(config: Config, model_name: str) -> Path | None:
-    """Where the run lies that has the name in `logging.run_name`, if it was begun."""
+    """Return where the run lies that has the name in `logging.run_name`, if it was begun."""
     if config.logging.run_name is None:
         raise ConfigError(
             "'auto' goes on with the run of a name, and this one has none.",
@@ -133,7 +133,7 @@ def lock_run_folder(folder: Path, *, patience: float = 0.0) -> RunLock:
 
 
 def run_of_launcher(output: Path, launchers: Collection[str]) -> Path | None:
-    """The newest run under `output` that one of these launchers started, before it started these processes."""
+    """Return the newest run under `output` that one of these launchers started, before it started these processes."""
     found = []
     for path in output.glob(f"*/*/{ARGS_FILE}"):
         with contextlib.suppress(OSError, CheckpointError):
@@ -168,7 +168,7 @@ def _lock(folder: Path) -> RunLock:
 def resolved_config(
     config: Config, backend_options: BaseModel | None = None, objective_options: BaseModel | None = None
 ) -> dict[str, Any]:
-    """The configuration with the plugins' own options filled in, as plain values that YAML and JSON hold."""
+    """Return the configuration with the plugins' own options filled in, as plain values that YAML and JSON hold."""
     sections = config.model_dump(mode="json")
     for section, options in (("backend", backend_options), ("objective", objective_options)):
         if options is not None:
@@ -177,7 +177,7 @@ def resolved_config(
 
 
 def check_run_files(folder: Path) -> None:
-    """Refuses a folder in which something else than a file has the name of one that a run writes or goes on with."""
+    """Refuse a folder in which something else than a file has the name of one that a run writes or goes on with."""
     for name in (CONFIG_FILE, ARGS_FILE, "logging.jsonl", "report.html", "val_dataset.jsonl"):
         if (folder / name).exists() or (folder / name).is_symlink():
             check_regular(folder / name, ConfigError)
@@ -237,7 +237,7 @@ def _parent(config: Config, model_name: str) -> Path:
 
 
 def _folder_name(model_name: str) -> str:
-    """The last part of a path or hub id, without what file systems and shells take for something else."""
+    """Return the last part of a path or hub id, without what file systems and shells take for something else."""
     last = model_name.rstrip("/").rsplit("/", 1)[-1]
     return re.sub(r"[^\w.-]+", "-", last).strip(".-") or "model"
 

@@ -189,7 +189,7 @@ def _projection_before(walk: Walk, block: torch.nn.Module, inputs: Inputs) -> to
 
 
 def _zero_centred(norm: Any, size: int, device: str) -> bool:
-    """Whether the norm multiplies by one more than its weight."""
+    """Return whether the norm multiplies by one more than its weight."""
     weight = norm.weight
     kept = weight.data
     weight.data = torch.zeros_like(kept)

@@ -30,7 +30,7 @@ class Cost:
     def add(
         self, text: int, tokens: torch.Tensor, weights: Sequence[float], before: torch.Tensor, after: torch.Tensor
     ) -> None:
-        """One text; `before` and `after` are the logits at its positions."""
+        """Add one text; `before` and `after` are the logits at its positions."""
         targets = tokens[1:, None]
         was = torch.log_softmax(before[:-1], -1)
         now = torch.log_softmax(after[:-1], -1)

@@ -64,7 +64,7 @@ def store_nf4(weight: torch.Tensor) -> Stored:
 
 
 def decode(scheme: Scheme, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The matrix, in fp32, from the tensors of a layer as they lie in a file."""
+    """Return the matrix, in fp32, from the tensors of a layer as they lie in a file."""
     if scheme.name == "bnb":
         from bitsandbytes import functional
 

@@ -28,7 +28,7 @@ class Grid:
     zeros: torch.Tensor | None = None
 
     def integers(self, weight: torch.Tensor) -> torch.Tensor:
-        """The nearest ones, [outputs, inputs]."""
+        """Return the nearest ones, [outputs, inputs]."""
         scales, zeros = self._wide(weight.shape[1])
         return (weight / scales + zeros).round().clamp(self.lowest, self.highest)
 
@@ -38,7 +38,7 @@ class Grid:
         return (integers.float() - zeros) * scales
 
     def nearest(self, weight: torch.Tensor) -> torch.Tensor:
-        """The matrix as the grid has it."""
+        """Return the matrix as the grid has it."""
         return self.values(self.integers(weight))
 
     def _wide(self, inputs: int) -> tuple[torch.Tensor, torch.Tensor | float]:
@@ -140,7 +140,7 @@ def with_feedback(
 
 
 def _inverse_factor(moments: torch.Tensor) -> torch.Tensor:
-    """The upper Cholesky factor of the inverse. More damping where the samples leave directions undetermined."""
+    """Return the upper Cholesky factor of the inverse. More damping where the samples leave directions undetermined."""
     diagonal = torch.diagonal(moments).mean().clamp(min=1e-8)
     for damping in (_DAMPING, 10 * _DAMPING, 100 * _DAMPING):
         damped = moments + damping * diagonal * torch.eye(len(moments), device=moments.device)

@@ -177,7 +177,7 @@ class _Quantiser:
         path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def _read_back(self, files: dict[str, Path]) -> None:
-        """Every quantised layer decoded from its file is the one that was measured."""
+        """Check that every quantised layer decoded from its file is the one that was measured."""
         by_layer: dict[str, dict[str, Path]] = {}
         for name, file in files.items():
             layer = next((each for each in _parents(name) if each in self._digests), None)

@@ -42,5 +42,8 @@ SCHEMES = {
 
 
 def group_size(inputs: list[int]) -> int:
-    """The largest that divides all of these; the smallest where none does, and some layers are left as they are."""
+    """Return the largest that divides all of these.
+
+    The smallest where none does, and some layers are left as they are.
+    """
     return next((size for size in GROUPS if all(each % size == 0 for each in inputs)), GROUPS[-1])

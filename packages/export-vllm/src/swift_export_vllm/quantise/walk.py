@@ -93,7 +93,7 @@ class Walk:
         return self._names.pieces(f"{self.path(module)}.{leaf}")[0].name
 
     def walk(self) -> Iterator[tuple[int, torch.nn.Module]]:
-        """The blocks in order, each with its weights; they are gone when the next one comes."""
+        """Yield the blocks in order, each with its weights; they are gone when the next one comes."""
         for index, block in enumerate(self.blocks):
             self._load(block)
             yield index, block

@@ -1,4 +1,4 @@
-"""What an encoding is: how a row of a data set is read, and which segments of tokens it becomes."""
+"""Encodings: how a row of a data set is read, and which segments of tokens it becomes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReadRow(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """What became of a row: mostly one encoded sample."""
+    """Result of encoding a row: mostly one encoded sample."""
 
     samples: tuple[Encoded, ...]
     turn_by_turn: bool = False

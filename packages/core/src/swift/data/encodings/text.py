@@ -7,7 +7,7 @@ from swift.data.encodings.chat import ChatEncoding
 
 
 class TextEncoding(ChatEncoding):
-    """As `chat`, but all of the text is learned, and a text that is too long may become several samples."""
+    """Plain text: all of it is learned, and a text that is too long may become several samples."""
 
     name = "text"
     loss_on: LossOn = "all"

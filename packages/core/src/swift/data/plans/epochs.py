@@ -43,7 +43,7 @@ class EpochPlan:
         return self._order.fill_ratio
 
     def rows_of(self, step: int) -> tuple[int, list[Indices]]:
-        """The epoch that a step belongs to, and its rows."""
+        """Return the epoch that a step belongs to, and its rows."""
         epoch, within = self._locate(step)
         rows = self._order.rows(epoch)
         return epoch, rows[within * self._global_rows : (within + 1) * self._global_rows]
@@ -54,7 +54,7 @@ class EpochPlan:
         return epoch + within / self._epoch_steps(epoch)
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
-        """One process's slice of the global batch of a step."""
+        """Return one process's slice of the global batch of a step."""
         rows = self.rows_of(step)[1]
         return self._batches.batch(step, rows, _facts(self._dataset, rows), data_rank, data_size)
 
@@ -95,7 +95,7 @@ class EpochOrder:
         return float(self._lengths.sum()) / (self._capacity * len(self.rows(0)))
 
     def count(self, epoch: int) -> int:
-        """How many rows an epoch has; different permutations may pack differently."""
+        """Return how many rows an epoch has; different permutations may pack differently."""
         return len(self._lengths) if self._capacity is None else len(self.rows(epoch))
 
     def _rows(self, epoch: int) -> list[Indices]:

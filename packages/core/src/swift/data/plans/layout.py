@@ -19,7 +19,7 @@ RowT = TypeVar("RowT")
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """What the configuration says about batches."""
+    """The configuration's settings of batches."""
 
     global_rows: int
     """Rows of a global batch."""

@@ -13,7 +13,7 @@ Packs = list[np.ndarray]
 
 
 def pack(lengths: np.ndarray, order: np.ndarray, capacity: int, window: int = WINDOW) -> Packs:
-    """The samples of `order` as packs of at most `capacity` tokens; each sample is in exactly one.
+    """Return the samples of `order` as packs of at most `capacity` tokens; each sample is in exactly one.
 
     Best fit, longest first, within windows of the order. A sample that is longer than the capacity (a pair may be)
     has a pack to itself.

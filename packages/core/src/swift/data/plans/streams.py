@@ -46,7 +46,7 @@ class StreamingPlan:
         self._next_step = 0
 
     def epoch_at(self, step: int) -> float:
-        """The epoch that was being read last: how far into it the stream is, nobody knows."""
+        """Return the epoch that was being read last: how far into it the stream is, nobody knows."""
         return float(self._epoch)
 
     def begin(self) -> None:
@@ -55,7 +55,7 @@ class StreamingPlan:
         self._rows = chain([first], self._rows)
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
-        """One process's slice of the global batch of a step."""
+        """Return one process's slice of the global batch of a step."""
         if step < self._next_step:
             raise ValueError(f"a stream cannot go back from step {self._next_step} to step {step}")
         skipped = (step - self._next_step) * self._layout.global_rows
@@ -77,7 +77,7 @@ class StreamingPlan:
 
 
 def shuffled(samples: Iterator[Encoded], random: np.random.RandomState, size: int) -> Iterator[Encoded]:
-    """Draws each next sample from a buffer of so many."""
+    """Draw each next sample from a buffer of so many."""
     buffer = list(islice(samples, size))
     for sample in samples:
         at = random.randint(len(buffer))

@@ -61,7 +61,7 @@ class TableRows:
         return self._file.fingerprint()
 
     def _read_group(self, number: int) -> Any:
-        """Returns a group of rows as an arrow table."""
+        """Return a group of rows as an arrow table."""
         raise NotImplementedError
 
     def _row(self, number: int, local: int) -> RowData:
@@ -160,14 +160,14 @@ def _check_size(file: str, unpacked: int, packed: int) -> None:
 
 
 def check_names(names: list[str], file: str) -> None:
-    """Raises `DataError` where two columns have one name: nobody could say which of them is meant."""
+    """Raise `DataError` where two columns have one name: nobody could say which of them is meant."""
     twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if twice is not None:
         raise DataError(f"{file} has two columns of the name {twice[:200]!r}.", hint="Rename or remove one of them.")
 
 
 def _unpacked(data: Any) -> int:
-    """Returns the bytes that a table or a column has when each text is written out where it appears."""
+    """Return the bytes that a table or a column has when each text is written out where it appears."""
     import pyarrow
     import pyarrow.compute
 

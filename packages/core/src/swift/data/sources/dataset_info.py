@@ -48,7 +48,7 @@ class InfoEntry:
 
 
 def find_entry(name: str, folder: Path) -> InfoEntry | None:
-    """The entry called `name`: of a file in `folder` or its `data` folder, or beside, for `some/folder/name`."""
+    """Return the entry called `name`: of a file in `folder` or its `data` folder, or beside, for `some/folder/name`."""
     for directory, key in _candidates(name, folder):
         entries = _read(directory / FILE)
         if key in entries:
@@ -57,7 +57,7 @@ def find_entry(name: str, folder: Path) -> InfoEntry | None:
 
 
 def known_names(folder: Path) -> list[str]:
-    """All names that `find_entry` would find without a folder in front."""
+    """Return all names that `find_entry` would find without a folder in front."""
     return [name for directory in (folder, folder / "data") for name in _read(directory / FILE)]
 
 
@@ -106,7 +106,7 @@ def _entry(name: str, entry: Mapping[str, Any], directory: Path) -> InfoEntry:
 
 
 def _check_types(where: str, entry: Mapping[str, Any]) -> None:
-    """Raises `DataError` for a key that holds another kind of value than it should."""
+    """Raise `DataError` for a key that holds another kind of value than it should."""
     for key, kind in _KINDS.items():
         value = entry.get(key)
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):

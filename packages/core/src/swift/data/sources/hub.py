@@ -34,7 +34,7 @@ class DatasetRows:
 
 
 def read_hub(source: Source) -> DatasetRows:
-    """A data set of a hub, from its cache or downloaded into it."""
+    """Return a data set of a hub, from its cache or downloaded into it."""
     loaded = _load_modelscope(source) if source.kind == "ms" else _load_hugging_face(source, streaming=False)
     return _rows(_pick_split(loaded, source), source)
 
@@ -84,7 +84,7 @@ def _load_modelscope(source: Source) -> Any:
 
 
 def _pick_split(loaded: Any, source: Source) -> Any:
-    """The split that was asked for, or the only one there is."""
+    """Return the split that was asked for, or the only one there is."""
     if not isinstance(loaded, dict):
         return loaded
     if source.split in loaded:

@@ -60,7 +60,7 @@ class JsonLines:
         return self._file.fingerprint()
 
     def _parse_slowly(self, line: bytes, index: int) -> object:
-        """Parses a line that may be malformed, or begin with a byte order mark; raises `DataError` with the place."""
+        """Parse a line that may be malformed, or begin with a byte order mark; raises `DataError` with the place."""
         place = self.place(index)
         try:
             text = line.removeprefix(_BYTE_ORDER_MARK).decode()
@@ -70,7 +70,7 @@ class JsonLines:
 
 
 def _lines(file: SteadyFile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns where each line begins, where it ends without its line feed, and its first byte."""
+    """Return where each line begins, where it ends without its line feed, and its first byte."""
     feeds, firsts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.uint8)]
     offset, begins = 0, True
     for block in file.blocks():
@@ -92,7 +92,7 @@ def _lines(file: SteadyFile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _blank(file: SteadyFile, starts: np.ndarray, ends: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    """Returns which lines hold nothing but spaces."""
+    """Return which lines hold nothing but spaces."""
     spaces: np.ndarray = np.isin(firsts, np.frombuffer(_SPACES, dtype=np.uint8))
     blank: np.ndarray = spaces & (ends - starts <= 1)
     for index in np.flatnonzero(spaces & ~blank).tolist():

@@ -19,7 +19,7 @@ WHOLE = 4 << 30
 
 
 def read_path(source: Source) -> Rows:
-    """Returns the rows of a local file or folder."""
+    """Return the rows of a local file or folder."""
     path = Path(source.location)
     if path.is_dir() and any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
         from swift.data.sources.saved_datasets import read_saved
@@ -47,7 +47,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def read_file(path: Path) -> Rows:
-    """Returns the rows of a local file, by the ending of its name."""
+    """Return the rows of a local file, by the ending of its name."""
     if path.suffix not in SUFFIXES:
         raise DataError(f"{shown(path)} cannot be read: its name should end in {', '.join(SUFFIXES)}.")
     file = SteadyFile(path)
@@ -69,7 +69,7 @@ def read_file(path: Path) -> Rows:
 
 
 def _read_json(file: SteadyFile) -> Rows:
-    """Reads an array of objects, or, as many `.json` files are, one object per line."""
+    """Read an array of objects, or, as many `.json` files are, one object per line."""
     head = file.read(0, min(file.size, 4096)).removeprefix(b"\xef\xbb\xbf")
     if not head.lstrip().startswith(b"["):
         return JsonLines(file)

@@ -25,7 +25,7 @@ class Rows(Protocol):
     def __iter__(self) -> Iterator[RowData]: ...
 
     def place(self, index: int) -> str:
-        """Where the row stands, for people: `train.jsonl:17`."""
+        """Return where the row stands, for people: `train.jsonl:17`."""
 
     def fingerprint(self) -> str:
         """Changes when the content changes."""
@@ -99,7 +99,7 @@ class Chained:
 
 
 def as_row(value: object, place: str) -> RowData:
-    """Returns a row as a dict; raises `DataError` unless it is a mapping from names to values."""
+    """Return a row as a dict; raises `DataError` unless it is a mapping from names to values."""
     if not isinstance(value, Mapping):
         raise DataError(f"{place}: a row should be an object with named columns, but this is a {type(value).__name__}.")
     for name in value:
@@ -109,6 +109,6 @@ def as_row(value: object, place: str) -> RowData:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns what an error of another library says, shortened to one line."""
+    """Return what an error of another library says, shortened to one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

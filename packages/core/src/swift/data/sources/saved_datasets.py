@@ -12,7 +12,7 @@ from swift.untrusted import inside, read_json_object, shown
 
 
 def read_saved(folder: Path, split: str) -> Rows:
-    """Returns the rows of a saved data set, or of one split of several."""
+    """Return the rows of a saved data set, or of one split of several."""
     if (folder / "dataset_dict.json").exists():
         folder = _pick_split(folder, split)
     about = folder / "state.json"
@@ -31,7 +31,7 @@ def read_saved(folder: Path, split: str) -> Rows:
 
 
 def _pick_split(folder: Path, split: str) -> Path:
-    """Returns the folder of the split that was asked for, or of the only one there is."""
+    """Return the folder of the split that was asked for, or of the only one there is."""
     about = folder / "dataset_dict.json"
     splits = read_json_object(about, DataError).get("splits")
     if not isinstance(splits, list) or not splits or not all(isinstance(name, str) for name in splits):

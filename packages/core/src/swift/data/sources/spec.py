@@ -52,7 +52,7 @@ class Source:
 
 
 def parse_source(text: str, folder: Path | None = None) -> Source:
-    """Reads one `--dataset` value. `folder` is where relative paths and `dataset_info.json` are looked for."""
+    """Read one `--dataset` value. `folder` is where relative paths and `dataset_info.json` are looked for."""
     folder = folder or Path()
     if not text.strip():
         raise DataError("A data set's name is empty.", hint=_EXAMPLE)
@@ -108,7 +108,7 @@ def _near(path: Path) -> str:
 
 
 def _names(folder: Path) -> list[str]:
-    """Returns names of a folder to choose a likely one from: not of all where there are very many."""
+    """Return names of a folder to choose a likely one from: not of all where there are very many."""
     try:
         return [each.name for each in islice(folder.iterdir(), _LISTED)]
     except (OSError, ValueError):

@@ -47,7 +47,7 @@ class SteadyFile:
         self._block = b""
 
     def read(self, start: int, end: int) -> bytes:
-        """Returns the bytes from `start` to `end`."""
+        """Return the bytes from `start` to `end`."""
         first = start // BLOCK
         if end <= (first + 1) * BLOCK:
             return self._read_block(first)[start - first * BLOCK : end - first * BLOCK]
@@ -56,11 +56,11 @@ class SteadyFile:
         return blocks[start - first * BLOCK : end - first * BLOCK]
 
     def blocks(self) -> Iterator[bytes]:
-        """Yields the whole content in order."""
+        """Yield the whole content in order."""
         return (self._read_block(number) for number in range(-(-self.size // BLOCK)))
 
     def text(self, limit: int) -> str:
-        """Returns the whole of a UTF-8 file, without a byte order mark."""
+        """Return the whole of a UTF-8 file, without a byte order mark."""
         if self.size > limit:
             raise DataError(
                 f"{self.name} has {self.size:,} bytes, and a file of its kind is read as a whole, up to {limit:,}.",
@@ -73,7 +73,7 @@ class SteadyFile:
             raise DataError(f"{self.name} is not UTF-8 text (byte {error.start}).") from None
 
     def refuse_other_kinds(self) -> None:
-        """Raises `DataError` for files that hold something else than UTF-8 text by their first bytes."""
+        """Raise `DataError` for files that hold something else than UTF-8 text by their first bytes."""
         head = self.read(0, min(self.size, 1024))
         kind = next((kind for start, kind in _FOREIGN.items() if head.startswith(start)), None)
         if kind is None and b"\0" in head:
@@ -85,7 +85,7 @@ class SteadyFile:
             )
 
     def fingerprint(self) -> str:
-        """Returns a hash of the content, not of the name or the time."""
+        """Return a hash of the content, not of the name or the time."""
         digest = xxhash.xxh3_128(self.size.to_bytes(8, "little"))
         for number in range(-(-self.size // BLOCK)):
             if number not in self._hashes:
@@ -94,7 +94,7 @@ class SteadyFile:
         return digest.hexdigest()
 
     def as_file(self) -> io.RawIOBase:
-        """Returns the content as a file object, for readers that want one."""
+        """Return the content as a file object, for readers that want one."""
         return _Reader(self)
 
     def _read_block(self, number: int) -> bytes:

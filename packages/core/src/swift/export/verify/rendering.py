@@ -65,7 +65,7 @@ def compare_rendering(trained: Any, folder: Path, *, trust_remote_code: bool = F
 
 
 def _rendered(tokenizer: Any, conversation: dict[str, Any]) -> str | None:
-    """The text; None where the template does not take such a conversation, or there is no template."""
+    """Return the text; None where the template does not take such a conversation, or there is no template."""
     if tokenizer.chat_template is None:
         return None
     try:

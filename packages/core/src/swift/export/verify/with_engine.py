@@ -17,7 +17,7 @@ _LENGTH = 16
 
 
 def engine_is_there() -> bool:
-    """Whether vLLM and the plugin that speaks to it are installed."""
+    """Return whether vLLM and the plugin that speaks to it are installed."""
     names = {entry.name for entry in list_plugins("swift.engines") if entry.allowed}
     return ENGINE in names and importlib.util.find_spec("vllm") is not None
 
