@@ -62,10 +62,7 @@ class BareLoop:
         return loss, torch.stack([(targets != NO_TARGET).sum(), attention_mask.sum()])
 
     def _encode(self, messages: list[dict[str, str]]) -> Sample:
-        """Return the answer and the token that ends it are learned.
-
-        Not the question, nor the line break after the end.
-        """
+        """Return tokens and targets: the answer and the token that ends it, not the line break after that."""
         prompt = self._ids(messages[:-1], add_generation_prompt=True)
         ids = self._ids(messages)
         return ids, [NO_TARGET] * len(prompt) + ids[len(prompt) : -1] + [NO_TARGET]

@@ -36,7 +36,10 @@ _UNUSUAL = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return this process's environment with a plain user's settings: compiled modules are kept, and no hub is asked."""
+    """Return this process's environment with a plain user's settings.
+
+    Compiled modules are kept, and no hub is asked.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in _UNUSUAL}
     return {**kept, "HF_HUB_OFFLINE": "1", **more}
 

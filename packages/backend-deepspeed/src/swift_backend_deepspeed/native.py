@@ -219,7 +219,10 @@ def _places_of_2(shapes: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, _Pl
 
 
 def _places_of_3(shapes: Iterable[Mapping[str, Sequence[int]]], ranks: int) -> dict[str, _Place]:
-    """Return the locations of parameters under ZeRO 3: a process has an equal part of every one, one after the other."""
+    """Return the locations of parameters under ZeRO 3.
+
+    A process has an equal part of every one, one after the other.
+    """
     places = {}
     start = 0
     for group, members in enumerate(shapes):

@@ -76,7 +76,7 @@ def write_failure(what: str, folder: Path, error: Exception) -> tuple[str, str |
 
 
 def _is_about(error: OSError, folder: Path) -> bool:
-    """Return whether a plugin's error is about the folder that it was to write into, and not about a file of its own."""
+    """Return whether a plugin's error is about the folder to write into, and not about a file of its own."""
     if error.errno is None or not isinstance(error.filename, str | None):
         return False
     return error.filename is None or folder.absolute().parent in Path(error.filename).absolute().parents

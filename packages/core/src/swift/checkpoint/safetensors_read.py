@@ -92,7 +92,7 @@ class SafetensorsFile:
 
 
 def _runs(shape: tuple[int, ...], start: tuple[int, ...], lengths: tuple[int, ...]) -> list[int]:
-    """Return where the pieces of a rectangle begin that lie in one piece each, all equally long, counted in elements."""
+    """Return the starts of a rectangle's contiguous runs, which are all equally long, counted in elements."""
     depth = len(shape)
     while depth and lengths[depth - 1] == shape[depth - 1]:
         depth -= 1

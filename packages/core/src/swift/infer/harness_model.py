@@ -141,7 +141,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return texts
 
     def _cut(self, tokens: list[int], longest: int) -> list[int]:
-        """Return the end of what is longer than the model can see, as the harness's own models do it, but said aloud."""
+        """Truncate tokens on the left to the model's context, as the harness's own models do, with a warning."""
         if len(tokens) <= longest:
             return tokens
         self._say(f"A question has {len(tokens)} tokens, and the model sees {longest}: its beginning is left out")
