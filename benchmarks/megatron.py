@@ -139,7 +139,7 @@ def _name(work: Work) -> tuple[str, int, int]:
 
 
 def _replayed(work: Pass) -> Pass:
-    """Return the schedule of the same work in the same order, each part as soon as its inputs are ready, in CPU seconds."""
+    """Schedule the same work in the same order, each part as soon as its inputs are ready, in CPU seconds."""
     stages = len(work)
     last = max(each["chunk"] for own in work for each in own) * stages + stages - 1
     ends: dict[tuple[str, int, int], float] = {}
