@@ -13,5 +13,5 @@ WHOLE_KIT = bool(os.environ.get("SWIFT_WHOLE_KIT"))
 
 
 def chosen(*names: str) -> frozenset[str] | None:
-    """The plainest case, and these; None is all."""
-    return None if WHOLE_KIT else frozenset({"clipped", *names})
+    """Return the plainest case, the one about values of tokens, and these; None is all."""
+    return None if WHOLE_KIT else frozenset({"clipped", "tokens", *names})

@@ -362,6 +362,112 @@ class KeepsAdaptersOnInTheReference(TorchBackend):
         return forward(run, state, batch, On())
 
 
+class Reading:
+    """An objective that is given another batch than the one that it should be given."""
+
+    def __init__(self, objective: Any, changed: Any) -> None:
+        self._objective, self._changed = objective, changed
+        self.needs, self.adapters_off = objective.needs, objective.adapters_off
+
+    def loss(self, view: Any, batch: Any) -> Any:
+        return self._objective.loss(view, self._changed(batch))
+
+
+@caught_by("trajectory", "tokens")
+class DropsTheShiftOfTokenValues(TorchBackend):
+    """The value of a token stands at its own position, not at the one that predicts it."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        def unshifted(batch: Any) -> Any:
+            values = {name: value.roll(1, -1) for name, value in batch.token_values.items()}
+            return dataclasses.replace(batch, token_values=values)
+
+        return step(run, state, batch, Reading(objective, unshifted))
+
+
+@caught_by("trajectory", "tokens")
+class IgnoresTemperature(TorchBackend):
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        return step(run, state, dataclasses.replace(batch, temperature=1.0), objective)
+
+
+@caught_by("trajectory", "tokens")
+class TakesTheEntropyOfItsOwnTokens(TorchBackend):
+    """Tokens of the vocabulary that other processes would have are left out of the sum."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        real = torch.xlogy
+
+        def of_half(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            half = first.shape[-1] // 2
+            return real(first[:, :half], second[:, :half])
+
+        torch.xlogy = of_half
+        try:
+            return step(run, state, batch, objective)
+        finally:
+            torch.xlogy = real
+
+
+@caught_by("trajectory", "tokens")
+class GivesCandidatesTheWholeGradient(TorchBackend):
+    """What is left beside the candidates is taken for a constant."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        class Constant(Reading):
+            def loss(self, view: Any, batch: Any) -> Any:
+                return super().loss(dataclasses.replace(view, candidate_rest=view.candidate_rest.detach()), batch)
+
+        return step(run, state, batch, Constant(objective, lambda batch: batch))
+
+
+@caught_by("token_results", "tokens")
+class AveragesTokenResults(TorchBackend):
+    """Results of tokens are treated like a metric: the mean over all processes."""
+
+    @hookimpl
+    def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        from swift.backends.torch.step import forward
+
+        result = forward(run, state, batch, objective)
+        if not result.tokens:
+            return result
+        tokens = [{name: value / run.world.size for name, value in segment.items()} for segment in result.tokens]
+        return dataclasses.replace(result, tokens=tokens)
+
+
+@caught_by("token_results", "tokens")
+class ReturnsTheTokensOfOneProcess(TorchBackend):
+    @hookimpl
+    def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        from swift.backends.torch.step import forward
+
+        result = forward(run, state, batch, objective)
+        first = [result.tokens]
+        dist.broadcast_object_list(first, src=0)
+        own = None if result.tokens is None else [*(first[0] or []), *result.tokens][: len(result.tokens)]
+        return dataclasses.replace(result, tokens=own)
+
+
+@caught_by("token_results", "tokens")
+class ReturnsTokensWhereTheyArePredicted(TorchBackend):
+    """Results are not moved back from positions to tokens."""
+
+    @hookimpl
+    def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        import numpy as np
+
+        from swift.backends.torch.step import forward
+
+        result = forward(run, state, batch, objective)
+        tokens = [{name: np.roll(value, -1) for name, value in each.items()} for each in result.tokens or ()]
+        return dataclasses.replace(result, tokens=result.tokens and tokens)
+
+
 @caught_by("all_end_alike")
 class UpdatesWhateverComes(TorchBackend):
     """No look at loss or gradient before the update."""

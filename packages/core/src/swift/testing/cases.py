@@ -58,7 +58,9 @@ class Case:
     """Capabilities that a backend must claim for this case to be asked for."""
     precision: str | None = None
     feature: str | None = None
-    need: Need = Need.TOKEN_LOGPS
+    needs: frozenset[Need] = frozenset({Need.TOKEN_LOGPS})
+    tokens: bool = False
+    """Whether it trains on the kit's own objective, over values of tokens: see `swift.testing.token_trial`."""
     weighed: bool = False
     """Whether memory is looked at while weights are streamed, which takes time."""
 
@@ -68,8 +70,12 @@ class Case:
             (self.tuner is None or self.tuner in capabilities.tuners)
             and (self.precision is None or self.precision in capabilities.precisions)
             and (self.feature is None or self.feature in capabilities.features)
-            and self.need in capabilities.provides
+            and not self.missing(capabilities)
         )
+
+    def missing(self, capabilities: Capabilities) -> frozenset[Need]:
+        """Return the views that this case takes and a backend does not claim."""
+        return self.needs - capabilities.provides
 
     def settings(self, layout: Layout | None = None) -> dict[str, Any]:
         """Dotted keys of the configuration, under a layout or without one."""
@@ -88,10 +94,11 @@ class Case:
 
 _LORA: dict[str, Any] = {"tuner.kind": "lora", "tuner.dropout": 0.0, "tuner.rank": 4, "optim.lr": 5e-3}
 _DPO: dict[str, Any] = {"objective.name": "dpo"}
-
 _PACKED: dict[str, Any] = {"data.packing": True, "data.max_length": 160}
 _SCORES: dict[str, Any] = {"objective.name": "kit-scores", "model.task": "reward"}
 _SEQ_CLS: dict[str, Any] = {**_SCORES, "model.task": "seq_cls", "model.num_labels": 3}
+_REFERENCE = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
+_OF_TOKENS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS})
 
 CASES = (
     Case("clipped", weighed=True),
@@ -101,15 +108,25 @@ CASES = (
     Case("checkpointed", {"train.gradient_checkpointing": True}, feature="train.gradient_checkpointing"),
     Case("lora", _LORA, tuner="lora"),
     Case("dora", {**_LORA, "tuner.dora": True}, tuner="dora"),
-    Case("dpo", {**_DPO, "optim.lr": 3e-4}, PAIRS, global_batch=4, need=Need.REFERENCE_LOGPS),
-    Case("dpo, lora", {**_DPO, **_LORA}, PAIRS, global_batch=4, tuner="lora", need=Need.REFERENCE_LOGPS),
-    Case("reward", _SCORES, tied=True, need=Need.SCORES),
-    Case("seq_cls, lora, packed", {**_SEQ_CLS, **_LORA, **_PACKED}, global_batch=4, tuner="lora", need=Need.SCORES),
-    Case("value", {"objective.name": "kit-values", "model.task": "value"}, need=Need.VALUES),
+    Case("dpo", {**_DPO, "optim.lr": 3e-4}, PAIRS, global_batch=4, needs=_REFERENCE),
+    Case("dpo, lora", {**_DPO, **_LORA}, PAIRS, global_batch=4, tuner="lora", needs=_REFERENCE),
+    Case("reward", _SCORES, tied=True, needs=frozenset({Need.SCORES})),
+    Case(
+        "seq_cls, lora, packed",
+        {**_SEQ_CLS, **_LORA, **_PACKED},
+        global_batch=4,
+        tuner="lora",
+        needs=frozenset({Need.SCORES}),
+    ),
+    Case("value", {"objective.name": "kit-values", "model.task": "value"}, needs=frozenset({Need.VALUES})),
     Case(
         "embedding",
         {"objective.name": "kit-vectors", "model.task": "embedding", "model.pooling": "mean"},
-        need=Need.POOLED,
+        needs=frozenset({Need.POOLED}),
+    ),
+    Case("tokens", global_batch=12, accumulation=3, needs=_OF_TOKENS, tokens=True),
+    Case(
+        "tokens, packed, lora", {**_LORA, **_PACKED}, global_batch=4, tuner="lora", needs=_OF_TOKENS, tokens=True
     ),
     Case("bfloat16", {"model.dtype": "bfloat16"}, precision="bfloat16"),
     Case("float16", {"model.dtype": "float16"}, precision="float16"),

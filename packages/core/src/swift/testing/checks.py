@@ -16,7 +16,7 @@ from swift.contracts import Run, World
 from swift.errors import UnsupportedPlan
 from swift.plugins.hooks import open_hooks
 from swift.plugins.load import load_backend
-from swift.testing.cases import BY_NAME, SAVED_AT, STEPS, Case
+from swift.testing.cases import BY_NAME, FP32, SAVED_AT, STEPS, Case
 from swift.testing.crew import succeeded
 from swift.testing.layouts import Layout
 from swift.testing.trials import Trials, batches_of
@@ -73,6 +73,21 @@ class Checks:
             for step, loss in outcome.evaluations.items():
                 at = f"{where}: evaluation after step {step}"
                 near(at, loss, expected.evaluations[step], case.tolerance[0])
+
+    def token_results(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+        """`swift_forward` returns the reference's values of the tokens of every sample, on a process that has it."""
+        expected = self.trials.expected(case).tokens
+        seen: set[int] = set()
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+            where = f"{case.name} under {layout}, process {rank}"
+            results = outcome.token_results
+            for (sample, tokens), (_, vector) in zip(results.tokens, results.segments, strict=True):
+                seen.add(sample)
+                _near_all(f"{where}, sample {sample}", tokens, expected[sample])
+                for name, total in zip(("logps", "entropy"), vector, strict=True):
+                    near(f"{where}, sample {sample}: sum of {name}", total, sum(expected[sample][name]), FP32)
+        missing = sorted(expected.keys() - seen)
+        assert not missing, f"{case.name} under {layout}: no process has results of the samples {_some(missing)}"
 
     def weights(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
         """`swift_iter_weights` streams the reference's weights, under the names that they have on disk, in fp32."""
@@ -232,6 +247,17 @@ def near(what: str, found: float, expected: float, tolerance: float) -> None:
         return  # two overflows, that is: infinite gradient norms have no difference
     off = abs(found - expected) / max(abs(expected), 1e-8)
     assert off <= tolerance, f"{what} is {found:.8g}, not {expected:.8g}: off by {off:.1e}, allowed is {tolerance:.0e}"
+
+
+def _near_all(where: str, found: Mapping[str, Any], expected: Mapping[str, Sequence[float]]) -> None:
+    """Check that names are the same, each with a value per token, within the tolerance of fp32."""
+    assert found.keys() == expected.keys(), f"{where}: values {_some(sorted(found))}, not {_some(sorted(expected))}"
+    for name, values in expected.items():
+        # The reference ends with the last token that is learned; a chat template may put more behind it.
+        assert len(found[name]) >= len(values), f"{where}: {len(found[name])} values of {name} for {len(values)} tokens"
+        for index, (one, other) in enumerate(zip(found[name], values, strict=False)):
+            off = abs(float(one) - other)
+            assert off <= FP32 * max(1.0, abs(other)), f"{where}, token {index}: {name} is {one:.6g}, not {other:.6g}"
 
 
 def unclaimed(capabilities: Any) -> list[dict[str, Any]]:

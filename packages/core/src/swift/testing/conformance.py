@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from swift.contracts import Capabilities
 from swift.plugins.load import load_backend
 from swift.testing.cases import BY_NAME, CASES, RESUMED, Case
 from swift.testing.checks import Checks
@@ -90,6 +91,9 @@ class BackendConformance:
     def test_evaluation(self, checks: Checks, layout: Layout, case: Case) -> None:
         checks.evaluation(case, layout, together=self._together(checks, layout))
 
+    def test_token_results(self, checks: Checks, layout: Layout, about_tokens: Case) -> None:
+        checks.token_results(about_tokens, layout, together=self._together(checks, layout))
+
     def test_weights(self, checks: Checks, layout: Layout, case: Case) -> None:
         checks.weights(case, layout, together=self._together(checks, layout))
 
@@ -111,11 +115,15 @@ class BackendConformance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Which layouts and cases each test is made for."""
-        wanted = {name for name in ("layout", "case", "resumed", "reads") if name in metafunc.fixturenames}
+        wanted = {
+            name for name in ("layout", "case", "resumed", "reads", "about_tokens") if name in metafunc.fixturenames
+        }
         if wanted == {"layout"}:
             metafunc.parametrize("layout", [pytest.param(layout, id=str(layout)) for layout in self.layouts])
         elif wanted == {"layout", "case"}:
             metafunc.parametrize(("layout", "case"), self._claimed(CASES))
+        elif wanted == {"layout", "about_tokens"}:
+            metafunc.parametrize(("layout", "about_tokens"), self._claimed(case for case in CASES if case.tokens))
         elif wanted == {"layout", "resumed"}:
             metafunc.parametrize(("layout", "resumed"), self._claimed(BY_NAME[name] for name in RESUMED))
         elif wanted == {"layout", "reads"}:
@@ -134,11 +142,11 @@ class BackendConformance:
     def _claimed(self, cases: Iterable[Case]) -> list[Any]:
         capabilities = load_backend(self.backend).capabilities
         assert capabilities is not None
-        claimed = [case for case in cases if case.applies_to(capabilities)]
+        shown = [case for case in cases if case.applies_to(capabilities) or case.missing(capabilities)]
         return [
-            pytest.param(layout, case, id=f"{layout}-{case.name}")
+            pytest.param(layout, case, id=f"{layout}-{case.name}", marks=_left_out(case, capabilities))
             for layout in self.layouts
-            for case in claimed
+            for case in shown
             if layout.tries(case.name)
         ]
 
@@ -166,10 +174,19 @@ class BackendConformance:
             pytest.skip(f"left out by {type(self).__name__}: {self.deviations[name]}")
 
     def _together(self, checks: Checks, layout: Layout) -> list[Case]:
-        return [each["case"] for each in checks.selected if each["layout"] is layout and "case" in each]
+        parameters = [each for each in checks.selected if each["layout"] is layout]
+        cases = [each[name] for each in parameters for name in ("case", "about_tokens") if name in each]
+        return list({case.name: case for case in cases}.values())
+
+
+def _left_out(case: Case, capabilities: Capabilities) -> Sequence[pytest.MarkDecorator]:
+    """Return the reason why a case is left out, to be shown: views that the backend does not claim."""
+    missing = ", ".join(f"Need.{need.name}" for need in sorted(case.missing(capabilities)))
+    return [pytest.mark.skip(reason=f"capabilities.provides lacks {missing}")] if missing else []
 
 
 def _parameters(kit: type, items: Iterable[pytest.Item]) -> list[Mapping[str, Any]]:
     """Returns the parameters of the selected tests of one class."""
-    calls = [getattr(item, "callspec", None) for item in items if getattr(item, "cls", None) is kit]
+    tried = (each for each in items if getattr(each, "cls", None) is kit and not each.get_closest_marker("skip"))
+    calls = [getattr(item, "callspec", None) for item in tried]
     return [call.params for call in calls if call is not None]

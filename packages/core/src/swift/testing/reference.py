@@ -27,6 +27,8 @@ from transformers import (
 
 from swift.testing.objectives import SCALE
 
+from swift.testing.token_inputs import ENTROPY, LEFT, RATIO, TEACHER, TEMPERATURE, candidates_of, values_of
+
 Tokens = tuple[list[int], list[int]]
 """The prompt, and what is learned."""
 Sample = tuple[Tokens, ...]
@@ -79,6 +81,8 @@ class Expected:
     evaluations: dict[int, float] = field(default_factory=dict)
     """Step → mean loss on the held-out samples."""
     start: dict[str, torch.Tensor] = field(default_factory=dict)
+    tokens: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+    """Sample → values of its tokens before the first step, of the first batch and the held-out samples."""
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     """At the end, as transformers or PEFT itself writes them to disk."""
 
@@ -132,6 +136,10 @@ def run_reference(recipe: Recipe) -> Expected:
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
     schedule = get_scheduler(recipe.schedule, optimizer, recipe.warmup, recipe.steps)
+    if recipe.objective == "tokens":
+        with torch.no_grad():
+            for index in {*recipe.batches[0], *recipe.held_out}:
+                expected.tokens[index] = _of_tokens(model, index, *recipe.samples[index])[1]
 
     for step, batch in enumerate(recipe.batches, start=1):
         loss = _loss(recipe, model, past, batch)
@@ -161,6 +169,8 @@ def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.
     if recipe.task != "causal_lm":
         return torch.stack([_least_squares(recipe, model, tokens) for (tokens,) in samples]).sum() / len(samples)
     weight = sum(len(answer) for ((_, answer),) in samples)
+    if recipe.objective == "tokens":
+        return torch.stack([_of_tokens(model, index, *recipe.samples[index])[0] for index in batch]).sum() / weight
     return -torch.stack([answer_logp(model, tokens) for (tokens,) in samples]).sum() / weight
 
 
@@ -206,6 +216,26 @@ def _dpo(recipe: Recipe, model: Any, past: Any, chosen: Tokens, rejected: Tokens
         reference = answer_logp(past, chosen) - answer_logp(past, rejected)
     ratio = answer_logp(model, chosen) - answer_logp(model, rejected) - reference
     return -F.logsigmoid(recipe.beta * ratio)
+
+
+def _of_tokens(model: Any, index: int, tokens: Tokens) -> tuple[torch.Tensor, dict[str, list[float]]]:
+    """Return the loss of the kit's objective over tokens, summed over an answer, and the values of all tokens."""
+    prompt, answer = tokens
+    ids = prompt + answer
+    logits = model(input_ids=torch.tensor([ids])).logits[0].float() / TEMPERATURE
+    everything = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    values = {name: torch.from_numpy(value)[len(prompt) :] for name, value in values_of(index, len(ids)).items()}
+    candidates = torch.from_numpy(candidates_of(ids))[len(prompt) :]
+    logps = everything.gather(-1, torch.tensor(answer)[:, None])[:, 0]
+    entropy = -(everything.exp() * everything).sum(-1)
+    rest = everything.scatter(-1, candidates, -torch.inf).logsumexp(-1)
+    distilled = (everything.gather(-1, candidates) * torch.tensor(TEACHER)).sum(-1) + LEFT * rest
+    ratio = torch.exp(RATIO * (logps - values["old"]))
+    loss = -(values["advantage"] * ratio + ENTROPY * entropy + distilled).sum()
+    seen = {"logps": logps, "entropy": entropy, "rest": rest}
+    told = {name: [0.0] * len(prompt) + value.tolist() for name, value in seen.items()}
+    told["advantage"] = [0.0, *values_of(index, len(ids))["advantage"][1:].tolist()]
+    return loss, told
 
 
 def _with_adapter(base: Any, recipe: Recipe) -> Any:

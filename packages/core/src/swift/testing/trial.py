@@ -23,6 +23,7 @@ from swift.contracts import LossSums
 from swift.testing.cases import HELD_OUT, RESUMED, SAVED_AT, Case
 from swift.testing.crew import LastWords
 from swift.testing.layouts import Layout
+from swift.testing.token_trial import TokenJob, TokenResults
 from swift.train.loop import Loop
 from swift.train.prepare import open_job
 
@@ -57,6 +58,8 @@ class Outcome:
     evaluations: dict[int, float] = field(default_factory=dict)
     streamed: Streamed | None = None
     checkpoint: Path | None = None
+    token_results: TokenResults | None = None
+    """Before the first step, in a case about values of tokens."""
     left_behind: list[str] = field(default_factory=list)
     """What teardown forgot."""
 
@@ -89,7 +92,9 @@ class Trial:
     def _whole(self) -> Outcome:
         saves = {"checkpoint.save_steps": SAVED_AT} if self.case.name in RESUMED else {}
         with self._opened(**saves) as job:
+            results = job.results() if isinstance(job, TokenJob) else None
             outcome = _watched(job)
+            outcome.token_results = results
             outcome.streamed = _stream(job, weighed=self.case.weighed)
         return outcome
 
@@ -134,7 +139,7 @@ class Trial:
     def _opened(self, **more: Any) -> Iterator[Job]:
         parsed = config_from_mapping(self.settings(**more))
         with _silence(), open_job(parsed, rows=self.case.rows, validation_rows=self.case.rows[:HELD_OUT]) as job:
-            yield job
+            yield TokenJob.of(job) if self.case.tokens else job
 
 
 @contextmanager
