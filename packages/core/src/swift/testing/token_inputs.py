@@ -23,4 +23,5 @@ def values_of(sample: int, length: int) -> dict[str, np.ndarray]:
 def candidates_of(ids: Any) -> np.ndarray:
     """Return as many different tokens of the byte vocabulary for each token as `TEACHER` has."""
     first = np.asarray(ids, dtype=np.int64) + np.arange(len(ids)) % 3
-    return (first[:, None] + 13 * np.arange(len(TEACHER))) % 200
+    spread: np.ndarray = (first[:, None] + 13 * np.arange(len(TEACHER))) % 200
+    return spread

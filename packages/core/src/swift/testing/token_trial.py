@@ -31,7 +31,7 @@ class TokenObjective:
     needs = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS})
     encoding = "chat"
     adapters_off = False
-    baseline = None
+    baseline: Objective | None = None
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return the summed weights of the target tokens."""
