@@ -125,9 +125,7 @@ CASES = (
         needs=frozenset({Need.POOLED}),
     ),
     Case("tokens", global_batch=12, accumulation=3, needs=_OF_TOKENS, tokens=True),
-    Case(
-        "tokens, packed, lora", {**_LORA, **_PACKED}, global_batch=4, tuner="lora", needs=_OF_TOKENS, tokens=True
-    ),
+    Case("tokens, packed, lora", {**_LORA, **_PACKED}, global_batch=4, tuner="lora", needs=_OF_TOKENS, tokens=True),
     Case("bfloat16", {"model.dtype": "bfloat16"}, precision="bfloat16"),
     Case("float16", {"model.dtype": "float16"}, precision="float16"),
 )

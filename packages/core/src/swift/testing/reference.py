@@ -26,7 +26,6 @@ from transformers import (
 )
 
 from swift.testing.objectives import SCALE
-
 from swift.testing.token_inputs import ENTROPY, LEFT, RATIO, TEACHER, TEMPERATURE, candidates_of, values_of
 
 Tokens = tuple[list[int], list[int]]
