@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from swift.config.sections import Section
 from swift.contracts import LossSums, Need
-from swift.objectives.base import viewed
+from swift.objectives.base import BaseObjective, viewed
 from swift.testing.token_inputs import ENTROPY, LEFT, RATIO, TEACHER, TEMPERATURE, candidates_of, values_of
 from swift.train.job import Job
 
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
     from swift.data.samples import Encoded, SampleFacts
 
 
-class TokenObjective:
+class TokenObjective(BaseObjective[Section]):
     """A surrogate of policy gradients, a bonus for entropy, and a distillation from candidates, per target token."""
 
     name = "tokens"
     needs = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS})
     encoding = "chat"
-    adapters_off = False
-    baseline: Objective | None = None
+
+    def __init__(self) -> None:
+        super().__init__(Section())
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return the summed weights of the target tokens."""
@@ -53,10 +55,6 @@ class TokenObjective:
             segments=counted,
             tokens={"logps": logps, "entropy": entropy, "rest": rest, "advantage": batch.token_values["advantage"]},
         )
-
-    def given(self, metrics: Mapping[str, float]) -> Objective:
-        """Return this objective, which has no baseline."""
-        return self
 
 
 @dataclass
