@@ -52,6 +52,44 @@ class Mute:
     def run(self, words):
         return 0
 """
+MORE_VERBS = """
+from typing import Annotated
+
+from pydantic import Field
+
+from swift import Section
+from swift.config.options import Aliases, Argument
+from swift.errors import UsageError
+
+
+class Options(Section):
+    \"\"\"Measures what is named.\"\"\"
+
+    what: Annotated[str, Argument("WHAT"), Aliases("thing")] = Field(description="What is measured")
+    unit_size: int = Field(1, description="Size of the unit")
+
+
+class Measure:
+    summary = "Measure something"
+    options_model = Options
+
+    def run(self, options):
+        if options.what == "nothing":
+            raise UsageError("Nothing has no size.")
+        if options.what == "crash":
+            raise RuntimeError("the ruler broke")
+        if options.what == "words":
+            return "many"
+        print(f"{options.what}: {options.unit_size}")
+        return 0
+
+
+class Doctor:
+    summary = "Examine something else"
+
+    def run(self, words):
+        raise AssertionError("took the place of a verb of swift itself")
+"""
 STEP = "    def swift_train_step(self, batch):"
 DISTRIBUTIONS = [
     backend("acme-good", "acme"),
@@ -80,6 +118,7 @@ DISTRIBUTIONS = [
         "misspelt-optional",
         (STEP, f"    def swift_read_foregin(self, folder): ...\n\n    @hookimpl\n{STEP}"),
     ),
+    Distribution("acme-more-verbs", MORE_VERBS, {"swift.commands": {"measure-it": "Measure", "doctor": "Doctor"}}),
     Distribution("acme-verbs", VERBS, {"swift.commands": {"greet": "Greet", "mute": "Mute"}}),
     backend("twin-one", "twin"),
     backend("twin-two", "twin"),

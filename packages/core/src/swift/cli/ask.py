@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swift.contracts import Sampling
 from swift.errors import UsageError
 from swift.infer.options import ModelOptions, QuestionOptions, is_address
 from swift.terminal import print_note
 
 if TYPE_CHECKING:
+    from swift.contracts import Sampling
     from swift.infer.answers import Speaker
     from swift.infer.batch import Asked, LineOf
     from swift.infer.speaker import FoundModel

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from swift.cli.ask import AskingOptions, answer_into, check_model, check_result, quiet_libraries
 from swift.cli.options import run_verb
 from swift.config.limits import FilePath, Name, Rows, Tokens
-from swift.contracts import Sampling
 from swift.errors import UsageError
 from swift.infer.options import is_address
 from swift.terminal import print_line, print_note
+
+if TYPE_CHECKING:
+    from swift.contracts import Sampling
 
 
 class EvalOptions(AskingOptions):
@@ -57,6 +59,8 @@ def evaluate(options: EvalOptions) -> int:
         )
         scores = run_tasks(request, options, batch_size=options.batch_size, say=print_note)
     else:
+        from swift.contracts import Sampling
+
         scores = _scores(options, Sampling(options.max_new_tokens))
     print_line(json.dumps(scores))
     return 0

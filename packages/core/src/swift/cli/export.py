@@ -12,7 +12,6 @@ from swift.config.limits import FilePath, Name
 from swift.config.options import Aliases, Argument
 from swift.config.sections import Dtype, ExportOptions
 from swift.errors import CheckpointError
-from swift.plugins.load import find
 from swift.terminal import print_line
 from swift.untrusted import typed_path
 
@@ -50,6 +49,8 @@ def run(verb: str, args: list[str]) -> int:
 
 def export(options: ExportVerbOptions) -> int:
     """Write a checkpoint, or a model folder, for others to load, and check it."""
+    from swift.plugins.load import find
+
     find("swift.exporters", options.to)
     _check_source(options.checkpoint)
     # Only now: the module imports torch, and a mistake should be answered at once.

@@ -31,7 +31,7 @@ _TRAINING_EXAMPLES = {
     "train": "swift train --train_type sft --model qwen3-0.6b --dataset data.jsonl",
 }
 _CODES = {"bold": "1", "dim": "2", "green": "32", "yellow": "33", "cyan": "36"}
-_DIM, _PLAIN = "\x01", "\x02"
+_DIM, _PLAIN, _BOLD = "\x01", "\x02", "\x03"
 """Stand for the codes of a terminal while text is wrapped, where codes would count as letters."""
 
 
@@ -111,10 +111,9 @@ def show_training_help(verb: str, args: Sequence[str]) -> None:
 
 def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
     """Return the plugin that the words beside `--help` name, or the default."""
-    from swift.config.aliases import training_flags
+    from swift.config.aliases import VERB_OBJECTIVES, training_flags
     from swift.config.draft import Draft
     from swift.config.flags import read_flags
-    from swift.config.parse import VERB_OBJECTIVES
 
     table = training_flags()
     words = Draft(table)
@@ -148,8 +147,10 @@ def _show_plugin(section: str, name: str) -> None:
 
 
 def _show_group(group: FlagGroup) -> None:
-    titles = [_styled(group.title, "bold")] * bool(group.title) + [_styled(group.summary, "dim")] * bool(group.summary)
-    _line("\n" + "  ".join(titles) if titles else "")
+    title = f"{_BOLD}{group.title}{_PLAIN}" if group.title else ""
+    if group.summary:
+        title += f"  {_DIM}{group.summary}{_PLAIN}"
+    _line("\n" + _coded(textwrap.fill(title, _width())) if title else "")
     names = [field.argument or f"--{field.key}" for field in group.fields]
     left = max(map(len, names), default=0) + 4
     right = max(30, _width() - left)
@@ -198,7 +199,8 @@ def _styled(text: str, style: str) -> str:
 
 def _coded(text: str) -> str:
     on = _on_terminal()
-    return text.replace(_DIM, "\x1b[2m" if on else "").replace(_PLAIN, "\x1b[0m" if on else "")
+    text = text.replace(_BOLD, "\x1b[1m" if on else "").replace(_DIM, "\x1b[2m" if on else "")
+    return text.replace(_PLAIN, "\x1b[0m" if on else "")
 
 
 def _line(text: str = "") -> None:

@@ -10,15 +10,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from swift.cli.verbs import COMMANDS, ELSEWHERE, VERBS, plugin_verbs, verb_name
-from swift.deferred import has_own_process
+from swift.cli.verbs import COMMANDS, ELSEWHERE, TRAINING, VERBS, plugin_verbs, verb_name
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
 from swift.version import __version__
 
 
 def main() -> None:
     """The `swift` command."""
-    has_own_process()
+    if sys.argv[1:2] and sys.argv[1] in TRAINING:
+        from swift.deferred import has_own_process
+
+        has_own_process()
     sys.exit(run(sys.argv[1:]))
 
 

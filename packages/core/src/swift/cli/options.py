@@ -86,7 +86,9 @@ def flag_table(verb: str, options: type[BaseModel], passes_on: bool = False) -> 
     aliases = {}
     for key, field in fields.items():
         for flag in field.aliases:
-            aliases[flag] = Alias(flag, key, "optional" if field.bare is not None else field.kind, _renamed(key))
+            aliases[flag] = Alias(
+                flag, key, "optional" if field.bare is not None else field.kind, _renamed(key), renames=True
+            )
         for short in field.shorthands:
             aliases[short.flag] = Alias(short.flag, key, "switch", _shortened(key, short))
     takes_words = passes_on or any(field.argument for field in fields.values())

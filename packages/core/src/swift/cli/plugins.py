@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -13,9 +13,10 @@ from swift.cli.verbs import collision
 from swift.config.limits import Name
 from swift.config.options import Section
 from swift.errors import PluginError, SwiftError
-from swift.plugins.discover import PluginEntry, duplicates, list_plugins
-from swift.plugins.load import find, load
 from swift.terminal import print_line
+
+if TYPE_CHECKING:
+    from swift.plugins.discover import PluginEntry
 
 OK, FOUND = "ok", "found"
 
@@ -66,6 +67,8 @@ def show(options: PluginsOptions) -> int:
 
 
 def _try(backend: str, processes: int) -> int:
+    from swift.plugins.load import find, load
+
     load(find("swift.backends", backend))  # a mistake in the name is answered before anything heavy is imported
     from swift.models.quiet import quiet_libraries
 
@@ -84,6 +87,8 @@ def _try(backend: str, processes: int) -> int:
 
 def plugin_rows(*, check: bool) -> list[Row]:
     """Return one row for each plugin installed; only with `check` is any of them imported."""
+    from swift.plugins.discover import duplicates, list_plugins
+
     entries = list_plugins()
     shared = duplicates(entries)
     return [Row(entry, _status(entry, shared.get((entry.group, entry.name), []), check)) for entry in entries]
@@ -100,6 +105,8 @@ def _status(entry: PluginEntry, rivals: list[PluginEntry], check: bool) -> str:
         return f"name also taken by {', '.join(others)}"
     if not check:
         return FOUND
+    from swift.plugins.load import load
+
     try:
         load(entry)
     except SwiftError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -104,6 +103,8 @@ ELSEWHERE = ("plan", "ui")
 
 def plugin_verbs() -> list[PluginEntry]:
     """Return the verbs that allowed plugins add, by name. Reads metadata, imports no plugin."""
+    from importlib import metadata
+
     if not any(True for _ in metadata.entry_points(group=COMMANDS)):
         return []
     from swift.plugins.discover import list_plugins

@@ -232,6 +232,8 @@ _IGNORED = ("local_rank",)
 """Flags that launchers add to a command; the environment says the same."""
 OPEN_SECTIONS = ("backend", "objective", "optim", "tuner")
 """Sections whose other keys belong to a plugin."""
+VERB_OBJECTIVES = {"pt": "pt", "sft": "sft"}
+"""Verbs that stand for one objective. `rlhf` takes any of preference learning, `train` takes any."""
 ABOUT_COMMAND: dict[str, Arity] = {"config": "value", "nproc": "value", "nproc_per_node": "value"}
 """Flags that are about the command, not about the configuration."""
 
@@ -258,7 +260,7 @@ def aliases() -> dict[str, Alias]:
     for key, flags in RENAMED.items():
         field = core_fields().get(key)
         for flag in flags:
-            table[flag] = Alias(flag, key, field.kind if field else "any", _renamed(key))
+            table[flag] = Alias(flag, key, field.kind if field else "any", _renamed(key), renames=True)
     for flags, key, arity, translate in _TRANSLATED:
         table.update({flag: Alias(flag, key, arity, translate) for flag in flags})
     return table

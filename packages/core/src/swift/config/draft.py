@@ -49,9 +49,13 @@ class Draft:
             self.set(key, value, source)
 
     def add_flag(self, flag: Flag) -> None:
-        """Add one flag of the command line: an alias, or a key."""
+        """Add one flag of the command line: an alias, or a key. Lists of several names are joined."""
         alias = self._table.aliases.get(flag.name)
-        if alias is not None:
+        key = alias.key if alias is not None else flag.name
+        earlier = self.assignments.get(key)
+        if earlier is not None and flag.arity == "list" and (alias is None or alias.renames):
+            self.assignments[key] = Assignment((*earlier.value, *flag.value), flag.typed)
+        elif alias is not None:
             self.apply(alias.translate(flag.typed, flag.value), flag.typed)
         else:
             self.set(flag.name, flag.value, flag.typed)

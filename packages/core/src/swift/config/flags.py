@@ -32,6 +32,8 @@ class Alias:
     arity: Arity
     translate: Translation
     """(flag as typed, value) → settings."""
+    renames: bool = False
+    """Whether it sets its key to its value, as it is."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,10 @@ def read_flags(argv: Sequence[str], table: FlagTable) -> CommandLine:
                 raise table.unknown(typed)
             line.passed_on.extend(group)
             continue
+        if joined and arity == "switch":
+            line.words.extend(_strays(typed, [value], group[1:], table))
+            _add(line, Flag(typed, name, arity, value))
+            continue
         values = [value, *group[1:]] if joined else group[1:]
         _add(line, Flag(typed, name, arity, _value(typed, arity, values, table, line.words)))
     return line
@@ -196,12 +202,17 @@ def _value(typed: str, arity: Arity, values: list[str], table: FlagTable, words:
         taken = values[:1] if values and (looks_like_switch(values[0]) or not table.takes_word(values[0])) else []
     else:
         taken = values[:1]
-    stray = values[len(taken) :]
-    if not all(table.takes_word(word) for word in stray):
-        raise ConfigError(
-            f"{typed} takes one value, and {' '.join(values)!r} are {len(values)}.", hint="Quote a value with spaces."
-        )
-    words.extend(stray)
+    words.extend(_strays(typed, taken, values[len(taken) :], table))
     if not taken and arity in ("value", "mapping"):
         raise ConfigError(f"{typed} takes a value, and has none.")
     return taken[0] if taken else True
+
+
+def _strays(typed: str, taken: list[str], strays: list[str], table: FlagTable) -> list[str]:
+    """Return the words after the value of a flag, where the command takes words without one."""
+    if all(table.takes_word(word) for word in strays):
+        return strays
+    values = [*taken, *strays]
+    raise ConfigError(
+        f"{typed} takes one value, and {' '.join(values)!r} are {len(values)}.", hint="Quote a value with spaces."
+    )

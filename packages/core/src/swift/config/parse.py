@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from swift.config.aliases import training_flags
+from swift.config.aliases import VERB_OBJECTIVES, training_flags
 from swift.config.capabilities import check_capabilities
 from swift.config.draft import Assignment, Draft, merge, nest, source_of
 from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
@@ -34,8 +34,6 @@ from swift.plugins.outside import core_settings
 
 TRUST = "model.trust_remote_code"
 """Decided on the command line or by a caller's argument, never by a file."""
-VERB_OBJECTIVES = {"pt": "pt", "sft": "sft"}
-"""Verbs that stand for one objective. `rlhf` takes any of preference learning, `train` takes any."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift.infer.openai_server import OpenAiServer, at_once
-
 if TYPE_CHECKING:
     from swift.contracts import InferenceEngine
+    from swift.infer.openai_server import OpenAiServer, at_once
 
 __all__ = ["OpenAiServer", "at_once", "open_engine"]
 
@@ -46,3 +45,12 @@ def open_engine(
         trust_remote_code=trust_remote_code,
     )
     return open_local(find_model(asked, say=say_nothing), asked, batch_size=batch_size, say=say_nothing).engine
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("OpenAiServer", "at_once"):
+        raise AttributeError(f"module 'swift.infer' has no attribute {name!r}")
+    # Only when it is asked for: HTTP and TLS take long to import, and most verbs need neither.
+    from swift.infer import openai_server
+
+    return getattr(openai_server, name)

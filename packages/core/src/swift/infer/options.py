@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, NonNegativeFloat
 
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
 from swift.config.options import Aliases, Argument, Section
-from swift.contracts import Sampling
+
+if TYPE_CHECKING:
+    from swift.contracts import Sampling
 
 
 class ModelOptions(Section):
@@ -47,6 +49,8 @@ class SamplingOptions(Section):
     @property
     def sampling(self) -> Sampling:
         """The same as engines take it."""
+        from swift.contracts import Sampling  # only now: help needs no contract
+
         return Sampling(self.max_new_tokens, self.temperature, self.top_p, self.seed)
 
 

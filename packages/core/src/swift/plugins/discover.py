@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
 
@@ -38,12 +38,17 @@ class PluginEntry:
     version: str
     target: str
     """`module:attribute`."""
-    requires_core: str | None
-    """The versions of swift-core that the distribution asks for, such as '>=0.1,<0.2'."""
+    requirements: tuple[str, ...] = ()
+    """Of its distribution, as pip reads them."""
     problem: str | None = None
     """What its metadata alone shows to be wrong with it, to be read after the plugin's name."""
     allowed: bool = True
     """False when SWIFT_PLUGINS leaves it out."""
+
+    @cached_property
+    def requires_core(self) -> str | None:
+        """The versions of swift-core that the distribution asks for, such as '>=0.1,<0.2'. Reading them takes long."""
+        return None if _normal(self.distribution) == CORE else _requires_core(self.requirements)
 
     @property
     def kind(self) -> str:
@@ -110,22 +115,28 @@ def _changed(path: str) -> int:
 
 
 def _entry(point: metadata.EntryPoint) -> PluginEntry:
-    distribution = point.dist
-    assert distribution is not None
-    name, version, requirements = "unknown", "unknown", list[str]()
-    with suppress(Exception):  # metadata that is missing or damaged
-        name = distribution.metadata["Name"] or name
-        version = distribution.metadata["Version"] or version
-        requirements = distribution.requires or requirements
+    assert point.dist is not None
+    name, version, requirements = _facts(point.dist)
     return PluginEntry(
         group=point.group,
         name=point.name,
         distribution=name,
         version=version,
         target=point.value,
-        requires_core=_requires_core(requirements),
+        requirements=requirements,
         problem=_problem(point),
     )
+
+
+@lru_cache(maxsize=64)
+def _facts(distribution: metadata.Distribution) -> tuple[str, str, tuple[str, ...]]:
+    """Return name, version and requirements of a distribution, read once for all its plugins."""
+    name, version, requirements = "unknown", "unknown", list[str]()
+    with suppress(Exception):  # metadata that is missing or damaged
+        name = distribution.metadata["Name"] or name
+        version = distribution.metadata["Version"] or version
+        requirements = distribution.requires or requirements
+    return name, version, tuple(requirements)
 
 
 def _problem(point: metadata.EntryPoint) -> str | None:

@@ -110,9 +110,11 @@ def load(entry: PluginEntry) -> LoadedPlugin:
 
 
 def _check_core_requirement(entry: PluginEntry) -> None:
+    if not entry.requires_core:
+        return
     from packaging.specifiers import SpecifierSet
 
-    if entry.requires_core and not SpecifierSet(entry.requires_core).contains(__version__, prereleases=True):
+    if not SpecifierSet(entry.requires_core).contains(__version__, prereleases=True):
         raise PluginError(
             f"{entry} needs {CORE} {entry.requires_core}, but {__version__} is installed.",
             hint=f'Run: pip install --upgrade "{CORE}{entry.requires_core}" {entry.distribution}',

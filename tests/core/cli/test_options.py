@@ -1,0 +1,135 @@
+"""Options of the verbs that do not train: every spelling, arguments anywhere, repeated flags, and mistakes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift.cli.config import ConfigOptions
+from swift.cli.convert import ConvertOptions
+from swift.cli.eval import EvalOptions
+from swift.cli.export import ExportVerbOptions, MergeLoraOptions
+from swift.cli.infer import InferOptions
+from swift.cli.options import flag_table, options_of, read_options
+from swift.cli.plugins import PluginsOptions
+from swift.cli.serve import ServeVerbOptions
+from swift.cli.verbs import TRAINING, VERBS
+from swift.config.options import Section
+from swift.errors import UsageError
+
+
+def read(options: type[Section], line: str) -> dict[str, Any]:
+    return dict(read_options("verb", line.split(), options).options)
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "meaning"),
+    [
+        (InferOptions, "m --max-new-tokens 5 --top_p=0.5", {"model": "m", "max_new_tokens": 5, "top_p": 0.5}),
+        (InferOptions, "--model m --query a --prompt b", {"model": "m", "prompt": ("a", "b")}),
+        (InferOptions, "--ckpt-dir m --infer-backend e", {"model": "m", "engine": "e"}),
+        (InferOptions, "--temperature 1 m", {"model": "m", "temperature": 1.0}),
+        (InferOptions, "--overwrite m", {"model": "m", "overwrite": True}),
+        (InferOptions, "m --overwrite false", {"model": "m", "overwrite": False}),
+        (InferOptions, "m --overwrite=true", {"model": "m", "overwrite": True}),
+        (InferOptions, "m --dataset a b --dataset c", {"model": "m", "dataset": ("a", "b", "c")}),
+        (InferOptions, "--dataset a m", {"model": "m", "dataset": ("a",)}),
+        (InferOptions, "--dataset a b --model m", {"model": "m", "dataset": ("a", "b")}),
+        (InferOptions, "--prompt a m --prompt b", {"model": "m", "prompt": ("a", "b")}),
+        (InferOptions, "--prompt a --prompt b", {"model": None, "prompt": ("a", "b")}),
+        (InferOptions, "m --columns.My-Text query", {"columns": {"My-Text": "query"}}),
+        (InferOptions, "m --engine_options.max_num_seqs 64", {"engine_options": {"max_num_seqs": 64}}),
+        (InferOptions, 'm --engine-options {"a":[1]}', {"engine_options": {"a": [1]}}),
+        (EvalOptions, "m --num-fewshot 5 --limit 200 --chat_template", {"num_fewshot": 5, "chat_template": True}),
+        (ExportVerbOptions, "run --no-verify", {"verify": "none", "to": "hf"}),
+        (ExportVerbOptions, "run --no_verify false", {"verify": "all"}),
+        (ExportVerbOptions, "run --verify false", {"verify": "none"}),
+        (ExportVerbOptions, "--adapters run --quant-method fp8", {"checkpoint": Path("run"), "quant": "fp8"}),
+        (MergeLoraOptions, "--checkpoint run --output-dir o", {"to": "hf", "out": Path("o")}),
+        (ConvertOptions, "c --out o --weights-only", {"checkpoint": Path("c"), "weights_only": True}),
+        (PluginsOptions, "--json --try fsdp", {"as_json": True, "tried": "fsdp", "nproc": 2}),
+        (ConfigOptions, "--sample", {"sample": 1}),
+        (ConfigOptions, "--sample 3", {"sample": 3}),
+    ],
+)
+def test_flags_and_arguments_set_what_they_say(options: type[Section], line: str, meaning: dict[str, Any]) -> None:
+    found = read(options, line)
+    assert {key: found[key] for key in meaning} == meaning
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "sentence"),
+    [
+        (InferOptions, "m --max_new_token 5", "Unknown flag --max_new_token. Did you mean '--max_new_tokens'?"),
+        (InferOptions, "m --temperature hot", "--temperature must be a number, not 'hot'"),
+        (InferOptions, "m --top-p 2", "--top-p must be at most 1"),
+        (InferOptions, "m other", "'other' belongs to no flag"),
+        (InferOptions, "m --model other", "--model and MODEL contradict each other"),
+        (InferOptions, "m --model a --ckpt_dir b", "--model and --ckpt_dir contradict each other"),
+        (InferOptions, "m --seed", "--seed takes a value, and has none"),
+        (InferOptions, "m --overwrite=perhaps", "--overwrite is a switch"),
+        (InferOptions, "m -t 5", "Unknown flag -t"),
+        (EvalOptions, "m --metric f1", "--metric must be one of 'accuracy' or 'loss', not 'f1'"),
+        (ExportVerbOptions, "run --quant w2", "--quant must be one of"),
+        (ExportVerbOptions, "run --no-verify --verify all", "--no-verify and --verify contradict each other"),
+        (MergeLoraOptions, "run --to adapter", "--to must be one of 'hf', not 'adapter'"),
+        (ConvertOptions, "c", "swift verb needs --out"),
+        (ServeVerbOptions, "m --port 70000", "--port must be at most 65535"),
+        (PluginsOptions, "fsdp", "'fsdp' belongs to no flag"),
+    ],
+)
+def test_a_mistake_names_the_flag_as_it_was_typed(options: type[Section], line: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(options, line)
+    assert sentence in str(caught.value)
+
+
+def test_of_a_flag_that_is_given_twice_the_last_one_counts_and_a_note_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = read(InferOptions, "m --max_new_tokens 5 --seed 1 --max-new-tokens 6 --seed 1")
+    assert (found["max_new_tokens"], found["seed"]) == (6, 1)
+    printed = capsys.readouterr().err
+    assert printed == "Note: --max-new-tokens is given twice, as '5' and as '6': the last one counts.\n"
+
+
+def test_a_text_that_looks_like_a_flag_is_a_value() -> None:
+    found = read_options("infer", ["m", "--prompt", "--help me", "--system=-x"], InferOptions).options
+    assert found.prompt == ("--help me",)
+    assert found.system == "-x"
+
+
+def test_serve_hands_flags_that_are_not_its_own_on_as_they_stand() -> None:
+    own = ["m", "--port", "1", "--max_model_len", "8"]
+    others = ["--max-num-seqs=4", "--enable-x", "-tp", "2", "--lora-modules", "a=b", "c=d"]
+    words = [*own[:3], *others, *own[3:]]
+    typed = read_options("serve", words, ServeVerbOptions, passes_on=True)
+    assert typed.passed_on == tuple(others)
+    assert (typed.options.model, typed.options.port, typed.options.max_length) == ("m", 1, 8)
+    assert typed.words == ()
+
+
+@pytest.mark.parametrize("verb", sorted(set(VERBS) - set(TRAINING)))
+def test_every_flag_is_declared_once_and_taken_in_both_spellings(verb: str) -> None:
+    options = options_of(verb)
+    assert options is not None
+    table = flag_table(verb, options)
+    declared = [*table.fields, *(flag for field in table.fields.values() for flag in field.flags)]
+    assert len(set(declared)) == len(declared)
+    for flag in declared:
+        assert "-" not in flag
+        assert table.arity(table.name(f"--{flag.replace('_', '-')}")) is not None
+
+
+def test_exporting_what_is_not_there_is_answered_without_torch() -> None:
+    script = (
+        "import sys; from swift.cli.main import run; code = run(['export', 'nowhere']); "
+        "print(sorted({'torch', 'transformers'} & set(sys.modules))); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "[]\n")
+    assert "There is no checkpoint at nowhere" in done.stderr

@@ -1,0 +1,77 @@
+"""Verbs that plugins add: listed from metadata, read by the same reader of flags, refused where they are broken."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from swift.cli.main import run
+
+
+def test_the_overview_names_the_verbs_of_plugins_and_imports_none(
+    installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(sys.modules)
+    assert run(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "From plugins" in printed
+    assert "  measure-it  from acme-more-verbs 1.0" in printed
+    assert "  greet       from acme-verbs 1.0" in printed
+    assert not {name for name in set(sys.modules) - before if name.startswith("acme")}
+
+
+@pytest.mark.parametrize("line", ["measure-it table --unit-size 3", "measure_it --thing=table --unit_size=3"])
+def test_a_verb_gets_its_validated_options(installed: Path, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    assert run(line.split()) == 0
+    assert capsys.readouterr().out == "table: 3\n"
+
+
+def test_its_help_is_made_of_its_options(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["measure-it", "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "swift measure-it: Measure something" in printed
+    assert "Usage  swift measure-it WHAT [flags]" in printed
+    assert "--unit_size" in printed
+    assert "[integer; 1]" in printed
+    assert "--thing" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["measure-it"], 2, "swift measure-it needs WHAT (What is measured)."),
+        (["measure-it", "table", "--unit-sise", "3"], 2, "Did you mean '--unit_size'?"),
+        (["measure-it", "table", "--unit-size", "big"], 2, "--unit-size must be a whole number, not 'big'"),
+        (["measure-it", "nothing"], 2, "Nothing has no size."),
+        (["measure-it", "crash"], 3, "the ruler broke"),
+        (["measure-it", "words"], 3, "returns 'many' from run, which is no exit code"),
+        (["measur-it"], 2, "Did you mean 'measure-it'?"),
+        (["mute"], 3, "command 'mute' (acme-verbs 1.0) lacks summary"),
+    ],
+)
+def test_a_mistake_or_a_broken_verb_is_one_message(
+    installed: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, sentence: str
+) -> None:
+    assert run(words) == code
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert "Traceback" not in printed.err
+    if code == 3:
+        assert "acme-" in printed.err
+
+
+def test_a_verb_without_options_reads_its_words_itself(installed: Path) -> None:
+    assert run(["greet", "--anything", "you"]) == 0
+    assert run(["greet"]) == 2
+
+
+def test_a_verb_of_swift_itself_cannot_be_replaced(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--jason"]) == 2
+    assert "Did you mean '--json'?" in capsys.readouterr().err
+    assert run(["--help"]) == 0
+    assert "from acme-more-verbs" in capsys.readouterr().out
+    assert run(["plugins", "--check"]) == 3
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "command 'doctor' (acme-more-verbs 1.0) has the name of a verb of swift itself" in printed
