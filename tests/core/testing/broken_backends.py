@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -522,3 +522,42 @@ class NeedsAnOption(TorchBackend):
 
     config_model = Options  # type: ignore[assignment]
     capabilities = Capabilities(parallel=frozenset({"dp_replicate"}))
+
+
+@caught_by("two_roles", None)
+class KeepsItsStateInAGlobal(TorchBackend):
+    """The model that is opened last is the one that is trained, whichever is meant."""
+
+    latest: ClassVar[Any] = None
+
+    @hookimpl
+    def swift_shard(self, run: Any, model: Any) -> Any:
+        from swift.backends.torch.shard import shard
+
+        KeepsItsStateInAGlobal.latest = shard(run, model)
+        return KeepsItsStateInAGlobal.latest
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        return step(run, KeepsItsStateInAGlobal.latest, batch, objective)
+
+
+@caught_by("two_roles_resumed", None)
+class LoadsIntoTheLatestModel(TorchBackend):
+    """A resume of two models fills one of them twice."""
+
+    latest: ClassVar[Any] = None
+
+    @hookimpl
+    def swift_shard(self, run: Any, model: Any) -> Any:
+        from swift.backends.torch.shard import shard
+
+        LoadsIntoTheLatestModel.latest = shard(run, model)
+        return LoadsIntoTheLatestModel.latest
+
+    @hookimpl
+    def swift_load_checkpoint(self, state: Any, reader: Any) -> bool:
+        from swift.backends.torch.checkpoint import load
+
+        load(LoadsIntoTheLatestModel.latest, reader)
+        return True

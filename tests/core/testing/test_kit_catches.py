@@ -44,8 +44,10 @@ def test_a_broken_backend_is_caught(name: str, tmp_path: Path) -> None:
     arguments: tuple[Any, ...] = () if case is None else (BY_NAME[case], TWO)
     if check == "refuses_other_world":
         arguments = (PLAN,)
-    elif check == "all_end_alike":
+    elif check in ("all_end_alike", "two_roles"):
         arguments = (TWO,)
+    elif check == "two_roles_resumed":
+        arguments = (TWO, TWO)
     elif check == "resume_elsewhere":
         arguments = (BY_NAME["clipped"], Layout(1), TWO)
     with pytest.raises(AssertionError) as caught:

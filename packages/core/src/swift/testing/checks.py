@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from swift.checkpoint.load import facts_of
 from swift.config.capabilities import SWITCHES
 from swift.config.parse import config_from_mapping
 from swift.contracts import Run, World
@@ -19,6 +21,7 @@ from swift.plugins.load import load_backend
 from swift.testing.cases import BY_NAME, FP32, SAVED_AT, STEPS, Case
 from swift.testing.crew import succeeded
 from swift.testing.layouts import Layout
+from swift.testing.roles import CRITIC, role_of
 from swift.testing.trials import Trials, batches_of
 
 MOVED = 0.01
@@ -160,6 +163,45 @@ class Checks:
                 near(f"{at}: loss", result.loss, expected.losses[step - 1], case.tolerance[0])
                 near(f"{at}: gradient norm", result.grad_norm, expected.grad_norms[step - 1], case.tolerance[1])
 
+    def two_roles(self, layout: Layout) -> None:
+        """A policy and a critic that are trained in turn have the numbers that each has alone, on every process."""
+        case = BY_NAME["clipped"]
+        outcomes = succeeded(self.trials.both(case, layout))
+        self._both_follow_references(case, outcomes, f"two models under {layout}")
+        expected, weights = self.trials.expected_of_critic(case), outcomes[0].weights
+        assert weights.keys() == expected.weights.keys(), f"the critic under {layout} streams other weights"
+        moved = max(float((expected.weights[name] - expected.start[name]).abs().max()) for name in expected.weights)
+        for name, tensor in expected.weights.items():
+            off = float(abs(weights[name] - tensor.numpy()).max())
+            assert off <= MOVED * moved, f"{name} of the critic under {layout} is off by {off:.2g} of {moved:.2g}"
+
+    def two_roles_resumed(self, wrote: Layout, reads: Layout) -> None:
+        """One checkpoint holds both models, and both are resumed from it."""
+        case, where = BY_NAME["clipped"], f"two models, saved under {wrote}, resumed under {reads}"
+        checkpoint = succeeded(self.trials.both(case, wrote))[0].checkpoint
+        assert list(facts_of(checkpoint).roles) == [CRITIC], f"{where}: the manifest lists other roles"
+        outcomes = succeeded(self.trials.both_resumed(case, wrote, reads, AFTER_RESUME))
+        self._both_follow_references(case, outcomes, where)
+
+    def _both_follow_references(self, case: Case, outcomes: Sequence[Any], where: str) -> None:
+        of_loss, of_norm = case.tolerance
+        expected = {"policy": self.trials.expected(case), CRITIC: self.trials.expected_of_critic(case)}
+        for rank, outcome in enumerate(outcomes):
+            for role, results in (("policy", outcome.policy), (CRITIC, outcome.critic)):
+                assert results, f"{where}, process {rank}: the {role} made no step"
+                for step, result in results.items():
+                    at = f"{where}, process {rank}: step {step} of the {role}"
+                    near(f"{at}: loss", result.loss, expected[role].losses[step - 1], of_loss)
+                    near(f"{at}: gradient norm", result.grad_norm, expected[role].grad_norms[step - 1], of_norm)
+
+    def refuses_more_roles(self, layout: Layout) -> None:
+        """More models than the backend holds at once are refused before weights are read."""
+        case = BY_NAME["clipped"]
+        roles = [replace(role_of(self.trials.critic()), name=f"r{n}") for n in range(self.trials.capabilities.roles)]
+        trial, key = self.trials.trial(case, layout, "too many roles"), (layout, "too many roles")
+        answers = self.trials.answers(layout, {key: partial(trial.refused, roles)})[key]
+        _all_refused(answers, f"one model more than it holds, under {layout}")
+
     def all_end_alike(self, layout: Layout) -> None:
         """A loss that is not a number on one process stops all of them, before any weight has moved."""
         case = BY_NAME["clipped"]
@@ -192,14 +234,7 @@ class Checks:
     def _refused(self, case: Case, layout: Layout) -> None:
         trial = self.trials.trial(case, layout, "refused")
         key = (layout, case.name, "refused")
-        for rank, answer in enumerate(self.trials.answers(layout, {key: trial.refused})[key]):
-            where = f"{case.name} under {layout}, process {rank}"
-            assert isinstance(answer, BaseException), f"{where}: {answer}"
-            assert isinstance(answer, UnsupportedPlan), f"{where}: {type(answer).__name__}: {answer}"
-            assert answer.message, f"{where}: refused without a reason"
-            assert answer.hint, f"{where}: refused without a hint at what to type: {answer.message}"
-            read = answer.__dict__.get("read_before", [])
-            assert not read, f"{where}: refused only after reading {_some(read)}"
+        _all_refused(self.trials.answers(layout, {key: trial.refused})[key], f"{case.name} under {layout}")
 
     def refuses_what_it_does_not_claim(self) -> None:
         """Dimensions, precisions, tuners and switches beyond its capabilities are refused."""
@@ -239,6 +274,18 @@ class Checks:
         assert loaded.config_model is not None
         required = [name for name, field in loaded.config_model.model_fields.items() if field.is_required()]
         assert not required, f"options without a default: {', '.join(required)}: --backend alone would fail"
+
+
+def _all_refused(answers: Sequence[Any], what: str) -> None:
+    """Every process raised `UnsupportedPlan`, with a reason and a hint, before anything was read."""
+    for rank, answer in enumerate(answers):
+        where = f"{what}, process {rank}"
+        assert isinstance(answer, BaseException), f"{where}: {answer}"
+        assert isinstance(answer, UnsupportedPlan), f"{where}: {type(answer).__name__}: {answer}"
+        assert answer.message, f"{where}: refused without a reason"
+        assert answer.hint, f"{where}: refused without a hint at what to type: {answer.message}"
+        read = answer.__dict__.get("read_before", [])
+        assert not read, f"{where}: refused only after reading {_some(read)}"
 
 
 def near(what: str, found: float, expected: float, tolerance: float) -> None:

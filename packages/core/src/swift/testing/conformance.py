@@ -113,6 +113,13 @@ class BackendConformance:
         writers = [each["layout"] for each in checks.selected if each.get("reads") is reads]
         checks.resume_elsewhere(BY_NAME["clipped"], layout, reads, together=writers)
 
+    def test_two_roles(self, checks: Checks, layout: Layout) -> None:
+        if checks.trials.capabilities.roles == 1:
+            checks.refuses_more_roles(layout)
+            return
+        checks.two_roles(layout)
+        checks.two_roles_resumed(layout, layout)
+
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Which layouts and cases each test is made for."""
         wanted = {

@@ -59,6 +59,8 @@ class Subject:
     blocks: int = 2
     changes: tuple[tuple[str, Any], ...] = ()
     """Other keys of its configuration."""
+    seed: int = 0
+    """Of its weights."""
 
 
 @cache
@@ -68,6 +70,7 @@ def shared_model(subject: Subject, *, tied: bool) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return write_model(
         folder / ("tied" if tied else "untied"),
+        seed=subject.seed,
         architecture=subject.architecture,
         tie_word_embeddings=tied,
         num_hidden_layers=subject.blocks,

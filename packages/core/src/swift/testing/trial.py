@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,7 +28,7 @@ from swift.train.loop import Loop
 from swift.train.prepare import open_job
 
 if TYPE_CHECKING:
-    from swift.contracts import ModelView, StepResult
+    from swift.contracts import ModelRole, ModelView, StepResult
     from swift.data.batch import MicroBatch
     from swift.train.job import Job
 
@@ -91,7 +91,7 @@ class Trial:
 
     def _whole(self) -> Outcome:
         saves = {"checkpoint.save_steps": SAVED_AT} if self.case.name in RESUMED else {}
-        with self._opened(**saves) as job:
+        with self.opened(saves) as job:
             results = job.results() if isinstance(job, TokenJob) else None
             outcome = _watched(job)
             outcome.token_results = results
@@ -100,19 +100,19 @@ class Trial:
 
     def killed(self, at: int) -> LastWords:
         """Up to a checkpoint at step `at`; then this process dies on the spot."""
-        with self._opened() as job:
+        with self.opened() as job:
             outcome = _watched(job, pause_at=at)
             job.comms.barrier()
             return LastWords(outcome)
 
     def resumed(self, checkpoint: Path, steps: int) -> Outcome:
         """On from a checkpoint, as many steps as are asked for."""
-        with self._opened(**{"checkpoint.resume": str(checkpoint)}) as job:
+        with self.opened({"checkpoint.resume": str(checkpoint)}) as job:
             return _watched(job, steps=steps)
 
     def poisoned(self, step: int, sample: int) -> tuple[str, float]:
         """A run in which the loss of one sample is not a number in one step: the error, and how far weights moved."""
-        with self._opened() as job, closing(Loop(job).steps()) as records:
+        with self.opened() as job, closing(Loop(job).steps()) as records:
             deque(islice(records, step - 1), maxlen=0)
             before = {name: tensor.clone() for name, tensor in job.hooks.iter_weights(job.run, job.state)}
             job.objective = _Poisoned(job.objective, sample)
@@ -124,21 +124,22 @@ class Trial:
                 return f"{type(error).__name__}: {error}", moved
             return "no error", 0.0
 
-    def refused(self) -> list[str]:
+    def refused(self, roles: Sequence[ModelRole] = ()) -> list[str]:
         """Return what was read of the model before the plan was refused; the refusal itself is raised again."""
         read: list[str] = []
         with _noted_reading(read):
             try:
-                with self._opened():
+                with self.opened(roles=roles):
                     return ["everything: the plan was not refused"]
             except BaseException as error:
                 error.__dict__["read_before"] = read
                 raise
 
     @contextmanager
-    def _opened(self, **more: Any) -> Iterator[Job]:
-        parsed = config_from_mapping(self.settings(**more))
-        with _silence(), open_job(parsed, rows=self.case.rows, validation_rows=self.case.rows[:HELD_OUT]) as job:
+    def opened(self, changes: Mapping[str, Any] | None = None, roles: Sequence[ModelRole] = ()) -> Iterator[Job]:
+        """Open the run, with its output discarded."""
+        parsed, rows = config_from_mapping(self.settings(**(changes or {}))), self.case.rows
+        with _silence(), open_job(parsed, rows=rows, validation_rows=rows[:HELD_OUT], roles=roles) as job:
             yield TokenJob.of(job) if self.case.tokens else job
 
 

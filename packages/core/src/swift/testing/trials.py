@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
 from swift.testing.objectives import install_objectives
 from swift.testing.reference import Expected, Recipe, ending_of, run_reference, samples_of
+from swift.testing.roles import train_both
 from swift.testing.subjects import Subject, shared_model
 from swift.testing.trial import Outcome, Trial
 
@@ -96,6 +98,29 @@ class Trials:
             elif writer is wrote:
                 succeeded(answers)
         return self.answers(reads, jobs)[reads, case.name, "resumed", wrote, steps]
+
+    def critic(self) -> Path:
+        """Return the model that is trained besides the policy: other weights, in other shapes."""
+        changes = (*self._subject.changes, ("intermediate_size", 128))
+        return shared_model(replace(self._subject, changes=changes, seed=1), tied=False)
+
+    def both(self, case: Case, layout: Layout) -> list[Any]:
+        """Return each process's outcome of a run that trains two models, and saves both on its way."""
+        self.expected(case), self.expected_of_critic(case)
+        trial, key = self.trial(case, layout, "two roles"), (layout, case.name, "two roles")
+        return self.answers(layout, {key: partial(train_both, trial, self.critic())})[key]
+
+    def both_resumed(self, case: Case, wrote: Layout, reads: Layout, steps: int) -> list[Any]:
+        """Return each process's outcome of resuming two models under a layout from what another saved."""
+        checkpoint = succeeded(self.both(case, wrote))[0].checkpoint
+        trial = self.trial(case, reads, f"two roles resumed from {wrote}")
+        key = (reads, case.name, "two roles resumed", wrote, steps)
+        job = partial(train_both, trial, self.critic(), checkpoint=checkpoint, steps=steps)
+        return self.answers(reads, {key: job})[key]
+
+    def expected_of_critic(self, case: Case) -> Expected:
+        """Return the reference's results for a run that trains the critic alone."""
+        return _expected(case.name, self.critic())
 
     def answers(self, layout: Layout, jobs: dict[tuple[Any, ...], Job]) -> dict[tuple[Any, ...], list[Any]]:
         """Run jobs under a layout and return their results by rank; known results are not computed again."""
