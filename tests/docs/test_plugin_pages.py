@@ -35,6 +35,7 @@ def test_the_plugin_on_a_page_is_built_installed_and_used(name: str, model: Path
     (work / "tiny").symlink_to(model)
     row = {"query": "What does A stand for?", "response": "Alfa"}
     (work / "alphabet.jsonl").write_text(json.dumps(row) + "\n")
+    (work / "graded.jsonl").write_text(json.dumps({"text": "Alfa stands for A.", "grade": 4}) + "\n")
     for block in blocks(page):
         if block.file:
             (work / block.file).write_text(block.text, encoding="utf-8")
@@ -51,8 +52,9 @@ def test_the_plugin_on_a_page_is_built_installed_and_used(name: str, model: Path
         ran += 1
     assert ran
     if name.endswith("write-an-objective.md"):
-        (log,) = work.glob("output/tiny/*/logging.jsonl")
-        first = json.loads(log.read_text().splitlines()[0])
+        logs = sorted(work.glob("output/tiny/*/logging.jsonl"), key=lambda log: log.stat().st_mtime_ns)
+        assert len(logs) == 3
+        first = json.loads(logs[0].read_text().splitlines()[0])
         # What is not yet learned weighs almost as much as in plain fine-tuning; gamma only ever takes away.
         assert 0 < first["loss"] < first["nll"]
 
