@@ -184,7 +184,7 @@ def check_circles(folder: Path) -> Iterator[str]:
 
 
 def circles(imported: dict[str, set[str]]) -> Iterator[list[str]]:
-    """One circle of each group of modules that reach each other."""
+    """Yield one circle of each group of modules that reach each other."""
     reached = {module: _reached(module, imported) for module in imported}
     told: set[str] = set()
     for module in sorted(imported):
@@ -204,7 +204,7 @@ def _reached(start: str, imported: dict[str, set[str]]) -> set[str]:
 
 
 def _way_back(start: str, imported: dict[str, set[str]]) -> list[str]:
-    """The shortest way from a module through its imports back to it."""
+    """Return the shortest way from a module through its imports back to it."""
     ways = [[start]]
     for way in ways:
         for module in sorted(imported[way[-1]]):
@@ -244,12 +244,12 @@ def check_upwards(upwards: dict[tuple[str, str], str]) -> Iterator[str]:
 
 
 def room_of(module: str) -> str:
-    """The folder or top-level module of core that a module belongs to."""
+    """Return the folder or top-level module of core that a module belongs to."""
     return module.split(".")[1] if "." in module else ""
 
 
 def targets(each: Import, modules: dict[str, Path]) -> set[str]:
-    """The files that one import names: modules among the imported names, else the module itself."""
+    """Return the files that one import names: modules among the imported names, else the module itself."""
     inside = {f"{each.module}.{name}" for name in each.names} & modules.keys()
     itself = {each.module} & modules.keys() if len(inside) < max(1, len(each.names)) else set()
     return inside | itself

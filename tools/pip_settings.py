@@ -31,7 +31,7 @@ def for_uv(*, offers: bool = True) -> dict[str, str]:
 
 
 def translate(listing: str) -> dict[str, str]:
-    """What `pip config list` prints, as environment variables of uv."""
+    """Return the output of `pip config list` as environment variables of uv."""
     by_section: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
     for line in listing.splitlines():
         key, _, value = line.partition("=")

@@ -57,7 +57,7 @@ def check_python() -> None:
 
 
 def fingerprint() -> str:
-    """Changes with anything that would change what is installed."""
+    """Return a hash that changes with anything that would change the installation."""
     digest = hashlib.sha256()
     for file in sorted([*PINS.iterdir(), *ROOT.glob("packages/*/pyproject.toml"), Path(__file__)]):
         digest.update(f"{file.relative_to(ROOT)}\n".encode())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+from collections import defaultdict
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from tiny_runs import write_model
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
+FRAGMENT = re.compile(r"(?:What|The same|Of|As|Those)\b")
 READS_PICKLES = re.compile(r"\btorch\.load\(|\bpickle\.(?:loads?|Unpickler)\b")
 
 
@@ -63,3 +66,24 @@ def test_pickles_are_read_where_the_page_about_the_format_says() -> None:
     # written. `swift convert` alone gets to any of them.
     assert readers == {"untrusted_pickle.py", "native.py", "trainer_folder.py"}
     assert "swift convert" in page
+
+
+def test_no_docstring_is_a_fragment_of_the_function_above() -> None:
+    fragments = [
+        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+        and FRAGMENT.match(text)
+    ]
+    assert not fragments, "\n".join(["Begin with a verb, or with the thing itself:", *fragments])
+
+
+def test_no_name_stands_for_two_public_classes() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: places for name, places in found.items() if len(places) > 1}

@@ -132,7 +132,7 @@ def _boxes(
 
 
 def _step_of(state: DeepSpeedState, fragment: Fragment | None) -> torch.Tensor | None:
-    """Updates so far, where there were any: the same for all that is trained."""
+    """Return AdamW's step count, or None before the first update."""
     if state.step == 0:
         return None
     slots: list[dict[str, Any]] = list(state.partitions.optimizer.state.values())
@@ -143,7 +143,7 @@ def _step_of(state: DeepSpeedState, fragment: Fragment | None) -> torch.Tensor |
 
 
 def _frozen(state: DeepSpeedState, pieces: list[Piece], parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A weight that nobody updates, whole: full training with `tuner.freeze`."""
+    """Return a weight that nobody updates, whole: full training with `tuner.freeze`."""
     whole = state.gather(parameter).float()
     return {model_name(piece.name): piece.view_of(whole) for piece in pieces}
 

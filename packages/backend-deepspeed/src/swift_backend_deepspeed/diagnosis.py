@@ -43,15 +43,15 @@ class Watch:
     _update: float = 0.0
 
     def step_begins(self) -> None:
-        """Called on every process."""
+        """Record the start of a step; called on every process."""
         self._begin = time.perf_counter()
 
     def update_begins(self) -> None:
-        """Gradients are there."""
+        """Record that gradients are ready."""
         self._update = time.perf_counter()
 
     def step_ends(self, batch: Batch) -> None:
-        """Called on every process."""
+        """Record the end of a step; called on every process."""
         self._made += 1
         if not FROM < self._made <= UNTIL:
             return

@@ -263,7 +263,7 @@ def _implied_schedule(content: Json) -> Mapping[str, tuple[Any, str]]:
 
 
 def _fill_buckets(zero: Json) -> None:
-    """ "auto" buckets get DeepSpeed's own defaults by being left out; whole numbers are whole numbers."""
+    """Remove "auto" buckets, which then get DeepSpeed's own defaults, and make whole numbers integers."""
     for key in [key for key, value in zero.items() if value == AUTO]:
         del zero[key]
 

@@ -89,7 +89,7 @@ class ThreadedIO:
         """Bytes, so far."""
 
     def new_cpu_locked_tensor(self, count: int, example: torch.Tensor) -> torch.Tensor:
-        """A buffer that begins at a page."""
+        """Return a buffer that begins at a page."""
         memory = mmap.mmap(-1, max(1, count * example.element_size()))
         buffer = torch.frombuffer(memory, dtype=example.dtype, count=count)
         self._buffers[buffer.untyped_storage().data_ptr()] = memory
@@ -100,7 +100,7 @@ class ThreadedIO:
         return self._buffers.pop(buffer.untyped_storage().data_ptr(), None) is not None
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in one of the buffers."""
+        """Return whether a tensor lies in one of the buffers."""
         return tensor.untyped_storage().data_ptr() in self._buffers
 
     def async_pread(self, tensor: torch.Tensor, path: str, offset: int = 0) -> int:

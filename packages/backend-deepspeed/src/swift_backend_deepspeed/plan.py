@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def data_size(run: Run) -> int:
-    """Processes that train on samples of their own."""
+    """Return the number of processes that train on samples of their own."""
     replicate, shard = run.config.parallel.data_parallel(run.world.size)
     return replicate * shard
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """What has to be undone at the end of a run: what this backend keeps in `run.backend_state`."""
+    """State to undo at the end of a run, which this backend keeps in `run.backend_state`."""
 
     variables: dict[str, str | None] = field(default_factory=dict)
     """Variables that were set for DeepSpeed, and their values before."""

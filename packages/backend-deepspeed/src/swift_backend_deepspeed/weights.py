@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 
 def stream(state: DeepSpeedState) -> WeightStream:
-    """Collective: every process reads it to its end."""
+    """Yield every weight. Collective: every process must read the stream to its end."""
     yield from canonical_weights(state.model, state.gather)
     state.partitions.release()

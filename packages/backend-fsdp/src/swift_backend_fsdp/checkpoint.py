@@ -58,7 +58,7 @@ def _tensors(state: FsdpState) -> dict[str, torch.Tensor]:
 
 
 def _boxes(piece: Piece, parameter: torch.Tensor, held: torch.Tensor, region: tuple[slice, ...]) -> Boxes:
-    """The part of one tensor on disk that lies in what this process holds of a parameter."""
+    """Return the part of one tensor on disk that lies in what this process holds of a parameter."""
     if piece.start == 0 and piece.numel == parameter.numel():
         offset = tuple(part.start for part in region)
         boxes = [(offset, held)] if held.numel() else []

@@ -28,7 +28,10 @@ class MeshSizes:
 
     @classmethod
     def of(cls, parallel: ParallelSection, world: int, *, per_machine: int | None = None) -> MeshSizes:
-        """The sizes for so many processes; what was left open is taken up by `dp_shard`, within a machine if told."""
+        """Return the sizes for so many processes.
+
+        What was left open is taken up by `dp_shard`, within a machine if told.
+        """
         within_machines = per_machine is not None and parallel.dp_shard is None
         replicas = max(1, world // per_machine) if within_machines and per_machine else None
         replicate, data = parallel.data_parallel(world, replicas=replicas)
@@ -36,7 +39,7 @@ class MeshSizes:
 
 
 def sizes_of(run: Run) -> MeshSizes:
-    """The sizes of a run; with `backend.hybrid` there is a replica on every machine."""
+    """Return the sizes of a run; with `backend.hybrid` there is a replica on every machine."""
     hybrid = run.options(FsdpConfig).hybrid
     here = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size))
     return MeshSizes.of(run.config.parallel, run.world.size, per_machine=here if hybrid else None)

@@ -53,7 +53,7 @@ def train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) -
 
 
 def forward(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> ForwardResult:
-    """Views and sums only."""
+    """Compute views and sums only."""
     try:
         return score(
             state.root,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def stream(state: FsdpState) -> WeightStream:
-    """Collective: every process reads it to its end."""
+    """Yield every weight. Collective: every process must read the stream to its end."""
 
     def whole(tensor: torch.Tensor) -> torch.Tensor:
         if not isinstance(tensor, DTensor):

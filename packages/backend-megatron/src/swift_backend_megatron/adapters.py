@@ -107,7 +107,7 @@ class AdaptedLinear(nn.Module):
             return getattr(super().__getattr__("base_layer"), name)
 
     def forward(self, hidden: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        """The layer's output and bias."""
+        """Return the layer's output and bias."""
         if self.off:
             return self.base_layer(hidden, *arguments, **named)
         if self._normed:

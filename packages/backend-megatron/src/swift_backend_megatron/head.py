@@ -1,4 +1,4 @@
-"""What the last stage of the pipeline computes from hidden states: the views of a micro-batch.
+"""Computes the views of a micro-batch from hidden states, on the last stage of the pipeline.
 
 Under context parallel each process views its own tokens; what is known of all of them is gathered, or summed, after.
 """

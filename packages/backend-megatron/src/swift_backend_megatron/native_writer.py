@@ -130,14 +130,14 @@ class _Tensors:
         return any(shard.leading > 1 for shards in self._on_disk.shards.values() for shard in shards)
 
     def chunks(self) -> Iterator[_SavedChunk]:
-        """One parameter after the other: its weight, and what the optimizer keeps of it."""
+        """Yield one parameter after the other: its weight, and what the optimizer keeps of it."""
         kept = [("weight", MASTER), *((slot, SLOT.format(slot)) for slot in MOMENTS)] if self._state.slots() else []
         for parameter, shards in self._on_disk.shards.items():
             for slot, prefix in [("weight", ""), *(kept if parameter in self._trained else [])]:
                 yield from (_SavedChunk(prefix + shard.key, slot, parameter, shard) for shard in shards)
 
     def read(self, chunk: _SavedChunk) -> torch.Tensor:
-        """The values of a chunk, alone in their memory."""
+        """Return the values of a chunk, alone in their memory."""
         first, sizes = chunk.shard.start, chunk.box.sizes
         whole = self._parameter(chunk.parameter, chunk.slot)
         values = whole[first : first + sizes.numel()].view(sizes)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SequenceShard:
-    """What this process gets of a micro-batch."""
+    """A process's slice of a micro-batch."""
 
     batch: MicroBatch
     """The whole of it."""

@@ -236,7 +236,7 @@ def _runs_of_row(row: int, addresses: np.ndarray, shifts: np.ndarray, mine: np.n
 
 
 def _map_tied(chunks: Sequence[torch.nn.Module], bridge: Any, memory: _Memory, mapped: TensorMap) -> None:
-    """The last stage of a pipeline has a copy of tied embeddings, which the bridge does not export."""
+    """Map the last stage's copy of tied embeddings, which the bridge does not export."""
     from megatron.core import parallel_state
 
     for chunk in chunks:

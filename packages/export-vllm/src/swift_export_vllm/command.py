@@ -98,7 +98,7 @@ def server_environment(
 
 
 def check_reach(request: ServeRequest) -> None:
-    """Requests that load adapters read files of this machine: not for everybody on the network."""
+    """Refuse adapters at run time on a network address without a key: such requests read files of this machine."""
     if request.runtime_adapters and request.host not in LOOPBACK and request.api_key is None:
         raise UsageError(
             f"--runtime-adapters lets whoever reaches {request.host} make this server load files, without a key.",

@@ -114,8 +114,7 @@ class VllmInProcess:
                     yield place, Score([each.logprob for each in told], [each.rank == 1 for each in told])
 
     def update_weights(self, weights: WeightStream) -> None:
-        """vLLM takes them one at a time and lays them out as it needs them; then it forgets what it remembers of
-        prompts."""
+        """Load new weights one at a time, then drop vLLM's caches of prompts."""
         if self._lora is not None:
             self._llm.llm_engine.remove_lora(self._lora.lora_int_id)
             self._lora = None
@@ -217,7 +216,7 @@ class VllmInProcess:
 
 
 def _load(request: EngineRequest, *, own_process: bool) -> Any:
-    """vLLM's own front for a model, with settings for this machine under those that were asked for."""
+    """Load the model with vLLM, with settings for this machine beneath the requested ones."""
     import vllm
     from vllm.platforms import current_platform
 
@@ -259,7 +258,7 @@ def _load(request: EngineRequest, *, own_process: bool) -> Any:
 
 
 def _check_group() -> None:
-    """vLLM takes the process group that is there for its own."""
+    """Refuse a process group of several, which vLLM would take over."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise ModelError(
             f"vLLM cannot run inside one of {dist.get_world_size()} processes that train together.",
@@ -274,7 +273,7 @@ def _end_tokens(llm: Any, given: Sequence[int]) -> list[int]:
 
 
 def _leave_groups(*, own: bool) -> None:
-    """vLLM's groups, and the one under them if vLLM has made it. They may be gone with what training has ended."""
+    """Leave vLLM's groups, and the one beneath them if vLLM has created it. Training may have ended them already."""
     from vllm.distributed import parallel_state
 
     if dist.is_initialized():
@@ -291,7 +290,7 @@ def _leave_groups(*, own: bool) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """vLLM seeds every source of chance of its process, and forbids it to set threads: undone again."""
+    """Restore random states and thread settings, which vLLM changes for the whole process."""
     states = random.getstate(), np.random.get_state()
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:
@@ -306,8 +305,7 @@ def _undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _busy(what: str) -> Iterator[None]:
-    """Something that moves, on a terminal, in place of what vLLM and the libraries under it have to say: it raises
-    what matters."""
+    """Show progress on a terminal in place of the output of vLLM and its libraries, which raise their errors."""
     sys.stderr.flush()
     terminal = os.dup(2)
     with warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere, os.fdopen(terminal, "w") as told:

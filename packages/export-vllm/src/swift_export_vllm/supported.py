@@ -41,7 +41,7 @@ def architectures(python: Path | None = None) -> frozenset[str]:
 
 
 def architectures_of(interpreter: Interpreter) -> frozenset[str]:
-    """The keys of vLLM's table, read from its source; from vLLM itself where that has another shape."""
+    """Return the keys of vLLM's table, read from its source; from vLLM itself where that has another shape."""
     names = frozenset(_written(interpreter.folder / _REGISTRY))
     return names or frozenset(json.loads(_asked(interpreter, _ASK_REGISTRY)))
 

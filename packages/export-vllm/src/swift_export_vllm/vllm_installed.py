@@ -16,7 +16,7 @@ QUIET = {
 
 
 def check_installed() -> None:
-    """vLLM comes with an extra, since there are two of it."""
+    """Raise `PluginError` where vLLM is missing, naming the two extras that install it."""
     if importlib.util.find_spec("vllm") is None:
         raise PluginError(
             "The engine vllm is here, but vLLM itself is not installed.",

@@ -1,5 +1,6 @@
-"""Planning with torch distributed checkpoint (DCP): who writes which part (replicas once), who reads what (any layout
-from any other). Importing it takes seconds, which `planning` spares whoever holds whole tensors on one process.
+"""Plans with torch distributed checkpoint (DCP) which process writes or reads which shard, in any layout.
+
+Replicas are written once. Importing this takes seconds, which `planning` avoids for whole tensors on one process.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Checkpoint:
         agree(self._comms, _failure_of(lambda: self._fill(dict(tensors)), self.folder))
 
     def read(self, name: str) -> torch.Tensor:
-        """One whole tensor; on any process alone."""
+        """Return one whole tensor; on any process alone."""
         stored = owned_name(self._owner, name)
         if stored not in self._stored.index:
             raise CheckpointError(f"{self.folder} has no tensor {stored}.")

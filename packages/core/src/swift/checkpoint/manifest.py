@@ -195,7 +195,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _first(error: ValidationError) -> str:
-    """The first problem, behind its key."""
+    """Return the first problem, behind its key."""
     problem = error.errors()[0]
     reason = problem["msg"].removeprefix("Value error, ")
     # What a validator of a section says begins with the key already.

@@ -20,7 +20,7 @@ def optim_name(hf: str, slot: str) -> str:
 
 
 def weight_name(canonical: str) -> str | None:
-    """The Hugging Face (or PEFT) name of a canonical weight; None for optimizer state."""
+    """Return the Hugging Face (or PEFT) name of a canonical weight; None for optimizer state."""
     return canonical.removeprefix(MODEL) if canonical.startswith(MODEL) else None
 
 

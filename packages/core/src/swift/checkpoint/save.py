@@ -128,8 +128,10 @@ def save_checkpoint(
 
 
 def before_update() -> None:
-    """Wait until saves that go on in the background have copied what they save. Engines whose capabilities say
-    `calls_before_update` call it in every step, when gradients are there and before any weight changes.
+    """Wait until background saves have copied the tensors that they save.
+
+    Backends whose capabilities declare `calls_before_update` call it in every step, when gradients are ready and before
+    any weight changes.
     """
     for pending in tuple(_in_flight.values()):
         pending.wait_for_copy()

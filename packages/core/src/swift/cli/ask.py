@@ -1,4 +1,4 @@
-"""What `swift infer`, `chat` and `eval` share: checks of what was typed, a conversation, answers into a file."""
+"""Shared parts of `swift infer`, `chat` and `eval`: checks of options, a conversation, answers into a file."""
 
 from __future__ import annotations
 

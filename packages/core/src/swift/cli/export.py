@@ -17,7 +17,7 @@ from swift.untrusted import typed_path
 
 
 class ExportVerbOptions(ExportOptions):
-    """What is written is checked against the training state before it is called done."""
+    """Every export is checked against the training state before it is complete."""
 
     examples = ("swift export output/my-model/v1-20260101-120000 --to hf --out exported",)
     checkpoint: Annotated[FilePath, Argument("RUN_OR_CHECKPOINT"), Aliases("adapters")] = Field(
@@ -36,7 +36,7 @@ class ExportVerbOptions(ExportOptions):
 
 
 class MergeLoraOptions(ExportVerbOptions):
-    """The same as swift export --to hf."""
+    """Short for swift export --to hf."""
 
     examples = ("swift merge-lora output/my-model/v1-20260101-120000 --out merged",)
     to: Literal["hf"] = Field("hf", description="Merged weights are in the format of Hugging Face")

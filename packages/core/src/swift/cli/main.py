@@ -16,7 +16,7 @@ from swift.version import __version__
 
 
 def main() -> None:
-    """The `swift` command."""
+    """Run the `swift` command."""
     if sys.argv[1:2] and sys.argv[1] in TRAINING:
         from swift.deferred import has_own_process
 

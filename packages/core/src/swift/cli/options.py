@@ -26,7 +26,7 @@ S = TypeVar("S", bound="BaseModel")
 
 @dataclass(frozen=True)
 class Typed(Generic[S]):
-    """What was typed after a verb."""
+    """Flags and values typed after a verb."""
 
     options: S
     passed_on: tuple[str, ...]

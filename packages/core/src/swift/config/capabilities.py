@@ -36,7 +36,7 @@ class Wish:
     """Whether a backend that declares nothing of this kind, having been written for hook API 1.0, may have it."""
 
     def met_by(self, capabilities: Capabilities) -> bool:
-        """Whether a backend with these capabilities has it."""
+        """Return whether a backend with these capabilities has it."""
         offered = getattr(capabilities, self.capability)
         if offered is None:
             return self.item in capabilities.tuners or self.undeclared

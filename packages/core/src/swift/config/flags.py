@@ -110,7 +110,7 @@ class Flag:
 
 @dataclass
 class CommandLine:
-    """What was typed after a verb."""
+    """Flags and values typed after a verb."""
 
     flags: dict[str, Flag] = field(default_factory=dict)
     """By name, in the order in which they were typed first."""

@@ -255,7 +255,7 @@ def _check_foreign(plugin: LoadedPlugin, section: str, values: BaseModel, source
 
 
 def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) -> None:
-    """The verb says what is minimised, unless it leaves that open."""
+    """Set the objective that the verb implies, unless it leaves that open."""
     asked = merged.get("objective.name")
     meant = VERB_OBJECTIVES.get(verb)
     if meant is not None:

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, as one sentence a problem: the source, the value and the rule."""
+"""Pydantic's validation errors as one sentence per problem: the source, the value and the rule."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RULES: dict[str, str] = {
 def config_error(
     problem: ValidationError, source: Callable[[str], str], known: Iterable[str], *, section: str = "", owner: str = ""
 ) -> ConfigError:
-    """The error to show for `problem`; `source` tells where a key was set.
+    """Return the error to show for `problem`; `source` tells where a key was set.
 
     A plugin's model knows its keys without their `section`; `owner` names the plugin.
     """
@@ -71,7 +71,7 @@ def _sentence(detail: ErrorDetails, source: Callable[[str], str], known: list[st
 
 
 def _message(detail: ErrorDetails) -> str:
-    """What a validator of swift's or of pydantic's says, as the end of a sentence."""
+    """Return the message of one of swift's or pydantic's validators, as the end of a sentence."""
     said = detail["msg"]
     own = said.removeprefix("Value error, ")
     return own.rstrip(".") if own != said else f"is wrong: {clipped(said)}"

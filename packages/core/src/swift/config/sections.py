@@ -72,7 +72,7 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """What the model learns from."""
+    """Data to train and evaluate on."""
 
     train: tuple[Name, ...] = Field((), description="[hf::|ms::]path_or_id[:subset][#N], several are concatenated")
     validation: tuple[Name, ...] = Field((), description="Same syntax; evaluated every train.eval_steps")
@@ -109,7 +109,7 @@ class TunerSection(OpenSection):
 
 
 class ObjectiveSection(OpenSection):
-    """What is minimised. `name` is an entry point of `swift.objectives`; the other keys are that objective's own."""
+    """The loss to minimise. `name` is an entry point of `swift.objectives`; the other keys are that objective's own."""
 
     name: Name = Field("sft", description="pt, sft, dpo, kto, orpo, simpo, cpo, or an installed plugin's")
 
@@ -207,7 +207,7 @@ class TrainSection(Section):
 
 
 class CheckpointSection(Section):
-    """What is kept of a run, and what it starts from."""
+    """Which checkpoints a run keeps, and which one it starts from."""
 
     save_steps: Steps | None = Field(None, description="Save every N steps; default: once an epoch")
     keep: Steps | None = Field(None, description="Keep the N newest checkpoints and the best")
@@ -241,7 +241,7 @@ class BackendSection(OpenSection):
 
 
 class ExportSection(Section):
-    """What is written when a run is done, and how `swift export` writes."""
+    """Export at the end of a run, and how `swift export` writes."""
 
     to: Name | None = Field(None, description="Export at the end of the run: hf (merged), adapter, or a plugin's")
     out: FilePath | None = Field(None, description="Destination; default: a folder in the run's")

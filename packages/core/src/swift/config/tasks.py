@@ -1,4 +1,4 @@
-"""What models are trained to return (`model.task`), and which views of them an objective may then ask for."""
+"""Tasks of models (`model.task`), and the views of them that an objective may ask for."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def looks_like_switch(text: str) -> bool:
 
 
 def as_switch(value: Any, source: str) -> bool:
-    """True or False from a bare flag or a word."""
+    """Return True or False for a bare flag or a word."""
     if isinstance(value, bool):
         return value
     word = str(value).lower()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do. Asking for more raises `UnsupportedPlan` before any weights load."""
+    """Capabilities of a backend. Asking for more raises `UnsupportedPlan` before any weights load."""
 
     parallel: frozenset[str] = frozenset()
     """Fields of the `parallel` section that may be set above 1 or switched on."""
@@ -44,7 +44,10 @@ class Capabilities:
 
 
 class TrainState(Protocol):
-    """What `swift_shard` returns. Core touches only these; the rest is the backend's own business."""
+    """Training state returned by `swift_shard`.
+
+    Core touches only these members; the rest is the backend's own business.
+    """
 
     step: int
     """Optimizer steps completed."""
@@ -52,7 +55,10 @@ class TrainState(Protocol):
 
 @dataclass
 class StepResult:
-    """Of the global batch, the same on every process. Loss and gradient norm are before clipping, unrounded."""
+    """Result of one step over the global batch, the same on every process, with loss and gradient norm unrounded.
+
+    Both are before clipping.
+    """
 
     loss: float
     grad_norm: float

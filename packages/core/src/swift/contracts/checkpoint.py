@@ -54,9 +54,7 @@ class ForeignCheckpoint(Protocol):
 
 
 class TrainedState(Protocol):
-    """A checkpoint of swift by the parameters of the transformers or PEFT model in memory, as `swift_write_foreign`
-    takes it.
-    """
+    """A checkpoint of swift for `swift_write_foreign`, by parameters of the transformers or PEFT model in memory."""
 
     step: int
     """Updates that were made."""

@@ -112,7 +112,7 @@ class Objective(Protocol):
         """Return how much these samples weigh in the global normalisation; known before the step."""
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """Sums over one micro-batch."""
+        """Return the sums over one micro-batch."""
 
     def with_baseline(self, metrics: Mapping[str, float]) -> Objective:
         """Return this objective with the global metrics of its baseline filled in."""

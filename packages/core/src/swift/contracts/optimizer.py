@@ -1,4 +1,4 @@
-"""What an optimizer says of itself: what it must see, what it keeps, and how it is made.
+"""Interface of optimizers: what they must see, the slots they keep, and how they are made.
 
 Importable without torch: tensors appear in annotations only.
 """

@@ -56,7 +56,7 @@ class World:
 
 @dataclass(frozen=True)
 class Topology:
-    """This process's device and its slice of every batch, as `swift_setup` returns them."""
+    """Result of `swift_setup`: this process's device and its slice of every batch."""
 
     world: World
     data_rank: int

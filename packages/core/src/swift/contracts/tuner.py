@@ -1,4 +1,4 @@
-"""What a tuner says of itself: what it needs of a backend, what it trains, how that begins, and how it is exported.
+"""Interface of tuners: what they need of a backend, what they train, their initial values, and their export.
 
 Importable without torch: tensors appear in annotations only.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Trains(StrEnum):
-    """What a tuner asks of a backend. A backend lists what it can serve in `Capabilities.tuners`.
+    """Requirement of a tuner. A backend lists those it can serve in `Capabilities.tuners`.
 
     The first three are what core's own tuners ask for, which a backend may implement in a way of its own. The last two
     are for any other tuner: a backend that builds its model by `swift.toolkit.build_view` serves both.
@@ -35,7 +35,7 @@ class Trains(StrEnum):
 
 @dataclass(frozen=True)
 class TunerContext:
-    """What `Tuner.attach` may need besides the model and its own options."""
+    """Context of `Tuner.attach`, besides the model and the tuner's own options."""
 
     seed: int
     say: Callable[[str], None]

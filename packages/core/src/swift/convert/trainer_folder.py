@@ -84,7 +84,7 @@ def _decays(state: StoredState) -> Iterator[float]:
 
 
 def _param_groups(optimizer: torch.optim.Optimizer, state: StoredState) -> list[dict[str, Any]]:
-    """Number the parameters consecutively over all groups, as a state dict does."""
+    """Assign consecutive numbers to parameters over all groups, as a state dict does."""
     found, start = [], 0
     for group, names in zip(optimizer.param_groups, state.groups, strict=True):
         found.append({**group, "params": list(range(start, start + len(names)))})

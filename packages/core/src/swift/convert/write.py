@@ -101,7 +101,7 @@ def _say_what_is_lost(source: HfSource, state: StoredState, say: Say) -> None:
 
 
 def _writer_of(name: str) -> Writer:
-    """The writer of an installed backend."""
+    """Return the writer of an installed backend."""
     known = [TRAINER, *MODELS]
     for entry in list_plugins("swift.backends"):
         try:

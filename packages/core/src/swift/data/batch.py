@@ -109,7 +109,7 @@ Row = tuple[Encoded, ...]
 
 @dataclass
 class Batch:
-    """This process's slice of one global batch, and what is known of the whole."""
+    """A process's slice of one global batch, and facts of the whole batch."""
 
     step: int
     rows: Sequence[Row]
@@ -143,7 +143,7 @@ class Batch:
             yield self._collate(self.rows[start : start + self.micro_rows], self.first_row + start)
 
     def stand_in(self) -> MicroBatch:
-        """A row with all weights zero, for engines whose processes must go through the model equally often."""
+        """Return a row with all weights zero, for engines whose processes must go through the model equally often."""
         row = self.rows[0] if self.rows else self.spare_row
         if row is None:
             raise ValueError("a batch without rows needs a spare row")
@@ -153,7 +153,7 @@ class Batch:
         return max(1, math.ceil(len(self.rows) / self.micro_rows))
 
     def most_micro_batches(self, data_size: int) -> int:
-        """How many micro-batches the process with the most rows has, when so many share the global batch."""
+        """Return how many micro-batches the process with the most rows has, when so many share the global batch."""
         return max(1, math.ceil(math.ceil(self.global_rows / data_size) / self.micro_rows))
 
     def with_token_values(self, segments: Sequence[Mapping[str, np.ndarray]], *, names: Collection[str] = ()) -> Batch:

@@ -29,7 +29,7 @@ class MediaRef:
 
 @dataclass
 class Media:
-    """What a model's towers are given for one micro-batch, in the order of its placeholders."""
+    """Inputs of a model's towers for one micro-batch, in the order of its placeholders."""
 
     inputs: dict[str, torch.Tensor]
     """As the model's processor names them: pixel_values, image_grid_thw, image_sizes, ..."""

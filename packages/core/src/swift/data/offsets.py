@@ -192,8 +192,10 @@ def _is_plain(tokenizer: Any) -> bool:
 
 @contextmanager
 def _one_thread(tokenizer: Any) -> Iterator[None]:
-    """The library as transformers calls it: nothing cut, nothing padded. Threads of its own would not survive a fork;
-    several processes tokenise instead."""
+    """Call the library as transformers does: nothing truncated, nothing padded, in one thread.
+
+    Threads would not survive a fork; several processes tokenise instead.
+    """
     backend = tokenizer.backend_tokenizer
     if backend.truncation is not None:
         backend.no_truncation()

@@ -129,7 +129,7 @@ class Guard:
             yield
 
     def run(self, place: str, rendering: Callable[[], str]) -> str:
-        """Renders; `DataError` names the template and the place where it takes too much."""
+        """Render; `DataError` names the template and the location where it takes too much."""
         self._place = place
         self._begun += 1
         self._under_way = True

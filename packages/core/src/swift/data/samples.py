@@ -58,8 +58,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One sample. 'text' and 'chat' have one segment; 'preference' has (chosen, rejected); 'unpaired' has
-    (completion, completion of another sample after the same prompt)."""
+    """One encoded sample of one or more segments.
+
+    'text' and 'chat' have one segment; 'preference' has (chosen, rejected); 'unpaired' has (completion, completion of
+    another sample after the same prompt).
+    """
 
     sample_id: int
     """Stable within the data set: its place among all samples of the concatenated, unshuffled source."""

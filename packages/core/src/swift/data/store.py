@@ -63,14 +63,14 @@ class SampleSet(ABC):
 
     @abstractmethod
     def __getitem__(self, index: int) -> Encoded:
-        """One sample."""
+        """Return one sample."""
 
     @abstractmethod
     def facts(self, index: int) -> Facts:
-        """The same without reading its tokens."""
+        """Return the facts of a sample without reading its tokens."""
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> SampleSet:
-        """These samples, in this order."""
+        """Return these samples, in this order."""
         return _Subset(self, np.asarray(indices, dtype=np.int64))
 
 
@@ -187,7 +187,7 @@ class StoreWriter:
         self._lengths = dict.fromkeys(self._types, 0)
 
     def add(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Appends samples in the form of `pack_arrays`."""
+        """Append samples in the form of `pack_arrays`."""
         try:
             for name, file in self._files.items():
                 file.write(arrays[name].tobytes())
@@ -196,7 +196,7 @@ class StoreWriter:
             raise _unwritable(self._folder.parent, error) from error
 
     def spill(self, arrays: Mapping[str, np.ndarray], name: str) -> Spilled:
-        """Writes samples to a file for `take`; another process may do so."""
+        """Write samples to a file for `take`; another process may do so."""
         path = self._temporary / f"{name}.spilled"
         try:
             with path.open("wb") as file:
@@ -207,7 +207,7 @@ class StoreWriter:
         return Spilled(path, {each: len(arrays[each]) for each in self._types})
 
     def take(self, spilled: Spilled) -> None:
-        """Appends samples that were spilled."""
+        """Append samples that were spilled."""
         try:
             with spilled.file.open("rb") as source:
                 for name, file in self._files.items():
@@ -224,7 +224,7 @@ class StoreWriter:
             raise _unwritable(self._folder.parent, error) from error
 
     def finish(self, notes: Mapping[str, Any]) -> Store:
-        """Moves everything to its place; a store that another run has put there meanwhile is as good."""
+        """Move everything to its place; a store that another run has put there meanwhile is as good."""
         try:
             for file in self._files.values():
                 file.flush()
@@ -250,7 +250,7 @@ class StoreWriter:
 
 
 def open_store(folder: Path) -> Store | None:
-    """The store, or None when there is none or a damaged one, which is removed."""
+    """Return the store, or None when there is none or a damaged one, which is removed."""
     if not folder.is_dir():
         return None
     try:
@@ -295,7 +295,7 @@ def _column(value: str) -> str:
 
 
 def hash_of(*parts: bytes | str) -> str:
-    """A short content hash."""
+    """Return a short content hash."""
     digest = xxhash.xxh3_128()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

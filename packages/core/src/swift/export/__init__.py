@@ -11,7 +11,7 @@ __all__ = ["HuggingFaceExporter"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when it is asked for, so that `swift.export.x` alone does not bring the rest."""
+    """Import the exporter on demand, so that `swift.export.x` alone does not import the rest."""
     if name == "HuggingFaceExporter":
         from swift.export.plugins import HuggingFaceExporter
 

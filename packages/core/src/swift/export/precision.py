@@ -11,8 +11,11 @@ from swift.contracts import ModelSource
 
 
 def export_dtypes(source: ModelSource, choice: str) -> dict[str, torch.dtype]:
-    """Name → dtype of every weight of the model. `auto` is the model's own, tensor by tensor: what a model keeps in
-    fp32 among bf16 weights stays so. Integers and fp8 stay what they are only under `auto`."""
+    """Return the dtype of every weight of the model, by name.
+
+    `auto` is the model's own dtype, tensor by tensor: fp32 weights among bf16 ones stay fp32. Integers and fp8 are kept
+    only under `auto`.
+    """
     if choice != "auto":
         return dict.fromkeys(source.names(), getattr(torch, choice))
     # Reading maps the file and touches no data.

@@ -103,7 +103,7 @@ class _Origin:
         return None if self.checkpoint is None else self.checkpoint.facts.adapter
 
     def beside(self, name: str) -> Path:
-        """Where an export goes that was given no place."""
+        """Return where an export goes that was given no place."""
         return self.folder.parent / (name if self.checkpoint is not None else f"{self.folder.name}-{name}")
 
     def weights(self) -> WeightStream:
@@ -205,7 +205,7 @@ def _quantise(
 
 
 def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False) -> HfSource:
-    """Returns the model that training started from, which must be what it was."""
+    """Return the model that training started from, which must be what it was."""
     from swift.models.source import open_source
 
     facts = checkpoint.facts
@@ -286,7 +286,7 @@ def _installed(name: str) -> Exporter:
 def stored_weights(
     checkpoint: Checkpoint | StoredTensors, source: ModelSource, adapter: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The canonical stream out of a checkpoint; what was frozen comes from the base model."""
+    """Yield the canonical stream out of a checkpoint; what was frozen comes from the base model."""
     stored = [name for name in map(weight_name, checkpoint.names()) if name is not None]
     if adapter is not None:
         for name in stored:
@@ -379,7 +379,7 @@ def _write_and_verify(
 
 
 def name_of(exporter: Exporter, to: str) -> str:
-    """An exporter, with the distribution that it came with where that is known."""
+    """Return an exporter, with the distribution that it came with where that is known."""
     entries = [plugin.entry for plugin in getattr(exporter, "plugins", ())]
     return str(entries[0]) if entries else f"exporter {to!r}"
 
@@ -430,7 +430,7 @@ def _by_vllm(
 
 
 def _folder_of(source: ModelSource) -> Path | None:
-    """Where others can load a model from."""
+    """Return where others can load a model from."""
     from swift.models.source import HfSource
 
     return source.folder if isinstance(source, HfSource) and not source.random else None

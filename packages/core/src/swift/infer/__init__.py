@@ -25,7 +25,7 @@ def open_engine(
     options: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> InferenceEngine:
-    """A run, a checkpoint, an adapter, a folder or a hub id, loaded by the inference engine of that name.
+    """Open a run, a checkpoint, an adapter, a folder or a hub id with the inference engine of that name.
 
     Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are settings of the engine's own.
     `trust_remote_code` lets Python code run that comes with the model.

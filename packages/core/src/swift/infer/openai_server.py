@@ -159,8 +159,10 @@ class OpenAiServer:
 
 
 def at_once(work: Callable[[int], Any], places: Sequence[int], most: int) -> Iterator[tuple[int, Any]]:
-    """(place, what `work` made of it) in the order of completion, in at most so many threads. The first failure ends
-    all of it. The threads end with the process: Ctrl-C does not wait for a server."""
+    """Yield (index, result of `work`) in the order of completion, from at most `most` threads.
+
+    The first failure ends all of them. The threads end with the process: Ctrl-C does not wait for a server.
+    """
     waiting: Queue[int] = Queue()
     done: Queue[tuple[int, Any, BaseException | None]] = Queue()
     stopped = Event()

@@ -1,4 +1,4 @@
-"""What the verbs that ask a model have in common: which model answers, how answers are drawn, where questions are."""
+"""Options that `swift infer`, `chat` and `eval` share: the model, the sampling, and the questions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SamplingOptions(Section):
 
     @property
     def sampling(self) -> Sampling:
-        """The same as engines take it."""
+        """Return the sampling for an engine."""
         from swift.contracts import Sampling  # only now: help needs no contract
 
         return Sampling(self.max_new_tokens, self.temperature, self.top_p, self.seed)

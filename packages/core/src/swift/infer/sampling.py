@@ -27,7 +27,7 @@ class Sampler:
             self._chance = torch.stack(rows).to(device)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Called by `generate` with the model's logits for the next token of every row."""
+        """Choose the next token of every row from the model's logits, for `generate`."""
         if self._chance is None:
             chosen = scores.argmax(-1)
         else:
@@ -39,8 +39,10 @@ class Sampler:
         return torch.full_like(scores, -torch.inf).scatter_(-1, chosen[:, None], 0.0)
 
     def _draw(self, scores: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-        """Return the token on which a number between 0 and 1 falls when they lie side by side, each as wide as it is
-        probable. Under `top_p` the likeliest come first, and the rest is cut off."""
+        """Return the tokens whose intervals of cumulative probability contain the numbers in `chance`.
+
+        Under `top_p` the likeliest tokens come first, and the rest is cut off.
+        """
         probabilities = (scores.double() / self._sampling.temperature).softmax(-1)
         if self._sampling.top_p >= 1:
             return _fallen_on(probabilities, chance)

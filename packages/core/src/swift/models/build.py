@@ -1,4 +1,4 @@
-"""Builds the transformers model with its tuner, ready to answer views of micro-batches. For use by backends."""
+"""Builds the transformers model with its tuner, wrapped to return views of micro-batches. For use by backends."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def build_view(
 
 
 def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The blocks that a decoder is a stack of: the members of its longest list of alike modules."""
+    """Return the blocks that a decoder is a stack of: the members of its longest list of alike modules."""
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
     return max(([*each] for each in lists if _alike(each)), key=_weight_of, default=[])
 

@@ -75,7 +75,7 @@ class SafetensorsFolder:
         return tensor
 
     def digest(self) -> str:
-        """Changes when any weight, name or shape changes, at a cost that does not grow with the model.
+        """Return a hash that changes with any weight, name or shape, at a cost that does not grow with the model.
 
         Up to a gibibyte every byte is hashed. Reading hundreds of gibibytes at every start would take minutes, so
         that beyond it the headers and the beginning, middle and end of every tensor are: an optimizer step that

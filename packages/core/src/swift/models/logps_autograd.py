@@ -153,8 +153,9 @@ class _Pull:
         found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None],
         settings: Settings,
     ) -> _Pull:
-        """Make one of the gradients of `HeadLogps`'s results, in their order, and of what its forward pass found:
-        normalisers, entropy, and the log of what is left beside the candidates.
+        """Combine the gradients of `HeadLogps`'s results, in their order, with what its forward pass computed.
+
+        These are the normalisers, the entropy, and the log of the mass that is not among the candidates.
         """
         normalisers, entropy, rest = found
         of_logps, _, of_means, of_entropy, of_chosen, of_rest = gradients

@@ -28,9 +28,10 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def without_bitsandbytes() -> Iterator[None]:
-    """For the first import of PEFT, and for putting adapters on: PEFT takes bitsandbytes along wherever that is
-    installed, and importing it takes several times as long as PEFT itself. While this is entered it is not to be found,
-    unless it is imported already, as it is by whoever quantises.
+    """Hide bitsandbytes during the first import of PEFT, and while adapters are attached.
+
+    PEFT imports bitsandbytes wherever it is installed, which takes several times as long as PEFT itself. It is not
+    hidden if it is imported already, as it is for quantising.
     """
     if "bitsandbytes" in sys.modules:
         yield

@@ -363,7 +363,7 @@ def _causal_class(config: Any, section: ModelSection) -> str | None:
 
 
 def _check_quantisation(config: Mapping[str, Any], folder: Path) -> None:
-    """transformers would load weights of a quantisation that it does not know as if they were plain ones."""
+    """Refuse an unknown quantisation, whose weights transformers would load as if they were plain ones."""
     said = config.get("quantization_config")
     if said is None:
         return

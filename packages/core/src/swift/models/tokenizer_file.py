@@ -1,4 +1,4 @@
-"""Does the tokenizer that transformers makes cut texts as `tokenizer.json` says?
+"""Compares the tokenizer that transformers builds with the rules of `tokenizer.json`.
 
 For some types of models transformers makes a tokenizer of a class of its own, which takes the vocabulary and the
 merges from the file, and not how the file cuts a text into words before they are merged. Where the two differ, the
@@ -42,7 +42,7 @@ def tell_difference(tokenizer: Any, folder: Path, say: Callable[[str], None]) ->
 
 
 def _takes_file_as_it_is(kind: type) -> bool:
-    """transformers reads the file whole for its general class, and for those that add nothing to it."""
+    """Return whether transformers reads the whole file: for its general class, and for those that add nothing to it."""
     from transformers import TokenizersBackend
 
     if not issubclass(kind, TokenizersBackend):

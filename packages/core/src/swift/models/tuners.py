@@ -46,7 +46,7 @@ def apply_tuner(
 
 
 def adapter_config(model: torch.nn.Module) -> dict[str, Any] | None:
-    """What PEFT's adapter_config.json says of this model's adapter; None when it has no adapter."""
+    """Return the content of PEFT's adapter_config.json for this model; None when it has no adapter."""
     if not hasattr(model, "peft_config"):
         return None
     configs: Any = model.peft_config
@@ -87,13 +87,13 @@ def trainable_summary(model: torch.nn.Module) -> str:
 
 
 def weight_counts(model: torch.nn.Module) -> tuple[int, int]:
-    """How many weights are trained, and how many there are."""
+    """Return how many weights are trained, and how many there are."""
     counts = [(_count(parameter), parameter.requires_grad) for parameter in model.parameters()]
     return sum(count for count, grad in counts if grad), sum(count for count, _ in counts)
 
 
 def summary_of(trained: int, total: int) -> str:
-    """The same, where they have been counted."""
+    """Summarise counts of trained and all weights for people."""
     percent = 100 * trained / max(1, total)
     return f"{_short(trained)} of {_short(total)} weights ({percent:.{0 if percent >= 10 else 2}f} %)"
 
@@ -188,7 +188,7 @@ def attach_adapter(
 
 
 def _targets(model: torch.nn.Module, options: LoraOptions, say: Callable[[str], None]) -> str | list[str]:
-    """What PEFT is told to adapt: 'all-linear', or names of modules that are all there."""
+    """Return the modules that PEFT adapts: 'all-linear', or names of modules that all exist."""
     experts = _fused_expert_modules(model)
     modules = {name.rpartition(".")[2] for name, _ in model.named_modules()} | experts
     if options.targets != (ALL_LINEAR,):

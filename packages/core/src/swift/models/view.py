@@ -142,7 +142,7 @@ class ViewModule(nn.Module):
         return Need.TOKEN_LOGPS if self._unembeds else Need.POOLED
 
     def probe(self, lengths: Sequence[int]) -> MicroBatch:
-        """Samples of these lengths to check the model with, in the layout of the run."""
+        """Return samples of these lengths to check the model with, in the layout of the run."""
         ids = [_probe_ids(causal_lm_of(self.model), length) for length in lengths]
         samples = [Encoded(n, (_all_learned(row[0].numpy()),)) for n, row in enumerate(ids)]
         return collate(samples, flat=self.attention.flat, pad_to_multiple=8).to(self._device())

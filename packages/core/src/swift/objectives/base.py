@@ -42,7 +42,7 @@ class BaseObjective(Generic[Options]):
         return float(sum(sample.loss_weight > 0 for sample in samples))
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """Sums over one micro-batch."""
+        """Return the sums over one micro-batch."""
         raise TypeError(f"{type(self).__name__} must define loss(view, batch)")
 
     def with_baseline(self, metrics: Mapping[str, float]) -> Objective:
@@ -68,7 +68,7 @@ def segment_logps(view: ModelView, batch: MicroBatch) -> tuple[torch.Tensor, tor
 
 
 def log_sigmoid(values: torch.Tensor) -> torch.Tensor:
-    """log σ(x), stable at both ends."""
+    """Return log σ(x), stable at both ends."""
     from torch.nn.functional import logsigmoid
 
     return logsigmoid(values)

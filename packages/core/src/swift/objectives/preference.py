@@ -60,7 +60,7 @@ class Pairs:
         return self.rejected / self.rejected_tokens
 
     def log_ratios(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π/π_reference of chosen and rejected."""
+        """Return log π/π_reference of chosen and rejected."""
         if self.reference is None:
             raise ValueError(f"the batch holds no {Need.REFERENCE_LOGPS.value}, which the objective needs")
         return self.chosen - self.reference[0], self.rejected - self.reference[1]
@@ -236,7 +236,7 @@ class Orpo(PairObjective[OrpoOptions]):
 
 
 def _log_odds(logp: torch.Tensor) -> torch.Tensor:
-    """log p/(1-p) from log p. Certainty (p = 1) is taken as the nearest probability below it, to stay finite."""
+    """Return log p/(1-p) from log p. Certainty (p = 1) is taken as the nearest probability below it, to stay finite."""
     import torch
 
     logp = logp.clamp(max=-torch.finfo(torch.float32).eps)

@@ -29,7 +29,7 @@ class KtoOptions(Section):
 
 
 def _log_ratios(view: ModelView, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """log π/π_reference of each sample's own completion and of the mismatched one, and 0.0 for stand-in samples."""
+    """Return log π/π_reference of each sample's own completion and of the mismatched one; 0.0 for dummy samples."""
     if batch.reference_logps is None:
         raise ValueError(f"the batch holds no {Need.REFERENCE_LOGPS.value}, which the objective needs")
     logps, counts = segment_logps(view, batch)

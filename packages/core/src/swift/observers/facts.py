@@ -48,7 +48,7 @@ def backend_and_layout(run: Run) -> str:
 
 
 def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
-    """(what it does, command) that make sense now; nothing where no checkpoint was saved."""
+    """Return (purpose, command) pairs that make sense now; none where no checkpoint was saved."""
     best = summary.best_checkpoint or summary.last_checkpoint
     if summary.last_checkpoint is None or best is None:
         return []

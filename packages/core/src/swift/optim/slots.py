@@ -1,4 +1,4 @@
-"""What an optimizer keeps for each weight, as checkpoints of any backend read and write it."""
+"""Optimizer slots of each weight, as checkpoints of any backend read and write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plugin must look like before a run may use it: its hook API, and the hooks that it implements.
+"""Requirements of a plugin before a run may use it: its hook API, and the hooks that it implements.
 
 pluggy ignores a method without `@hookimpl`, and never fills an argument that has a default value. Both would be
 silent mistakes, so they are looked for here.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _hooks_of(spec: type) -> dict[str, tuple[str, ...]]:
-    """Hook name → the arguments that it offers."""
+    """Return the arguments that each hook offers, by name."""
     return {
         name: tuple(inspect.signature(function).parameters)[1:]
         for name, function in vars(spec).items()
@@ -124,7 +124,7 @@ def check_capabilities_declared(entry: PluginEntry, plugin: Any) -> None:
 
 
 def check_options(entry: PluginEntry, model: Any, member: str, section: str) -> None:
-    """The options of a backend or an objective are a pydantic model that core can show, read and write."""
+    """Check that the options are a pydantic model that core can show, read and write."""
     from pydantic import BaseModel
 
     from swift.config.fields import core_keys, model_fields
@@ -199,7 +199,7 @@ def check_command(entry: PluginEntry, command: Any) -> None:
 
 
 def check_objective(entry: PluginEntry, objective: Objective) -> None:
-    """What an objective says of itself once it is made."""
+    """Check the attributes of an objective that was created."""
     missing = [member for member in _OBJECTIVE_ATTRIBUTES if not hasattr(objective, member)]
     if missing:
         raise _faulty(entry, f"lacks {', '.join(missing)}", "See the members of swift.contracts.Objective")
@@ -235,7 +235,7 @@ def _check_encoding(entry: PluginEntry, encoding: object) -> None:
 
 
 def implementations(entry: PluginEntry, plugin: Any) -> list[Implementation]:
-    """The methods of a plugin that are marked with `hookimpl`."""
+    """Return the methods of a plugin that are marked with `hookimpl`."""
     manager = pluggy.PluginManager("swift")
     found = []
     for name in dir(plugin):

@@ -140,7 +140,7 @@ def _facts(distribution: metadata.Distribution) -> tuple[str, str, tuple[str, ..
 
 
 def _problem(point: metadata.EntryPoint) -> str | None:
-    """A name becomes part of flags, folders and lists; a target is looked up with `import`."""
+    """Return what is wrong with a name, which becomes part of flags, or with a target, which is to be imported."""
     if not _NAME.fullmatch(point.name):
         return "has a name that cannot be typed: letters, digits, '-', '_', '.' and '+' may be in it"
     if not _TARGET.fullmatch(point.value.strip()):

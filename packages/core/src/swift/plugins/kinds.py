@@ -20,7 +20,7 @@ Check = Callable[["PluginEntry", Any], None]
 
 @dataclass(frozen=True)
 class Kind:
-    """What core knows of one kind of plugin."""
+    """One kind of plugin, as core handles it."""
 
     name: str
     """As messages and `swift plugins` call it."""

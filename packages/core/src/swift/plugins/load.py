@@ -76,7 +76,7 @@ def load_command(name: str) -> LoadedPlugin:
 
 
 def find(group: str, name: str) -> PluginEntry:
-    """The one installed and allowed plugin of that name."""
+    """Return the one installed and allowed plugin of that name."""
     installed = list_plugins(group)
     same = [entry for entry in installed if entry.name == name]
     allowed = [entry for entry in same if entry.allowed]

@@ -57,7 +57,7 @@ class CheckedObjective:
         return cast(float, came)
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """Sums over one micro-batch, with a gradient where the model has one."""
+        """Return the sums over one micro-batch, with a gradient where the model has one."""
         with blaming(self._entry, "loss"):
             came = self._objective.loss(view, batch)
         if not isinstance(came, LossSums):

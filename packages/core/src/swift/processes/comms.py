@@ -31,7 +31,7 @@ class Comms:
             dist.barrier(group=self._group)
 
     def any(self, flag: bool) -> bool:
-        """True on every process when it is true on one."""
+        """Return True on every process when it is true on one."""
         return self.each_any([flag])[0]
 
     def each_any(self, flags: Sequence[bool]) -> list[bool]:

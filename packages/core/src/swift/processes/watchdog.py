@@ -216,7 +216,7 @@ class Watchdog:
         end_with(report, speaks=self._world.rank == speaker)
 
     def _silent(self, now: float) -> set[int]:
-        """Processes that have not been heard of for so long that they must be stopped or gone."""
+        """Return the processes that have been silent for so long that they must be stopped or gone."""
         patience = max(self._limit / 2, 3 * self._interval)
         return {
             rank

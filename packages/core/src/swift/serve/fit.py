@@ -58,7 +58,7 @@ def _misfit(adapter: Path, model: Path, reason: str) -> ModelError:
 
 
 def _modules(adapter: SafetensorsFolder) -> Iterator[tuple[str, int, int]]:
-    """(module, inputs, outputs) of each pair of matrices."""
+    """Yield (module, inputs, outputs) of each pair of matrices."""
     for name in adapter.names():
         match = _MATRIX.fullmatch(name)
         partner = name.replace(".lora_A.", ".lora_B.")

@@ -1,5 +1,4 @@
-"""How anyone knows that a backend or an engine is right: the conformance kits. They need
-`pip install "swift-core[testing]"`.
+"""Conformance kits for backends and engines. They need `pip install "swift-core[testing]"`.
 
     class TestMine(BackendConformance):
         backend = "mine"

@@ -58,7 +58,7 @@ class Checks:
                 near(f"{at}: learning rate", result.learning_rate, expected.rates[step - 1], 1e-6)
 
     def processes_agree(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
-        """The result of a step is the same on every process, to the last bits."""
+        """Check that the result of a step is the same on every process, to the last bit."""
         first, *others = succeeded(self.trials.whole(case, layout, together=together))
         for rank, outcome in enumerate(others, start=1):
             for step, result in outcome.results.items():
@@ -68,7 +68,7 @@ class Checks:
                 assert result.metrics.keys() == first.results[step].metrics.keys(), f"{at}: other metrics"
 
     def evaluation(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
-        """Evaluating on held-out samples gives the reference's loss, on every process."""
+        """Check that evaluating on held-out samples gives the reference's loss, on every process."""
         expected = self.trials.expected(case)
         for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
             where = f"{case.name} under {layout}, process {rank}"
@@ -203,7 +203,7 @@ class Checks:
         _all_refused(answers, f"one model more than it holds, under {layout}")
 
     def all_end_alike(self, layout: Layout) -> None:
-        """A loss that is not a number on one process stops all of them, before any weight has moved."""
+        """Check that a loss that is not a number on one process stops all of them, before any weight has moved."""
         case = BY_NAME["clipped"]
         trial = self.trials.trial(case, layout, "poisoned")
         sample = _sample_of_step(case, self.trials.model(case), POISONED_STEP)
@@ -222,7 +222,7 @@ class Checks:
         self.refuses(one_more)
 
     def refuses(self, layout: Layout) -> None:
-        """A plan that this backend cannot honour: refused with a reason, on all processes, before weights are read."""
+        """Check that an impossible plan is refused with a reason, on all processes, before weights are read."""
         # Rows that can be dealt to any number of processes, so that nothing but the plan is refused.
         self._refused(replace(BY_NAME["clipped"], global_batch=2 * layout.world), layout)
 
@@ -255,7 +255,7 @@ class Checks:
         assert not untried, f"claimed, but in no layout of the test: {', '.join(untried)}"
 
     def light_import(self) -> None:
-        """Importing the plugin does not import torch or transformers: `swift --help` and `swift plugins` stay quick."""
+        """Check that importing the plugin does not import torch or transformers: `swift plugins` stays quick."""
         code = (
             "import sys; from swift.plugins.load import load_backend; load_backend(sys.argv[1]); "
             "print(*{'torch', 'transformers', 'deepspeed', 'megatron', 'vllm'} & set(sys.modules))"
@@ -308,7 +308,7 @@ def _near_all(where: str, found: Mapping[str, Any], expected: Mapping[str, Seque
 
 
 def unclaimed(capabilities: Any) -> list[dict[str, Any]]:
-    """Configurations that each ask for one thing that is not among the capabilities."""
+    """Return configurations that each ask for one thing that is not among the capabilities."""
     wishes: list[dict[str, Any]] = []
     wishes += [{f"parallel.{name}": 2} for name in PARALLEL if name not in capabilities.parallel]
     if "sequence_parallel" not in capabilities.parallel:

@@ -138,8 +138,10 @@ class BackendConformance:
             metafunc.parametrize(("layout", "reads"), pairs)
 
     def _resumes(self) -> list[tuple[Layout, Layout]]:
-        """Who wrote, and who goes on: every layout after every other; those that try a part of the cases go round,
-        from the first over each of them to the first again.
+        """Return pairs of layouts: the one that saves, and the one that resumes.
+
+        Every full layout resumes after every other; those with a part of the cases form a ring, from the first layout
+        over each of them back to the first.
         """
         whole = [layout for layout in self.layouts if layout.cases is None]
         parts = [layout for layout in self.layouts if layout.cases is not None and layout is not self.layouts[0]]
@@ -160,7 +162,7 @@ class BackendConformance:
     @pytest.fixture(scope="class")
     @classmethod
     def checks(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checks:
-        """The trials of this class, made when a test asks for them."""
+        """Return the trials of this class, made when a test asks for them."""
         folder = tmp_path_factory.mktemp(cls.__name__)
         environment = dict(cls.environment)
         trials = Trials(
@@ -193,7 +195,7 @@ def _left_out(case: Case, capabilities: Capabilities) -> Sequence[pytest.MarkDec
 
 
 def _parameters(kit: type, items: Iterable[pytest.Item]) -> list[Mapping[str, Any]]:
-    """Returns the parameters of the selected tests of one class."""
+    """Return the parameters of the selected tests of one class."""
     tried = (each for each in items if getattr(each, "cls", None) is kit and not each.get_closest_marker("skip"))
     calls = [getattr(item, "callspec", None) for item in tried]
     return [call.params for call in calls if call is not None]

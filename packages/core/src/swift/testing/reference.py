@@ -87,7 +87,7 @@ class Expected:
 
 
 def tokens_of(tokenizer: Any, question: str, answer: str) -> Tokens:
-    """A conversation as ids, laid out by hand: the answer and the token that ends it are learned."""
+    """Return a conversation as ids, laid out by hand: the answer and the token that ends it are learned."""
     prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     return tokenizer(prompt).input_ids, tokenizer(f"{answer}<|im_end|>").input_ids
 
@@ -187,7 +187,7 @@ def _base(recipe: Recipe) -> Any:
 
 
 def _least_squares(recipe: Recipe, model: Any, tokens: Tokens) -> torch.Tensor:
-    """The kit's objectives (`swift.testing.objectives`) of one sample, as transformers' own models return it."""
+    """Return the kit's objectives (`swift.testing.objectives`) of one sample, as transformers' own models return it."""
     prompt, answer = tokens
     whole = [*prompt, *answer, *recipe.ending]
     length = len(whole)

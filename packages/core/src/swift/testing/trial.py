@@ -77,7 +77,7 @@ class Trial:
     """Of tokenised data."""
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """The configuration of the run, by dotted keys."""
+        """Return the configuration of the run, by dotted keys."""
         place = {"model.path": str(self.model), "logging.output": str(self.output), "logging.run_name": "run"}
         place["data.cache"] = str(self.cache)
         return {"backend.name": self.backend, **self.case.settings(self.layout), **place, **more}
@@ -111,7 +111,7 @@ class Trial:
             return _watched(job, steps=steps)
 
     def poisoned(self, step: int, sample: int) -> tuple[str, float]:
-        """A run in which the loss of one sample is not a number in one step: the error, and how far weights moved."""
+        """Run with one sample whose loss is not a number in one step; return the error, and how far weights moved."""
         with self.opened() as job, closing(Loop(job).steps()) as records:
             deque(islice(records, step - 1), maxlen=0)
             before = {name: tensor.clone() for name, tensor in job.hooks.iter_weights(job.run, job.state)}
@@ -228,7 +228,7 @@ def _memory_of_tensors() -> dict[int, int]:
 
 @contextmanager
 def _cleanliness() -> Iterator[list[str]]:
-    """Compares this process before and after; what is left over is told when the block has ended."""
+    """Compare this process before and after; the list holds the leftovers when the block has ended."""
     found: list[str] = []
     process = psutil.Process()
     environment = dict(os.environ)
@@ -255,7 +255,7 @@ def _listening(process: psutil.Process) -> list[int]:
 
 @contextmanager
 def _noted_reading(read: list[str]) -> Iterator[None]:
-    """Notes the weights that are read, or the model that is built."""
+    """Record the weights that are read, or the model that is built."""
     from swift.models.source import HfSource
 
     real_read, real_build = HfSource.read, HfSource.build

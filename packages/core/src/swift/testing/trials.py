@@ -61,23 +61,26 @@ class Trials:
         return loaded
 
     def trial(self, case: Case, layout: Layout, name: str = "whole") -> Trial:
-        """One that has not been run."""
+        """Return one that has not been run."""
         output = self.folder / str(layout) / f"{case.name}-{name}"
         return Trial(self.backend, case, layout, self.model(case), output, self.folder / "cache")
 
     def model(self, case: Case) -> Path:
-        """The model that a case trains."""
+        """Return the model that a case trains."""
         return shared_model(self._subject, tied=case.tied)
 
     def whole(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> list[Any]:
-        """Each process's outcome of a whole run; other cases that will be asked for are run in the same launch."""
+        """Return each process's outcome of a whole run.
+
+        Other cases that will be asked for are run in the same launch.
+        """
         for each in (case, *together):
             self.expected(each)  # imports, in the process that is forked, what the trials will need
         jobs = {(layout, each.name, "whole"): self.trial(each, layout).whole for each in (case, *together)}
         return self.answers(layout, jobs)[layout, case.name, "whole"]
 
     def killed(self, case: Case, layout: Layout) -> list[Any]:
-        """Each process's outcome up to the checkpoint after which it died."""
+        """Return each process's outcome up to the checkpoint after which it died."""
         trial = self.trial(case, layout, "killed")
         key = (layout, case.name, "killed")
         return self.answers(layout, {key: lambda: trial.killed(KILLED_AT)})[key]
@@ -85,7 +88,7 @@ class Trials:
     def resumed(
         self, case: Case, wrote: Layout, reads: Layout, steps: int, *, together: Sequence[Layout] = ()
     ) -> list[Any]:
-        """Each process's outcome of going on under a layout from what another saved on its way.
+        """Return each process's outcome of going on under a layout from what another saved on its way.
 
         What others saved, and will be asked for as well, is gone on with in the same launch.
         """
@@ -181,7 +184,7 @@ def _settings(case: str, model: Path) -> Parsed:
 
 
 def batches_of(case: Case, model: Path) -> list[list[int]]:
-    """Which samples each step takes: the order belongs to the run, so that core knows it without any backend."""
+    """Return which samples each step takes: the order belongs to the run, so that core knows it without any backend."""
     parsed = _settings(case.name, model)
     config = parsed.config
     source = open_source(config.model, say=_quiet)

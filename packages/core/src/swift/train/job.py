@@ -50,7 +50,7 @@ class Job:
 
     @property
     def trained_roles(self) -> list[RoleModel]:
-        """Those that checkpoints hold."""
+        """Roles that checkpoints hold."""
         return [each for each in self.roles.values() if each.role.trained]
 
     @property
@@ -62,7 +62,7 @@ class Job:
         return self.topology.is_main
 
     def ready(self, batch: Batch) -> tuple[Batch, Objective]:
-        """The batch with reference log-probabilities, and the objective with its baseline, where they are needed."""
+        """Return the batch with reference log-probabilities, and the objective with its baseline, if needed."""
         if self.reference == "adapter":
             batch = reference.with_adapter_off(self.hooks, self.run, self.state, batch)
         objective = self.objective
@@ -74,14 +74,14 @@ class Job:
         )
 
     def validation_batches(self) -> Iterator[Batch] | None:
-        """The validation set in order, or None when there is none."""
+        """Return the validation set in order, or None when there is none."""
         if self.validation is None:
             return None
         return in_order(self.run, self.validation, self.objective)
 
 
 def in_order(run: Run, dataset: SampleSet, objective: Objective) -> Iterator[Batch]:
-    """A data set once, in its own order: for evaluation, and for scoring by a reference model."""
+    """Return a data set once, in its own order: for evaluation, and for scoring by a reference model."""
     topology = run.topology
     layout = BatchLayout.for_evaluation(run.config, topology.data_size)
     return evaluation_batches(dataset, objective, layout, topology.data_rank, topology.data_size)

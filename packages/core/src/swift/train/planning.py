@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ModelInTraining:
-    """What a plan may ask of the model. The plan is made before there is one; batches are asked for later."""
+    """The model, for plans. A plan is made before there is one; batches are asked for later."""
 
     def __init__(self, run: Run, hooks: Hooks) -> None:
         self.run = run

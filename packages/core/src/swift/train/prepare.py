@@ -190,7 +190,7 @@ def _prepare(
 
 
 def _check_export(config: Config) -> None:
-    """An export that could not be written is refused before it has been trained for."""
+    """Refuse an export that could not be written, before it has been trained for."""
     from swift.export.run import check_destination
 
     options = config.export
@@ -295,7 +295,7 @@ def score_reference(
 
 
 def _check_same_data(config: Config, data: PreparedData, comms: Comms) -> None:
-    """Raises the same error on every process when one of them read another content than rank 0 did."""
+    """Raise the same error on every process when one of them read another content than rank 0 did."""
     prepared = {"training": (data.train, config.data.train), "validation": (data.validation, config.data.validation)}
     mine = {kind: part.samples.fingerprint for kind, (part, _) in prepared.items() if part is not None}
     everyone = comms.gather(mine)

@@ -94,7 +94,7 @@ class ScoreCache:
         return cache_folder(self._run.config.data) / f"reference-{key}.npy"
 
     def _precision(self) -> str:
-        """That of the arithmetic; a backend that does not say it computes in what the configuration comes to here."""
+        """Return the precision of the arithmetic; by default that of the configuration on this device."""
         run = self._run
         if run.model_facts is not None:
             return run.model_facts.precision

@@ -47,7 +47,7 @@ class StartPoint:
 
 
 def find_start(config: Config, comms: Comms) -> StartPoint:
-    """What the user names; but where an elastic launcher starts a run again, or for 'auto', its own last checkpoint."""
+    """Find where to start: the user's checkpoint, or for 'auto' and elastic restarts the run's own last one."""
     launchers = tuple(sorted({each for each in comms.gather(elastic_launcher()) if each is not None}))
     named = config.checkpoint.resume
     auto = named == "auto" and not Path("auto").exists()
@@ -100,7 +100,7 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
 
 
 def claim_folder(run: Run, comms: Comms, start: StartPoint) -> RunClaim | None:
-    """Makes and locks the run's folder on the main process, which gets the claim, and sets `run.folder` on all.
+    """Make and locks the run's folder on the main process, which gets the claim, and sets `run.folder` on all.
 
     A resumed run goes on in its own folder unless later steps lie there.
     """
@@ -124,7 +124,7 @@ def claim_folder(run: Run, comms: Comms, start: StartPoint) -> RunClaim | None:
 
 
 def describe_run(job: Job, parsed: Parsed, start: StartPoint) -> None:
-    """Writes into the run's folder what it is, before its first step."""
+    """Write into the run's folder what it is, before its first step."""
     if not job.is_main:
         return
     run = job.run
@@ -155,7 +155,7 @@ def _claim(run: Run, start: StartPoint) -> RunClaim:
 
 
 def _own_folder(run: Run, checkpoint: Path) -> Path | None:
-    """The folder that a resumed run goes on in; None where it gets a new one."""
+    """Return the folder that a resumed run goes on in; None where it gets a new one."""
     own = checkpoint.parent
     if _meant_elsewhere(run.config, own):
         return None
@@ -167,6 +167,9 @@ def _own_folder(run: Run, checkpoint: Path) -> Path | None:
 
 
 def _meant_elsewhere(config: Config, own: Path) -> bool:
-    """Whether the user names an output that the resumed run does not lie in: its own may be read-only, or full."""
+    """Return whether the user names an output that the resumed run does not lie in.
+
+    Its own may be read-only, or full.
+    """
     named = "output" in config.logging.model_fields_set
     return named and config.logging.output.absolute().resolve() not in own.resolve().parents

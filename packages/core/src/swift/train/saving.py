@@ -111,7 +111,10 @@ class CheckpointSaver:
             role.save(writer)
 
     def _model_weights(self) -> Callable[[StoredTensors], None]:
-        """What writes the weights ready to load, in the background perhaps: only what it is given here."""
+        """Return the function that writes the weights ready to load, perhaps in the background.
+
+        It uses only its arguments.
+        """
         from swift.export.precision import export_dtypes
         from swift.export.run import write_model_weights
 
@@ -123,7 +126,7 @@ class CheckpointSaver:
         return partial(write_model_weights, source=source, adapter=adapter)
 
     def _settle(self) -> None:
-        """What follows a save that is whole: tell observers, move the links, let old ones go."""
+        """Finish a completed save: notify observers, move the links, remove old checkpoints."""
         if self._pending is None:
             return
         step, pending = self._pending
@@ -140,7 +143,7 @@ class CheckpointSaver:
             self._prune(job.run.config.checkpoint.keep, best)
 
     def _prune(self, keep: int, best: int | None) -> None:
-        """Removing gigabytes takes a while, in which training need not stand still either."""
+        """Remove old checkpoints, in the background if saves are: removing gigabytes takes a while."""
         folder = self._job.run.folder
         if not self._job.run.config.checkpoint.asynchronous:
             prune(folder, keep, best)

@@ -140,7 +140,7 @@ def score(
     all_reduce: AllReduce | None,
     passes: int = 0,
 ) -> ForwardResult:
-    """Views and sums only; dropout is off, and so are the adapters of `model` where the objective says so."""
+    """Compute views and sums without dropout, and without the adapters of `model` where the objective says so."""
     view.eval()
     sums = GlobalSums(arithmetic.device)
     with adapters_off(model) if objective.adapters_off else contextlib.nullcontext():

@@ -78,8 +78,9 @@ class GlobalSums:
 
     @property
     def tokens(self) -> list[Mapping[str, np.ndarray]] | None:
-        """Return the values of each segment of this process's slice, in order, where the objective gives values of
-        tokens: see `ForwardResult.tokens`.
+        """Values of each segment's tokens in this process's slice, in order, if the objective returns any.
+
+        See `ForwardResult.tokens`.
         """
         if not self._tokens:
             return None

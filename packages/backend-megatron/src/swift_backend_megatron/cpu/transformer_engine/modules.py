@@ -47,17 +47,21 @@ class TransformerEngineBaseModule(nn.Module):
 
 
 def gain(size: int, options: dict[str, Any], zero_centered: bool, sequence_parallel: bool) -> nn.Parameter:
+    """Return the gain of a norm (or its bias, with `zero_centered`), marked for sequence parallel."""
     gain = nn.Parameter(torch.full((size,), 0.0 if zero_centered else 1.0, **options))
     gain.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
     return gain
 
 
 def normalize(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, zero_centered: bool, rms: bool) -> Tensor:
+    """Apply RMSNorm or LayerNorm."""
     gain = gain + 1 if zero_centered else gain
     return F.rms_norm(x, gain.shape, gain, eps) if rms else F.layer_norm(x, gain.shape, gain, bias, eps)
 
 
 class RMSNorm(TransformerEngineBaseModule):
+    """Transformer Engine's RMSNorm."""
+
     rms = True
 
     def __init__(
@@ -80,11 +84,13 @@ class RMSNorm(TransformerEngineBaseModule):
 
 
 class LayerNorm(RMSNorm):
+    """Transformer Engine's LayerNorm."""
+
     rms = False
 
 
 class LayerNormMLP(TransformerEngineBaseModule):
-    """PEFT and others ask whether a module is one."""
+    """Placeholder: PEFT and others check for this class with isinstance."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         refuse("LayerNormMLP")

@@ -65,10 +65,12 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 def multi_tensor_applier(op: Callable[..., Any], overflow: Tensor, lists: list[list[Tensor]], *args: Any) -> Any:
+    """Apply an operator to lists of tensors."""
     return op(2048 * 32, overflow, lists, *args)
 
 
 def multi_tensor_scale(chunk: int, overflow: Tensor, lists: list[list[Tensor]], scale: float) -> None:
+    """Copy tensors, scaled."""
     sources, targets = lists
     if sources:
         torch._foreach_copy_(targets, sources if scale == 1.0 else torch._foreach_mul(sources, scale))
@@ -77,5 +79,6 @@ def multi_tensor_scale(chunk: int, overflow: Tensor, lists: list[list[Tensor]], 
 def multi_tensor_l2norm(
     chunk: int, overflow: Tensor, lists: list[list[Tensor]], per_tensor: bool = False
 ) -> tuple[Tensor, Tensor | None]:
+    """Return the norm of all tensors together, and of each if `per_tensor`."""
     norms = torch.stack([norm.float() for norm in torch._foreach_norm(lists[0])]) if lists[0] else torch.zeros(1)
     return norms.norm().reshape(1), norms if per_tensor else None

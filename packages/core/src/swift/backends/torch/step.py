@@ -48,7 +48,7 @@ def train_step(run: Run, state: TorchState, batch: Batch, objective: Objective) 
 
 
 def forward(run: Run, state: TorchState, batch: Batch, objective: Objective) -> ForwardResult:
-    """Views and sums only."""
+    """Compute views and sums only."""
     return score(state.view, state.model, batch, objective, state.arithmetic, all_reduce=_all_reduce())
 
 

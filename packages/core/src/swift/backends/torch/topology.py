@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def setup(run: Run) -> Topology:
-    """Data parallel over all processes."""
+    """Set up data parallel over all processes."""
     options = run.options(TorchConfig)
     device = choose_device(options.device, run.world, cpu_threads=options.cpu_threads)
     replicas = run.config.parallel.dp_replicate

@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 
 def stream(state: TorchState) -> WeightStream:
-    """Views of the live tensors: every process has all of them."""
+    """Yield views of the live tensors: every process has all of them."""
     return canonical_weights(state.model)

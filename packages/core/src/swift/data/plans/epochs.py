@@ -49,7 +49,7 @@ class EpochPlan:
         return epoch, rows[within * self._global_rows : (within + 1) * self._global_rows]
 
     def epoch_at(self, step: int) -> float:
-        """Passes over the data that are complete before this step: 1.5 halfway through the second."""
+        """Return the passes over the data that are complete before this step: 1.5 halfway through the second."""
         epoch, within = self._locate(step)
         return epoch + within / self._epoch_steps(epoch)
 

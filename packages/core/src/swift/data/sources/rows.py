@@ -28,7 +28,7 @@ class Rows(Protocol):
         """Return where the row stands, for people: `train.jsonl:17`."""
 
     def fingerprint(self) -> str:
-        """Changes when the content changes."""
+        """Return a hash that changes with the content."""
 
 
 class ListRows:

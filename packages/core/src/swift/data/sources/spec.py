@@ -1,7 +1,4 @@
-"""Syntax of `--dataset`: `[hf::
-
-ms::]id_or_path[:subset][#N]`, or a name of a `dataset_info.json`.
-"""
+"""Syntax of `--dataset`: `[hf::|ms::]id_or_path[:subset][#N]`, or a name of a `dataset_info.json`."""
 
 from __future__ import annotations
 

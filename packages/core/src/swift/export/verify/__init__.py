@@ -1,1 +1,1 @@
-"""Is what was exported what was trained? Compares an export with the training state."""
+"""Verifies an export: every tensor, the reloaded model's outputs, and the rendering of conversations."""

@@ -123,7 +123,7 @@ def module_vectors(model: torch.nn.Module, prompts: list[Prompt], source: ModelS
 
 @torch.no_grad()
 def module_greedy(model: torch.nn.Module, prompts: list[Prompt]) -> list[Continuation]:
-    """How a transformers module goes on after each prompt."""
+    """Return how a transformers module goes on after each prompt."""
     model.eval()
     device = next(model.parameters()).device
     answers = []

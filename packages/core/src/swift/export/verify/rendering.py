@@ -1,4 +1,4 @@
-"""Does the exported tokenizer turn conversations into the same text, byte for byte, and the same tokens?"""
+"""Checks that the exported tokenizer renders conversations to the same text, byte for byte, and the same tokens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Is what was exported what was trained? Every tensor is compared, then what the reloaded model says, and how
-conversations are rendered.
-"""
+"""Verifies an export: every tensor, the reloaded model's outputs, and the rendering of conversations."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ class Digests:
 
 
 def can_verify(folder: Path) -> bool:
-    """Whether the folder is one that transformers or PEFT load as it is; quantised exports verify themselves."""
+    """Return whether the folder is one that transformers or PEFT load as it is; quantised exports verify themselves."""
     if (folder / ADAPTER_WEIGHTS).is_file():
         return True
     if not (folder / WEIGHTS).is_file() and not (folder / WEIGHTS_INDEX).is_file():
@@ -93,12 +91,12 @@ def verify_export(
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether this is an adapter alone, which is used with the tokenizer of its base model."""
+    """Return whether this is an adapter alone, which is used with the tokenizer of its base model."""
     return (folder / ADAPTER_WEIGHTS).is_file()
 
 
 def trusted(source: ModelSource) -> bool:
-    """Returns whether Python code that comes with the model may run: when the source was opened with leave to do so."""
+    """Return whether Python code that comes with the model may run: when the source was opened with leave to do so."""
     return bool(getattr(source, "trust_remote_code", False))
 
 
