@@ -164,7 +164,7 @@ class Checks:
                 near(f"{at}: gradient norm", result.grad_norm, expected.grad_norms[step - 1], case.tolerance[1])
 
     def two_roles(self, layout: Layout) -> None:
-        """A policy and a critic that are trained in turn have the numbers that each has alone, on every process."""
+        """Check that a policy and a critic trained in turn have the numbers of each alone, on every process."""
         case = BY_NAME["clipped"]
         outcomes = succeeded(self.trials.both(case, layout))
         self._both_follow_references(case, outcomes, f"two models under {layout}")
@@ -277,7 +277,7 @@ class Checks:
 
 
 def _all_refused(answers: Sequence[Any], what: str) -> None:
-    """Every process raised `UnsupportedPlan`, with a reason and a hint, before anything was read."""
+    """Check that every process raised `UnsupportedPlan`, with a reason and a hint, before anything was read."""
     for rank, answer in enumerate(answers):
         where = f"{what}, process {rank}"
         assert isinstance(answer, BaseException), f"{where}: {answer}"

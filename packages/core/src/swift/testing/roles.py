@@ -25,7 +25,7 @@ CRITIC = "critic"
 
 @dataclass
 class BothOutcome:
-    """What one process saw of a run with two models."""
+    """Observations of one process in a run with two models."""
 
     policy: dict[int, StepResult] = field(default_factory=dict)
     """By step, counted from 1."""

@@ -59,7 +59,7 @@ class TokenObjective(BaseObjective[Section]):
 
 @dataclass
 class TokenResults:
-    """What `swift_forward` returned on one process for the first batch and the held-out samples."""
+    """Results of `swift_forward` on one process for the first batch and the held-out samples."""
 
     tokens: list[tuple[int, Mapping[str, np.ndarray]]] = field(default_factory=list)
     """Sample → the values of its tokens."""
