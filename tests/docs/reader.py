@@ -71,6 +71,7 @@ class Reader:
             os.chdir(self._folder)
             if self._site is not None:
                 sys.path.insert(0, str(self._site))
+                os.environ["PYTHONPATH"] = str(self._site)  # for the processes that it starts
             if words[0] == "swift":
                 from swift.cli.main import run
 

@@ -16,6 +16,9 @@ from swift.demo.model import write_model
 PAGES = (
     "how-to/write-an-observer.md",
     "how-to/write-an-objective.md",
+    "how-to/write-an-optimizer.md",
+    "how-to/write-a-tuner.md",
+    "how-to/write-a-command.md",
     "how-to/rollouts.md",
     "plugins/write-an-engine.md",
 )

@@ -1,4 +1,6 @@
-"""The example of a third party's backend: built, installed beside core's wheel alone, found, used, and certified."""
+"""The example of a third party's backend, as it is and as it was at hook API 1.0: built, installed beside core's wheel
+alone, found, used, and certified.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,23 @@ EXAMPLE = import_rules.ROOT / "examples" / "third-party-backend"
 PAGE = import_rules.ROOT / "docs" / "plugins" / "write-a-backend.md"
 
 
+OF_1_0 = Path(__file__).parent / "backend_of_hook_api_1_0"
+
+
+@pytest.fixture(scope="module", params=[EXAMPLE, OF_1_0], ids=["today", "1.0"])
+def example(request: pytest.FixtureRequest) -> Path:
+    """The sources of the distribution."""
+    return Path(request.param)
+
+
 @pytest.fixture(scope="module")
-def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(built: Path, example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """swift-core from its wheel, pytest, and the example from its own."""
     environment = core_environment(built, tmp_path_factory.mktemp("third-party"))
     (packages,) = environment.glob("lib/python*/site-packages")
     for distribution in declared("pytest"):
         link(metadata.distribution(distribution), packages)
-    wheels.build(EXAMPLE, environment)
+    wheels.build(example, environment)
     (wheel,) = environment.glob("swift_zero_redundancy-*.whl")
     install(environment, wheel)
     return environment
@@ -68,8 +79,8 @@ def test_it_trains_by_its_name_and_what_it_saved_goes_on_with_the_built_in_one(e
 
 
 @pytest.mark.full
-def test_the_conformance_kit_certifies_it(environment: Path) -> None:
-    kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE / "tests"), "-k", "not 4-dp"]
+def test_the_conformance_kit_certifies_it(environment: Path, example: Path) -> None:
+    kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(example / "tests"), "-k", "not 4-dp"]
     done = run(environment, "python", *kit, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout[-4000:]
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swift.contracts import Capabilities, Need
+from swift.contracts import Capabilities, Need, Reads
+from swift.testing import third_party
 from swift.testing.layouts import Layout
 from swift.testing.subjects import Row, conversations, pairs
 
@@ -61,6 +62,8 @@ class Case:
     needs: frozenset[Need] = frozenset({Need.TOKEN_LOGPS})
     tokens: bool = False
     """Whether it trains on the kit's own objective, over values of tokens: see `swift.testing.token_trial`."""
+    reads: Reads | None = None
+    """What the optimizer of this case reads, which a backend must have declared to serve."""
     weighed: bool = False
     """Whether memory is looked at while weights are streamed, which takes time."""
 
@@ -71,6 +74,7 @@ class Case:
             and (self.precision is None or self.precision in capabilities.precisions)
             and (self.feature is None or self.feature in capabilities.features)
             and not self.missing(capabilities)
+            and (self.reads is None or self.reads in (capabilities.optimizers or ()))
         )
 
     def missing(self, capabilities: Capabilities) -> frozenset[Need]:
@@ -107,6 +111,11 @@ CASES = (
     Case("packed", _PACKED, global_batch=4),
     Case("checkpointed", {"train.gradient_checkpointing": True}, feature="train.gradient_checkpointing"),
     Case("lora", _LORA, tuner="lora"),
+    Case(
+        third_party.CASE,
+        {"optim.name": third_party.NAME, "optim.lr": 0.1, "optim.weight_decay": 0.02},
+        reads=Reads.ELEMENTS,
+    ),
     Case("dora", {**_LORA, "tuner.dora": True}, tuner="dora"),
     Case("dpo", {**_DPO, "optim.lr": 3e-4}, PAIRS, global_batch=4, needs=_REFERENCE),
     Case("dpo, lora", {**_DPO, **_LORA}, PAIRS, global_batch=4, tuner="lora", needs=_REFERENCE),
@@ -130,7 +139,7 @@ CASES = (
     Case("float16", {"model.dtype": "float16"}, precision="float16"),
 )
 BY_NAME = {case.name: case for case in CASES}
-RESUMED = ("clipped", "lora", "reward", "seq_cls, lora, packed")
+RESUMED = ("clipped", "lora", "reward", "seq_cls, lora, packed", third_party.CASE)
 """Cases that save on their way, and are gone on with from there."""
 SAVED_AT = 6
 """The step after which they save: past the half, so that they save once."""

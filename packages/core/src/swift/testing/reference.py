@@ -61,6 +61,8 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
+    momentum: float | None = None
+    """Updates with momentum instead of by AdamW."""
     clip: float = 1.0
     """0 does not clip."""
     adapter: dict[str, Any] | None = None
@@ -133,7 +135,9 @@ def run_reference(recipe: Recipe) -> Expected:
         {"params": [each for each in trained if each.ndim >= 2], "weight_decay": recipe.weight_decay},
         {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
+    if recipe.momentum is not None:
+        optimizer = _Momentum(groups, lr=recipe.lr, momentum=recipe.momentum)
     schedule = get_scheduler(recipe.schedule, optimizer, recipe.warmup, recipe.steps)
     if recipe.objective == "tokens":
         with torch.no_grad():
@@ -159,6 +163,20 @@ def run_reference(recipe: Recipe) -> Expected:
                 expected.evaluations[step] = _loss(recipe, model, past, recipe.held_out).item()
     expected.weights = _written(model)
     return expected
+
+
+class _Momentum(torch.optim.SGD):
+    """torch's momentum, with the decay of AdamW: next to the gradient and not in it."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure here
+        decays = [group["weight_decay"] for group in self.param_groups]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.data.mul_(1 - group["lr"] * group["weight_decay"])
+            group["weight_decay"] = 0.0
+        super().step(closure)
+        for group, decay in zip(self.param_groups, decays, strict=True):
+            group["weight_decay"] = decay
 
 
 def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.Tensor:

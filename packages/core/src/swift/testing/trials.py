@@ -19,6 +19,7 @@ from swift.models.source import open_source
 from swift.models.tuners import initial_adapter
 from swift.plugins.load import load_backend, load_objective
 from swift.plugins.objective import make_objective
+from swift.testing import third_party
 from swift.testing.cases import BY_NAME, EVALUATED_EVERY, HELD_OUT, STEPS, Case
 from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
@@ -45,6 +46,7 @@ class Trials:
         subject: Subject | None = None,
     ) -> None:
         install_objectives()
+        third_party.install()
         self.backend = backend
         self._subject = subject or Subject()
         self.folder = folder
@@ -171,6 +173,7 @@ def _expected(name: str, model: Path) -> Expected:
         betas=(adam.beta1, adam.beta2),
         eps=adam.eps,
         weight_decay=optim.weight_decay,
+        momentum=third_party.MOMENTUM if optim.name == third_party.NAME else None,
         clip=optim.max_grad_norm,
         adapter=adapter,
         adapter_start=lambda name, shape: initial_adapter(name, shape, config.tuner, seed=config.train.seed),

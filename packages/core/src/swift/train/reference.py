@@ -19,6 +19,7 @@ from swift.errors import ConfigError
 from swift.models.precision import resolve_dtype
 from swift.objectives.score import SegmentScore
 from swift.terminal import progress
+from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +40,7 @@ def reference_mode(objective: Objective, wanted: str, config: Config) -> Mode:
     """Return how this run gets its reference, or 'none' when the objective needs none."""
     if Need.REFERENCE_LOGPS not in objective.needs:
         return "none"
-    has_adapter = config.tuner.kind != "full" and config.tuner.adapter is None
+    has_adapter = tuner_of(config.tuner).adapter and config.tuner.adapter is None
     if wanted == "adapter" and not has_adapter:
         raise ConfigError(
             "objective.reference is adapter, but all weights are trained, so there is no adapter to switch off.",

@@ -1,0 +1,1 @@
+"""A backend for swift: data parallel, with the optimizer's state dealt out over the processes."""
