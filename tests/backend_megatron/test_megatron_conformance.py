@@ -23,7 +23,9 @@ class TestMegatron(BackendConformance):
     layouts = (
         Layout(2, {"tp": 2}),
         Layout(
-            4, {"tp": 2, "pp": 2, "sequence_parallel": True}, cases=chosen("clipped hard, tied", "packed", "dpo, lora")
+            4,
+            {"tp": 2, "pp": 2, "sequence_parallel": True},
+            cases=chosen("clipped hard, tied", "packed", "dpo, lora", "reward", "seq_cls, lora, packed"),
         ),
         Layout(
             2,
@@ -31,14 +33,20 @@ class TestMegatron(BackendConformance):
             cases=chosen("checkpointed", "clipped hard, tied", "packed", "lora"),
         ),
         Layout(2, {"pp": 2}, cases=chosen("clipped hard, tied", "accumulated", "dpo, lora", "bfloat16")),
-        Layout(2, {"dp_shard": 2}, cases=chosen("accumulated", "lora", "bfloat16", "float16")),
+        Layout(2, {"dp_shard": 2}, cases=chosen("accumulated", "lora", "reward", "bfloat16", "float16")),
         Layout(2, {"dp_shard": 2}, OVERLAP, "overlapped", cases=chosen("packed")),
         Layout(2, {"dp_replicate": 2}, PLAIN, cases=chosen("bfloat16")),
-        Layout(2, {"cp": 2}, cases=chosen("packed", "checkpointed", "dpo, lora")),
+        Layout(
+            2,
+            {"cp": 2},
+            cases=chosen("packed", "checkpointed", "dpo, lora", "value", "embedding", "seq_cls, lora, packed"),
+        ),
         Layout(4, {"pp": 4}, cases=chosen("dpo, lora")),
-        Layout(2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "lora")),
+        Layout(2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "lora", "value")),
         Layout(2, {"pp": 2}, {"backend.stages": (3, 1)}, "uneven", cases=chosen("packed")),
-        Layout(4, {"cp": 2, "tp": 2, "sequence_parallel": True}, cases=chosen("packed")),
+        Layout(
+            4, {"cp": 2, "tp": 2, "sequence_parallel": True}, cases=chosen("packed", "reward", "value", "embedding")
+        ),
     )
 
 
@@ -51,7 +59,7 @@ class TestMegatronExperts(BackendConformance):
     preload = ("megatron_imported",)
     deviations: ClassVar = {"test_every_claim_is_tried": "the dense model's layouts have the others; see below"}
     layouts = (
-        Layout(2, {"ep": 2}, cases=chosen("packed", "dpo, lora", "bfloat16")),
+        Layout(2, {"ep": 2}, cases=chosen("packed", "dpo, lora", "reward", "bfloat16")),
         Layout(4, {"ep": 2, "pp": 2}, cases=chosen("dpo, lora")),
         Layout(2, {"ep": 2}, {"backend.dispatcher": "allgather"}, "allgather", cases=chosen()),
         Layout(2, {"tp": 2}, cases=chosen("dpo, lora")),

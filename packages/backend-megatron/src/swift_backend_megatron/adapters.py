@@ -17,12 +17,16 @@ import torch
 from torch import nn
 
 from swift.errors import UnsupportedPlan
-from swift.toolkit import adapter_names, base_model, name_map
+from swift.toolkit import ADAPTER, HEAD, adapter_names, base_model, name_map
 from swift_backend_megatron.tensor_map import MappedTensor, ShardBox
 
 if TYPE_CHECKING:
     from swift.contracts import Run
     from swift_backend_megatron.built import MegatronModel
+
+
+_PREFIX = "base_model.model."
+"""Before the names of modules in PEFT's wrapper."""
 
 
 @dataclass(frozen=True)
@@ -185,26 +189,44 @@ def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str
     return frozenset(name for each in specs.values() for name in (each.a, each.b))
 
 
+def train_head(built: MegatronModel, meta_copy: nn.Module) -> frozenset[str]:
+    """Train the head whole where PEFT does on `meta_copy`, and map it by the name that PEFT saves it under.
+
+    Return that name, or nothing.
+    """
+    for memory, name in adapter_names(meta_copy).items():
+        weight = memory.removeprefix(_PREFIX).replace(f".modules_to_save.{ADAPTER}", "")
+        if weight == memory.removeprefix(_PREFIX):
+            continue
+        if weight != HEAD:
+            raise UnsupportedPlan(
+                f"The adapter has {weight} as a whole (modules_to_save), which Megatron has sharded or distributed.",
+                hint="Type --backend fsdp",
+            )
+        head = built.tensor_map[name] = built.tensor_map.pop(weight)
+        built.saved_with_adapters[name] = weight
+        for box in head.boxes:
+            box.tensor.requires_grad_(True)
+    return frozenset(built.saved_with_adapters)
+
+
 def _specs(meta_copy: nn.Module) -> list[AdapterSpec]:
     from peft.tuners.lora import LoraLayer
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    from swift.toolkit import ADAPTER
-
     on_disk = adapter_names(meta_copy)
     names = name_map(meta_copy)
     found = []
-    prefix = "base_model.model."
     for path, module in meta_copy.named_modules():
         if not isinstance(module, BaseTunerLayer):
             continue
         plain = isinstance(module, LoraLayer) and isinstance(module.get_base_layer(), nn.Linear)
-        weight = f"{path.removeprefix(prefix)}.weight"
+        weight = f"{path.removeprefix(_PREFIX)}.weight"
         pieces = names.pieces(weight) if plain and weight in names.parameters() else ()
         if len(pieces) != 1 or pieces[0].numel != module.get_base_layer().weight.numel():
             raise UnsupportedPlan(
-                f"An adapter on {path.removeprefix(prefix)} is not offered with Megatron: adapters go on linear layers "
-                "that are one tensor on disk.",
+                f"An adapter on {path.removeprefix(_PREFIX)} is not offered with Megatron: adapters go on linear "
+                "layers that are one tensor on disk.",
                 hint="Name the modules: --tuner.targets q_proj k_proj v_proj o_proj, or type --backend fsdp.",
             )
         dropout = module.lora_dropout[ADAPTER]

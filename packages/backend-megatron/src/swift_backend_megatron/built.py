@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,5 +28,11 @@ class MegatronModel:
     vocabulary: int
     """Tokens; the embedding's rows beyond them are padding."""
     transform: LogitTransform
+    unembeds: bool
+    """Whether the model ends in logits over the vocabulary; otherwise in a head of its own, or in none."""
+    pooling: str
+    """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
     adapter_tensors: frozenset[str] = frozenset()
     """Names on disk of all adapters, also of those that other processes have; empty where all weights are trained."""
+    saved_with_adapters: dict[str, str] = field(default_factory=dict)
+    """Those of them that are whole weights: name on disk → name of the weight that it starts from."""

@@ -6,13 +6,14 @@ Under context parallel each process views its own tokens; what is known of all o
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from swift.contracts import ModelView, Need
-from swift.toolkit import VocabularyShard, token_logps
-from swift_backend_megatron.sequences import gathered
+from swift.toolkit import VocabularyShard, pooled, pooled_scores, pooling_weights, token_logps
+from swift_backend_megatron.sequences import gathered, summed
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -23,11 +24,18 @@ if TYPE_CHECKING:
 
 def view_of(state: MegatronState, shard: SequenceShard, hidden: torch.Tensor, needs: Collection[Need]) -> ModelView:
     """View a micro-batch from the hidden states of the last layer, [tokens, rows, size]."""
-    return _token_views(state, shard, hidden, _weight_of(state.built.chunks[-1]), needs)
+    weight = _weight_of(state.built.chunks[-1])
+    view = _token_views(state, shard, hidden, weight, needs) if state.built.unembeds else ModelView()
+    whole = frozenset(needs) & {Need.POOLED, Need.SCORES, Need.VALUES}
+    if whole:
+        _add_views_of_hidden(state, shard, hidden, weight, whole, view)
+    return view
 
 
 def _weight_of(chunk: Any) -> torch.Tensor:
-    """Return the head's weight. The module is bypassed, so that its pre-forward hooks are run here."""
+    """Return the head's weight, or nothing. The module is bypassed, so that its pre-forward hooks are run here."""
+    if chunk.output_layer is None:
+        return torch.empty(0)
     for hook in chunk.output_layer._forward_pre_hooks.values():
         hook(chunk.output_layer, ())
     weight: torch.Tensor = (
@@ -83,6 +91,44 @@ def _vocabulary_shard(weight: torch.Tensor, vocabulary: int, group: dist.Process
     return VocabularyShard(start, max(0, min(weight.shape[0], vocabulary - start)), vocabulary, group)
 
 
+def _add_views_of_hidden(
+    state: MegatronState,
+    shard: SequenceShard,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    needs: frozenset[Need],
+    view: ModelView,
+) -> None:
+    """Add scores and values of a head that every tensor parallel process has whole, and vectors of segments.
+
+    All of them compute the same of all tokens, so that the head's gradient is complete on each without a reduction.
+    """
+    if state.config.sequence_parallel:
+        from megatron.core.tensor_parallel import mappings
+
+        hidden = mappings.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+    hidden = hidden.transpose(0, 1)
+    batch = shard.batch
+    segment_ids = _own(shard, batch.segment_ids, padding=-1)
+    head = partial(_apply, weight)
+
+    def weights(how: str) -> torch.Tensor:
+        return _own(shard, pooling_weights(batch.segment_ids, batch.segments, how))
+
+    if Need.POOLED in needs:
+        view.pooled = _total(shard, pooled(hidden, segment_ids, weights(state.built.pooling), batch.segments))
+    if Need.SCORES in needs:
+        view.scores = _total(shard, pooled_scores(hidden, segment_ids, weights("last"), batch.segments, head))
+    if Need.VALUES in needs:
+        rows, columns = _own(shard, batch.weights).nonzero(as_tuple=True)
+        values = head(hidden[rows, columns])[:, 0]
+        view.values = _of_all(shard, values.new_zeros(shard.targets.shape).index_put((rows, columns), values))
+
+
+def _apply(weight: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(hidden.to(weight.dtype), weight).float()
+
+
 def _own(shard: SequenceShard, values: torch.Tensor, padding: int = 0) -> torch.Tensor:
     """Return what this process has of values of all positions, [rows, width, ...]."""
     if shard.gathered_at is None:
@@ -101,3 +147,8 @@ def _of_all(shard: SequenceShard, values: torch.Tensor) -> torch.Tensor:
     if shard.gathered_at is None:
         return values
     return gathered(values)[: len(shard.batch.weights), shard.gathered_at]
+
+
+def _total(shard: SequenceShard, values: torch.Tensor) -> torch.Tensor:
+    """Return sums over all positions from those over this process's."""
+    return values if shard.gathered_at is None else summed(values)

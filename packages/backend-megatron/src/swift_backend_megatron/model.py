@@ -25,7 +25,7 @@ from swift.toolkit import (
     weight_counts,
 )
 from swift_backend_megatron import cpu, megatron_runtime
-from swift_backend_megatron.adapters import adapt
+from swift_backend_megatron.adapters import adapt, train_head
 from swift_backend_megatron.built import MegatronModel
 from swift_backend_megatron.experts import mark_experts
 from swift_backend_megatron.plan import check_model, options_of, sizes_of
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 LIKE_LLAMA = ("mistral",)
 """Architectures that the bridge's tables leave out though their layers and names are Llama's."""
+_UNEMBEDS, _HEADED = "causal_lm", "seq_cls"
+"""The bridge's words for models that end in logits, and for all that have a head of their own instead."""
 
 
 def build(run: Run, source: ModelSource) -> MegatronModel:
@@ -61,9 +63,8 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
                 hint="Choose another parallel plan, or type --backend fsdp.",
             ) from error
         for chunk in chunks:
-            # The head is ours: on the last stage the model ends with hidden states.
             if chunk.post_process:
-                chunk._postprocess = lambda hidden_states, **_: hidden_states
+                _end_in_hidden_states(chunk, config)
         tensor_map = map_tensors(chunks, config.bridge, source)
         mark_experts(chunks, config)
         built = MegatronModel(
@@ -74,9 +75,20 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
             dtype=dtype,
             vocabulary=source.config.get_text_config().vocab_size,
             transform=transform_of(source.config),
+            unembeds=config.task_type == _UNEMBEDS,
+            pooling=run.config.model.pooling,
         )
         _tune(run, built)
     return built
+
+
+def _end_in_hidden_states(chunk: Any, config: Any) -> None:
+    """Leave the head to `head.py`, and keep one of scores or values in fp32, whatever the other weights are in."""
+    chunk._postprocess = lambda hidden_states, **_: hidden_states
+    if config.task_type == _HEADED:
+        head = torch.nn.Parameter(chunk.output_layer.weight.detach().float())
+        head.allreduce = True  # type: ignore[attr-defined]  # Megatron's mark: its gradient is reduced as dense ones are
+        chunk.output_layer.weight = head
 
 
 def map_without_memory(run: Run, source: ModelSource) -> tuple[Any, TensorMap]:
@@ -136,6 +148,7 @@ def model_config(run: Run, source: ModelSource, dtype: torch.dtype) -> Any:
         "moe_router_bias_update_rate": options.moe_bias_update_rate,
         "mtp_num_layers": None,
         **_from_files(source, found),
+        **_task(run, source),
         **_recompute(run),
         **_stages(run),
         **_fp8(run),
@@ -169,6 +182,17 @@ def _from_files(source: ModelSource, found: Mapping[str, Any]) -> dict[str, Any]
         if any(within):
             settings |= {"window_size": f"{width - 1},0", "window_attn_skip_freq": str(within).replace(" ", "")}
     return settings
+
+
+def _task(run: Run, source: ModelSource) -> dict[str, Any]:
+    """Return the bridge's words for what the model returns; without an unembedding there is none to be tied."""
+    task = run.config.model.task
+    if task == _UNEMBEDS:
+        return {}
+    settings: dict[str, Any] = {"untie_embeddings_and_output_weights": True}
+    if task == "embedding":
+        return {**settings, "task_type": task}
+    return {**settings, "task_type": _HEADED, "num_labels": source.config.num_labels}
 
 
 def _recompute(run: Run) -> dict[str, Any]:
@@ -246,7 +270,7 @@ def _tune(run: Run, built: MegatronModel) -> None:
         return
     for chunk in built.chunks:
         chunk.requires_grad_(False)
-    built.adapter_tensors = adapt(run, built, meta_copy)
+    built.adapter_tensors = adapt(run, built, meta_copy) | train_head(built, meta_copy)
 
 
 def _note_weights(run: Run, trained: int, total: int) -> None:

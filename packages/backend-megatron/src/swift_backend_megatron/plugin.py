@@ -50,6 +50,9 @@ class MegatronBackend:
                 Need.REFERENCE_LOGPS,
                 Need.TOKEN_ENTROPY,
                 Need.CANDIDATE_LOGPS,
+                Need.SCORES,
+                Need.VALUES,
+                Need.POOLED,
             }
         ),
         async_checkpoint=True,

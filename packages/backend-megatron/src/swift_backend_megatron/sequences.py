@@ -148,6 +148,28 @@ def gathered(values: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def summed(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum over all processes that share sequences; each takes the whole gradient of it."""
+    from megatron.core import parallel_state
+
+    result: torch.Tensor = _Summed.apply(values, parallel_state.get_context_parallel_group())  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Summed(torch.autograd.Function):
+    """Sums forward. All processes have the same loss of the sum, which is what each contributes to."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
 class _Gathered(torch.autograd.Function):
     """Gathers forward. All processes have the same loss of all tokens: backward, each takes the gradient of its own."""
 

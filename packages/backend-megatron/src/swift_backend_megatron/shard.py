@@ -149,6 +149,8 @@ def _fill(run: Run, state: MegatronState) -> None:
             whole = source.read(name)
         elif name in given:
             whole = given[name]
+        elif name in state.built.saved_with_adapters:
+            whole = source.read(state.built.saved_with_adapters[name])
         else:
             whole = initial_adapter(name, mapped.shape, tuner, seed=run.config.train.seed)
         for box in mapped.boxes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -83,14 +83,20 @@ TensorMap = dict[str, MappedTensor]
 
 def map_tensors(chunks: Sequence[torch.nn.Module], bridge: Any, source: ModelSource) -> TensorMap:
     """Ask mcore-bridge where every tensor is stored (collective); raise UnsupportedPlan if one has no location."""
-    memory = _Memory(chunks)
+    memory, names = _Memory(chunks), set(source.names())
     mapped: TensorMap = {}
     with _addresses(bridge, memory):
         for name, codes in bridge.export_weights(list(chunks)):
-            mapped[name] = memory.entry(codes)
+            mapped[_name_on_disk(name, names)] = memory.entry(codes)
     _map_tied(chunks, bridge, memory, mapped)
     _check(mapped, memory, source)
     return mapped
+
+
+def _name_on_disk(name: str, names: Collection[str]) -> str:
+    """Return what files call a tensor of the bridge's: models that are a decoder alone lack the decoder's prefix."""
+    short = name.partition(".")[2]
+    return short if short in names and name not in names else name
 
 
 class _Memory:

@@ -99,7 +99,7 @@ class Case:
 _LORA: dict[str, Any] = {"tuner.kind": "lora", "tuner.dropout": 0.0, "tuner.rank": 4, "optim.lr": 5e-3}
 _DPO: dict[str, Any] = {"objective.name": "dpo"}
 _PACKED: dict[str, Any] = {"data.packing": True, "data.max_length": 160}
-_SCORES: dict[str, Any] = {"objective.name": "kit-scores", "model.task": "reward"}
+_SCORES: dict[str, Any] = {"objective.name": "kit-scores", "model.task": "reward", "optim.lr": 3e-4}
 _SEQ_CLS: dict[str, Any] = {**_SCORES, "model.task": "seq_cls", "model.num_labels": 3}
 _REFERENCE = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 _OF_TOKENS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS})
