@@ -15,7 +15,7 @@ from swift.data import encode_corpus as tokenise
 from swift.data import pipeline
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
-from swift.data.pipeline import Prepared, PreparedData, prepare_data
+from swift.data.pipeline import DataPreparation, Prepared, PreparedData, prepare_data
 from swift.data.samples import Encoded
 from swift.data.store import ReferencedSamples
 from swift.demo.tokenizer import byte_tokenizer
@@ -234,9 +234,8 @@ def test_one_process_tokenises_and_the_others_open_what_it_made(
     monkeypatch.setattr(pipeline, "encode_corpus", lambda *a, **k: events.append("encode") or original(*a, **k))
 
     def run(*, is_main: bool, barrier: Any) -> PreparedData:
-        return prepare_data(
-            section, byte_tokenizer(), encoding="chat", seed=1, say=events.append, barrier=barrier, is_main=is_main
-        )
+        encoder = SampleEncoder(byte_tokenizer(), section, encoding_of("chat"))
+        return DataPreparation(encoder, 1, events.append, barrier, is_main).prepare()
 
     def barrier_of_the_other() -> None:
         events.append("other waits")
@@ -286,9 +285,8 @@ def test_a_validation_set_of_its_own_is_encoded_too_and_rows_may_be_in_memory(tm
     assert data.validation is not None
     assert len(data.validation.samples) == 4
     section = DataSection(cache=tmp_path / "cache")
-    data = prepare_data(
-        section, byte_tokenizer(), encoding="chat", seed=1, say=print, rows=GOOD, validation_rows=GOOD[:2]
-    )
+    encoder = SampleEncoder(byte_tokenizer(), section, encoding_of("chat"))
+    data = DataPreparation(encoder, 1, print).prepare(GOOD, GOOD[:2])
     assert data.validation is not None
     assert (len(train_of(data).samples), len(data.validation.samples)) == (20, 2)
     assert train_of(data).place(3) == "train_dataset, row 4"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,16 +67,53 @@ class PreparedData:
         return self.stream.report if self.stream is not None else DataReport()
 
 
+def _alone() -> None:
+    """Wait for no other process."""
+
+
 @dataclass(frozen=True)
-class _Maker:
-    """Makes encoded data sets of corpora; one process tokenises, the others wait for it."""
+class DataPreparation:
+    """Makes encoded data sets; of the processes of a run, the main one tokenises and the others wait for it."""
 
     encoder: SampleEncoder
+    seed: int
+    """Decides which rows data.split_ratio holds out."""
     say: Say
-    barrier: Callable[[], None]
-    is_main: bool
+    barrier: Callable[[], None] = _alone
+    """Called twice or less, as often on every process."""
+    is_main: bool = True
 
-    def prepare(self, corpus: Corpus) -> Prepared:
+    def prepare(self, rows: Any = None, validation_rows: Any = None) -> PreparedData:
+        """Make samples of all that data.train and data.validation name, or of rows in memory."""
+        section = self.encoder.section
+        if rows is None and not section.train:
+            raise UsageError(
+                "There is no data set to learn from.",
+                hint="Name one: --dataset data/train.jsonl (a line of it: "
+                '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]})',
+            )
+        validation = self._encoded(validation_rows, "validation set", section.validation)
+        if section.streaming and rows is None:
+            if section.split_ratio:
+                raise ConfigError(
+                    "data.split_ratio needs the whole data set, and data.streaming does not read it beforehand.",
+                    hint="Name a validation set with --data.validation, or leave one of the two out.",
+                )
+            return PreparedData(None, SampleStream(section.train, self.encoder), validation)
+        train = self._encoded(rows, "train_dataset", section.train)
+        assert train is not None
+        if validation is None and section.split_ratio:
+            train, validation = hold_out(train, section.split_ratio, self.seed)
+        return PreparedData(train, None, validation)
+
+    def _encoded(self, rows: Any, name: str, sources: Sequence[str]) -> Prepared | None:
+        """Encode rows in memory, or else the data sets that are named; None where there are none."""
+        section, encoding = self.encoder.section, self.encoder.encoding
+        if rows is not None:
+            return self._encode(corpus_of(rows, name, section, encoding))
+        return self._encode(open_corpus(sources, section, encoding)) if sources else None
+
+    def _encode(self, corpus: Corpus) -> Prepared:
         section = self.encoder.section
         folder = cache_folder(section) / cache_key(corpus, self.encoder)
         if self.is_main:
@@ -104,54 +141,10 @@ class _Maker:
 
 
 def prepare_data(
-    section: DataSection,
-    tokenizer: Any,
-    *,
-    encoding: str | Encoding,
-    seed: int,
-    say: Say,
-    rows: Any = None,
-    validation_rows: Any = None,
-    barrier: Callable[[], None] | None = None,
-    is_main: bool = True,
+    section: DataSection, tokenizer: Any, *, encoding: str | Encoding, seed: int, say: Say, rows: Any = None
 ) -> PreparedData:
-    """Everything from `data.train` and `data.validation`, or from rows in memory, to encoded samples.
-
-    `barrier` is called twice or less, as often on every process.
-    """
-    encoding = encoding_of(encoding)
-    encoder = SampleEncoder(tokenizer, section, encoding)
-    maker = _Maker(encoder, say, barrier or (lambda: None), is_main)
-    if rows is None and not section.train:
-        raise UsageError(
-            "There is no data set to learn from.",
-            hint="Name one: --dataset data/train.jsonl (a line of it: "
-            '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]})',
-        )
-    validation = _validation(maker, section, encoding, validation_rows)
-    if section.streaming and rows is None:
-        if section.split_ratio:
-            raise ConfigError(
-                "data.split_ratio needs to know the whole data set, and data.streaming does not read it beforehand.",
-                hint="Name a validation set with --data.validation, or leave one of the two out.",
-            )
-        return PreparedData(None, SampleStream(section.train, encoder), validation)
-    if rows is None:
-        corpus = open_corpus(section.train, section, encoding)
-    else:
-        corpus = corpus_of(rows, "train_dataset", section, encoding)
-    train = maker.prepare(corpus)
-    if validation is None and section.split_ratio:
-        train, validation = hold_out(train, section.split_ratio, seed)
-    return PreparedData(train, None, validation)
-
-
-def _validation(maker: _Maker, section: DataSection, encoding: Encoding, rows: Any) -> Prepared | None:
-    if rows is not None:
-        return maker.prepare(corpus_of(rows, "validation set", section, encoding))
-    if section.validation:
-        return maker.prepare(open_corpus(section.validation, section, encoding))
-    return None
+    """Make the encoded data sets of a `data` section, or of rows in memory, in one process alone."""
+    return DataPreparation(SampleEncoder(tokenizer, section, encoding_of(encoding)), seed, say).prepare(rows)
 
 
 def hold_out(prepared: Prepared, ratio: float, seed: int) -> tuple[Prepared, Prepared]:

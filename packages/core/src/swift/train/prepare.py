@@ -19,7 +19,9 @@ from swift.checkpoint.load import facts_of
 from swift.checkpoint.manifest import Manifest
 from swift.config.sections import Config
 from swift.contracts import ModelRole, Objective, Plan, Run
-from swift.data.pipeline import PreparedData, prepare_data
+from swift.data.encode import SampleEncoder
+from swift.data.encodings import encoding_of
+from swift.data.pipeline import DataPreparation, PreparedData
 from swift.data.store import ReferencedSamples, SampleSet, hash_of
 from swift.errors import ConfigError, DataError
 from swift.models.precision import resolve_dtype
@@ -235,17 +237,9 @@ def open_data(
 ) -> PreparedData:
     """Read, encode and check the data sets, and report what could not be used; a stream is opened only."""
     run, comms = setup.run, setup.comms
-    data = prepare_data(
-        run.config.data,
-        tokenizer,
-        encoding=encoding,
-        seed=run.config.train.seed,
-        say=run.say,
-        rows=rows,
-        validation_rows=validation_rows,
-        barrier=comms.barrier,
-        is_main=run.topology.is_main,
-    )
+    encoder = SampleEncoder(tokenizer, run.config.data, encoding_of(encoding))
+    preparation = DataPreparation(encoder, run.config.train.seed, run.say, comms.barrier, run.topology.is_main)
+    data = preparation.prepare(rows, validation_rows)
     _check_same_data(run.config, data, comms)
     if data.stream is None:
         report_data(run, data)
