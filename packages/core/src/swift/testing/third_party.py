@@ -1,5 +1,7 @@
-"""An optimizer that no package brings, found through an entry point as a third party's is: momentum, with a slot of
-its own. Smooth on purpose: where an update takes signs, rounding alone moves weights by whole steps.
+"""An optimizer that no package brings, found through an entry point as a third party's is.
+
+It is momentum, with a slot of its own. Smooth on purpose: where an update takes signs, rounding alone moves weights by
+whole steps.
 """
 
 from __future__ import annotations
