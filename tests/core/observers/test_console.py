@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from swift.contracts import ModelFacts
+from swift.contracts import DataFacts, Decision, ModelFacts, RejectedSamples
 from swift.observers import console
 from swift.observers.console import ConsoleObserver
 
@@ -40,13 +40,18 @@ def test_ci_gets_plain_lines_even_with_a_terminal(monkeypatch):
 
 def test_the_header_shows_model_backend_and_every_fact_in_words(make_run, drive, said):
     run = make_run()
-    run.facts |= {"attention": "sdpa: flash-attn is not installed"}
-    run.model_facts = ModelFacts("float32", parameters=10, trainable=10)
+    run.facts.attention = Decision("sdpa", "flash-attn is not installed")
+    run.facts.data = DataFacts(samples=1200, tokens=90_000)
+    run.facts["kernels"] = "made by hand"  # as a backend of hook API 1.0 notes it
+    run.model_facts = ModelFacts("float32", parameters=5_000_000, trainable=1_000_000)
     drive(ConsoleObserver(), run, range(1, 2))
-    header = "\n".join(said[:4])
+    header = "\n".join(said[:6])
     assert "Qwen/Qwen3-0.6B" in header
     assert "torch, 1 process" in header
-    assert "sdpa: flash-attn is not installed" in header
+    assert "sdpa (flash-attn is not installed)" in header
+    assert "1,200 samples, 90,000 tokens" in header
+    assert "made by hand" in header
+    assert "1.0 M of 5.0 M weights (20 %)" in header
     assert "Parameters" not in header
 
 
@@ -69,7 +74,7 @@ def test_a_stopped_run_ends_with_the_command_that_resumes_it(make_run, drive, sa
 
 def test_unusable_samples_stand_in_the_summary(make_run, drive, said):
     run = make_run()
-    run.facts["unusable_samples"] = {"too long": 1200, "bad roles": 3}
+    run.facts.data = DataFacts(9, 90, {"too long": RejectedSamples(1200), "bad roles": RejectedSamples(3)})
     drive(ConsoleObserver(), run, range(1, 3))
     assert "Unusable samples: 1,203 (too long 1,200, bad roles 3)." in said
 

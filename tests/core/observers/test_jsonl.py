@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from swift.contracts import DataFacts, RejectedSamples
 from swift.errors import TrainingError
 from swift.observers.jsonl import JsonlObserver, read_lines
 
@@ -39,7 +40,8 @@ def test_each_line_has_the_documented_keys_and_unrounded_figures(make_run, drive
 
 def test_the_last_line_sums_the_run_up(make_run, drive, make_summary):
     run = make_run()
-    run.facts["unusable_samples"] = {"too long": {"count": 3, "first": "a.jsonl line 2"}, "bad roles": 1}
+    rejected = {"too long": RejectedSamples(3, "a.jsonl line 2"), "bad roles": RejectedSamples(1)}
+    run.facts.data = DataFacts(samples=9, tokens=90, rejected=rejected)
     checkpoint = run.folder / "checkpoint-12"
     drive(JsonlObserver(), run, range(1, 13), summary=make_summary(checkpoint=checkpoint))
     last = json.loads((run.folder / "logging.jsonl").read_text().splitlines()[-1])

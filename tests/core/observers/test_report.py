@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from swift.contracts import DataFacts, RejectedSamples
 from swift.observers.jsonl import JsonlObserver, read_lines
 from swift.observers.report import ReportObserver, read_report
 
@@ -96,7 +97,8 @@ HOSTILE = "</script><script>alert(1)</script><b>&\"'"
 
 def test_what_users_bring_is_shown_and_never_run(make_run, drive, make_summary):
     run = make_run(model={"path": HOSTILE}, data={"system": HOSTILE})
-    run.facts |= {"data": HOSTILE, "unusable_samples": {HOSTILE: {"count": 1, "first": HOSTILE}}}
+    run.facts |= {"kernels": HOSTILE}
+    run.facts.data = DataFacts(1, 1, {HOSTILE: RejectedSamples(1, HOSTILE)})
     failed = make_summary("failed", 3, message=HOSTILE)
     drive(ReportObserver(), run, range(1, 4), summary=failed, save_at={2}, metrics={HOSTILE: 1.0})
     page = page_of(run)

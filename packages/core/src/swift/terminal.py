@@ -37,3 +37,16 @@ def progress(items: Iterable[T], description: str, *, on: bool = True, total: in
     from rich.progress import track
 
     yield from track(items, description, total=total, console=Console(stderr=True), transient=True)
+
+
+def summary_of(trained: int, total: int) -> str:
+    """Describe how many weights are trained: `1.2 M of 5.2 M weights (23 %)`."""
+    percent = 100 * trained / max(1, total)
+    return f"{_short(trained)} of {_short(total)} weights ({percent:.{0 if percent >= 10 else 2}f} %)"
+
+
+def _short(count: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return str(count)

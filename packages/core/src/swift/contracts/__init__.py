@@ -9,6 +9,7 @@ from swift.contracts.backend import Capabilities, ForwardResult, StepResult, Tra
 from swift.contracts.checkpoint import CheckpointReader, CheckpointWriter, ForeignCheckpoint, TrainedState
 from swift.contracts.command import Command
 from swift.contracts.exporter import CalibrationRow, ExportRequest, Quantized, QuantizeRequest
+from swift.contracts.facts import DataFacts, Decision, ModelFacts, RejectedSamples, RunFacts
 from swift.contracts.inference import Completion, EngineRequest, InferenceEngine, Sampling, Score, ServeRequest
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import LossSums, ModelView, Need, Objective
@@ -16,7 +17,7 @@ from swift.contracts.observer import RunSummary, StepRecord
 from swift.contracts.optimizer import Optimizer, Reads, Slot
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
 from swift.contracts.role import POLICY, ModelRole
-from swift.contracts.run import ModelFacts, Run, Topology, World
+from swift.contracts.run import Run, Topology, World
 from swift.contracts.tuner import Trains, Tuner, TunerContext
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "Command",
     "Communication",
     "Completion",
+    "DataFacts",
+    "Decision",
     "EngineRequest",
     "ExportRequest",
     "ForeignCheckpoint",
@@ -47,8 +50,10 @@ __all__ = [
     "QuantizeRequest",
     "Quantized",
     "Reads",
+    "RejectedSamples",
     "ResumablePlan",
     "Run",
+    "RunFacts",
     "RunSummary",
     "Sampling",
     "Score",

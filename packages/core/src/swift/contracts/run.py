@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from swift.contracts.facts import ModelFacts, RunFacts
 from swift.contracts.role import POLICY, ModelRole
 
 if TYPE_CHECKING:
@@ -73,18 +74,6 @@ class Topology:
         return self.world.rank == 0
 
 
-@dataclass(frozen=True)
-class ModelFacts:
-    """Facts of the model in training, for calculations. `Run.facts` has them in words, for people."""
-
-    precision: str
-    """Of the arithmetic: 'float32', 'bfloat16', 'float16', or what a backend calls its own ('bfloat16 fp8 hybrid')."""
-    parameters: int
-    """All weights, adapters included."""
-    trainable: int
-    """Those of them that are trained."""
-
-
 @dataclass(eq=False, repr=False)
 class Run:
     """Everything about one run that hooks may need. One object per process, made by core."""
@@ -111,10 +100,8 @@ class Run:
     between two steps, with the engine on the one that has it and None on the others; set once there is a model."""
     model_facts: ModelFacts | None = None
     """Set by `swift_wrap_model` (`build_view` of the toolkit does); without it no MFU is shown."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """Decisions that a reader of the run would want to know (attention chosen and why, kernels, ...), for people: what
-    is text is shown as it stands."""
-
+    facts: RunFacts = field(default_factory=RunFacts)
+    """Decisions that a reader of the run would want to know."""
     backend_state: Any = None
     """The backend's own, from `swift_setup` to `swift_teardown`: process groups, meshes, what is to be taken down. Core
     never looks at it, and no backend keeps such things in module globals."""
@@ -128,9 +115,7 @@ class Run:
         Its configuration has the role's sections; model facts, adapter configuration and schedule are its own. Folder,
         world, topology and `backend_state` are shared.
         """
-        from swift.config.sections import TunerSection
-
-        tuner = role.tuner or TunerSection(kind="full")
+        tuner = role.tuner or type(self.config.tuner)(kind="full")
         sections = {"model": role.model, "tuner": tuner, "optim": role.optim or self.config.optim}
         return Run(
             config=self.config.model_copy(update=sections),

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.contracts import ModelFacts
+from swift.contracts import Decision, ModelFacts
 from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.meta import meta_model
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import quantized_build
-from swift.models.tuners import adapter_config, apply_tuner, summary_of, weight_counts
+from swift.models.tuners import adapter_config, apply_tuner, weight_counts
 from swift.models.view import ViewModule
 from swift.tuners.selected import tuner_of
 
@@ -40,8 +40,8 @@ def build_view(
     if attention is None:
         flat = config.data.packing or config.data.padding_free
         attention = choose_attention(config.model.attention, source.config, flat=flat, device=device, dtype=compute)
-    run.facts["precision"] = f"{dtype_name} ({dtype_reason})"
-    run.facts["attention"] = f"{attention.name} ({attention.reason})"
+    run.facts.precision = Decision(dtype_name, dtype_reason)
+    run.facts.attention = Decision(attention.name, attention.reason)
 
     model: Any  # a transformers model, whose attributes torch's types do not know
     if config.tuner.quantize == "none":
@@ -65,7 +65,6 @@ def build_view(
     if config.train.compile:
         compile_blocks(view)
     trained, total = weight_counts(model)
-    run.facts["trainable"] = summary_of(trained, total)
     run.model_facts = ModelFacts(dtype_name, total, trained)
     return view
 

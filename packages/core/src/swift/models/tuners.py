@@ -26,6 +26,7 @@ from swift.models.heads import head_of
 from swift.models.load_adapter import load_adapter
 from swift.models.names import ADAPTER, adapter_names, base_model, canonical_parameters, name_map
 from swift.models.quiet import without_bitsandbytes
+from swift.terminal import summary_of
 from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
@@ -90,12 +91,6 @@ def weight_counts(model: torch.nn.Module) -> tuple[int, int]:
     """Return how many weights are trained, and how many there are."""
     counts = [(_count(parameter), parameter.requires_grad) for parameter in model.parameters()]
     return sum(count for count, grad in counts if grad), sum(count for count, _ in counts)
-
-
-def summary_of(trained: int, total: int) -> str:
-    """Summarise counts of trained and all weights for people."""
-    percent = 100 * trained / max(1, total)
-    return f"{_short(trained)} of {_short(total)} weights ({percent:.{0 if percent >= 10 else 2}f} %)"
 
 
 def initial_adapter(name: str, shape: Sequence[int], section: TunerSection, *, seed: int) -> torch.Tensor:
@@ -251,13 +246,6 @@ def _count(parameter: torch.nn.Parameter) -> int:
     if state is not None:
         return math.prod(state.shape)
     return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-def _short(count: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return str(count)
 
 
 def _plain(value: Any) -> Any:

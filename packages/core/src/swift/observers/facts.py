@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from swift.contracts import Run, RunSummary
+from swift.contracts import Decision, Run, RunSummary
+from swift.terminal import summary_of
 
 
 @dataclass(frozen=True)
@@ -21,21 +21,31 @@ class UnusableSamples:
 
 
 def unusable_samples(run: Run) -> list[UnusableSamples]:
-    """From `run.facts["unusable_samples"]`: reason → count, or reason → {"count": ..., "first": ...}."""
-    found = []
-    for reason, value in run.facts.get("unusable_samples", {}).items():
-        if isinstance(value, Mapping):
-            found.append(UnusableSamples(reason, int(value["count"]), str(value.get("first", ""))))
-        else:
-            found.append(UnusableSamples(reason, int(value)))
-    return found
+    """Return the samples that the run's data facts count as rejected, by reason."""
+    data = run.facts.data
+    return [UnusableSamples(reason, each.count, each.first) for reason, each in data.rejected.items()] if data else []
 
 
 def setup_facts(run: Run) -> dict[str, str]:
-    """Return the run in a few words, for a header: model, backend and layout, then every fact that is a string."""
-    facts = {"model": run.config.model.path or "", "backend": backend_and_layout(run)}
-    facts |= {name: value for name, value in run.facts.items() if isinstance(value, str)}
-    return {name: value for name, value in facts.items() if value}
+    """Describe the run in a few words, for a header: model, backend and layout, then every fact."""
+    facts, data, model = run.facts, run.facts.data, run.model_facts
+    sentences = {
+        "model": run.config.model.path or "",
+        "backend": backend_and_layout(run),
+        "data": f"{data.samples:,} samples, {data.tokens:,} tokens" if data is not None else "",
+        "precision": _sentence(facts.precision),
+        "attention": _sentence(facts.attention),
+        "trainable": summary_of(model.trainable, model.parameters) if model is not None else "",
+    }
+    sentences |= {name: text for name, text in facts.extra.items() if isinstance(text, str)}
+    return {name: text for name, text in sentences.items() if text}
+
+
+def _sentence(decision: Decision | None) -> str:
+    """'bfloat16 (this GPU computes in it)'."""
+    if decision is None:
+        return ""
+    return f"{decision.chosen} ({decision.reason})" if decision.reason else decision.chosen
 
 
 def backend_and_layout(run: Run) -> str:

@@ -18,7 +18,7 @@ from swift.checkpoint.coordination import close_comms
 from swift.checkpoint.load import facts_of
 from swift.checkpoint.manifest import Manifest
 from swift.config.sections import Config
-from swift.contracts import ModelRole, Objective, Plan, Run
+from swift.contracts import DataFacts, ModelRole, Objective, Plan, RejectedSamples, Run
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.pipeline import DataPreparation, PreparedData
@@ -250,11 +250,11 @@ def report_data(run: Run, data: PreparedData) -> None:
     """Print the data report, which of a stream is complete only at the end."""
     for line in data.report.lines():
         run.say(line)
-    run.facts["data"] = f"{data.report.samples:,} samples, {data.report.tokens:,} tokens"
-    run.facts["unusable_samples"] = {
-        reason: {"count": rejected.count, "first": f"{rejected.place}: {rejected.detail}"}
-        for reason, rejected in data.report.rejected.items()
+    rejected = {
+        reason: RejectedSamples(each.count, f"{each.place}: {each.detail}")
+        for reason, each in data.report.rejected.items()
     }
+    run.facts.data = DataFacts(data.report.samples, data.report.tokens, rejected)
 
 
 def plan_steps(plan: Plan, run: Run) -> Plan:

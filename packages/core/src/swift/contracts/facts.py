@@ -1,0 +1,84 @@
+"""Facts of a run: what was found and decided, as values of which observers make sentences.
+
+Importable without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts of the model in training, for calculations: `Run.model_facts`."""
+
+    precision: str
+    """Of the arithmetic: 'float32', 'bfloat16', 'float16', or what a backend calls its own ('bfloat16 fp8 hybrid')."""
+    parameters: int
+    """All weights, adapters included."""
+    trainable: int
+    """Those of them that are trained."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A choice that was made for the run, and why."""
+
+    chosen: str
+    """'bfloat16', 'sdpa'."""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RejectedSamples:
+    """Samples that were left out of training for one reason."""
+
+    count: int
+    first: str = ""
+    """Where the first of them stands, and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """The training set, as far as it has been read."""
+
+    samples: int
+    tokens: int
+    rejected: Mapping[str, RejectedSamples] = field(default_factory=dict)
+    """By reason."""
+
+
+class RunFacts(MutableMapping[str, Any]):
+    """Facts of a run, which become known one by one.
+
+    A backend notes a fact of its own as a text, which observers show as it stands: `run.facts["kernels"] = "..."`.
+    """
+
+    def __init__(self) -> None:
+        self.data: DataFacts | None = None
+        self.precision: Decision | None = None
+        """Of the arithmetic."""
+        self.attention: Decision | None = None
+        self.extra: dict[str, Any] = {}
+        """Facts of the backend's own, by name; one with the name of a fact above is shown in its place."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.extra[name]
+
+    def __setitem__(self, name: str, fact: Any) -> None:
+        self.extra[name] = fact
+
+    def __delitem__(self, name: str) -> None:
+        del self.extra[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.extra)
+
+    def __len__(self) -> int:
+        return len(self.extra)
+
+    def __ior__(self, facts: Mapping[str, Any]) -> RunFacts:
+        self.extra.update(facts)
+        return self
