@@ -18,8 +18,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from swift import hookspecs
+from swift.cli.options import options_of
+from swift.cli.verbs import TRAINING, VERBS
 from swift.config.aliases import flags_of
 from swift.config.fields import Field, model_fields
+from swift.config.options import examples_of
 from swift.config.sections import Config, Section
 from swift.plugins.discover import CORE, list_plugins
 from swift.plugins.kinds import KINDS
@@ -37,6 +40,7 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
     try:
         pages = {
             "hooks.md": hooks_page(hookspecs),
+            "commands.md": commands_page(),
             "configuration.md": configuration_page(),
             "resume-matrix.md": matrix_page(json.loads((REFERENCE / "resume-matrix.json").read_text())),
         }
@@ -116,6 +120,32 @@ def configuration_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def commands_page() -> str:
+    """Return every verb that does not train with its arguments and flags; those that train have the configuration."""
+    parts = [
+        "# Commands",
+        GENERATED,
+        "In flags, `-` and `_` mean the same. A flag that takes a list may be repeated; of any other flag the last one "
+        "counts, and a note says so. `swift VERB --help` shows the same. "
+        f"{', '.join(f'`{verb}`' for verb in TRAINING)} take every key of the [configuration](configuration.md).",
+    ]
+    for name, verb in VERBS.items():
+        options = options_of(name)
+        if options is None:
+            continue
+        parts += [f"## swift {name}", f"{verb.summary}.", documentation(options, f"verb {name}")]
+        examples = examples_of(options)
+        if examples:
+            parts.append("\n".join(("```text", *examples, "```")))
+        fields = sorted(model_fields(options), key=lambda field: field.argument is None)
+        parts += _table(fields, _flags_of_option)
+    return "\n\n".join(parts) + "\n"
+
+
+def _flags_of_option(field: Field) -> Iterable[str]:
+    return (field.key, *field.flags) if field.argument else field.flags
+
+
 def matrix_page(results: dict[str, Any]) -> str:
     """Return the page of the resume matrix: which pairs of backends were tested, and how close they came."""
     facts, pairs = results["facts"], results["pairs"]
@@ -190,18 +220,23 @@ def _who_implements(hook: Callable[..., Any]) -> str:
     return "*One plugin implements it.*" if first else "*Every plugin that implements it is called.*"
 
 
-def _table(fields: Iterable[Field]) -> list[str]:
-    rows = [_row(field) for field in fields]
+def _flags_of_key(field: Field) -> Iterable[str]:
+    return flags_of(field.key)
+
+
+def _table(fields: Iterable[Field], flags: Callable[[Field], Iterable[str]] = _flags_of_key) -> list[str]:
+    rows = [_row(field, flags(field)) for field in fields]
     if not rows:
         return []
     return ["\n".join(["| key | type | default | flags | meaning |", "|---|---|---|---|---|", *rows])]
 
 
-def _row(field: Field) -> str:
+def _row(field: Field, others: Iterable[str]) -> str:
     if not field.description:
         raise Undocumented(f"key {field.key} has no description.")
-    flags = " ".join(f"`--{flag}`" for flag in flags_of(field.key))
-    cells = [f"`{field.key}`", field.type_name, _default(field.default), flags, field.description]
+    flags = " ".join(f"`--{flag}`" for flag in others)
+    default = "required" if field.required else _default(field.default)
+    cells = [f"`{field.argument or field.key}`", field.type_name, default, flags, field.description]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

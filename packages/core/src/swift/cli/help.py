@@ -155,7 +155,8 @@ def _show_group(group: FlagGroup) -> None:
     left = max(map(len, names), default=0) + 4
     right = max(30, _width() - left)
     for name, field, flags in zip(names, group.fields, group.flags, strict=True):
-        kind = "; ".join((field.type_name, "required" if field.required else shown_default(field.default)))
+        default = "required" if field.required else shown_default(field.default)
+        kind = f"{field.type_name} {field.bounds}".rstrip() + f"; {default}"
         text = f"{field.description or 'Not described by its plugin'} {_DIM}[{kind}]{_PLAIN}"
         lines = textwrap.wrap(text, right, break_on_hyphens=False)
         others = [f"--{flag}" for flag in ((field.key, *flags) if field.argument else flags)]

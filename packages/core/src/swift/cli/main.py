@@ -17,7 +17,7 @@ from swift.version import __version__
 
 def main() -> None:
     """Run the `swift` command."""
-    if sys.argv[1:2] and sys.argv[1] in TRAINING:
+    if sys.argv[1:2] and sys.argv[1] in TRAINING and not {"-h", "--help"} & set(sys.argv):
         from swift.deferred import has_own_process
 
         has_own_process()

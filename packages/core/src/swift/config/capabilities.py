@@ -1,4 +1,4 @@
-"""Comparing what a configuration asks for with what a backend says it can do, before anything is loaded."""
+"""Compares what a configuration asks for with what a backend says it can do, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SWITCHES = ("train.compile", "train.gradient_checkpointing", "model.liger")
 
 
 @dataclass(frozen=True)
-class Wish:
+class Requirement:
     """One thing that a configuration asks of a backend."""
 
-    said: str
+    name: str
     """As a person would type it."""
     capability: str
     """Which field of `Capabilities` decides."""
@@ -45,46 +45,48 @@ class Wish:
 
 def check_capabilities(capabilities: Capabilities, config: Config, objective: Objective) -> None:
     """Raise `UnsupportedPlan` naming all that is lacking, which installed backends have it, and what to type."""
-    wanted = list(_wishes(config, objective))
-    lacking = [wish for wish in wanted if not wish.met_by(capabilities)]
+    requested = list(_requirements(config, objective))
+    lacking = [requirement for requirement in requested if not requirement.met_by(capabilities)]
     if not lacking:
         return
     name = config.backend.name
-    others = [other for other, offer in _other_backends(name) if all(wish.met_by(offer) for wish in wanted)]
-    missing = ", ".join(wish.said for wish in lacking)
+    others = [
+        other for other, offer in _other_backends(name) if all(requirement.met_by(offer) for requirement in requested)
+    ]
+    missing = ", ".join(requirement.name for requirement in lacking)
     advice = _advice(lacking, others)
     raise UnsupportedPlan(f"The {name} backend does not have {missing}.", hint=advice)
 
 
-def _wishes(config: Config, objective: Objective) -> Iterator[Wish]:
+def _requirements(config: Config, objective: Objective) -> Iterator[Requirement]:
     for key, value in config.parallel:
         if value is True or (not isinstance(value, bool) and value is not None and value > 1):
-            said = f"parallel.{key}" if value is True else f"parallel.{key} {value}"
-            yield Wish(said, "parallel", key, f"--parallel.{key} {'false' if value is True else 1}")
+            name = f"parallel.{key}" if value is True else f"parallel.{key} {value}"
+            yield Requirement(name, "parallel", key, f"--parallel.{key} {'false' if value is True else 1}")
     if config.model.dtype != "auto":
         dtype = config.model.dtype
-        yield Wish(f"model.dtype {dtype}", "precisions", dtype, "--torch_dtype auto")
+        yield Requirement(f"model.dtype {dtype}", "precisions", dtype, "--torch_dtype auto")
     for need in sorted(_needs_of_tuner(config)):
         yield _of_tuner(config.tuner.kind, need)
     if config.tuner.quantize != "none":
         quantize = config.tuner.quantize
-        yield Wish(f"tuner.quantize {quantize}", "quantisers", quantize, "--tuner.quantize none")
+        yield Requirement(f"tuner.quantize {quantize}", "quantisers", quantize, "--tuner.quantize none")
     yield _of_optimizer(config.optim.name)
     for need in sorted(objective.needs):
-        yield Wish(
+        yield Requirement(
             f"what the objective {objective.name!r} needs ({Need(need).value})", "provides", need, "another objective"
         )
     # An encoding that is named is one of core's, which hold text alone.
     for modality in sorted(getattr(getattr(objective, "encoding", None), "modalities", ())):
-        said = f"samples with {modality}, as the objective {objective.name!r} reads them"
-        yield Wish(said, "modalities", modality, "another objective")
+        name = f"samples with {modality}, as the objective {objective.name!r} reads them"
+        yield Requirement(name, "modalities", modality, "another objective")
     if config.checkpoint.asynchronous:
         item = "checkpoint.asynchronous"
-        yield Wish(item, "async_checkpoint", item, f"--{item} false")
+        yield Requirement(item, "async_checkpoint", item, f"--{item} false")
     for switch in SWITCHES:
         section, _, key = switch.partition(".")
         if getattr(getattr(config, section), key):
-            yield Wish(switch, "features", switch, f"--{switch} false")
+            yield Requirement(switch, "features", switch, f"--{switch} false")
 
 
 def _needs_of_tuner(config: Config) -> frozenset[str]:
@@ -94,23 +96,23 @@ def _needs_of_tuner(config: Config) -> frozenset[str]:
         return frozenset(tuner.object.needs(config.tuner.options(tuner.config_model)))
 
 
-def _of_tuner(kind: str, need: str) -> Wish:
-    """Return one thing that a tuner asks; core's own are said as they are typed."""
+def _of_tuner(kind: str, need: str) -> Requirement:
+    """Return one thing that a tuner asks; core's own are named as they are typed."""
     if need == Trains.DORA:
-        return Wish("tuner.dora", "tuners", need, "--tuner.dora false")
-    said = f"tuner.kind {kind}" if need == kind else f"what the tuner {kind!r} needs ({need})"
-    return Wish(said, "tuners", need, "--train_type full")
+        return Requirement("tuner.dora", "tuners", need, "--tuner.dora false")
+    name = f"tuner.kind {kind}" if need == kind else f"what the tuner {kind!r} needs ({need})"
+    return Requirement(name, "tuners", need, "--train_type full")
 
 
-def _of_optimizer(name: str) -> Wish:
+def _of_optimizer(name: str) -> Requirement:
     """Return what an optimizer asks. A backend of hook API 1.0 refuses by name what it lacks of core's own."""
     optimizer = load_optimizer(name)
     reads = optimizer.object.reads
-    said = f"whole {reads} of weights, which the optimizer {name!r} must see"
+    label = f"whole {reads} of weights, which the optimizer {name!r} must see"
     if reads == Reads.ELEMENTS:
-        said = f"the optimizer {name!r} (it declares none that read {reads})"
+        label = f"the optimizer {name!r} (it declares none that read {reads})"
     by_core = optimizer.entry.distribution == CORE
-    return Wish(said, "optimizers", reads, "--optim.name adamw", undeclared=by_core)
+    return Requirement(label, "optimizers", reads, "--optim.name adamw", undeclared=by_core)
 
 
 def _other_backends(name: str) -> Iterator[tuple[str, Capabilities]]:
@@ -126,11 +128,11 @@ def _other_backends(name: str) -> Iterator[tuple[str, Capabilities]]:
                 yield entry.name, capabilities
 
 
-def _advice(lacking: list[Wish], others: list[str]) -> str:
-    without = f"or go on without: {' '.join(dict.fromkeys(wish.without for wish in lacking))}"
+def _advice(lacking: list[Requirement], others: list[str]) -> str:
+    without = f"or go on without: {' '.join(dict.fromkeys(requirement.without for requirement in lacking))}"
     if others:
         return f"Installed backends that have it: {', '.join(others)}. Type: --backend {others[0]}, {without}"
-    offers = [set(PARALLEL_OFFERS.get(wish.item, ())) for wish in lacking]
+    offers = [set(PARALLEL_OFFERS.get(requirement.item, ())) for requirement in lacking]
     made_for_it = sorted(set.intersection(*offers))
     if made_for_it:
         command = install_command("swift.backends", made_for_it[0])

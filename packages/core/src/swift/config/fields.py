@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union
@@ -40,6 +40,8 @@ class Field:
     description: str
     type_name: str
     """For people: 'integer', 'switch', 'a | b | c'."""
+    bounds: str = ""
+    """The smallest and largest value, where help should name them."""
     required: bool = False
     aliases: tuple[str, ...] = ()
     """Further flags that set it."""
@@ -122,12 +124,32 @@ def _field(key: str, info: FieldInfo) -> Field:
         default=None if info.is_required() else info.get_default(call_default_factory=True, validated_data={}),
         description=info.description or "",
         type_name=_type_name(annotation),
+        bounds=", ".join(_bounds((info.annotation, *info.metadata))),
         required=info.is_required(),
         aliases=tuple(aliases),
         shorthands=tuple(each for each in info.metadata if isinstance(each, Shorthand)),
         argument=next((each.name for each in info.metadata if isinstance(each, Argument)), None),
         bare=next((each.value for each in info.metadata if isinstance(each, Bare)), None),
     )
+
+
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_LARGEST_SHOWN = 2**16
+"""A bound beyond it is there for slips of the keyboard, and of no interest to a reader."""
+
+
+def _bounds(parts: Iterable[Any]) -> Iterator[str]:
+    """Yield the bounds of a type in signs, from the metadata of a field or inside of its annotation."""
+    for part in parts:
+        if isinstance(part, FieldInfo):
+            yield from _bounds(part.metadata)
+        elif typing.get_origin(part) in (typing.Annotated, Union, types.UnionType):
+            yield from _bounds(typing.get_args(part))
+        elif not isinstance(part, type):
+            for name, sign in _BOUNDS.items():
+                bound = getattr(part, name, None)
+                if isinstance(bound, int | float) and abs(bound) < _LARGEST_SHOWN:
+                    yield f"{sign} {bound:g}"
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
