@@ -9,6 +9,7 @@ from kit_cases import chosen
 
 from swift.testing import BackendConformance, Layout
 
+HEADED_LORA = "seq_cls, lora, packed"
 NOT_CUT = frozenset({"dora"})
 """What AutoTP cannot cut."""
 
@@ -42,20 +43,27 @@ class TestDeepSpeed(BackendConformance):
     )
     layouts = (
         Layout(2, {"dp_shard": 2}, zero("zero3")),
-        Layout(4, {"tp": 2, "dp_shard": 2}, zero("zero2"), cases=chosen("packed", "dpo, lora"), without=NOT_CUT),
+        Layout(
+            4, {"tp": 2, "dp_shard": 2}, zero("zero2"), cases=chosen("packed", "dpo, lora", "reward"), without=NOT_CUT
+        ),
         Layout(2, {"dp_replicate": 2}, zero("zero0"), cases=chosen("accumulated")),
-        Layout(2, {"dp_shard": 2}, zero("zero1"), cases=chosen("dpo, lora", "float16")),
+        Layout(2, {"dp_shard": 2}, zero("zero1"), cases=chosen("dpo, lora", "float16", "value")),
         Layout(
             2,
             {"dp_shard": 2},
             zero("zero2"),
-            cases=chosen("clipped hard, tied", "accumulated", "packed", "lora", "bfloat16"),
+            cases=chosen("clipped hard, tied", "accumulated", "packed", "lora", HEADED_LORA, "bfloat16"),
         ),
         Layout(4, {"dp_shard": 4}, zero("zero3"), cases=chosen("packed")),
         Layout(2, {"dp_shard": 2}, zero("zero2_offload"), cases=chosen("accumulated", "lora")),
         Layout(2, {"dp_shard": 2}, zero("zero3_offload"), cases=chosen("dpo, lora", "bfloat16")),
-        Layout(2, {"dp_shard": 2}, {"backend.config": NVME}, "nvme", cases=chosen("accumulated", "lora")),
-        Layout(2, {"ulysses": 2}, zero("zero3"), cases=chosen("packed", "checkpointed", "dpo, lora", "float16")),
+        Layout(2, {"dp_shard": 2}, {"backend.config": NVME}, "nvme", cases=chosen("accumulated", "lora", "reward")),
+        Layout(
+            2,
+            {"ulysses": 2},
+            zero("zero3"),
+            cases=chosen("packed", "checkpointed", "dpo, lora", "float16", "reward", "embedding"),
+        ),
         Layout(4, {"ulysses": 2, "dp_shard": 2}, zero("zero3"), cases=chosen("packed")),
         Layout(
             2, {"tp": 2}, zero("zero1"), cases=chosen("clipped hard, tied", "accumulated", "dpo, lora"), without=NOT_CUT

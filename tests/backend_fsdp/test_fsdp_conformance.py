@@ -7,6 +7,7 @@ from kit_cases import chosen
 from swift.testing import BackendConformance, Layout
 
 NO_DORA = frozenset({"dora"})
+HEADED_LORA = "seq_cls, lora, packed"
 
 
 class TestFsdp(BackendConformance):
@@ -14,17 +15,17 @@ class TestFsdp(BackendConformance):
     preload = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "swift_backend_fsdp.shard")
     layouts = (
         Layout(2, {"dp_shard": 2}),
-        Layout(4, {"tp": 2, "dp_shard": 2}, cases=chosen("packed", "dpo, lora"), without=NO_DORA),
+        Layout(4, {"tp": 2, "dp_shard": 2}, cases=chosen("packed", "dpo, lora", "reward"), without=NO_DORA),
         Layout(4, {"dp_shard": 4}, cases=chosen("packed")),
         Layout(4, {"dp_replicate": 2, "dp_shard": 2}, cases=chosen("dpo, lora")),
         Layout(
             2,
             {"tp": 2},
-            cases=chosen("clipped hard, tied", "accumulated", "checkpointed", "lora", "bfloat16"),
+            cases=chosen("clipped hard, tied", "accumulated", "checkpointed", "lora", HEADED_LORA, "bfloat16"),
             without=NO_DORA,
         ),
-        Layout(2, {"ulysses": 2}, cases=chosen("packed", "checkpointed", "dpo, lora")),
-        Layout(2, {"cp": 2}, cases=chosen("packed", "lora", "bfloat16")),
+        Layout(2, {"ulysses": 2}, cases=chosen("packed", "checkpointed", "dpo, lora", "reward", "value")),
+        Layout(2, {"cp": 2}, cases=chosen("packed", "lora", "bfloat16", HEADED_LORA, "embedding")),
         Layout(4, {"cp": 2, "dp_shard": 2}, cases=chosen("packed")),
-        Layout(2, {"dp_shard": 2}, {"backend.offload": True}, cases=chosen("accumulated", "lora")),
+        Layout(2, {"dp_shard": 2}, {"backend.offload": True}, cases=chosen("accumulated", "lora", "reward")),
     )

@@ -126,7 +126,7 @@ def pairs() -> Iterator[Pair]:
 def _whole() -> Iterator[Pair]:
     for subject, places in ((DENSE, PLACES), (EXPERTS, EXPERT_PLACES)):
         yield from (Pair("clipped", subject, wrote, reads) for wrote, reads in product(places, repeat=2))
-    for case in ("lora", "dpo", "dpo, lora"):
+    for case in ("lora", "dpo", "dpo, lora", "reward", "seq_cls, lora, packed"):
         yield from _around(case, PLACES)
 
 
@@ -136,6 +136,8 @@ def _covering() -> Iterator[Pair]:
     yield from _around("lora", PLACES[::5])
     yield from _around("dpo", PLACES[1::7])
     yield from _around("dpo, lora", PLACES[3::5])
+    yield from _around("reward", PLACES[:4])
+    yield from _around("seq_cls, lora, packed", PLACES[1:4])
 
 
 def _around(case: str, places: Sequence[Place], subject: Subject = DENSE) -> Iterator[Pair]:

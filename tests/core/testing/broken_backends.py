@@ -468,6 +468,41 @@ class ReturnsTokensWhereTheyArePredicted(TorchBackend):
         return dataclasses.replace(result, tokens=result.tokens and tokens)
 
 
+@caught_by("trajectory", "reward")
+class ScoresThePadPosition(TorchBackend):
+    """The score of a text is the head's output at the end of its row, as if no row were padded."""
+
+    @hookimpl
+    def swift_wrap_model(self, run: Any, source: Any) -> Any:
+        from swift.backends.torch.model import build
+
+        view = build(run, source)
+
+        def ends(batch: Any, how: str) -> torch.Tensor:
+            # Padding belongs to no segment: it is scored for the segment of its row.
+            batch.segment_ids[:, -1] = batch.segment_ids[:, 0]
+            weights = torch.zeros_like(batch.weights)
+            weights[:, -1] = 1.0
+            return weights
+
+        view.pooling_weights = ends
+        return view
+
+
+@caught_by("trajectory", "reward")
+class StartsFromAHeadOfItsOwn(TorchBackend):
+    """The head is drawn where the process happens to be in its sequence of random numbers."""
+
+    @hookimpl
+    def swift_wrap_model(self, run: Any, source: Any) -> Any:
+        from swift.backends.torch.model import build
+
+        view = build(run, source)
+        if hasattr(view.model, "score"):
+            torch.nn.init.normal_(view.model.score.weight, std=0.1)
+        return view
+
+
 @caught_by("all_end_alike")
 class UpdatesWhateverComes(TorchBackend):
     """No look at loss or gradient before the update."""

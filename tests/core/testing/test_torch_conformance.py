@@ -12,5 +12,5 @@ class TestTorch(BackendConformance):
     layouts = (
         Layout(2),
         Layout(4, {"dp_replicate": 4}, cases=chosen("packed")),
-        Layout(1, cases=chosen("accumulated", "packed", "dpo, lora")),
+        Layout(1, cases=chosen("accumulated", "packed", "dpo, lora", "value", "seq_cls, lora, packed")),
     )
