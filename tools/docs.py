@@ -24,7 +24,8 @@ from swift.config.aliases import flags_of
 from swift.config.fields import Field, model_fields
 from swift.config.options import examples_of
 from swift.config.sections import Config, Section
-from swift.plugins.discover import CORE, list_plugins
+from swift.plugins.discover import list_plugins
+from swift.plugins.entry import CORE
 from swift.plugins.kinds import KINDS
 from swift.plugins.load import load
 

@@ -173,10 +173,10 @@ def check_light(core: Path) -> Iterator[str]:
 
 
 def check_circles(folder: Path) -> Iterator[str]:
-    """Rule 4, file by file; imports for type checking only make no circle."""
+    """Rule 4, file by file; imports for type checking count too."""
     modules = {module_name(file, folder): file for file in folder.rglob("*.py")}
     imported = {
-        module: {name for each in imports(file, module) for name in targets(each, modules)} - {module}
+        module: {name for each in imports(file, module, typed=True) for name in targets(each, modules)} - {module}
         for module, file in modules.items()
     }
     for circle in circles(imported):

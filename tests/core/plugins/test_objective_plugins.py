@@ -10,7 +10,7 @@ from swift.config.sections import Section
 from swift.data.batch import Batch
 from swift.errors import PluginError
 from swift.objectives.unpaired import Kto, KtoOptions
-from swift.plugins.discover import PluginEntry
+from swift.plugins.entry import PluginEntry
 from swift.plugins.load import LoadedPlugin
 from swift.plugins.objective import make_objective
 

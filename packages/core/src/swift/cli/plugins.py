@@ -16,7 +16,7 @@ from swift.errors import PluginError, SwiftError
 from swift.terminal import print_line
 
 if TYPE_CHECKING:
-    from swift.plugins.discover import PluginEntry
+    from swift.plugins.entry import PluginEntry
 
 OK, FOUND = "ok", "found"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from swift.plugins.discover import PluginEntry
+    from swift.plugins.entry import PluginEntry
 
 COMMANDS = "swift.commands"
 """Entry-point group of verbs that plugins add."""

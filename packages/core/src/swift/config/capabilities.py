@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from swift.contracts import Capabilities, Need, Reads, Trains
 from swift.errors import SwiftError, UnsupportedPlan
 from swift.plugins.blame import failing
-from swift.plugins.discover import CORE, duplicates, list_plugins
+from swift.plugins.discover import duplicates, list_plugins
+from swift.plugins.entry import CORE
 from swift.plugins.known import PARALLEL_OFFERS, install_command
 from swift.plugins.load import load, load_optimizer, load_tuner
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from swift.contracts.run import Topology
     from swift.data.batch import Batch, Row
     from swift.data.pipeline import PreparedData
-    from swift.data.plans import BatchLayout
+    from swift.data.plans.layout import BatchLayout
     from swift.data.store import SampleSet
 
 T = TypeVar("T")

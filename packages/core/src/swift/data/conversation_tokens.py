@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from swift.config.sections import DataSection
 from swift.data.conversation import Conversation, Unusable
-from swift.data.encodings.base import LossOn
 from swift.data.samples import Segment
 from swift.data.template import ChatTemplate
 from swift.data.texts import CompletionText, Raw, Rendered, Span, Steps, Text
 from swift.errors import DataError, ModelError
+
+LossOn = Literal["all", "assistant", "last_round"]
+"""Which answers are learned: all of the text, every answer of the assistant, or the last one."""
 
 
 class ConversationEncoder:

@@ -11,7 +11,7 @@ from typing import Any
 from swift.contracts import ForwardResult, Quantized, StepResult, Topology
 from swift.errors import PluginError
 from swift.plugins.blame import blaming, if_not_yours
-from swift.plugins.discover import PluginEntry
+from swift.plugins.entry import PluginEntry
 
 _END = object()
 

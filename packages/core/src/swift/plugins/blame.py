@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from swift.errors import PluginError, SwiftError
 
 if TYPE_CHECKING:
-    from swift.plugins.discover import PluginEntry
+    from swift.plugins.entry import PluginEntry
 
 _MARK = "_swift_blame"
 _LONGEST = 600

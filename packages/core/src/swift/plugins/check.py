@@ -21,7 +21,7 @@ from swift.plugins.blame import upgrade, words_of
 
 if TYPE_CHECKING:
     from swift.contracts import Objective
-    from swift.plugins.discover import PluginEntry
+    from swift.plugins.entry import PluginEntry
 
 
 def _hooks_of(spec: type) -> dict[str, tuple[str, ...]]:

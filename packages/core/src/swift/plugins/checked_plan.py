@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from swift.contracts import Plan
 from swift.plugins.answers import wrong
 from swift.plugins.blame import blaming, failing
-from swift.plugins.discover import PluginEntry
+from swift.plugins.entry import PluginEntry
 
 if TYPE_CHECKING:
     from swift.data.batch import Batch

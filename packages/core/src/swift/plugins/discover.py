@@ -10,14 +10,13 @@ import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from swift.plugins.entry import CORE, PluginEntry, normal_name
 from swift.plugins.kinds import KINDS
-
-CORE = "swift-core"
 
 ALLOW_LIST = "SWIFT_PLUGINS"
 """Environment variable: names or distributions, comma separated, that may be loaded beside those of swift-core."""
@@ -26,37 +25,6 @@ ALLOW_LIST = "SWIFT_PLUGINS"
 _NAME = re.compile(r"\w[\w.+-]*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\s*(:\s*[^\W\d]\w*(\.[^\W\d]\w*)*)?\s*(\[.*\])?")
 """`package.module:attribute.of.it`, perhaps with extras."""
-
-
-@dataclass(frozen=True)
-class PluginEntry:
-    """One entry point, as its distribution's metadata tells it."""
-
-    group: str
-    name: str
-    distribution: str
-    version: str
-    target: str
-    """`module:attribute`."""
-    requirements: tuple[str, ...] = ()
-    """Of its distribution, as pip reads them."""
-    problem: str | None = None
-    """What its metadata alone shows to be wrong with it, to be read after the plugin's name."""
-    allowed: bool = True
-    """False when SWIFT_PLUGINS leaves it out."""
-
-    @cached_property
-    def requires_core(self) -> str | None:
-        """The versions of swift-core that the distribution asks for, such as '>=0.1,<0.2'. Reading them takes long."""
-        return None if _normal(self.distribution) == CORE else _requires_core(self.requirements)
-
-    @property
-    def kind(self) -> str:
-        """Return 'backend', 'exporter', ...: the kind's name in `swift.plugins.kinds`."""
-        return KINDS[self.group].name
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name!r} ({self.distribution} {self.version})"
 
 
 def list_plugins(group: str | None = None) -> list[PluginEntry]:
@@ -101,7 +69,7 @@ def _entry_points() -> Iterable[metadata.EntryPoint]:
         found: dict[str, Iterable[metadata.EntryPoint]] = {}
         for distribution in metadata.distributions():
             with suppress(Exception):
-                name = _normal(distribution.metadata["Name"])
+                name = normal_name(distribution.metadata["Name"])
                 if name not in found:  # what comes first on the path is what is imported
                     found[name] = distribution.entry_points
         return [point for points in found.values() for point in points]
@@ -149,36 +117,12 @@ def _problem(point: metadata.EntryPoint) -> str | None:
 
 
 def _is_allowed(entry: PluginEntry, allow_list: frozenset[str] | None) -> bool:
-    distribution = _normal(entry.distribution)
-    return allow_list is None or distribution == CORE or bool({_normal(entry.name), distribution} & allow_list)
+    distribution = normal_name(entry.distribution)
+    return allow_list is None or distribution == CORE or bool({normal_name(entry.name), distribution} & allow_list)
 
 
 def _allow_list() -> frozenset[str] | None:
     value = os.environ.get(ALLOW_LIST)
     if value is None:
         return None
-    return frozenset(_normal(item) for item in value.split(",") if item.strip())
-
-
-def _requires_core(requirements: Iterable[str]) -> str | None:
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    specifiers = []
-    for text in requirements:
-        if not _normal(text).startswith(CORE):
-            continue
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue  # pip refuses such a distribution: it was installed in another way
-        try:
-            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        except (ValueError, KeyError):  # a marker about something that this Python does not know
-            continue
-        if _normal(requirement.name) == CORE and applies:
-            specifiers.append(str(requirement.specifier))
-    return ",".join(filter(None, specifiers)) or None
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).strip().lower()
+    return frozenset(normal_name(item) for item in value.split(",") if item.strip())

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from swift.errors import PluginError
-from swift.plugins.discover import CORE
+from swift.plugins.entry import CORE
 from swift.plugins.load import LoadedPlugin
 from swift.version import __version__
 

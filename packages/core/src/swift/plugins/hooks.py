@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         WeightStream,
     )
     from swift.data.batch import Batch
-    from swift.plugins.discover import PluginEntry
+    from swift.plugins.entry import PluginEntry
     from swift.processes.comms import Comms
 
 

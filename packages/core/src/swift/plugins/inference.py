@@ -16,7 +16,7 @@ from swift.plugins.guard import guarded
 from swift.plugins.load import LoadedPlugin
 
 if TYPE_CHECKING:
-    from swift.plugins.discover import PluginEntry
+    from swift.plugins.entry import PluginEntry
 
 _METHODS = ("generate", "stream", "score", "close")
 _REASONS = ("stop", "length")

@@ -13,7 +13,7 @@ from swift import hookspecs
 from swift.plugins import check
 
 if TYPE_CHECKING:
-    from swift.plugins.discover import PluginEntry
+    from swift.plugins.entry import PluginEntry
 
 Check = Callable[["PluginEntry", Any], None]
 

@@ -11,7 +11,8 @@ from swift.contracts import HOOK_API, Capabilities
 from swift.errors import PluginError, SwiftError, did_you_mean
 from swift.plugins.blame import failing, interrupts, upgrade, words_of
 from swift.plugins.check import check_hook_api
-from swift.plugins.discover import ALLOW_LIST, CORE, PluginEntry, list_plugins
+from swift.plugins.discover import ALLOW_LIST, list_plugins
+from swift.plugins.entry import CORE, PluginEntry
 from swift.plugins.kinds import KINDS
 from swift.plugins.known import KNOWN, install_command
 from swift.plugins.waiting import waiting_for

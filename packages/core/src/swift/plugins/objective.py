@@ -12,7 +12,7 @@ from swift.plugins.answers import is_tensor, wrong
 from swift.plugins.blame import blaming, failing
 from swift.plugins.check import check_objective
 from swift.plugins.checked_plan import CheckedPlan
-from swift.plugins.discover import PluginEntry
+from swift.plugins.entry import PluginEntry
 from swift.plugins.load import LoadedPlugin
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from swift.config.sections import Config
     from swift.contracts import ForeignCheckpoint, TrainedState
-    from swift.plugins.discover import PluginEntry
+    from swift.plugins.entry import PluginEntry
     from swift.plugins.load import LoadedPlugin
 
 _PLAIN_METHODS = {

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swift.plugins.discover import PluginEntry
+from swift.plugins.entry import PluginEntry
 
 PATIENCE = 5.0
 """Seconds until the user is told whom the command waits for."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from swift.config.sections import TunerSection
     from swift.contracts import Tuner, TunerContext
-    from swift.plugins.discover import PluginEntry
+    from swift.plugins.entry import PluginEntry
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from swift.data.conversation import Unusable
 from swift.data.formats import UNDERSTOOD, UNKNOWN_FORMAT, RowReader, Sample
@@ -15,12 +15,8 @@ from swift.data.texts import Steps
 from swift.errors import DataError, PluginError
 
 if TYPE_CHECKING:
-    from swift.data.conversation_tokens import ConversationEncoder
+    from swift.data.conversation_tokens import ConversationEncoder, LossOn
     from swift.data.samples import Encoded
-
-
-LossOn = Literal["all", "assistant", "last_round"]
-"""Which answers are learned: all of the text, every answer of the assistant, or the last one."""
 
 
 class ReadRow(NamedTuple):

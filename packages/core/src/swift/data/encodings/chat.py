@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swift.data.conversation import Unusable
-from swift.data.encodings.base import EncodedRow, Encoding, LossOn, ReadRow
+from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
 from swift.data.samples import Encoded
 from swift.data.texts import Steps
 
 if TYPE_CHECKING:
-    from swift.data.conversation_tokens import ConversationEncoder
+    from swift.data.conversation_tokens import ConversationEncoder, LossOn
 
 
 class ChatEncoding(Encoding):

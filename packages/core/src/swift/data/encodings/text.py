@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from swift.data.encodings.base import LossOn
+from typing import TYPE_CHECKING
+
 from swift.data.encodings.chat import ChatEncoding
+
+if TYPE_CHECKING:
+    from swift.data.conversation_tokens import LossOn
 
 
 class TextEncoding(ChatEncoding):

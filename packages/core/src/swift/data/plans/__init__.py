@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from swift.contracts import Objective, Plan
+from swift.contracts.objective import Objective
+from swift.contracts.plan import Plan
 from swift.data.plans.epochs import EpochPlan
 from swift.data.plans.layout import BatchLayout, rows_in_memory
 from swift.data.plans.streams import StreamingPlan

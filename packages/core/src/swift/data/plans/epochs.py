@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from swift.contracts import Objective
+from swift.contracts.objective import Objective
 from swift.data.batch import Batch, Row
 from swift.data.plans.layout import BatchLayout, BatchMaker
 from swift.data.plans.packing import pack

@@ -11,7 +11,7 @@ from swift.data.batch import Batch, Row
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
-    from swift.contracts import Objective
+    from swift.contracts.objective import Objective
     from swift.data.samples import SampleFacts
 
 RowT = TypeVar("RowT")

@@ -11,7 +11,7 @@ from itertools import chain, count, islice
 
 import numpy as np
 
-from swift.contracts import Objective
+from swift.contracts.objective import Objective
 from swift.data.batch import Batch, Row
 from swift.data.plans.epochs import shuffler
 from swift.data.plans.layout import BatchLayout, rows_in_memory

@@ -1,0 +1,66 @@
+"""An installed plugin, as the metadata of its distribution describes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+CORE = "swift-core"
+
+
+@dataclass(frozen=True)
+class PluginEntry:
+    """One entry point, as its distribution's metadata tells it."""
+
+    group: str
+    name: str
+    distribution: str
+    version: str
+    target: str
+    """`module:attribute`."""
+    requirements: tuple[str, ...] = ()
+    """Of its distribution, as pip reads them."""
+    problem: str | None = None
+    """What its metadata alone shows to be wrong with it, to be read after the plugin's name."""
+    allowed: bool = True
+    """False when SWIFT_PLUGINS leaves it out."""
+
+    @cached_property
+    def requires_core(self) -> str | None:
+        """The versions of swift-core that the distribution asks for, such as '>=0.1,<0.2'. Reading them takes long."""
+        return None if normal_name(self.distribution) == CORE else _requires_core(self.requirements)
+
+    @property
+    def kind(self) -> str:
+        """Return 'backend', 'exporter', ...: the kind's name, which its group has in the plural."""
+        return self.group.removeprefix("swift.").removesuffix("s")
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r} ({self.distribution} {self.version})"
+
+
+def normal_name(name: str) -> str:
+    """Return a distribution's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).strip().lower()
+
+
+def _requires_core(requirements: Iterable[str]) -> str | None:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    specifiers = []
+    for text in requirements:
+        if not normal_name(text).startswith(CORE):
+            continue
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue  # pip refuses such a distribution: it was installed in another way
+        try:
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        except (ValueError, KeyError):  # a marker about something that this Python does not know
+            continue
+        if normal_name(requirement.name) == CORE and applies:
+            specifiers.append(str(requirement.specifier))
+    return ",".join(filter(None, specifiers)) or None
