@@ -13,8 +13,8 @@ from tiers import tiered
 
 from swift.checkpoint import open_checkpoint
 from swift.checkpoint.names import owner_of
-from swift.export.run import export_checkpoint
 from swift.config.sections import ExportSection
+from swift.export.run import export_checkpoint
 from swift.models.files import WeightFiles
 from swift.testing import Layout
 from swift.testing.cases import BY_NAME, FP32
