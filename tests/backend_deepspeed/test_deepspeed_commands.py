@@ -123,9 +123,9 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(place: Path) -> None
     jobs = [(place / "tiny", changes) for changes, _ in REFUSED.values()]
     said = [reason for _, reason in REFUSED.values()]
     jobs.append((odd, {"parallel.ulysses": 2}))
-    said.append("3 attention heads cannot be dealt to parallel.ulysses 2")
+    said.append("3 attention heads are not divisible by parallel.ulysses 2")
     jobs.append((odd, {"parallel.tp": 2}))
-    said.append("3 attention heads with 1 key-value heads cannot be dealt to parallel.tp 2")
+    said.append("3 attention heads with 1 key-value heads are not divisible by parallel.tp 2")
 
     def job(folder: Path, changes: dict[str, Any]) -> Any:
         settings = {"backend.name": "deepspeed", **changes}

@@ -51,12 +51,12 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
         (empty, {}),
     ]
     said += [
-        "3 attention heads cannot be dealt to parallel.ulysses 2",
-        "3 attention heads with 1 key-value heads cannot be dealt to parallel.tp 2",
+        "3 attention heads are not divisible by parallel.ulysses 2",
+        "3 attention heads with 1 key-value heads are not divisible by parallel.tp 2",
         "A width of 255 (intermediate_size) cannot be cut for parallel.tp 2 processes evenly",
         "which this backend cannot do",
         "has no plan for tensor parallel",
-        "cannot be trained with sequences cut",
+        "cannot be trained with sharded sequences",
         "num_hidden_layers is 0",
     ]
 

@@ -267,3 +267,24 @@ def test_shards_of_the_vocabulary_add_up_to_the_whole(rows, padding):
         for values, reference in zip(answers, (*expected.values(), of_hidden), strict=False):
             torch.testing.assert_close(torch.tensor(values).double(), reference.double(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(torch.tensor(first[-1] + second[-1]), of_weight, rtol=1e-4, atol=1e-4)
+
+
+def test_views_that_are_not_asked_for_are_not_computed():
+    hidden, weight, bias, targets = problem()
+    called = set()
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
+            called.add(function.overloadpacket.__name__)
+            return function(*arguments, **(kwargs or {}))
+
+    for want in (OF_TARGETS, WITH_CANDIDATES):
+        called.clear()
+        with Watch():
+            views = token_logps(
+                hidden, weight, targets, bias=bias, candidates=candidates_of(targets, 5), want=want, keep_bytes=0
+            )
+            (views.logps.sum() + views.mean_logps.sum()).backward()
+        asked = want is WITH_CANDIDATES
+        assert ({"xlogy", "scatter"} <= called) == asked
+        assert all((each is not None) == asked for each in (views.entropy, views.candidate_logps, views.candidate_rest))

@@ -58,8 +58,8 @@ class EngineRoot(nn.Module):
         if batch is None:
             self.view.self_check()
             return ()
-        in_parts = isinstance(self.view, SequenceView)
-        view = self.view.in_parts(batch, needs) if in_parts else self.view(batch, needs)  # type: ignore[operator]
+        sharded = isinstance(self.view, SequenceView)
+        view = self.view.forward_sharded(batch, needs) if sharded else self.view(batch, needs)  # type: ignore[operator]
         return tuple(getattr(view, each.name) for each in fields(ModelView))
 
 

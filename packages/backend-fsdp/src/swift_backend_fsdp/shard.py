@@ -51,7 +51,7 @@ class FsdpRoot(nn.Module):
             self.view.self_check()
             return None
         if isinstance(self.view, SequenceView):
-            return self.view.in_parts(batch, needs)
+            return self.view.forward_sharded(batch, needs)
         view: ModelView = self.view(batch, needs)
         return view
 

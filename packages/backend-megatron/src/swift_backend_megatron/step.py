@@ -145,7 +145,7 @@ def _shards(run: Run, state: MegatronState, batch: Batch) -> list[SequenceShard]
     count = -(-count // unit) * unit
     micro_batches = list(batch.micro_batches())
     taken = [(each, True) for each in micro_batches]
-    taken += [(batch.stand_in(), False) for _ in range(count - len(micro_batches))]
+    taken += [(batch.dummy(), False) for _ in range(count - len(micro_batches))]
     shape = (0, 0) if state.config.variable_seq_lengths else _common_shape([each for each, _ in taken], state)
     return [state.slicer.slice(each, counts, shape) for each, counts in taken]
 

@@ -49,7 +49,7 @@ class MicroBatch:
     candidates: torch.Tensor | None = None
     """int64 [rows, width, K], shifted in the same way: K tokens that might stand in place of `targets[t]`."""
     temperature: float = 1.0
-    """What logits are divided by before anything else is made of them."""
+    """Divisor of the logits, applied after scale and softcap."""
     media: Media | None = None
     """Pictures, videos and sounds, for a backend whose `Capabilities.modalities` have them."""
 
@@ -81,7 +81,7 @@ class MicroBatch:
     def map_positions(self, function: Callable[[torch.Tensor, int], torch.Tensor]) -> MicroBatch:
         """Return a micro-batch with `function(tensor, padding)` applied to what is laid out as [rows, width, ...].
 
-        `padding` is the value that stands where there is no token. Everything else stays as it is.
+        `padding` is the value where there is no token. Everything else stays as it is.
         """
         return replace(
             self,
@@ -97,14 +97,14 @@ class MicroBatch:
 
 
 class MediaReader(Protocol):
-    """Reads what references point to, and makes of it what a model is given."""
+    """Read what references point to, and turn it into the inputs of a model."""
 
     def __call__(self, batch: MicroBatch, references: Sequence[tuple[MediaRef, ...]]) -> Media:
         """Return the media of a micro-batch. `references` has an entry for each of its segments, in order."""
 
 
 Row = tuple[Encoded, ...]
-"""What counts as one row of a batch: a sample, or a pack of samples."""
+"""One row of a batch: a sample, or a pack of samples."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Batch:
     step: int
     rows: Sequence[Row]
     first_row: int
-    """Place of this slice's first row in the global batch."""
+    """Index of this slice's first row in the global batch."""
     micro_rows: int
     """Rows per micro-batch."""
     weight: float
@@ -128,21 +128,21 @@ class Batch:
     pad_to_multiple: int = 1
     """Padded length (or flat length) is rounded up to a multiple of this."""
     spare_row: Row | None = None
-    """Stands in, with no weight, when this process has no row of a short batch."""
+    """Used as a dummy, with no weight, when this process has no row of a short batch."""
     temperature: float = 1.0
-    """What logits are divided by, in training and in scoring; generated text is looked at as it was sampled."""
+    """Divisor of the logits; 1 in evaluation and in scoring of text."""
     media_reader: MediaReader | None = None
     """Reads the pictures, videos and sounds of the samples; needed where samples have any."""
 
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """At least one; a process without rows gets the spare row with all weights zero."""
+        """Yield at least one; a process without rows gets the spare row with all weights zero."""
         if not self.rows:
-            yield self.stand_in()
+            yield self.dummy()
             return
         for start in range(0, len(self.rows), self.micro_rows):
             yield self._collate(self.rows[start : start + self.micro_rows], self.first_row + start)
 
-    def stand_in(self) -> MicroBatch:
+    def dummy(self) -> MicroBatch:
         """Return a row with all weights zero, for engines whose processes must go through the model equally often."""
         row = self.rows[0] if self.rows else self.spare_row
         if row is None:
@@ -243,7 +243,7 @@ def _zeros(segment: Segment, names: set[str]) -> dict[str, np.ndarray]:
 def _per_token(
     segments: Sequence[Segment], segment_ids: torch.Tensor, *, flat: bool
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-    """Return token values and candidates, laid out as weights are; what all segments have, or a `ValueError`."""
+    """Return token values and candidates, laid out as weights are. All segments must have the same."""
     names, first = segments[0].token_values.keys(), segments[0].candidates
     if any(segment.token_values.keys() != names for segment in segments):
         raise ValueError("all segments of a batch must have the same token_values")

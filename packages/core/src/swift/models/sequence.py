@@ -1,4 +1,4 @@
-"""Samples cut along their tokens: Ulysses (all-to-all over heads) and context parallel (keys and values gathered).
+"""Sequences sharded by tokens: Ulysses (all-to-all over heads) and context parallel (keys and values gathered).
 
 Every process of a sequence group runs the decoder on its own part of the tokens. In attention, either each gets all
 tokens of some heads (Ulysses), or each gets the keys and values of all tokens (context parallel). What the model says
@@ -45,8 +45,8 @@ POSITION_VIEWS = (
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A micro-batch of which this process has a part: told to attention."""
+class SequenceShard:
+    """Tell attention which tokens of a micro-batch this process has."""
 
     packing: Packing
     """Lengths of the samples that share each row, in whole rows."""
@@ -55,12 +55,12 @@ class Cut:
     group: dist.ProcessGroup
     segment_ids: torch.Tensor
     """Of whole rows, made as long as all parts are together."""
-    asked: list[str] = field(default_factory=list)
-    """What attention notes here that it has been told of the cut."""
+    seen_by: list[str] = field(default_factory=list)
+    """Names of the attention functions that have received this."""
 
 
 def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> AttentionChoice:
-    """Return the kernel for samples that are cut; refuses models whose attention is more than causal attention.
+    """Return the kernel for sharded sequences, or refuse models whose attention is more than causal attention.
 
     `cp` says whether the backend has context parallel to offer in place of Ulysses.
     """
@@ -68,9 +68,9 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
     heads = model_config.get_text_config().num_attention_heads
     if heads % parallel.ulysses:
         raise UnsupportedPlan(
-            f"{heads} attention heads cannot be dealt to parallel.ulysses {parallel.ulysses} processes evenly.",
+            f"{heads} attention heads are not divisible by parallel.ulysses {parallel.ulysses}.",
             hint=f"Choose a divisor of {heads}"
-            + (f", or cut sequences by --parallel.cp {parallel.ulysses} instead." if cp else "."),
+            + (f", or shard sequences by --parallel.cp {parallel.ulysses} instead." if cp else "."),
         )
     try:
         choice = choose_attention("sdpa", model_config, flat=True, device=run.topology.device)
@@ -79,7 +79,7 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
         obstacle = error.message
     if obstacle:
         raise UnsupportedPlan(
-            f"{model_config.model_type} cannot be trained with sequences cut: {obstacle}",
+            f"{model_config.model_type} cannot be trained with sharded sequences: {obstacle}",
             hint="Type --parallel.ulysses 1 --parallel.cp 1",
         )
     ulysses = parallel.ulysses > 1
@@ -89,9 +89,9 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
 
 
 class SequenceView(ViewModule):
-    """A view that runs the decoder on a part of the tokens."""
+    """Run the decoder on this process's shard of the tokens."""
 
-    _cut: Cut | None = None
+    _shard: SequenceShard | None = None
 
     def __init__(
         self,
@@ -105,18 +105,18 @@ class SequenceView(ViewModule):
         """Processes that share each sample."""
         super().__init__(model, attention=attention, say=say)
 
-    def in_parts(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
+    def forward_sharded(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         """Return the views of a whole micro-batch, each process having computed its own part."""
         width = batch.input_ids.shape[1]
-        part, cut = _part_of(batch, self.group)
-        self._cut = cut
+        part, shard = _part_of(batch, self.group)
+        self._shard = shard
         try:
             view: ModelView = self(part, needs)
         finally:
-            self._cut = None
-        if not cut.asked:
+            self._shard = None
+        if not shard.seen_by:
             raise UnsupportedPlan(
-                f"{type(causal_lm_of(self.model)).__name__} does not tell its attention that sequences are cut.",
+                f"{type(causal_lm_of(self.model)).__name__} does not tell its attention that sequences are sharded.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
 
@@ -135,33 +135,33 @@ class SequenceView(ViewModule):
 
     def pooling_weights(self, batch: MicroBatch, how: str) -> torch.Tensor:
         """Return the weights of this process's positions; which token is a segment's last is seen in whole rows."""
-        if self._cut is None:
+        if self._shard is None:
             return super().pooling_weights(batch, how)
-        whole = pooling_weights(self._cut.segment_ids, batch.segments, how)
-        return whole[:, self._cut.start : self._cut.start + batch.input_ids.shape[1]]
+        whole = pooling_weights(self._shard.segment_ids, batch.segments, how)
+        return whole[:, self._shard.start : self._shard.start + batch.input_ids.shape[1]]
 
     def check(self) -> None:
-        """Beside what every view checks: samples that are cut have the values of whole ones."""
+        """Check what every view checks, and that sharded sequences have the values of whole ones."""
         super().check()
         batch = self.probe(lengths=(7, 4))
         need = self.comparable
         whole = getattr(self(batch, {need}), need.value)
-        parts = getattr(self.in_parts(batch, {need}), need.value)
+        parts = getattr(self.forward_sharded(batch, {need}), need.value)
         exact = whole.dtype == torch.float32 and not torch.is_autocast_enabled(whole.device.type)
         tolerance = 1e-4 if exact else 0.15
         if not bool(((parts - whole).abs() <= tolerance * (1 + whole.abs())).all()):
             raise UnsupportedPlan(
-                f"{type(causal_lm_of(self.model)).__name__} gives other numbers when sequences are cut.",
+                f"{type(causal_lm_of(self.model)).__name__} gives other numbers when sequences are sharded.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
 
     def inputs(self, batch: MicroBatch) -> dict[str, Any]:
-        """Positions are always given: a part does not begin at zero."""
+        """Return the arguments of the decoder, always with positions: a shard does not begin at zero."""
         # A mask of four dimensions counts as ready-made: transformers builds none of its own, and it isn't read.
         unread = batch.weights.new_zeros((1, 1, 1, 1))
         given = {"input_ids": batch.input_ids, "use_cache": False, "position_ids": batch.position_ids}
-        if self._cut is not None:
-            return {**given, "attention_mask": unread, "cut": self._cut}
+        if self._shard is not None:
+            return {**given, "attention_mask": unread, "shard": self._shard}
         width = batch.input_ids.shape[1]
         packing = Packing((width,)) if batch.boundaries is None else packing_of(batch.boundaries.tolist(), width)
         return {**given, "attention_mask": unread, "packing": packing}
@@ -174,18 +174,18 @@ def ulysses_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    cut: Cut | None = None,
+    shard: SequenceShard | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Swap tokens for heads, attend to whole samples, swap back. Tensors are [rows, heads, tokens, width]."""
-    if cut is None:
+    if shard is None:
         return varlen_attention(module, query, key, value, attention_mask, **kwargs)
-    cut.asked.append(ULYSSES)
-    size = dist.get_world_size(cut.group)
+    shard.seen_by.append(ULYSSES)
+    size = dist.get_world_size(shard.group)
     key, value = (_enough_heads(each, query.shape[1], size) for each in (key, value))
-    query, key, value = (_tokens_for_heads(each, cut.group) for each in (query, key, value))
-    output, _ = varlen_attention(module, query, key, value, None, packing=cut.packing, **kwargs)
-    return _heads_for_tokens(output, cut.group), None
+    query, key, value = (_tokens_for_heads(each, shard.group) for each in (query, key, value))
+    output, _ = varlen_attention(module, query, key, value, None, packing=shard.packing, **kwargs)
+    return _heads_for_tokens(output, shard.group), None
 
 
 def gathered_attention(
@@ -195,24 +195,24 @@ def gathered_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    cut: Cut | None = None,
+    shard: SequenceShard | None = None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return attention of this process's queries to the keys and values of all tokens, sample by sample."""
-    if cut is None:
+    if shard is None:
         kwargs |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
         return varlen_attention(module, query, key, value, attention_mask, **kwargs)
-    cut.asked.append(GATHERED)
-    key, value = (_gather(each, cut.group) for each in (key, value))
+    shard.seen_by.append(GATHERED)
+    key, value = (_gather(each, shard.group) for each in (key, value))
     groups = query.shape[1] // key.shape[1]
-    end = cut.start + query.shape[2]
+    end = shard.start + query.shape[2]
     outputs = []
     begin = 0
-    for length in cut.packing.lengths:
-        first, last = max(begin, cut.start), min(begin + length, end)
+    for length in shard.packing.lengths:
+        first, last = max(begin, shard.start), min(begin + length, end)
         if first < last:
             # From the sample's first token, or the first that a window reaches, up to this part's last.
             oldest = begin if sliding_window is None else max(begin, first - sliding_window + 1)
@@ -220,7 +220,7 @@ def gathered_attention(
             mask = _causal_mask(first, last, oldest, sliding_window, query.device)
             outputs.append(
                 scaled_dot_product_attention(
-                    query[:, :, first - cut.start : last - cut.start],
+                    query[:, :, first - shard.start : last - shard.start],
                     repeat_kv(key[:, :, seen], groups),
                     repeat_kv(value[:, :, seen], groups),
                     attn_mask=mask,
@@ -238,7 +238,7 @@ for _name, _attention in ((ULYSSES, ulysses_attention), (GATHERED, gathered_atte
     AttentionMaskInterface.register(_name, sdpa_mask)
 
 
-def _part_of(batch: MicroBatch, group: dist.ProcessGroup) -> tuple[MicroBatch, Cut]:
+def _part_of(batch: MicroBatch, group: dist.ProcessGroup) -> tuple[MicroBatch, SequenceShard]:
     """Return this process's tokens of every row, after padding rows to be evenly divisible."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     width = batch.input_ids.shape[1]
@@ -252,7 +252,7 @@ def _part_of(batch: MicroBatch, group: dist.ProcessGroup) -> tuple[MicroBatch, C
     whole = each * size
     packing = Packing((whole,)) if batch.boundaries is None else packing_of(batch.boundaries.tolist(), whole)
     segment_ids = pad(batch.segment_ids, (0, whole - width), value=-1)
-    return batch.map_positions(part), Cut(packing, mine.start, group, segment_ids)
+    return batch.map_positions(part), SequenceShard(packing, mine.start, group, segment_ids)
 
 
 def _causal_mask(first: int, last: int, oldest: int, window: int | None, device: torch.device) -> torch.Tensor | None:
@@ -271,7 +271,7 @@ def _causal_mask(first: int, last: int, oldest: int, window: int | None, device:
 
 
 def _enough_heads(tensor: torch.Tensor, query_heads: int, size: int) -> torch.Tensor:
-    """Key-value heads repeated as often as it takes to deal them out, no more."""
+    """Repeat key-value heads as often as it takes to make them divisible, no more."""
     heads = tensor.shape[1]
     if heads % size == 0:
         return tensor
@@ -281,7 +281,7 @@ def _enough_heads(tensor: torch.Tensor, query_heads: int, size: int) -> torch.Te
 
 
 class _AllToAll(torch.autograd.Function):
-    """[processes, ...] → the same with parts exchanged. Its own inverse, so that its gradient is itself."""
+    """Exchange parts, [processes, ...] → the same. It is its own inverse, so that its gradient is itself."""
 
     @staticmethod
     def forward(ctx: Any, parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -301,7 +301,7 @@ def _exchange(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _tokens_for_heads(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """[rows, heads, part of the tokens, width] → [rows, part of the heads, tokens, width]."""
+    """Turn [rows, heads, part of the tokens, width] into [rows, part of the heads, tokens, width]."""
     size = dist.get_world_size(group)
     rows, heads, tokens, width = tensor.shape
     parts = tensor.view(rows, size, heads // size, tokens, width).transpose(0, 1)
@@ -310,7 +310,7 @@ def _tokens_for_heads(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.T
 
 
 def _heads_for_tokens(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """[rows, tokens, part of the heads, width] → [rows, part of the tokens, heads, width]."""
+    """Turn [rows, tokens, part of the heads, width] into [rows, part of the tokens, heads, width]."""
     size = dist.get_world_size(group)
     rows, tokens, heads, width = tensor.shape
     parts = tensor.view(rows, size, tokens // size, heads, width).transpose(0, 1)
@@ -319,7 +319,7 @@ def _heads_for_tokens(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.T
 
 
 class _GatherKeys(torch.autograd.Function):
-    """Everybody's part, stacked; gradients of a part come from everybody and are added up."""
+    """Stack the parts of all processes; gradients of a part come from all and are added up."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -339,14 +339,14 @@ class _GatherKeys(torch.autograd.Function):
 
 
 def _gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """[rows, heads, part of the tokens, width] → [rows, heads, tokens, width]."""
+    """Turn [rows, heads, part of the tokens, width] into [rows, heads, tokens, width]."""
     rows, heads, _, width = tensor.shape
     parts: torch.Tensor = _GatherKeys.apply(tensor, group)  # type: ignore[no-untyped-call]
     return parts.permute(1, 2, 0, 3, 4).reshape(rows, heads, -1, width)
 
 
 class _GatherTokens(torch.autograd.Function):
-    """[rows, part of the tokens, ...] → [rows, tokens, ...].
+    """Turn [rows, part of the tokens, ...] into [rows, tokens, ...].
 
     Every process computes the same loss from the whole, so that each takes back the gradient of its own part alone.
     """

@@ -58,14 +58,13 @@ def tensor_plan(model: nn.Module, *, ways: int = 1) -> TensorPlan:
 
 
 def check_heads(model_config: Any, tp: int) -> None:
-    """Refuse a number of processes that attention heads cannot be dealt to."""
+    """Refuse a number of processes that does not divide the attention heads."""
     text = model_config.get_text_config()
     heads = text.num_attention_heads
     groups = getattr(text, "num_key_value_heads", None) or heads
     if heads % tp or groups % tp:
         raise UnsupportedPlan(
-            f"{heads} attention heads with {groups} key-value heads cannot be dealt to parallel.tp {tp} processes "
-            "evenly.",
+            f"{heads} attention heads with {groups} key-value heads are not divisible by parallel.tp {tp}.",
             hint=f"Choose a divisor of {groups}.",
         )
 

@@ -27,7 +27,7 @@ HEAD_NEEDS = frozenset(
 )
 """Views that every causal language model has."""
 PROBE_LOGIT = 40.0
-"""The head is compared at logits of this size, where a cap or a scale that was missed shows."""
+"""Size of the logits at which the head is compared, where a cap or a scale that was missed shows."""
 
 
 class ViewModule(nn.Module):
@@ -138,7 +138,7 @@ class ViewModule(nn.Module):
 
     @property
     def comparable(self) -> Need:
-        """The view by which one way of computing this model is compared with another."""
+        """Return the view by which one way of computing this model is compared with another."""
         return Need.TOKEN_LOGPS if self._unembeds else Need.POOLED
 
     def probe(self, lengths: Sequence[int]) -> MicroBatch:

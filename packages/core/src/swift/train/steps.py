@@ -34,7 +34,7 @@ AllReduce = Callable[[torch.Tensor], object]
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Where and in which precision is computed, on fp32 masters."""
+    """Device and precision of the arithmetic, on fp32 masters."""
 
     device: torch.device
     compute: torch.dtype
@@ -49,7 +49,7 @@ class Arithmetic:
         return cls(device, getattr(torch, name), torch.amp.GradScaler(device.type, enabled=name == "float16"))
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Arithmetic in the precision asked for."""
+        """Return a context with arithmetic in the requested precision."""
         return torch.autocast(self.device.type, self.compute, enabled=self.compute is not torch.float32)
 
 
@@ -67,10 +67,10 @@ def accumulate(
     passes: int = 0,
     backward: Callable[[torch.Tensor], object] = torch.autograd.backward,
 ) -> GlobalSums:
-    """Forward and backward over all micro-batches. `view` is a `ViewModule`, or one that is wrapped.
+    """Run forward and backward passes over all micro-batches. `view` is a `ViewModule`, or one that is wrapped.
 
     `around(last)` surrounds each micro-batch: gradients need to be added up across processes only with the last one.
-    Where every pass through the model is collective, `passes` is how many each process makes, with stand-ins that
+    Where every pass through the model is collective, `passes` is how many each process makes, with dummies that
     count for nothing where it has fewer micro-batches.
     """
     sums = GlobalSums(arithmetic.device)
@@ -89,11 +89,11 @@ def accumulate(
 
 
 def _passes(batch: Batch, least: int) -> Iterator[tuple[MicroBatch, bool]]:
-    """Micro-batches, and whether they count."""
+    """Yield micro-batches, and whether they count."""
     for micro_batch in batch.micro_batches():
         heartbeat()
         yield micro_batch, True
-    yield from ((batch.stand_in(), False) for _ in range(least - len(batch)))
+    yield from ((batch.dummy(), False) for _ in range(least - len(batch)))
 
 
 def update(
@@ -107,7 +107,7 @@ def update(
     grad_norm: float,
     all_reduce: AllReduce | None,
 ) -> StepResult:
-    """Let the optimizer update, unless loss or gradient is not finite, and say what the step was.
+    """Let the optimizer update, unless loss or gradient is not finite, and return the result of the step.
 
     Gradients are unscaled, added up and clipped by now; `grad_norm` is from before clipping. `all_reduce` adds up over
     the processes that hold other slices of the batch.
