@@ -143,7 +143,7 @@ class Batch:
             yield self._collate(self.rows[start : start + self.micro_rows], self.first_row + start)
 
     def dummy(self) -> MicroBatch:
-        """Return a row with all weights zero, for engines whose processes must go through the model equally often."""
+        """Return a row with all weights zero, for backends whose processes must run the model equally often."""
         row = self.rows[0] if self.rows else self.spare_row
         if row is None:
             raise ValueError("a batch without rows needs a spare row")
