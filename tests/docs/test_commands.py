@@ -20,6 +20,9 @@ OF_PLUGINS = {
     "write-an-objective.md",
     "write-a-backend.md",
     "write-an-engine.md",
+    "write-an-optimizer.md",
+    "write-a-tuner.md",
+    "write-a-command.md",
     "rollouts.md",
 }
 """Pages whose commands need the plugin that they build; `test_plugin_pages.py` runs them."""

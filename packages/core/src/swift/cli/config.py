@@ -25,9 +25,22 @@ swift config BACKEND PRESET                                       a file of that
 
 
 class ConfigOptions(Section):
-    """All other flags are those of the verb that trains."""
+    """Words say what is printed; all flags but --sample are those of the verb that trains.
 
-    examples = tuple(USAGE.splitlines())
+    show [pt|sft|rlhf|train] [config.yaml] [flags]: the resolved configuration and layout.
+
+    validate [pt|sft|rlhf|train] [config.yaml] [flags]: only whether it is right.
+
+    schema: JSON Schema of a configuration file, installed plugins included.
+
+    BACKEND PRESET: a file of that backend's own to begin from.
+    """
+
+    examples = (
+        "swift config show sft --model qwen3-0.6b --dataset data.jsonl --sample 2",
+        "swift config validate rlhf config.yaml --train.epochs 2",
+        "swift config schema",
+    )
     sample: Annotated[Rows | None, Bare("1")] = Field(
         None, description="Show so many samples as the model will see them; --sample alone shows one"
     )
