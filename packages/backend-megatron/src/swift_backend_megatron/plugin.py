@@ -58,6 +58,7 @@ class MegatronBackend:
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset({"train.gradient_checkpointing"}),
+        roles=8,
     )
 
     @hookimpl
