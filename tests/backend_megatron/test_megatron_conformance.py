@@ -25,7 +25,7 @@ class TestMegatron(BackendConformance):
         Layout(
             4,
             {"tp": 2, "pp": 2, "sequence_parallel": True},
-            cases=chosen("clipped hard, tied", "packed", "dpo, lora", "reward", "seq_cls, lora, packed"),
+            cases=chosen("clipped hard, tied", "packed", "dpo, lora", "reward", "seq_cls, lora, packed", "tokens"),
         ),
         Layout(
             2,
@@ -39,13 +39,23 @@ class TestMegatron(BackendConformance):
         Layout(
             2,
             {"cp": 2},
-            cases=chosen("packed", "checkpointed", "dpo, lora", "value", "embedding", "seq_cls, lora, packed"),
+            cases=chosen(
+                "packed",
+                "checkpointed",
+                "dpo, lora",
+                "value",
+                "embedding",
+                "seq_cls, lora, packed",
+                "tokens, packed, lora",
+            ),
         ),
         Layout(4, {"pp": 4}, cases=chosen("dpo, lora")),
-        Layout(2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "lora", "value")),
+        Layout(2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "lora", "value", "tokens")),
         Layout(2, {"pp": 2}, {"backend.stages": (3, 1)}, "uneven", cases=chosen("packed")),
         Layout(
-            4, {"cp": 2, "tp": 2, "sequence_parallel": True}, cases=chosen("packed", "reward", "value", "embedding")
+            4,
+            {"cp": 2, "tp": 2, "sequence_parallel": True},
+            cases=chosen("packed", "reward", "value", "embedding", "tokens, packed, lora"),
         ),
     )
 
