@@ -53,7 +53,7 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
     said += [
         "3 attention heads are not divisible by parallel.ulysses 2",
         "3 attention heads with 1 key-value heads are not divisible by parallel.tp 2",
-        "A width of 255 (intermediate_size) cannot be cut for parallel.tp 2 processes evenly",
+        "A width of 255 (intermediate_size) cannot be divided evenly over parallel.tp 2 processes",
         "which this backend cannot do",
         "has no plan for tensor parallel",
         "cannot be trained with sharded sequences",

@@ -59,7 +59,7 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
         "3 layers are not divisible by pp 2 stages": (odd, {"parallel.pp": 2}),
         "1 heads of keys and values are not divisible by tp 2": (few, {"parallel.tp": 2}),
         "3 experts are not divisible by ep 2": (moe, {"parallel.ep": 2}),
-        "A width of 255 (intermediate_size) cannot be cut for parallel.tp 2": (uneven, {"parallel.tp": 2}),
+        "A width of 255 (intermediate_size) cannot be divided evenly over parallel.tp 2": (uneven, {"parallel.tp": 2}),
         "mcore-bridge does not know the architecture gpt2": (gpt, {}),
     }
     jobs += list(more.values())

@@ -62,7 +62,7 @@ def test_the_stopped_process_the_step_and_the_collective_are_named(
     place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = launched(place, tmp_path, 1, capfd, monkeypatch)
-    error = said[said.index("Error: The run stands still") :]
+    error = said[said.index("Error: The run makes no progress") :]
     assert said.count("Error: ") == 1
     assert "nothing has moved for 4 seconds, at step 4." in error
     assert "process 1: no sign of life, last heard of at " in error

@@ -211,7 +211,7 @@ if os.environ.get("RANK") == "{rank}":
 
 def resume_command(output: str) -> list[str]:
     """The command that a stopped run prints, run by this interpreter."""
-    (line,) = re.findall(r"^Go on: (swift .*)$", output, re.MULTILINE)
+    (line,) = re.findall(r"^Resume: (swift .*)$", output, re.MULTILINE)
     return [*SWIFT, *shlex.split(line)[1:]]
 
 

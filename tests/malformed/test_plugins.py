@@ -264,7 +264,7 @@ def observers() -> Iterator[Case]:
         )
     ):
         if number % 2 == 0 or how in ("RuntimeError", "SystemExit"):
-            told = f"{{who}} failed in {name} and is switched off; the training goes on without it. "
+            told = f"{{who}} failed in {name} and is switched off; the training continues without it. "
             yield case(
                 f"observer, {name} raises {how}",
                 "observer",

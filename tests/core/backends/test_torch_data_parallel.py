@@ -89,7 +89,7 @@ def test_a_plan_that_cannot_be_dealt_out_is_refused_on_every_process(tiny: Path,
     odd_answers, few_answers, groups = on_processes(2, odd, too_few, left_behind)
     for answer in odd_answers:
         assert isinstance(answer, ConfigError)
-        assert "5 rows per optimizer step cannot be dealt to 2 processes evenly" in answer.message
+        assert "5 rows per optimizer step cannot be divided evenly over 2 processes" in answer.message
         assert "--train.global_batch 6" in (answer.hint or "")
     for answer in few_answers:
         assert isinstance(answer, UnsupportedPlan)

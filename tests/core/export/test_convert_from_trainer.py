@@ -175,7 +175,7 @@ def test_an_adapter_names_its_model(places: dict[str, Place], tmp_path: Path) ->
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         shutil.copy(place.checkpoint / name, adapter / name)
     folder, said = converted(adapter, tmp_path / "out", None)
-    assert said[0] == f"Training started from {place.model}, as the files beside the weights say."
+    assert said[0] == f"Training started from {place.model}, according to the files next to the weights."
     assert "an adapter of PEFT, weights alone, step 0" in said[1]
     checkpoint = open_checkpoint(folder)
     for name, weight in place.held.weights.items():

@@ -228,7 +228,7 @@ def test_nothing_is_overwritten_unless_it_is_an_export_and_the_user_says_so(tmp_
     out = tmp_path / "out"
     export(checkpoint, "hf", out=out, verify="none")
     assert not (out / "verification.json").exists()
-    with pytest.raises(ExportError, match="is there already") as caught:
+    with pytest.raises(ExportError, match="already exists") as caught:
         export(checkpoint, "hf", out=out)
     assert "--exist-ok" in (caught.value.hint or "")
     export(checkpoint, "hf", out=out, exist_ok=True)

@@ -91,8 +91,8 @@ def infer(engine: str, *more: str) -> int:
     [
         ("page", [], "does not speak OpenAI's API"),
         ("empty", [], "does not speak OpenAI's API"),
-        ("locked", [], "wants one"),
-        ("locked", ["--api_key", "wrong"], "wants one"),
+        ("locked", [], "requires one"),
+        ("locked", ["--api_key", "wrong"], "requires one"),
         ("ok", ["swalow"], "Did you mean 'swallow'?\nIt serves: swallow, starling."),
         ("broken", [], "failed with 500: out of memory"),
         ("strict", [], "maximum context length is 16 tokens"),

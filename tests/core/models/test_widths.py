@@ -45,7 +45,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_width_that_does_not_divide_is_refused_by_its_name(name: str) -> None:
     architecture, values, tp, key = REFUSED[name]
-    with pytest.raises(UnsupportedPlan, match=f"\\({key}\\) cannot be cut for parallel.tp {tp}") as caught:
+    with pytest.raises(UnsupportedPlan, match=f"\\({key}\\) cannot be divided evenly over parallel.tp {tp}") as caught:
         check_widths(config(architecture, **values), tp)
     assert "divisor" in (caught.value.hint or "")
 

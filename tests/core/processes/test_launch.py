@@ -46,7 +46,7 @@ def test_a_mistake_that_strikes_all_processes_is_said_once(place: Path) -> None:
         assert run.code() == 2, run.output
         assert run.leaves_nothing()
     assert run.output.count("Error:") == 1
-    assert run.output.count("8 rows per optimizer step cannot be dealt to 3 processes evenly.") == 1
+    assert run.output.count("8 rows per optimizer step cannot be divided evenly over 3 processes.") == 1
     assert noise(run.output) == []
     assert not (place / "output").exists()
 

@@ -115,7 +115,7 @@ def test_a_second_ctrl_c_ends_a_step_that_hangs() -> None:
     process = python(DEADLOCK.format(context="graceful_stop"))
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
-    assert "Once more to end at once" in process.stdout.readline()
+    assert "Repeat to exit at once" in process.stdout.readline()
     time.sleep(1.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)

@@ -44,7 +44,7 @@ def test_a_run_that_is_stopped_saves_and_the_command_that_it_prints_ends_it(
         stop(run, number)
         assert run.code() == code, run.output
         assert run.leaves_nothing()
-    assert run.output.count(f"{number.name}: finishing the step and saving. Once more to end at once.") == 1
+    assert run.output.count(f"{number.name}: finishing the step and saving. Repeat to exit at once.") == 1
     assert run.output.count("Stopped after") == 1
     assert noise(run.output) == []
     stopped_at = int(re.findall(r"Stopped after (\d+) steps", run.output)[0])

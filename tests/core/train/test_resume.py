@@ -234,8 +234,8 @@ def test_a_damaged_checkpoint_offers_the_newest_one_before_it_that_is_whole(tied
         return refused.value
 
     assert f"checkpoint-6 is damaged: {state} was altered" in refusal(6).message
-    assert refusal(6).hint == f"Go on from the one before it: --resume_from_checkpoint {whole.folder / 'checkpoint-2'}"
-    assert f"checkpoint-4 is not whole: {state} is missing" in refusal(4).message
+    assert refusal(6).hint == f"Resume from the previous one: --resume_from_checkpoint {whole.folder / 'checkpoint-2'}"
+    assert f"checkpoint-4 is incomplete: {state} is missing" in refusal(4).message
     (whole.folder / "checkpoint-2" / "manifest.json").write_text("{")
     assert "manifest.json: malformed JSON" in refusal(2).message
     assert f"There is no earlier one in {whole.folder}" in (refusal(2).hint or "")

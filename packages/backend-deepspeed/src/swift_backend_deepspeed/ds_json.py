@@ -98,7 +98,8 @@ def check(content: Json, name: str) -> None:
     kind = str(content.get("optimizer", {}).get("type", "AdamW")).lower()
     if kind not in ("adam", "adamw"):
         raise UnsupportedPlan(
-            f"{name}: optimizer.type is {content['optimizer']['type']!r}, whose state other engines cannot go on with.",
+            f"{name}: optimizer.type is {content['optimizer']['type']!r}, whose state "
+            "other backends cannot resume from.",
             hint="Use AdamW, or leave the section out.",
         )
     schedule = content.get("scheduler", {}).get("type", AUTO)
@@ -283,7 +284,7 @@ def _read_file(path: Path) -> Any:
             hint="JSON has no comments and no commas before a closing bracket.",
         ) from None
     except _TwiceError as error:
-        raise ConfigError(f"{name}: the key {error.args[0][:200]!r} stands there twice.", hint="Keep one.") from None
+        raise ConfigError(f"{name}: the key {error.args[0][:200]!r} occurs twice.", hint="Keep one.") from None
     except (RecursionError, ValueError):  # ValueError: the interpreter's own limit on digits
         return parse_json(text, name, ConfigError)
 

@@ -83,9 +83,9 @@ OLD_NAMES: Mapping[str, str] = {
 
 ELSEWHERE: Mapping[str, str] = {
     "amp": "Apex is not used; the precision is --torch_dtype.",
-    "curriculum_learning": "samples are dealt out by swift.",
-    "data_efficiency": "samples are dealt out by swift.",
-    "dataloader_drop_last": "samples are dealt out by swift.",
+    "curriculum_learning": "swift distributes the samples.",
+    "data_efficiency": "swift distributes the samples.",
+    "dataloader_drop_last": "swift distributes the samples.",
     "elasticity": "the number of processes may change at any resume.",
     "autotuning": "there is no autotuning run.",
     "checkpoint": "checkpoints are in swift's own format.",

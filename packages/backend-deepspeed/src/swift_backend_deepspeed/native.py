@@ -43,7 +43,7 @@ def open_native(folder: Path) -> ForeignCheckpoint | None:
     if not files:
         raise CheckpointError(
             f"{found} holds no optimizer state of ZeRO: it was saved with stage 0, or in part.",
-            hint="Where the weights lie beside it as safetensors, take these alone: swift convert --weights-only",
+            hint="If the weights are next to it as safetensors, convert these alone: swift convert --weights-only",
         )
     return Sharded(found, files)
 

@@ -109,7 +109,7 @@ def _check_nvme(run: Run, section: Mapping[str, Any], stage: int) -> None:
         )
     if run.config.checkpoint.asynchronous:
         raise UnsupportedPlan(
-            "What lies on a disk is read and written again for a checkpoint, which training has to wait for.",
+            "State on a disk is read and written again for a checkpoint, which training has to wait for.",
             hint="Type --checkpoint.asynchronous false",
         )
     place = section.get("nvme_path")

@@ -112,7 +112,7 @@ def check_same(name: str, before: torch.Tensor, after: torch.Tensor, *, exact: b
     """Refuse a model whose outputs change when AutoTP shards it: it was split in the wrong dimensions."""
     tolerance = 1e-4 if exact else 0.15
     if not bool(((before - after).abs() <= tolerance * (1 + before.abs())).all()):
-        raise UnsupportedPlan(f"{name} gives other numbers when AutoTP has cut it.", hint="Type --parallel.tp 1")
+        raise UnsupportedPlan(f"{name} gives other numbers when AutoTP shards it.", hint="Type --parallel.tp 1")
 
 
 def _pattern(name: str) -> str:

@@ -28,5 +28,5 @@ class FsdpConfig(Section):
     )
     checkpoint_every: PositiveInt = Field(
         1,
-        description="Of so many blocks one is recomputed under train.gradient_checkpointing",
+        description="With train.gradient_checkpointing, recompute one block in N",
     )

@@ -52,15 +52,15 @@ def check_plan(run: Run) -> None:
     sizes_of(run)
     if parallel.cp > 1 and parallel.ulysses > 1:
         raise UnsupportedPlan(
-            "parallel.cp and parallel.ulysses both cut sequences, and cannot do so at once.",
+            "parallel.cp and parallel.ulysses both shard sequences, and cannot be combined.",
             hint=f"Type --parallel.cp {parallel.cp * parallel.ulysses} --parallel.ulysses 1, or the other way round.",
         )
     if parallel.tp > 1 and tuner.quantize != "none":
         raise UnsupportedPlan(
-            f"tensor parallel cannot cut weights that are stored as {tuner.quantize}.",
+            f"tensor parallel cannot shard weights that are stored as {tuner.quantize}.",
             hint="Type --parallel.tp 1 (FSDP shards them all the same), or --tuner.quantize none.",
         )
     lora = tuner.options(LoraOptions)
     if parallel.tp > 1 and (lora.dora or lora.modules_to_save):
         what = "DoRA needs norms of whole matrices" if lora.dora else "tuner.modules_to_save makes copies of modules"
-        raise UnsupportedPlan(f"{what}, which tensor parallel has cut.", hint="Type --parallel.tp 1")
+        raise UnsupportedPlan(f"{what}, which tensor parallel shards.", hint="Type --parallel.tp 1")

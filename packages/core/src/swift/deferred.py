@@ -150,7 +150,7 @@ class _Submodules(MetaPathFinder):
             return None
         self._compiler.load()
         module = importlib.import_module(fullname)
-        # Python takes the module's own spec over what is returned, where the module is there already.
+        # Python takes the module's own spec over what is returned, where the module already exists.
         module.__spec__ = ModuleSpec(fullname, _AlreadyThere(module))
         return module.__spec__
 

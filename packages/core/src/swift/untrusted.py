@@ -61,7 +61,7 @@ def typed_path(name: str, what: str, error: Failure) -> Path:
     try:
         return Path(name).expanduser()
     except RuntimeError:
-        raise error(f"{what} {shown(name)!r} names a home folder that is not there.") from None
+        raise error(f"{what} {shown(name)!r} names a home folder that does not exist.") from None
 
 
 def check_regular(path: Path, error: Failure) -> None:

@@ -23,7 +23,7 @@ def check_adapter(folder: Path) -> None:
     wishes = {
         "was trained with DoRA": config.get("use_dora"),
         "trains biases": config.get("bias", "none") != "none" or config.get("lora_bias"),
-        f"trains modules whole ({', '.join(config.get('modules_to_save') or ())})": config.get("modules_to_save"),
+        f"trains full modules ({', '.join(config.get('modules_to_save') or ())})": config.get("modules_to_save"),
         "adapts single parameters": config.get("target_parameters"),
         "repeats layers": config.get("layer_replication"),
         f"has rank {_rank(config)}": _rank(config) > RANKS[-1],
@@ -31,7 +31,7 @@ def check_adapter(folder: Path) -> None:
     for trait, present in wishes.items():
         if present:
             raise ModelError(
-                f"The adapter {folder} {trait}, which vLLM cannot serve beside a base model.",
+                f"The adapter {folder} {trait}, which vLLM cannot serve with a base model.",
                 hint="Merge it and serve the result: swift export RUN --to hf --out merged && swift serve merged",
             )
 

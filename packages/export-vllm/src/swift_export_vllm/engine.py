@@ -130,7 +130,7 @@ class VllmInProcess:
                     self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
         if missing:
             raise ModelError(
-                f"The engine was not handed all weights: {missing[0]}. Its answers would be those of two models.",
+                f"The engine did not get all weights: {missing[0]}. Its answers would be those of two models.",
                 hint="Stream every weight of the model; adapters are merged first.",
             )
         if not self._llm.reset_prefix_cache():
@@ -262,7 +262,7 @@ def _check_group() -> None:
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise ModelError(
             f"vLLM cannot run inside one of {dist.get_world_size()} processes that train together.",
-            hint="Start a server beside them, and connect to it: see swift_export_vllm.rollout.connect",
+            hint="Start a separate server, and connect to it: see swift_export_vllm.rollout.connect",
         )
 
 

@@ -68,9 +68,9 @@ def summary(request: ServeRequest, url: str, log: Path) -> Iterator[str]:
     yield f"Serving {request.model} at {url}/v1"
     yield f"  models  {', '.join([request.name, *(f'{name} (adapter)' for name in request.adapters)])}"
     if request.api_key:
-        yield f"  key     requests must bring it; for the lines below: export {KEY}=..."
+        yield f"  key     requests must send it; for the lines below: export {KEY}=..."
     if request.system:
-        yield "  system  the system message of the run is in the lines below: requests must bring it"
+        yield "  system  the system message of the run is in the lines below: requests must send it"
     yield f"  log     {log}"
     yield ""
     yield "Ask from a shell:"

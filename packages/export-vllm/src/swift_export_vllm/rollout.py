@@ -126,7 +126,7 @@ class VllmServer:
         choice = answer["choices"][0]
         if choice.get("token_ids") is None:
             raise ModelError(
-                f"The server at {self._server.address} does not answer in tokens.",
+                f"The server at {self._server.address} does not return tokens.",
                 hint="Rollouts need vLLM's own server, of a version that swift-export-vllm goes with.",
             )
         return choice

@@ -75,7 +75,7 @@ def _check_memory(request: ServeRequest, interpreter: Interpreter) -> MemoryShar
     if share.max_length != request.max_length:
         _say(
             f"Prompt and answer may have {share.max_length:,} tokens together, of the model's {need.longest:,}: the "
-            f"cache for them takes {gib(share.cache)}. --max-length asks for another number."
+            f"cache for them takes {gib(share.cache)}. --max-length sets another number."
         )
     return share
 

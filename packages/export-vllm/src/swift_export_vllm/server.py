@@ -101,7 +101,7 @@ class Server:
     def stop(self) -> int:
         """End all of its processes: asked first, and again at once where the user is in a hurry."""
         if self._process.poll() is None:
-            sys.stderr.write("Stopping; once more to stop at once.\n")
+            sys.stderr.write("Stopping; repeat to stop at once.\n")
             self._process.terminate()
         while True:
             try:

@@ -49,7 +49,7 @@ class Boxes(torch.Tensor):
     ) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
-        raise TypeError(f"Boxes only say where memory lies; {func} is not among the things that they do")
+        raise TypeError(f"Boxes only say where memory lies; {func} is not supported")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch leaves it untyped
         held = ", ".join(f"{tuple(view.shape)} at {offset}" for offset, view in self.boxes.items())

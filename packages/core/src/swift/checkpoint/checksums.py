@@ -109,7 +109,7 @@ def write_json(path: Path, value: Any) -> FileRecord:
 
 
 def hash_file(path: Path) -> FileRecord:
-    """Size and checksum of a file that is there already."""
+    """Size and checksum of a file that already exists."""
     digest = xxhash.xxh3_128()
     size = 0
     buffer = bytearray(_BLOCK)

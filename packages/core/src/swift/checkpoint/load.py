@@ -205,7 +205,7 @@ def _check_sizes(folder: Path, manifest: Manifest) -> None:
     for name, record in manifest.files.items():
         path = folder / name
         if not path.exists():
-            raise CheckpointError(f"The checkpoint {folder} is not whole: {name} is missing.")
+            raise CheckpointError(f"The checkpoint {folder} is incomplete: {name} is missing.")
         check_regular(path, CheckpointError)
         size = path.stat().st_size
         if size != record.size:
@@ -251,7 +251,7 @@ def _instead_of(folder: Path) -> str:
         except CheckpointError:
             earlier = earlier_checkpoint(earlier)
             continue
-        return f"Go on from the one before it: --resume_from_checkpoint {earlier}"
+        return f"Resume from the previous one: --resume_from_checkpoint {earlier}"
     return f"There is no earlier one in {folder.parent}: start the run again."
 
 

@@ -159,7 +159,7 @@ class _Writer:
             if not isinstance(tensor, torch.Tensor):
                 raise CheckpointError(f"{name} is a {type(tensor).__name__}, not a tensor; hand it over as a fact.")
             if name in self.collected:
-                raise CheckpointError(f"{name} was handed over twice.")
+                raise CheckpointError(f"{name} was passed twice.")
             self.collected[name] = tensor
 
     def stream(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:

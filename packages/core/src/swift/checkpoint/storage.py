@@ -148,7 +148,7 @@ def index_from_json(value: Any, folder: Path) -> Index:
                 )
         chunks = tuple(FileChunk(each.offsets, each.sizes, each.file, each.key) for each in stored.chunks)
         if len({chunk.offsets for chunk in chunks}) != len(chunks):
-            raise CheckpointError(f"{source} is damaged: two parts of {name} lie in the same place.")
+            raise CheckpointError(f"{source} is damaged: two shards of {name} overlap.")
         index[name] = StoredTensor(DTYPES[stored.dtype], stored.shape, chunks)
     gap = first_gap(index)
     if gap:

@@ -42,7 +42,7 @@ class ConfigOptions(Section):
         "swift config schema",
     )
     sample: Annotated[Rows | None, Bare("1")] = Field(
-        None, description="Show so many samples as the model will see them; --sample alone shows one"
+        None, description="Show N samples as the model will see them; --sample alone shows one"
     )
 
 

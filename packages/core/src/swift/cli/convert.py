@@ -38,7 +38,7 @@ class ConvertOptions(Section):
     adapter_config: FilePath | None = Field(
         None, description="adapter_config.json, where it is not next to the checkpoint"
     )
-    weights_only: bool = Field(False, description="Leave the optimizer's state behind")
+    weights_only: bool = Field(False, description="Do not convert the optimizer's state")
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model: only if you trust who made it"
     )

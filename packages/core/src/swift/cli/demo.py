@@ -29,7 +29,7 @@ MARKER = ".swift-demo"
 class DemoOptions(Section):
     """Makes a tiny model and a task, trains, resumes, exports, checks and asks: two minutes on two CPU cores."""
 
-    out: FilePath = Field(Path("output/demo"), description="Folder of the demo; made anew each time")
+    out: FilePath = Field(Path("output/demo"), description="Folder of the demo; recreated each time")
 
 
 def run(verb: str, args: list[str]) -> int:

@@ -27,7 +27,7 @@ class EvalOptions(AskingOptions):
     )
     max_new_tokens: Tokens = Field(512, description="Longest answer")
     metric: Literal["accuracy", "loss"] = Field(
-        "accuracy", description="accuracy counts answers that are right as a whole; loss needs log-probabilities"
+        "accuracy", description="accuracy counts answers that match exactly; loss needs log-probabilities"
     )
     tasks: Name | None = Field(None, description="Tasks of lm-evaluation-harness instead of --dataset: arc_easy,gsm8k")
     tasks_dir: FilePath | None = Field(None, description="A folder with task files of your own")
@@ -77,7 +77,7 @@ def _check(options: EvalOptions) -> None:
         raise UsageError("--dataset and --tasks are two sources of questions.", hint="Give one of them.")
     check_result(options.result_path)
     if options.metric == "loss" and options.result_path is not None and not options.tasks:
-        raise UsageError("--result_path takes answers, and --metric loss asks for none.", hint="Leave it out.")
+        raise UsageError("--result_path takes answers, and --metric loss generates none.", hint="Leave it out.")
     if is_address(options.engine) and (options.metric == "loss" or options.tasks):
         raise UsageError(
             f"{'--tasks' if options.tasks else '--metric loss'} needs log-probabilities of tokens, which a server is "

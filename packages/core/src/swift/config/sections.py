@@ -81,13 +81,13 @@ class DataSection(Section):
     system: str | None = Field(None, description="System message where a sample has none")
     max_length: Tokens = Field(2048, description="Longest sample, and size of a pack, in tokens")
     truncation: Literal["delete", "right", "left", "split"] = Field(
-        "delete", description="What happens to longer samples; split is for pt only"
+        "delete", description="How longer samples are shortened; split is for pt only"
     )
     loss_on: Literal["auto", "all", "assistant", "last_round"] = Field(
         "auto", description="Which text is learned: auto is assistant for sft, last_round for preference, all for pt"
     )
     packing: bool = Field(False, description="Pack several samples into one row; attention never crosses them")
-    padding_free: bool = Field(False, description="Lay the samples of a micro-batch end to end instead of padding")
+    padding_free: bool = Field(False, description="Concatenate the samples of a micro-batch instead of padding")
     shuffle: bool = Field(True, description="Permute the samples in every epoch (the seed decides how)")
     streaming: bool = Field(False, description="Read the data set while training; needs train.max_steps")
     strict: bool = Field(False, description="An unusable sample is an error instead of a counted one")
@@ -128,7 +128,7 @@ class OptimSection(OpenSection):
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field("cosine", description="Shape after the warm-up")
     warmup_ratio: Fraction = Field(0.05, description="Part of all steps spent warming up")
     warmup_steps: Annotated[int, Field(ge=0, le=LARGEST)] | None = Field(
-        None, description="Steps of warm-up; outranks warmup_ratio"
+        None, description="Steps of warm-up; overrides warmup_ratio"
     )
     min_lr_ratio: Fraction = Field(0.0, description="Learning rate at the end, as part of the peak")
     decay_ratio: Fraction = Field(0.1, description="Part of all steps in which wsd decays")
@@ -182,7 +182,7 @@ class TrainSection(Section):
     """How long, in which batches, and what is watched."""
 
     epochs: Annotated[float, Field(gt=0.0, le=1e6)] = Field(1.0, description="Passes over the data")
-    max_steps: Steps | None = Field(None, description="Optimizer steps; outranks epochs")
+    max_steps: Steps | None = Field(None, description="Optimizer steps; overrides epochs")
     micro_batch: Rows = Field(1, description="Rows that one process takes at a time")
     accumulation: Rows = Field(1, description="Micro-batches per process and optimizer step")
     global_batch: Rows | None = Field(
@@ -191,7 +191,7 @@ class TrainSection(Section):
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
     compile: bool = Field(False, description="torch.compile the model")
-    seed: Seed = Field(42, description="Decides initial adapters, order of samples and dropout")
+    seed: Seed = Field(42, description="Seed of initial adapters, order of samples and dropout")
     eval_steps: Steps | None = Field(None, description="Evaluate every N steps; default: once an epoch")
     eval_batch: Rows | None = Field(None, description="Rows per process in evaluation; default micro_batch")
     metric_for_best: Name = Field("loss", description="Which evaluation metric picks the best checkpoint")
@@ -214,9 +214,9 @@ class CheckpointSection(Section):
     resume: Name | None = Field(
         None,
         description="Checkpoint or run folder to resume from; 'last' for the newest run; 'auto' for the run of "
-        "logging.run_name, which is begun if it is not there",
+        "logging.run_name, which is started if it does not exist",
     )
-    asynchronous: bool = Field(False, description="Write in the background while training goes on")
+    asynchronous: bool = Field(False, description="Write in the background while training continues")
     model_weights: bool = Field(True, description="Also write the adapter or Hugging Face weights, ready to load")
     save_last: bool = Field(True, description="Save after the last step")
 
@@ -247,7 +247,7 @@ class ExportSection(Section):
     out: FilePath | None = Field(None, description="Destination; default: a folder in the run's")
     dtype: Dtype = Field("auto", description="Precision of the exported weights; auto is the model's own")
     shard_size_gb: Annotated[float, Field(ge=1e-6, le=1e6)] = Field(5.0, description="Largest safetensors file")
-    exist_ok: bool = Field(False, description="Replace an export that is there already")
+    exist_ok: bool = Field(False, description="Replace an existing export")
     verify: Literal["transformers", "all", "none"] = Field(
         "transformers",
         description="Reload and compare with the training state before calling it done: by transformers, or by vLLM "
@@ -282,7 +282,7 @@ class ExportOptions(ExportSection):
         description="How much the loss per token may rise, in nats, by quantising; default: the scheme's own tolerance",
     )
     calibration_dataset: tuple[Name, ...] = Field(
-        (), description="What to quantise for, as for --dataset; default: the run's own training data"
+        (), description="Calibration data, as for --dataset; default: the run's own training data"
     )
     calibration_samples: Rows = Field(128, description="Samples to calibrate with")
     push: Name | None = Field(None, description="Repository on the Hugging Face Hub to upload to, once verified")

@@ -41,7 +41,7 @@ def open_hf_folder(folder: Path, *, adapter: Mapping[str, Any] | None, weights_o
         adapter = None
     elif adapter is None:
         raise CheckpointError(
-            f"{folder} holds an adapter, and there is no adapter_config.json beside it.",
+            f"{folder} holds an adapter, and there is no adapter_config.json next to it.",
             hint="Name it with --adapter-config.",
         )
     return HfFolder(folder, adapter=adapter, weights_only=weights_only)

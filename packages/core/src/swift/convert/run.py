@@ -57,7 +57,7 @@ def convert_checkpoint(
     model = model or _base(path, told, adapter, say)
     if checkpoint_folder(out, foreign.step).exists():
         raise CheckpointError(
-            f"{checkpoint_folder(out, foreign.step)} is there already.", hint="Choose another folder with --out."
+            f"{checkpoint_folder(out, foreign.step)} already exists.", hint="Choose another folder with --out."
         )
     source = open_source(ModelSection(path=model, trust_remote_code=trust_remote_code), say=say)
     attach = getattr(foreign, "attach", None)
@@ -95,7 +95,7 @@ def convert_checkpoint(
     if not manifest.rows_per_step:
         say("How many rows make an update is not known: give the batch size and accumulation that training had.")
     tuner = "--train_type full" if adapter is None else f"--adapters {folder}"
-    say(f"Go on from it: swift sft --model {model} {tuner} --dataset DATA --resume_from_checkpoint {folder}")
+    say(f"Resume from it: swift sft --model {model} {tuner} --dataset DATA --resume_from_checkpoint {folder}")
     return folder
 
 
@@ -193,7 +193,7 @@ def _base(path: Path, told: TrainingArgs, adapter: Adapter | None, say: Say) -> 
     """Return the model that training started from, as the checkpoint itself tells."""
     named = told.model or (adapter or {}).get("base_model_name_or_path")
     if named:
-        say(f"Training started from {named}, as the files beside the weights say.")
+        say(f"Training started from {named}, according to the files next to the weights.")
         return str(named)
     if is_whole(path) and (path / "config.json").is_file():
         return str(path)
@@ -205,7 +205,7 @@ def _base(path: Path, told: TrainingArgs, adapter: Adapter | None, say: Say) -> 
 def _checked(adapter: Adapter | None) -> Adapter:
     if adapter is None:
         raise CheckpointError(
-            "The checkpoint holds adapters, and there is no adapter_config.json beside it.",
+            "The checkpoint holds adapters, and there is no adapter_config.json next to it.",
             hint="Name it with --adapter-config.",
         )
     if adapter.get("peft_type") != "LORA":

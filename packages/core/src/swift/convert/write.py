@@ -41,7 +41,7 @@ def convert_to(path: Path, *, to: str, out: Path, say: Say, trust_remote_code: b
     """Write `out` from a checkpoint, or the last one of a run, in the format `to`."""
     quiet_libraries()
     if out.exists():
-        raise CheckpointError(f"{out} is there already.", hint="Choose another folder with --out.")
+        raise CheckpointError(f"{out} already exists.", hint="Choose another folder with --out.")
     if to in MODELS:
         options = ExportSection(to=to, out=out, verify="none")
         return export_checkpoint(path, to=to, options=options, say=say, trust_remote_code=trust_remote_code)

@@ -150,7 +150,7 @@ def _chunks(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, workers
                 raise
     except BrokenProcessPool as error:
         raise DataError(
-            "A process that tokenises was killed, most likely for want of memory.",
+            "A process that tokenises was killed, most likely because memory ran out.",
             hint="Use fewer of them: --data.workers 1",
         ) from error
     finally:

@@ -414,7 +414,7 @@ def _by_vllm(
     if is_adapter(folder):
         base = _folder_of(source)
         if base is None:
-            reason = "the adapter's base model has random weights, which lie in no folder"
+            reason = "the adapter's base model has random weights, which are stored in no folder"
             say(f"vLLM was not asked: {reason}")
             return {"asked": False, "reason": reason}
     return compare_by_engine(
@@ -471,12 +471,12 @@ def check_destination(
         return
     if not options.exist_ok:
         raise ExportError(
-            f"{destination} is there already.",
+            f"{destination} already exists.",
             hint=f"Choose another folder with {out}, or add {exist_ok} to replace it.",
         )
     if not destination.is_dir() or (any(destination.iterdir()) and not _is_export(destination)):
         raise ExportError(
-            f"{destination} is not an export, and is left as it is.", hint=f"Choose another folder with {out}."
+            f"{destination} is not an export, and is left unchanged.", hint=f"Choose another folder with {out}."
         )
 
 

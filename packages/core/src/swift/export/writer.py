@@ -74,7 +74,7 @@ class ShardedSafetensorsWriter:
         """Check that everything has arrived, and write the index."""
         if self._missing:
             raise ExportError(
-                f"{len(self._missing)} weights were never handed over, the first is {next(iter(self._missing))}."
+                f"{len(self._missing)} weights were never passed, the first is {next(iter(self._missing))}."
             )
         for file in self._files.values():
             file.finish()

@@ -41,7 +41,7 @@ def check_written(folder: Path, exporter: str) -> None:
     for index in sorted(path for path in files if path.name.endswith(".index.json")):
         for name in _listed(index, exporter):
             if Path(name).name != name:
-                raise _failure(exporter, f"lists {name!r} in {index.name}, which is not the name of a file beside it")
+                raise _failure(exporter, f"lists {name!r} in {index.name}, which is not the name of a file next to it")
             if not (index.parent / name).is_file():
                 raise _failure(exporter, f"lists {name} in {index.name}, and did not write it")
     weights = [path for path in files if not any(fnmatch(path.name, pattern) for pattern in _BESIDE_WEIGHTS)]

@@ -15,7 +15,7 @@ def converse(speaker: Speaker, sampling: Sampling) -> None:
     """Ask, answer, remember, until the user leaves."""
     interactive = sys.stdin.isatty()
     if interactive:
-        sys.stdout.write("/clear forgets what was said; /exit or Ctrl-D leaves.\n")
+        sys.stdout.write("/clear forgets the conversation; /exit or Ctrl-D leaves.\n")
     messages: list[dict[str, Any]] = []
     while True:
         try:

@@ -37,7 +37,7 @@ def accuracy_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     rights: list[Any] = [line.get("right") for line in lines]
     if not all(isinstance(right, bool) for right in rights):
         raise DataError(
-            "A line of the results does not say whether its answer is right.", hint="Begin anew: --overwrite"
+            "A line of the results does not say whether its answer is right.", hint="Start over: --overwrite"
         )
     return {"accuracy": sum(rights) / len(rights), "right": sum(rights), "questions": len(rights)}
 

@@ -85,7 +85,8 @@ def check_finished(path: Path) -> None:
         raise _unfinished(whole)
     if (whole / "args.json").is_file() and not any((whole / name).is_file() for name in ("config.json", ADAPTER_FILE)):
         raise CheckpointError(
-            f"The run {path} has no whole checkpoint yet.", hint="It is there when the run says: saved checkpoint-..."
+            f"The run {path} has no complete checkpoint yet.",
+            hint="It is there when the run says: saved checkpoint-...",
         )
 
 
@@ -93,7 +94,7 @@ def _unfinished(folder: Path) -> CheckpointError:
     others = [each.name for each in whole_checkpoints(folder.parent).values()]
     there_are = f"Whole ones: {', '.join(others[-8:])}." if others else "Wait until the run says that it is saved."
     return CheckpointError(
-        f"{folder} is not a whole checkpoint: it is still being written or copied, a save was cut off, or its "
+        f"{folder} is not a complete checkpoint: it is still being written or copied, a save was interrupted, or its "
         f"{MANIFEST} was taken away.",
         hint=f"{there_are} {_alone(folder)}",
     )
@@ -116,7 +117,8 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
         path = folder / name
         if not path.exists():
             raise CheckpointError(
-                f"The checkpoint {folder} is not whole: {name} is missing.", hint=_written_again(folder, manifest, name)
+                f"The checkpoint {folder} is incomplete: {name} is missing.",
+                hint=_written_again(folder, manifest, name),
             )
         check_regular(path, CheckpointError)
         if path.stat().st_size != record.size:

@@ -102,12 +102,12 @@ class Journal:
             raise self._other(f"{self._path}:{number} is not a line that swift infer wrote.") from None
         if not 0 <= row < len(self._hashes) or self._hashes[row] != found:
             raise self._other(
-                f"{self._path}:{number} answers row {row + 1} of another input: that row holds something else now."
+                f"{self._path}:{number} answers row {row + 1} of another input: that row has changed since."
             )
         return row
 
     def _other(self, message: str) -> DataError:
-        return DataError(message, hint="Choose another --result_path, or begin anew with --overwrite.")
+        return DataError(message, hint="Choose another --result_path, or start over with --overwrite.")
 
     def _sort(self) -> None:
         """Put the lines into the order of their rows, unless they are."""

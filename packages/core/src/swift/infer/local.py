@@ -116,7 +116,7 @@ class LocalEngine:
             del missing[name]
         if missing:
             raise ModelError(
-                f"The engine was not handed {len(missing)} weights, the first is {next(iter(missing))}: its answers "
+                f"The engine did not get {len(missing)} weights, the first is {next(iter(missing))}: its answers "
                 "would be those of two models.",
                 hint="Stream every weight of the model; swift.contracts.Run.send_weights does, and merges adapters.",
             )

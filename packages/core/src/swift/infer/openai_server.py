@@ -127,7 +127,7 @@ class OpenAiServer:
         said = _said(_parsed(error))
         if error.code in (401, 403):
             return UsageError(
-                f"The server at {self.address} does not take the API key that it was given, or wants one.",
+                f"The server at {self.address} rejects the API key, or requires one.",
                 hint=f"Give it with --api-key, or in the environment: {API_KEYS[0]}=...",
             )
         if error.code == 404 and not said:

@@ -32,7 +32,7 @@ class ModelOptions(Section):
     engine_options: dict[str, Any] = Field(
         default_factory=dict, description='The engine\'s own options: {"max_num_seqs": 64}'
     )
-    api_key: str | None = Field(None, description="For a server; default: SWIFT_API_KEY or OPENAI_API_KEY is looked at")
+    api_key: str | None = Field(None, description="For a server; default: SWIFT_API_KEY or OPENAI_API_KEY")
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model: only if you trust who made it"
     )
@@ -44,7 +44,7 @@ class SamplingOptions(Section):
     max_new_tokens: Tokens = Field(512, description="Longest answer")
     temperature: NonNegativeFloat = Field(0.0, description="0 takes the most likely token, always")
     top_p: Fraction = Field(1.0, description="Nucleus sampling")
-    seed: int = Field(0, description="Decides what is drawn at a temperature above 0")
+    seed: int = Field(0, description="Seed of sampling at a temperature above 0")
 
     @property
     def sampling(self) -> Sampling:
@@ -61,7 +61,7 @@ class QuestionOptions(Section):
     columns: dict[Name, Name] = Field(default_factory=dict, description='Renames columns: {"question": "query"}')
     batch_size: Rows | None = Field(None, description="Questions at a time; default: the engine decides")
     result_path: FilePath | None = Field(None, description="File to write every answer to, as JSON lines")
-    overwrite: bool = Field(False, description="Begin anew instead of continuing what is in --result_path")
+    overwrite: bool = Field(False, description="Start over instead of continuing what is in --result_path")
 
 
 def is_address(engine: str) -> bool:

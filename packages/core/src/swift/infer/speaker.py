@@ -72,7 +72,7 @@ def find_model(options: ModelOptions, *, say: Callable[[str], None]) -> FoundMod
     place = find_weights(name, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
     if place.weights.random_weights:
         raise ModelError(
-            f"{name} adapts a model of random weights, which lie in no folder.",
+            f"{name} adapts a model of random weights, which are stored in no folder.",
             hint=f"Type: swift export {name} --to hf --out FOLDER, and ask FOLDER.",
         )
     return FoundModel(name, engine, place, open_source(place.weights, say=say))
@@ -118,7 +118,7 @@ class EngineSpeaker:
         if not self.multi_turn:
             if len(messages) != 1:
                 raise DataError(
-                    "This model's tokenizer has no chat template, so it can only go on with a text.",
+                    "This model's tokenizer has no chat template, so it can only continue a text.",
                     hint="Give one prompt, or a template with --model.chat_template when training.",
                 )
             return list(self.tokenizer(messages[0]["content"])["input_ids"])

@@ -59,7 +59,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG
     if not file.exists() and not file.is_symlink():
         raise ModelError(
-            f"{shown(folder)} is not a model: {CONFIG} is missing.", hint="Give the folder of a whole model."
+            f"{shown(folder)} is not a model: {CONFIG} is missing.", hint="Give the folder of a complete model."
         )
     try:
         config = read_json_object(file, ModelError)

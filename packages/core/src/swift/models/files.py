@@ -115,7 +115,7 @@ def _weight_files(folder: Path) -> dict[Path, set[str] | None]:
         )
     raise ModelError(
         f"{folder} has no weights: neither {SINGLE} nor {INDEX} is there.",
-        hint="Give the folder of a whole model, or --model.random_weights true to start from random ones.",
+        hint="Give the folder of a complete model, or --model.random_weights true to start from random ones.",
     )
 
 

@@ -23,7 +23,7 @@ from swift.models.quiet import without_bitsandbytes
 from swift.models.weights_check import check_finite
 from swift.safetensors_header import FLOATING
 
-_OWN = "An adapter goes on the model that it was trained on, and on no other; or copy it again."
+_OWN = "An adapter fits the model that it was trained on, and no other; or copy it again."
 
 
 def peft_config(config: Mapping[str, Any], model: torch.nn.Module, source: str) -> Any:
@@ -33,7 +33,7 @@ def peft_config(config: Mapping[str, Any], model: torch.nn.Module, source: str) 
     with without_bitsandbytes():
         from peft import PeftConfig
     with as_model_error(f"{source} is not a configuration that PEFT takes", hint=_OWN):
-        # What PEFT would import to find the class of the model, which is there already.
+        # What PEFT would import to find the class of the model, which already exists.
         return PeftConfig.from_peft_type(**{key: value for key, value in settings.items() if key != "auto_mapping"})
 
 
@@ -73,7 +73,7 @@ def load_adapter(model: torch.nn.Module, folder: Path, *, trainable: bool) -> to
 def _weights(folder: Path, config: Mapping[str, Any]) -> SafetensorsFolder:
     """Return the adapter's tensors, which are numbers, finite, and of the ranks that the configuration names."""
     if not (folder / ADAPTER_WEIGHTS).exists():
-        raise ModelError(f"{folder} is not a whole adapter: {ADAPTER_WEIGHTS} is missing.", hint="Copy it again.")
+        raise ModelError(f"{folder} is not a complete adapter: {ADAPTER_WEIGHTS} is missing.", hint="Copy it again.")
     weights = SafetensorsFolder(folder, file=ADAPTER_WEIGHTS)
     patterns = config.get("rank_pattern") or {}
     ranks = {config.get("r", 8), *patterns.values()}

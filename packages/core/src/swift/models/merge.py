@@ -18,7 +18,7 @@ _PREFIX = "base_model.model."
 _PART = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_bias|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
 )
-_KEEP_ADAPTER = "Type: swift export --to adapter, and serve the adapter beside its base model."
+_KEEP_ADAPTER = "Type: swift export --to adapter, and serve the adapter with its base model."
 
 # Settings of PEFT's LoRA under which the trained weight is not base + scale * B @ A (with or without DoRA's
 # magnitudes), or that put adapters elsewhere than into modules of their own.

@@ -207,7 +207,7 @@ def _map_of_twin(twin: PreTrainedModel) -> NameMap:
     if unplaced or incomplete:
         raise ModelError(
             f"{type(twin).__name__} lays out {(unplaced or incomplete)[0]} on disk in another order than in memory, "
-            "so that its weights cannot be named piece by piece.",
+            "so that its weights cannot be named one by one.",
             hint="This architecture cannot be trained with swift yet.",
         )
     return NameMap({name: tuple(sorted(parts, key=lambda piece: piece.start)) for name, parts in pieces.items()})

@@ -78,7 +78,7 @@ class HfSource:
         if not any(True for pattern in TOKENIZER_FILES for _ in self.folder.glob(pattern)):
             raise ModelError(
                 f"{self.folder} has no tokenizer: tokenizer.json is missing.",
-                hint="Copy the tokenizer's files beside the weights.",
+                hint="Copy the tokenizer's files next to the weights.",
             )
         check_weights(self._files, self._config_json, self.folder)
         self._check_head()

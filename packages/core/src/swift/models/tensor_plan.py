@@ -16,7 +16,7 @@ from swift.errors import UnsupportedPlan
 from swift.models.names import ADAPTER, base_model
 
 COLUMNS, ROWS = "colwise", "rowwise"
-"""Outputs dealt out, and inputs."""
+"""Column parallel (outputs are sharded) and row parallel (inputs are)."""
 _PARTIAL = "replicated_with_grad_allreduce"
 _KEPT_WHOLE = ("embedding_rowwise", "colwise_gather_output")
 
@@ -106,7 +106,7 @@ def _has_dense_layers(text: Any) -> bool:
 def _check_width(name: str, width: int, ways: int) -> None:
     if width % ways:
         raise UnsupportedPlan(
-            f"A width of {width} ({name}) cannot be cut for parallel.tp {ways} processes evenly.",
+            f"A width of {width} ({name}) cannot be divided evenly over parallel.tp {ways} processes.",
             hint=f"Choose a divisor of {width}, or --parallel.tp 1.",
         )
 

@@ -41,7 +41,7 @@ def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Cal
     check_settings(folder)
     with as_model_error(
         f"{folder} has no tokenizer that can be read",
-        hint="Copy tokenizer.json and tokenizer_config.json beside the weights; code that comes with a model needs "
+        hint="Copy tokenizer.json and tokenizer_config.json next to the weights; code that comes with a model needs "
         f"{TRUST_FLAG}",
     ):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=section.trust_remote_code)

@@ -206,7 +206,7 @@ def _targets(model: torch.nn.Module, options: LoraOptions, say: Callable[[str], 
         if isinstance(module, torch.nn.Linear) and module is not head
     }
     say(
-        f"adapters go on {', '.join(sorted(linear - experts))}; to adapt the experts as well, add "
+        f"adapters are attached to {', '.join(sorted(linear - experts))}; to adapt the experts as well, add "
         f"--tuner.targets {' '.join(sorted(linear | experts))} --tuner.dropout 0"
     )
     return sorted(linear - experts)
@@ -236,7 +236,7 @@ def resume_adapter(model: torch.nn.Module, folder: Path, say: Callable[[str], No
             hint="Merge it into its model first: swift export ADAPTER --to hf, and start from what that writes.",
         )
     tuned = load_adapter(model, folder, trainable=True)
-    say(f"going on from the adapter in {folder}; its rank, alpha and targets are in force")
+    say(f"continuing from the adapter in {folder}; its rank, alpha and targets are in force")
     return tuned
 
 

@@ -30,7 +30,7 @@ def check_weights(files: SafetensorsFolder, config: Mapping[str, Any], folder: P
             layers = section.get(key)
             if isinstance(layers, int) and layers > len(files.names()):
                 raise ModelError(
-                    f"{folder / CONFIG} has {key} {layers:,}, and there are {len(files.names()):,} weights beside it.",
+                    f"{folder / CONFIG} has {key} {layers:,}, and there are {len(files.names()):,} weights next to it.",
                     hint="The files and config.json do not belong together.",
                 )
     if "quantization_config" in config:

@@ -131,7 +131,7 @@ class DpoOptions(_SmoothedOptions):
     beta: PositiveFloat = Field(0.1, description="Strength of the pull towards the reference model (IPO: its tau)")
     loss: Literal["sigmoid", "hinge", "ipo"] = Field("sigmoid", description="Shape of the loss of a pair")
     reference: Literal["auto", "adapter", "cached"] = Field(
-        "auto", description="Reference: the model with its adapter switched off, or one scoring pass kept on disk"
+        "auto", description="Reference: the model with its adapter switched off, or one scoring pass cached on disk"
     )
 
 

@@ -24,7 +24,7 @@ class KtoOptions(Section):
     desirable_weight: NonNegativeFloat = Field(1.0, description="Weight of good completions")
     undesirable_weight: NonNegativeFloat = Field(1.0, description="Weight of bad completions")
     reference: Literal["auto", "adapter", "cached"] = Field(
-        "auto", description="Reference: the model with its adapter switched off, or one scoring pass kept on disk"
+        "auto", description="Reference: the model with its adapter switched off, or one scoring pass cached on disk"
     )
 
 

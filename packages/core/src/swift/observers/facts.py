@@ -72,7 +72,7 @@ def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
     resume = ["swift", "train", "--config", config, "--resume_from_checkpoint", summary.last_checkpoint]
     on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(run.world.size)
     processes = ["--nproc", run.world.size] if run.world.size > 1 and on_one_machine else []
-    return [("Go on", _command(*resume, *processes))]
+    return [("Resume", _command(*resume, *processes))]
 
 
 def _command(*words: object) -> str:

@@ -83,7 +83,7 @@ class ReportObserver:
             replace_file(run.folder / FILE_NAME, render_report(run, self._lines, self._checkpoints, summary))
         except OSError as error:
             if not self._failed:
-                run.say(f"Cannot write {run.folder / FILE_NAME}: {error.strerror}. Training goes on without it.")
+                run.say(f"Cannot write {run.folder / FILE_NAME}: {error.strerror}. Training continues without it.")
             self._failed = True
 
 

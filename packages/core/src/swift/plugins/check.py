@@ -269,9 +269,7 @@ def _check_call(entry: PluginEntry, plugin: Any, found: Implementation) -> None:
     """Hooks are called as they stand: nobody awaits them, and only wrappers yield."""
     method = inspect.unwrap(getattr(plugin, found.method))
     if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-        raise _faulty(
-            entry, f"has an asynchronous {found.method}, which nobody would await", "Write def, not async def"
-        )
+        raise _faulty(entry, f"has an asynchronous {found.method}, which is never awaited", "Write def, not async def")
     if found.wrapper and not inspect.isgeneratorfunction(method):
         raise _faulty(entry, f"has a wrapper {found.method} that does not yield", "A wrapper yields exactly once")
 

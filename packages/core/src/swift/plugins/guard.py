@@ -48,7 +48,7 @@ class Participation:
             return None
         (hook, cause), self._failure = self._failure, None
         told = PluginError(
-            f"{self.entry} failed in {hook} and is switched off; the training goes on without it. {words_of(cause)}"
+            f"{self.entry} failed in {hook} and is switched off; the training continues without it. {words_of(cause)}"
         )
         told.traceback_of = cause
         if os.environ.get(SHOW_TRACEBACK):

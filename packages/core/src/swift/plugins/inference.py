@@ -47,7 +47,7 @@ def _ask(engine: LoadedPlugin, hook: str, request: Any) -> Any:
         answer = getattr(manager.hook, hook)(request=request)
     if answer is None:
         raise PluginError(
-            f"{engine.entry} does not answer {hook}.", hint="Choose another with --engine, or mend the plugin."
+            f"{engine.entry} does not answer {hook}.", hint="Choose another with --engine, or fix the plugin."
         )
     return answer
 

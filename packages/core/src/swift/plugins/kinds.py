@@ -97,7 +97,7 @@ KINDS: dict[str, Kind] = {
     "swift.observers": Kind(
         "observer",
         "observers",
-        "is told what happens in a run (`--report_to NAME`)",
+        "is notified of events in a run (`--report_to NAME`)",
         hookspecs.ObserverHooks,
     ),
     "swift.optimizers": Kind(

@@ -49,10 +49,10 @@ def core_settings(backend: LoadedPlugin, options: BaseModel) -> Mapping[str, tup
     if came is None:
         return {}
     if not isinstance(came, Mapping):
-        raise wrong(backend.entry, hook, "a mapping from core's keys to (value, where it stands)", came)
+        raise wrong(backend.entry, hook, "a mapping from core's keys to (value, its location)", came)
     for key, pair in came.items():
         if not (isinstance(key, str) and isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], str)):
-            raise wrong(backend.entry, hook, f"(value, where it stands) for the key {key!r}", pair)
+            raise wrong(backend.entry, hook, f"(value, its location) for the key {key!r}", pair)
     return came
 
 

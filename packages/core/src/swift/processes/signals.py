@@ -208,7 +208,7 @@ class _Wishes:
 
 def _announce(number: int) -> None:
     if _is_first():
-        _say(f"{signal.Signals(number).name}: finishing the step and saving. Once more to end at once.")
+        _say(f"{signal.Signals(number).name}: finishing the step and saving. Repeat to exit at once.")
 
 
 def _is_first() -> bool:

@@ -228,7 +228,7 @@ class Watchdog:
         silent, own = self._silent(now), self._seen[self._world.rank].pulse
         alive = {rank: seen.pulse for rank, seen in self._seen.items() if rank not in silent and seen.pulse is not None}
         where = own.doing if own is not None else self._doing
-        lines = [f"The run stands still: nothing has moved for {_duration(self._limit)}, at {where}."]
+        lines = [f"The run makes no progress: nothing has happened for {_duration(self._limit)}, at {where}."]
         said: dict[str, list[int]] = {}
         for rank in sorted(silent):
             pulse = self._seen[rank].pulse

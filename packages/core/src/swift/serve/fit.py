@@ -23,7 +23,7 @@ def read_adapter(folder: Path) -> dict[str, Any]:
     """Return the configuration of an adapter; `ModelError` where the folder is not one."""
     config = read_adapter_config(folder)
     if not (folder / WEIGHTS).is_file():
-        raise ModelError(f"{folder} is not a whole adapter: {WEIGHTS} is missing.", hint="Copy it again.")
+        raise ModelError(f"{folder} is not a complete adapter: {WEIGHTS} is missing.", hint="Copy it again.")
     return config
 
 
@@ -53,7 +53,7 @@ def check_fit(adapter: Path, model: Path) -> None:
 def _misfit(adapter: Path, model: Path, reason: str) -> ModelError:
     return ModelError(
         f"The adapter {adapter} does not fit {model}: {reason}.",
-        hint="An adapter goes on the model that it was trained on, and on no other.",
+        hint="An adapter fits the model that it was trained on, and no other.",
     )
 
 

@@ -20,12 +20,12 @@ class ServeOptions(Section):
         (), description="Further adapters, as NAME=PATH or PATH"
     )
     name: Annotated[Name | None, Aliases("served_model_name")] = Field(
-        None, description="What requests call it; default: run or folder"
+        None, description="The model's name in requests; default: that of the run or folder"
     )
-    host: Name = Field("127.0.0.1", description="0.0.0.0 lets other machines ask")
+    host: Name = Field("127.0.0.1", description="0.0.0.0 lets other machines connect")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="0 takes a free one")
     api_key: str | None = Field(
-        None, description="Requests must bring it; better set SWIFT_API_KEY, which nobody else sees"
+        None, description="API key that requests must send; SWIFT_API_KEY is safer, since others can see command lines"
     )
     dtype: Annotated[Name, Aliases("torch_dtype")] = Field("auto", description="auto is what the model's folder says")
     max_length: Annotated[Tokens | None, Aliases("max_model_len")] = Field(

@@ -96,7 +96,7 @@ def _check_model(folder: Path, section: ModelSection) -> None:
         )
     if not any(True for pattern in TOKENIZER_FILES for _ in folder.glob(pattern)):
         raise ModelError(
-            f"{folder} has no tokenizer: tokenizer.json is missing.", hint="Copy the tokenizer's files beside it."
+            f"{folder} has no tokenizer: tokenizer.json is missing.", hint="Copy the tokenizer's files next to it."
         )
     check_settings(folder)
     # The headers say whether files are missing, damaged or cut off.

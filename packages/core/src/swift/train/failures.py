@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def resume_advice(last: Path | None) -> str:
     """Return what to type after a run that failed. `last` is its newest checkpoint."""
-    return f"Go on from the last checkpoint: --resume_from_checkpoint {last}" if last else "No checkpoint was saved."
+    return f"Resume from the last checkpoint: --resume_from_checkpoint {last}" if last else "No checkpoint was saved."
 
 
 def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
@@ -69,5 +69,5 @@ def _gone(job: Job, step: int) -> TrainingError:
     return TrainingError(
         f"The run's folder {job.run.folder} is gone, and its checkpoints with it: it was removed or renamed "
         f"while the run made step {step}.",
-        hint="If it was renamed, go on from a checkpoint in it: --resume_from_checkpoint FOLDER",
+        hint="If it was renamed, resume from a checkpoint in it: --resume_from_checkpoint FOLDER",
     )

@@ -210,7 +210,7 @@ def settle_batch(config: Config, checkpoint: Path | None, data_size: int) -> Con
         rows = train.micro_batch * train.accumulation * data_size
     if rows % data_size:
         raise ConfigError(
-            f"{rows} rows per optimizer step cannot be dealt to {data_size} processes evenly.",
+            f"{rows} rows per optimizer step cannot be divided evenly over {data_size} processes.",
             hint=f"Type --train.global_batch {-(-rows // data_size) * data_size}, or change the number of processes.",
         )
     share = rows // data_size

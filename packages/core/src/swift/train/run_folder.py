@@ -60,8 +60,8 @@ def named_run_folder(config: Config, model_name: str) -> Path | None:
     """Return where the run lies that has the name in `logging.run_name`, if it was begun."""
     if config.logging.run_name is None:
         raise ConfigError(
-            "'auto' goes on with the run of a name, and this one has none.",
-            hint="Name it, the same each time: --logging.run_name NAME. Or go on with the newest run: "
+            "'auto' resumes the run of a name, and this run has none.",
+            hint="Name it, the same each time: --logging.run_name NAME. Or resume the newest run: "
             "--resume_from_checkpoint last",
         )
     folder = _parent(config, model_name) / config.logging.run_name
@@ -217,7 +217,7 @@ def read_run(folder: Path) -> dict[str, Any]:
             text = (place / ARGS_FILE).read_text(encoding="utf-8")
             return _parse_args(place / ARGS_FILE, text)
     raise CheckpointError(
-        f"{folder} is not the folder of a run: there is no {ARGS_FILE} in it or beside it.",
+        f"{folder} is not the folder of a run: there is no {ARGS_FILE} in it or next to it.",
         hint="Give a folder such as output/MODEL/v0-DATE-TIME, or a checkpoint in one.",
     )
 
@@ -259,6 +259,6 @@ def _make_named(folder: Path, *, resuming: bool) -> Path:
     if not resuming and any(child.name != LOCK_FILE for child in folder.iterdir()):
         raise ConfigError(
             f"{folder} holds something already.",
-            hint=f"Go on with that run by --resume_from_checkpoint {folder}, or choose another --logging.run_name.",
+            hint=f"Resume that run with --resume_from_checkpoint {folder}, or choose another --logging.run_name.",
         )
     return folder

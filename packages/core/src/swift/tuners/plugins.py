@@ -34,7 +34,7 @@ class Full:
                 hint="Use --tuner.kind lora, or --tuner.quantize none.",
             )
         if context.adapter is not None:
-            raise ConfigError("tuner.adapter goes on from an adapter, and tuner.kind is full.", hint="Use lora.")
+            raise ConfigError("tuner.adapter continues from an adapter, and tuner.kind is full.", hint="Use lora.")
         from swift.models.tuners import freeze_by_pattern
 
         freeze_by_pattern(model, options)

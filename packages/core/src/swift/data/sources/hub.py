@@ -70,7 +70,7 @@ def _load_modelscope(source: Source) -> Any:
     except ImportError as error:  # of modelscope itself, or of what only its data sets need
         lacking = (error.name or "modelscope").partition(".")[0]
         raise DataError(
-            f"{source.text!r} lies on ModelScope, and the package {lacking} is not installed.",
+            f"{source.text!r} is on ModelScope, and the package {lacking} is not installed.",
             hint='pip install "modelscope[datasets]", or take it from the Hugging Face hub with hf::',
         ) from error
     try:

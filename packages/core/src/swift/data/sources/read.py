@@ -64,7 +64,7 @@ def read_file(path: Path) -> Rows:
         return JsonLines(file)
     except MemoryError:
         raise DataError(
-            f"{file.name} does not fit into memory.", hint="Write it as JSONL: that is read piece by piece."
+            f"{file.name} does not fit into memory.", hint="Write it as JSONL, which is read in chunks."
         ) from None
 
 

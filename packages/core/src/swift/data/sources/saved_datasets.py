@@ -19,8 +19,8 @@ def read_saved(folder: Path, split: str) -> Rows:
     state = read_json_object(about, DataError)
     if state.get("_indices_files"):
         raise DataError(
-            f"{shown(folder)} was saved by an old version of datasets, which kept a selection of rows beside them.",
-            hint="Load it and save it anew: load_from_disk(...).flatten_indices().save_to_disk(...)",
+            f"{shown(folder)} was saved by an old version of datasets, which stored a selection of rows separately.",
+            hint="Load it and save it again: load_from_disk(...).flatten_indices().save_to_disk(...)",
         )
     listed = state.get("_data_files")
     if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):

@@ -64,7 +64,7 @@ class SteadyFile:
         if self.size > limit:
             raise DataError(
                 f"{self.name} has {self.size:,} bytes, and a file of its kind is read as a whole, up to {limit:,}.",
-                hint="Write it as JSONL, with one row per line: that is read piece by piece.",
+                hint="Write it as JSONL, with one row per line, which is read in chunks.",
             )
         self.refuse_other_kinds()
         try:
@@ -110,7 +110,7 @@ class SteadyFile:
         found = xxhash.xxh3_64_intdigest(block)
         if len(block) != wanted or self._hashes.setdefault(number, found) != found:
             raise DataError(
-                f"{self.name} has changed while it was being read: it is not what it was at the start of this command.",
+                f"{self.name} has changed since the start of this command, while it was being read.",
                 hint="Start again when nothing writes to it any more.",
             )
         self._number, self._block = number, block

@@ -26,7 +26,7 @@ from swift.models.heads import class_of_task, loads_in_transformers
 VERIFICATION = "verification.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _CONFIGURATION = (
-    "All weights are equal: its configuration does not describe the model that was trained. See config.json beside it."
+    "All weights are equal: its configuration does not describe the model that was trained. See its config.json."
 )
 
 
