@@ -25,14 +25,13 @@ from swift.plugins.discover import list_plugins
 from swift.plugins.known import install_command
 from swift.plugins.load import load
 from swift.plugins.outside import implements, read_foreign
-from swift.terminal import progress
+from swift.terminal import Say, progress
 
 if TYPE_CHECKING:
     from swift.checkpoint.storage import StoredTensors
     from swift.contracts import CheckpointWriter, ForeignCheckpoint
 
 SLOTS = ("exp_avg", "exp_avg_sq", "step")
-Say = Callable[[str], None]
 Adapter = Mapping[str, Any]
 
 

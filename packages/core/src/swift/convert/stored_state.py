@@ -12,6 +12,7 @@ from swift.convert.hf_folder import ADAM
 from swift.convert.trainer_order import pieces_by_parameter, skeleton_of, trainer_groups
 from swift.models.tuners import apply_tuner
 from swift.optim.schedule import Schedule
+from swift.terminal import say_nothing
 from swift.tuners.selected import tuner_of
 
 WEIGHT = "weight"
@@ -41,7 +42,7 @@ class StoredState(TrainedState):
         self.warmup_steps = 0 if schedule is None else schedule.warmup_steps
         model = skeleton_of(source, facts.adapter)
         if facts.adapter is None:
-            model = apply_tuner(model, config.tuner.model_copy(update={"kind": "full"}), seed=0, say=lambda _: None)
+            model = apply_tuner(model, config.tuner.model_copy(update={"kind": "full"}), seed=0, say=say_nothing)
         self._pieces = pieces_by_parameter(model)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self.groups = trainer_groups(model)

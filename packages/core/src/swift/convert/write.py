@@ -25,11 +25,11 @@ from swift.plugins.hooks import open_hooks
 from swift.plugins.known import install_command
 from swift.plugins.load import load, load_exporter
 from swift.plugins.outside import implements, write_foreign
+from swift.terminal import Say
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
 
-Say = Callable[[str], None]
 Writer = Callable[[TrainedState, Path], None]
 
 TRAINER = "trainer"

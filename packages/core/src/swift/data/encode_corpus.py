@@ -25,8 +25,7 @@ from swift.data.samples import Encoded
 from swift.data.sources.rows import first_line
 from swift.data.store import Spilled, StoreWriter, pack_arrays
 from swift.errors import DataError, SwiftError
-
-Say = Callable[[str], None]
+from swift.terminal import Say
 
 CHUNK = 512
 """Rows that a worker takes at a time."""

@@ -14,13 +14,14 @@ import numpy as np
 from swift.config.sections import DataSection
 from swift.data.corpus import Corpus, corpus_of, open_corpus
 from swift.data.encode import ENCODER_VERSION, SampleEncoder
-from swift.data.encode_corpus import Say, encode_corpus
+from swift.data.encode_corpus import encode_corpus
 from swift.data.encodings import Encoding, encoding_of
 from swift.data.plans.epochs import shuffler
 from swift.data.report import DataReport
 from swift.data.store import SampleSet, Store, StoreWriter, hash_of, open_store
 from swift.data.streaming import SampleStream
 from swift.errors import ConfigError, UsageError
+from swift.terminal import Say
 
 
 @dataclass(frozen=True)

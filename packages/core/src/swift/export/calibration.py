@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,11 @@ from swift.checkpoint.manifest import Manifest
 from swift.config.sections import DataSection, ExportOptions
 from swift.contracts import CalibrationRow, ModelSource
 from swift.errors import DataError, SwiftError
+from swift.terminal import Say
 
 if TYPE_CHECKING:
     from swift.data.encodings import Encoding
 
-Say = Callable[[str], None]
 
 SMALLEST = 32
 """Samples without which 4 bits would be fitted to a handful of texts; a quarter of them are held out."""

@@ -7,7 +7,6 @@ whole model is on disk for a while. Who writes the quantised form is an exporter
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -26,12 +25,12 @@ from swift.export.verify.run import VERIFICATION, reload, trusted
 from swift.export.verify.with_engine import compare_by_engine
 from swift.export.written import check_written
 from swift.models.memory import check_memory, model_bytes
+from swift.terminal import Say
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
     from swift.plugins.hooks import Hooks
 
-Say = Callable[[str], None]
 EXPORTER = "vllm"
 """The exporter that quantises, whichever writes the whole model."""
 NOT_BY_VLLM = {"bnb": "vLLM 0.32 has no bitsandbytes among its quantisation methods; transformers loads it"}

@@ -46,12 +46,11 @@ from swift.models.memory import check_memory, model_bytes
 from swift.models.merge import merged
 from swift.models.trust import section_from_file
 from swift.plugins.blame import blamed, words_of
+from swift.terminal import Say
 from swift.untrusted import typed_path
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
-
-Say = Callable[[str], None]
 
 
 class Exporter(Protocol):

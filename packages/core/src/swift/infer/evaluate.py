@@ -11,7 +11,7 @@ from swift.infer.answers import Answer
 from swift.infer.batch import WINDOW, Asked
 from swift.infer.questions import Question
 from swift.infer.speaker import EngineSpeaker
-from swift.terminal import progress
+from swift.terminal import progress, say_nothing
 
 
 def with_answers(questions: Asked) -> list[Question]:
@@ -47,7 +47,7 @@ def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, 
     from swift.data.pipeline import prepare_data  # imports torch, which counting right answers does without
 
     section = DataSection(train=tuple(names), columns=columns, system=speaker.system)
-    data = prepare_data(section, speaker.tokenizer, encoding="chat", seed=0, say=_silent)
+    data = prepare_data(section, speaker.tokenizer, encoding="chat", seed=0, say=say_nothing)
     assert data.train is not None
     samples = data.train.samples
     loss = weight = right = counted = 0.0
@@ -64,7 +64,3 @@ def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, 
                 loss, weight = loss - each * logprob, weight + each
                 right, counted = right + likeliest, counted + 1
     return {"loss": loss / weight, "token_acc": right / counted, "tokens": counted}
-
-
-def _silent(_: str) -> None:
-    pass

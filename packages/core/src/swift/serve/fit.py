@@ -12,6 +12,7 @@ from swift.errors import ModelError
 from swift.models.adapter_file import read_adapter_config
 from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
+from swift.terminal import say_nothing
 from swift.untrusted import typed_path
 
 WEIGHTS = "adapter_model.safetensors"
@@ -97,7 +98,7 @@ def _check_origin(adapter: Path, model: Path, said: str) -> None:
     from swift.config.sections import ModelSection
     from swift.models.source import HfSource
 
-    source = HfSource(str(model), model, ModelSection(path=str(model)), seed=0, say=lambda _: None)
+    source = HfSource(str(model), model, ModelSection(path=str(model)), seed=0, say=say_nothing)
     if source.fingerprint != manifest.model_fingerprint:
         raise _misfit(adapter, model, f"the shapes agree, but these are other weights{said}")
 

@@ -18,6 +18,7 @@ from swift.contracts import Run, World
 from swift.errors import UnsupportedPlan
 from swift.plugins.hooks import open_hooks
 from swift.plugins.load import load_backend
+from swift.terminal import say_nothing
 from swift.testing.cases import BY_NAME, FP32, SAVED_AT, STEPS, Case
 from swift.testing.crew import succeeded
 from swift.testing.layouts import Layout
@@ -329,7 +330,7 @@ def unclaimed(capabilities: Any) -> list[dict[str, Any]]:
 def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedPlan | None:
     try:
         parsed = config_from_mapping({"backend.name": trials.backend, "tuner.kind": "full", **changes})
-        run = Run(parsed.config, parsed.backend_options, Path(), World(0, 0, 2), say=lambda _: None)
+        run = Run(parsed.config, parsed.backend_options, Path(), World(0, 0, 2), say=say_nothing)
         open_hooks(load_backend(trials.backend)).check_plan(run)
     except UnsupportedPlan as refusal:
         return refusal

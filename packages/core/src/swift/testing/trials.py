@@ -19,6 +19,7 @@ from swift.models.source import open_source
 from swift.models.tuners import initial_adapter
 from swift.plugins.load import load_backend, load_objective
 from swift.plugins.objective import make_objective
+from swift.terminal import say_nothing
 from swift.testing import third_party
 from swift.testing.cases import BY_NAME, EVALUATED_EVERY, HELD_OUT, STEPS, Case
 from swift.testing.crew import Job, run_jobs, succeeded
@@ -190,10 +191,15 @@ def batches_of(case: Case, model: Path) -> list[list[int]]:
     """Return which samples each step takes: the order belongs to the run, so that core knows it without any backend."""
     parsed = _settings(case.name, model)
     config = parsed.config
-    source = open_source(config.model, say=_quiet)
+    source = open_source(config.model, say=say_nothing)
     objective = make_objective(load_objective(config.objective.name), parsed.objective_options)
     data = prepare_data(
-        config.data, source.tokenizer, encoding=objective.encoding, seed=config.train.seed, say=_quiet, rows=case.rows
+        config.data,
+        source.tokenizer,
+        encoding=objective.encoding,
+        seed=config.train.seed,
+        say=say_nothing,
+        rows=case.rows,
     )
     assert data.train is not None
     layout = BatchLayout(
@@ -207,7 +213,3 @@ def batches_of(case: Case, model: Path) -> list[list[int]]:
     )
     plan = EpochPlan(data.train.samples, objective, layout)
     return [[sample.sample_id for row in plan.batch(step, 0, 1).rows for sample in row] for step in range(STEPS)]
-
-
-def _quiet(_: str) -> None:
-    pass
