@@ -324,6 +324,12 @@ def objectives() -> Iterator[Case]:
         ("a number for the name of a metric", f"LossSums({good}, {{1: (1.0, 1.0)}})", "names are texts"),
         ("a list of metrics", f"LossSums({good}, [1])", "metrics that are a mapping"),
         ("segments as a list", f"LossSums({good}, segments=[1.0])", "segments"),
+        ("one value for the tokens", f"LossSums({good}, tokens={{'seen': {good}}})", "tokens['seen']"),
+        (
+            "a tensor for the mapping of tokens",
+            f"LossSums({good}, tokens=view.token_logps)",
+            "tokens that are a mapping",
+        ),
     ):
         member = f"\ndef loss(self, view, batch):\n    return {value}\n"
         yield case(f"loss answers {how} in its sums", "objective", plugin("objective", member), "loss", said)
