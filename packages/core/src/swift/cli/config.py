@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -60,7 +61,7 @@ def run(verb: str, args: list[str]) -> int:
     if action not in ("show", "validate"):
         presets = presets_of_backends()
         if action in presets:
-            print_line(_preset(action, rest, presets[action]).rstrip("\n"))
+            sys.stdout.write(_preset(action, rest, presets[action]))  # a file as it stands
             return 0
         actions = ("show", "validate", "schema", *presets)
         raise UsageError(f"There is no `swift config {action}`.{did_you_mean(action, actions)}", hint=USAGE)
