@@ -1,7 +1,8 @@
-"""An objective's own plan under FSDP2: on two processes the numbers of one, and resumed there or elsewhere."""
+"""An objective's own plan on every backend: on two processes the numbers of one, and resumed there or elsewhere."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,29 @@ ROUNDS: dict[str, Any] = {
 
 @pytest.mark.full
 @pytest.mark.usefixtures("rounds_installed")
-def test_rounds_on_two_processes_are_those_of_one_and_are_resumed_in_their_middle(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "layout"),
+    [
+        ("fsdp", {}),
+        ("fsdp", {"parallel.tp": 2}),
+        ("deepspeed", {"backend.config": "zero3"}),
+        ("megatron", {"parallel.pp": 2}),
+    ],
+    ids=["fsdp", "fsdp tp 2", "deepspeed zero 3", "megatron pp 2"],
+)
+def test_rounds_on_two_processes_are_those_of_one_and_are_resumed_in_their_middle(
+    tmp_path: Path, backend: str, layout: dict[str, Any]
+) -> None:
     model = write_model(tmp_path / "tiny")
     alone = run_training(model, tmp_path, ROWS, ROUNDS)
-    whole = {**ROUNDS, "backend.name": "fsdp", "logging.run_name": "two"}
+    whole = {**ROUNDS, **layout, "backend.name": backend, "logging.run_name": "two"}
     before = tmp_path / "tiny" / "two" / "checkpoint-3"
     rest = {**whole, "logging.run_name": "rest", "checkpoint.resume": str(before)}
-    answers = on_processes(
-        2, lambda: run_training(model, tmp_path, ROWS, whole), lambda: run_training(model, tmp_path, ROWS, rest)
-    )
+    runs = [partial(run_training, model, tmp_path, ROWS, each) for each in (whole, rest)]
+    answers = on_processes(2, *runs, fresh=True)
     two, resumed = (succeeded(each)[0] for each in answers)
-    on_one = run_training(model, tmp_path, ROWS, {**rest, "backend.name": "torch", "logging.run_name": "on one"})
+    on_torch = {**ROUNDS, "checkpoint.resume": str(before), "logging.run_name": "on one"}
+    on_one = run_training(model, tmp_path, ROWS, on_torch)
     for part in (two, resumed, on_one):
         later = {step: alone.lines[step] for step in part.lines}
         assert list(part.lines)[-1] == 6
