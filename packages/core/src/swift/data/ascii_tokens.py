@@ -2,7 +2,7 @@
 
 A byte-level tokenizer cuts a text at its special tokens and then into words by a pattern, and turns each word into
 tokens without looking at the others. So a table of the words seen before gives the same tokens. Only patterns whose
-meaning for ASCII is known are dealt with, and only text that is ASCII throughout: there nothing depends on tables of
+meaning for ASCII is known are handled, and only text that is ASCII throughout: there nothing depends on tables of
 Unicode, and normalising changes nothing.
 """
 

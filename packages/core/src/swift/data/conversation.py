@@ -14,9 +14,9 @@ Message = dict[str, Any]
 """What a chat template reads: 'role', 'content', perhaps 'tool_calls' and the data set's own keys."""
 
 _DETAIL = 600
-"""Letters of what is said about one sample, whatever it holds."""
+"""Characters that are shown of one sample in a message, whatever it holds."""
 _HEAVIEST = 1e6
-"""Weight of a message: single precision keeps the others beside it."""
+"""Weight of a message: single precision keeps the others next to it."""
 _LOSS_KEYS = ("loss", "loss_scale", "weight")
 _MAY_FOLLOW = {
     "": {"system", "user"},
@@ -146,10 +146,10 @@ def _read_message(written: object, index: int, tags: RoleTags) -> tuple[Message,
     role_key = next((key for key in tags.role_keys if key in fields), None)
     if role_key is None:
         raise Unusable("malformed message", f"message {index + 1} has no {' or '.join(map(repr, tags.role_keys))}")
-    said = fields.pop(role_key)
-    role = tags.roles.get(said) if isinstance(said, str) else None
+    written = fields.pop(role_key)
+    role = tags.roles.get(written) if isinstance(written, str) else None
     if role is None:
-        raise Unusable("unknown role", f"message {index + 1} has the role {said!r}")
+        raise Unusable("unknown role", f"message {index + 1} has the role {written!r}")
     content_key = next((key for key in tags.content_keys if key in fields), None)
     content = _text(fields.pop(content_key) if content_key else "", index)
     weight = _weight(fields, role, index)

@@ -141,5 +141,5 @@ def _no_row(value: object) -> PluginError:
 def _undeclared(encoding: Encoding, what: str, member: str, declared: Sequence[str]) -> PluginError:
     return PluginError(
         f"The encoding {encoding.name!r} made a sample with {what}, and declares {', '.join(declared) or 'none'}.",
-        hint=f"Mend `{member}` of {type(encoding).__module__}.{type(encoding).__qualname__}.",
+        hint=f"Correct `{member}` of {type(encoding).__module__}.{type(encoding).__qualname__}.",
     )

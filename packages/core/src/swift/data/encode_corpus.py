@@ -202,7 +202,7 @@ def _progress(total: int, say: Say) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("Tokenising"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # No thread that draws the bar: beside one, no process can be forked safely, nor its memory limited.
+    # No thread that draws the bar: next to one, no process can be forked safely, nor its memory limited.
     with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=total)
         yield lambda rows: bar.update(task, advance=rows, refresh=True)

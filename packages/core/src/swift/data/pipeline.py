@@ -149,7 +149,7 @@ def prepare_data(
 
 
 def hold_out(prepared: Prepared, ratio: float, seed: int) -> tuple[Prepared, Prepared]:
-    """Split by rows, so that pieces of one row stay together; which rows are held out depends on the seed alone."""
+    """Split by rows, so that samples of one row stay together; which rows are held out depends on the seed alone."""
     of_sample = np.asarray(prepared.store.rows)
     usable = np.unique(of_sample)
     count = min(max(1, round(ratio * len(usable))), len(usable) - 1)

@@ -75,7 +75,7 @@ class DataReport:
             reason, rejected = first
             raise DataError(
                 f"{rejected.place}: {reason}: {rejected.detail}.",
-                hint=f"{self.unusable} of {self.rows} rows cannot be used. Mend them, or leave data.strict out.",
+                hint=f"{self.unusable} of {self.rows} rows cannot be used. Fix them, or leave data.strict out.",
             )
         if self.samples == 0:
             names = ", ".join(source.name for source in self.sources)

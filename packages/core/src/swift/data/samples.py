@@ -65,7 +65,7 @@ class Encoded:
     """
 
     sample_id: int
-    """Stable within the data set: its place among all samples of the concatenated, unshuffled source."""
+    """Stable within the data set: its index among all samples of the concatenated, unshuffled source."""
     segments: tuple[Segment, ...]
     values: Mapping[str, float] = field(default_factory=dict)
     """Numbers that objectives read: 'label' (1.0 or 0.0), 'margin'."""

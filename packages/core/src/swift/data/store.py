@@ -163,7 +163,7 @@ class Store(SampleSet):
 
 @dataclass(frozen=True)
 class Spilled:
-    """Samples that another process has written beside the store that they belong to."""
+    """Samples that another process has written next to the store that they belong to."""
 
     file: Path
     lengths: Mapping[str, int]
@@ -171,7 +171,7 @@ class Spilled:
 
 
 class StoreWriter:
-    """Writes a store beside its final place, and moves it there when it is whole."""
+    """Writes a store next to its final path, and renames it when it is complete."""
 
     def __init__(self, folder: Path, values: Iterable[str] = ()) -> None:
         self._folder = folder
@@ -224,7 +224,7 @@ class StoreWriter:
             raise _unwritable(self._folder.parent, error) from error
 
     def finish(self, notes: Mapping[str, Any]) -> Store:
-        """Move everything to its place; a store that another run has put there meanwhile is as good."""
+        """Rename the store to its final path; one that another run has put there meanwhile is as good."""
         try:
             for file in self._files.values():
                 file.flush()

@@ -75,9 +75,7 @@ class SampleStream:
 
     def _reject(self, epoch: int, unusable: Unusable, place: str) -> None:
         if self._encoder.section.strict:
-            raise DataError(
-                f"{place}: {unusable.reason}: {unusable.detail}.", hint="Mend it, or leave data.strict out."
-            )
+            raise DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Fix it, or leave data.strict out.")
         if epoch == 0:
             self.report.reject(unusable.reason, place, unusable.detail)
 

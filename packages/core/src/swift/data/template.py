@@ -1,7 +1,7 @@
 """Chat templates: a conversation as text, and which stretches of it are the assistant's.
 
 What is learned must be what the model will be asked for: at inference it sees the conversation so far, rendered for
-generation, and goes on from there. So a turn may be learned only where that rendering is a prefix of the text. A
+generation, and continues from there. So a turn may be learned only where that rendering is a prefix of the text. A
 template that rewrites earlier turns (some drop the reasoning of all but the last) has no single text in which this
 holds for every turn; then the conversation is laid out as several texts, each with the turns for which it holds. A
 template whose rendering for generation is not even a prefix of the same conversation with the answer is refused.
@@ -53,14 +53,14 @@ class ChatTemplate:
         return self._after_turn is not None
 
     def render(self, conversation: Conversation, turns: Sequence[int], place: str) -> list[Rendered]:
-        """Texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
+        """Return texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
         self._check_place_for(conversation)
         with _refusals():
-            said = self._renderer.texts(conversation.messages, conversation.tools, place)
-            self._check_said(conversation, said.whole)
-            rest = [self._turn(conversation, index, said, place) for index in turns]
+            rendered = self._renderer.texts(conversation.messages, conversation.tools, place)
+            self._check_texts(conversation, rendered.whole)
+            rest = [self._turn(conversation, index, rendered, place) for index in turns]
         texts: list[Rendered] = []
-        text = said.whole
+        text = rendered.whole
         while rest or not texts:
             fits = [text.startswith(turn.text[: turn.end]) for turn in rest]
             spans = [Span(turn.start, turn.end, turn.weight) for turn, fit in zip(rest, fits, strict=True) if fit]
@@ -69,10 +69,10 @@ class ChatTemplate:
             text = rest[-1].text if rest else ""
         return texts[::-1]
 
-    def _turn(self, conversation: Conversation, index: int, said: Texts, place: str) -> _Turn:
-        prompt = said.until(index, True)
+    def _turn(self, conversation: Conversation, index: int, texts: Texts, place: str) -> _Turn:
+        prompt = texts.until(index, True)
         last = index + 1 == len(conversation.messages)
-        text = said.whole if last else said.until(index + 1, False)
+        text = texts.whole if last else texts.until(index + 1, False)
         if not text.startswith(prompt):
             raise _not_prefix_stable(prompt, text, place)
         end = len(text.removesuffix(self._after_turn or ""))
@@ -104,7 +104,7 @@ class ChatTemplate:
         if "tool_calls" not in self._source and any("tool_calls" in message for message in conversation.messages):
             raise Unusable("left out by the template", "the chat template has no place for tool calls")
 
-    def _check_said(self, conversation: Conversation, text: str) -> None:
+    def _check_texts(self, conversation: Conversation, text: str) -> None:
         for index, message in enumerate(conversation.messages):
             if message["role"] in ("system", "user") and message["content"].strip() not in text:
                 raise Unusable(
@@ -135,7 +135,7 @@ def _not_prefix_stable(prompt: str, text: str, place: str) -> DataError:
     at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False)))
     return DataError(
         f"{place}: the chat template is not prefix-stable, so what the model would learn is not what it will be asked: "
-        f"rendered for an answer the text goes on {prompt[at : at + 40]!r}, rendered with the answer "
+        f"rendered for an answer the text continues with {prompt[at : at + 40]!r}, rendered with the answer "
         f"{text[at : at + 40]!r}, both after {text[max(0, at - 40) : at]!r}.",
         hint="Give a template that only ever appends (--model.chat_template FILE), or change its arguments "
         "(--data.template_kwargs).",

@@ -73,7 +73,7 @@ def _question(part: Part, index: int, system: str | None) -> Question:
     row, place = part.rows[index], part.rows.place(index)
     renamed = rename(row, part.columns, place)
     if not is_unicode(json.dumps(renamed, ensure_ascii=False, default=repr)):
-        raise DataError(f"{place}: not Unicode text: the row holds half of a surrogate pair.", hint="Mend the row.")
+        raise DataError(f"{place}: not Unicode text: the row holds half of a surrogate pair.", hint="Fix the row.")
     extras = {name: value for name, value in renamed.items() if name not in _CONVERSATION}
     try:
         conversation = part.understand(row, _ENCODING, place).conversation
@@ -111,4 +111,4 @@ def _role(message: object, tags: RoleTags) -> str | None:
 
 
 def _cannot_be_asked(unusable: Unusable, place: str) -> DataError:
-    return DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Mend the row.")
+    return DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Fix the row.")

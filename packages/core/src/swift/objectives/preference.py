@@ -1,7 +1,7 @@
 """Learning from pairs: a completion that was chosen, and one that was rejected after the same prompt.
 
 Every objective here is a mean over the pairs of the *global* batch, so how the pairs are cut into micro-batches or
-dealt out to processes changes nothing. A stand-in pair (all weights zero) has no loss, no weight and no metrics.
+divided among processes changes nothing. A dummy pair (all weights zero) has no loss, no weight and no metrics.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Pairs:
     """How many tokens the sum is over, at least 1."""
     rejected_tokens: torch.Tensor
     active: torch.Tensor
-    """1.0, or 0.0 for a stand-in pair."""
+    """1.0, or 0.0 for a dummy pair."""
     reference: tuple[torch.Tensor, torch.Tensor] | None
     """The reference model's sums of chosen and rejected."""
 
@@ -86,7 +86,7 @@ class PairObjective(BaseObjective[Options]):
         raise TypeError(f"{type(self).__name__} must define judge(pairs)")
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """Return the sum over the micro-batch's pairs, stand-ins left out."""
+        """Return the sum over the micro-batch's pairs, dummies left out."""
         pairs = Pairs.read(view, batch)
         judged = self.judge(pairs)
         count = pairs.active.sum()

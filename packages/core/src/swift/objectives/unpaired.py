@@ -74,7 +74,7 @@ class Kto(BaseObjective[KtoOptions]):
         return Kto(self.options, kl=max(0.0, metrics["kl"]))
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
-        """Return the sum over the micro-batch's samples, stand-ins left out."""
+        """Return the sum over the micro-batch's samples, dummies left out."""
         if self.kl is None:
             raise ValueError("KTO's loss needs its reference point: evaluate `baseline` and call `with_baseline` first")
         options = self.options

@@ -74,7 +74,7 @@ class Encoding(ABC):
         """
 
     def cache_key(self) -> str:
-        """Return what decides, beside the rows and the settings, what they become.
+        """Return what decides, besides rows and settings, what the rows become.
 
         That is normally the class, its version and the values that the object holds.
         """

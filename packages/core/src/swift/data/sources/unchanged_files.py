@@ -101,14 +101,14 @@ class SteadyFile:
         if number == self._number:
             return self._block
         start = number * BLOCK
-        wanted = min(BLOCK, self.size - start)
+        count = min(BLOCK, self.size - start)
         with open_regular(self.path, DataError) as file:
             try:
-                block = os.pread(file.fileno(), wanted, start)
+                block = os.pread(file.fileno(), count, start)
             except OSError as error:
                 raise DataError(f"{self.name} cannot be read: {error.strerror}.") from None
         found = xxhash.xxh3_64_intdigest(block)
-        if len(block) != wanted or self._hashes.setdefault(number, found) != found:
+        if len(block) != count or self._hashes.setdefault(number, found) != found:
             raise DataError(
                 f"{self.name} has changed since the start of this command, while it was being read.",
                 hint="Start again when nothing writes to it any more.",
