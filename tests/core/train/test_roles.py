@@ -1,0 +1,89 @@
+"""Models of a run besides its policy: refused where a backend holds one, saved under own names, or only asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import BASE, conversations
+
+from swift.backends.torch.plugin import TorchBackend
+from swift.checkpoint import open_checkpoint
+from swift.config.parse import config_from_mapping
+from swift.config.sections import ModelSection
+from swift.contracts import ModelRole
+from swift.errors import CheckpointError, UnsupportedPlan
+from swift.objectives.score import SegmentScore
+from swift.testing import Loop, open_job
+
+ROWS = conversations(9)
+
+
+@contextmanager
+def opened(model: Path, output: Path, roles: Sequence[ModelRole] = (), **more: Any) -> Iterator[Any]:
+    settings = {
+        **BASE, "model.path": str(model), "logging.output": str(output), "logging.run_name": "run",
+        "train.global_batch": 2, "train.micro_batch": 2, "train.max_steps": 4, "checkpoint.save_steps": 2, **more,
+    }  # fmt: skip
+    with open_job(config_from_mapping(settings), rows=ROWS, roles=roles) as job:
+        yield job
+
+
+def test_more_models_than_a_backend_holds_are_refused_before_weights_are_read(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchBackend, "capabilities", replace(TorchBackend.capabilities, roles=1))
+    nowhere = ModelRole("critic", ModelSection(path=str(tmp_path / "nothing here")))
+    with (
+        pytest.raises(UnsupportedPlan, match=r"2 models at once \(policy, critic\); the torch backend holds 1"),
+        opened(tiny, tmp_path, [nowhere]),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["policy", "Critic", "a/b", ""])
+def test_the_name_of_a_role_is_fit_for_names_in_checkpoints(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name of a role"):
+        ModelRole(name, ModelSection())
+
+
+def test_a_role_is_saved_resumed_and_missed(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    critic = ModelRole("critic", ModelSection(path=str(tiny)), schedule=lambda step: 0.01)
+    with opened(tiny, tmp_path, [critic]) as job:
+        role = job.roles["critic"]
+        assert role.train_step(job.plan.batch(0, 0, 1), job.objective).learning_rate == 0.01
+        Loop(job).run()
+        trained = {name: tensor.clone() for name, tensor in role.iter_weights()}
+    folder = tmp_path / tiny.name / "run" / "checkpoint-2"
+    assert open_checkpoint(folder).facts.roles["critic"].step == 1
+    with opened(tiny, tmp_path, [critic], **{"checkpoint.resume": str(folder)}) as job:
+        role = job.roles["critic"]
+        assert role.state.step == 1
+        assert all(torch.equal(tensor, trained[name]) for name, tensor in role.iter_weights())
+    capsys.readouterr()
+    with opened(tiny, tmp_path, **{"checkpoint.resume": str(folder)}):
+        assert "also holds critic, which this run does not have: left out" in capsys.readouterr().out
+    other = replace(critic, name="teacher")
+    with (
+        pytest.raises(CheckpointError, match=r"has no teacher: .*other roles \(critic\)"),
+        opened(tiny, tmp_path, [other], **{"checkpoint.resume": str(folder)}),
+    ):
+        pass
+
+
+def test_a_role_that_is_not_trained_is_asked_and_not_saved(tiny: Path, tmp_path: Path) -> None:
+    teacher = ModelRole("teacher", ModelSection(path=str(tiny)), trained=False)
+    with opened(tiny, tmp_path, [teacher]) as job:
+        batch, score, role = job.plan.batch(0, 0, 1), SegmentScore(adapters_off=False), job.roles["teacher"]
+        before = job.hooks.forward(job.run, job.state, batch, score).segments
+        Loop(job).run()
+        assert torch.equal(role.forward(batch, score).segments, before)
+        assert not torch.equal(job.hooks.forward(job.run, job.state, batch, score).segments, before)
+        with pytest.raises(ValueError, match="teacher is not trained"):
+            role.train_step(batch, job.objective)
+    assert open_checkpoint(tmp_path / tiny.name / "run" / "checkpoint-2").facts.roles == {}
