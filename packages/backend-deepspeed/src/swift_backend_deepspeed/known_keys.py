@@ -1,6 +1,6 @@
 """Keys that DeepSpeed knows, so that a misspelt one is found before anything is loaded.
 
-DeepSpeed itself ignores unknown keys of the top level in silence. A test compares these tables with DeepSpeed's own
+DeepSpeed itself ignores unknown keys of the top level silently. A test compares these tables with DeepSpeed's own
 models.
 """
 

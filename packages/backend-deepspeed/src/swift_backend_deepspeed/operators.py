@@ -1,4 +1,4 @@
-"""Operators that DeepSpeed builds in C++ at their first use: built once, in a cache of swift's, and not in silence."""
+"""Operators that DeepSpeed builds in C++ at their first use: built once, in a cache of swift's, and not silently."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cache_folder() -> Path:
 def building(cache: Path, name: str, say: Callable[[str], None]) -> Iterator[bool]:
     """Alone on this machine with an operator; tells whether it is yet to be built.
 
-    torch locks a build with a file, for which later runs wait in silence, for ever if the build was killed. The lock
+    torch locks a build with a file, for which later runs wait silently, for ever if the build was killed. The lock
     that is held here goes with its process: whoever has it knows that no build is going on.
     """
     cache.mkdir(parents=True, exist_ok=True)

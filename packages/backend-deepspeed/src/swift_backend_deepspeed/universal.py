@@ -43,7 +43,7 @@ def write_universal(state: TrainedState, folder: Path) -> None:
 def _optimizer(state: TrainedState) -> dict[str, Any]:
     # Learning rate, betas and weight decay stay what the engine's own configuration says.
     groups: list[dict[str, Any]] = [{"params": []} for names in state.groups if names]
-    # One count for all: an integer, as DeepSpeed's Adams keep it. ZeRO 1 and 2 read the tensors beside the moments.
+    # One count for all: an integer, as DeepSpeed's Adams keep it. ZeRO 1 and 2 read the tensors next to the moments.
     inner = {"state": {0: {"step": state.step}}, "param_groups": groups}
     return {"param_groups": groups, "optimizer_state_dict": inner, "ds_version": version("deepspeed")}
 

@@ -105,7 +105,7 @@ class _SavedChunk:
 
 
 class _Tensors:
-    """All that is written, put together from Hugging Face tensors when it is asked for."""
+    """All that is written, assembled from Hugging Face tensors when it is asked for."""
 
     def __init__(self, state: TrainedState, on_disk: SavedModel) -> None:
         self._state = state

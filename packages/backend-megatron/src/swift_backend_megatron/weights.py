@@ -1,4 +1,4 @@
-"""The canonical stream of weights: each tensor is put together from the boxes of all processes."""
+"""The canonical stream of weights: each tensor is assembled from the boxes of all processes."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class _Compiler(ModuleType):
             return self.real
 
     def withdraw(self) -> None:
-        """Take the stand-ins away that only transformers was to see."""
+        """Take the dummies away that only transformers was to see."""
         for name, module in self.stand_ins.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
@@ -145,7 +145,7 @@ class _Submodules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a module that is there already where the stand-in was asked for it, else what other finders say."""
+        """Return a module that is there already where the dummy was asked for it, else what other finders say."""
         if not fullname.startswith(f"{COMPILER}.") or sys.modules.get(COMPILER) is not self._compiler:
             return None
         self._compiler.load()

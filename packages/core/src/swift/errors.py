@@ -1,6 +1,6 @@
 """Errors that a user sees: one clear sentence, what to type next, and the exit code of the command.
 
-Anything that a person can mend by typing something else is a `SwiftError`; it is printed without a traceback.
+Anything that a person can fix by typing something else is a `SwiftError`; it is printed without a traceback.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class BackendHooks:
     def swift_save_checkpoint(self, run: Run, state: TrainState, writer: CheckpointWriter) -> bool | None:
         """Hand every trained tensor and its optimizer state to `writer` under the canonical names.
 
-        Called on every process between two steps. `model.<HF name>` is what the optimizer updates (fp32), beside it
+        Called on every process between two steps. `model.<HF name>` is what the optimizer updates (fp32), next to it
         `optim.<HF name>.exp_avg`, `.exp_avg_sq` and `.step`; adapters by their PEFT names. Core renames the folder
         when all processes are done.
         """
@@ -181,7 +181,7 @@ class ExporterHooks:
         """Write the model `request.source` into `request.destination` in fewer bits. Optional.
 
         Reads what is on disk, a few layers at a time. Measures what it costs on rows that calibration does not see,
-        writes that beside the weights, and raises `swift.errors.ExportError` where it costs more than it may.
+        writes that next to the weights, and raises `swift.errors.ExportError` where it costs more than it may.
         """
 
 

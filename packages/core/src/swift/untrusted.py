@@ -178,7 +178,7 @@ def inside(folder: Path, name: object, error: Failure, *, source: str) -> Path:
 
 
 def _hub_store(folder: Path) -> list[Path]:
-    """Return where a hub's cache keeps the contents of `snapshots/<revision>`: in `blobs`, beside `snapshots`."""
+    """Return where a hub's cache keeps the contents of `snapshots/<revision>`: in `blobs`, next to `snapshots`."""
     for parent in folder.parents:
         if parent.name == "snapshots" and (parent.parent / "blobs").is_dir():
             return [parent.parent / "blobs"]
@@ -231,7 +231,7 @@ def time_limit(
 def memory_limit(extra: int) -> Iterator[None]:
     """Raise `MemoryError` in the body when the process takes so many bytes more than it has at its beginning.
 
-    Works through the process's limit of address space, where the system has one; not beside other threads, whose
+    Works through the process's limit of address space, where the system has one; not next to other threads, whose
     memory would be limited too. The body should run Python code: other code may end the process.
     """
     if sys.platform != "linux" or threading.active_count() > 1:

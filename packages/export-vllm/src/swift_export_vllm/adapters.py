@@ -20,7 +20,7 @@ AT_ONCE = 8
 def check_adapter(folder: Path) -> None:
     """Refuse what vLLM would refuse after it has loaded everything else."""
     config = _config(folder)
-    wishes = {
+    traits = {
         "was trained with DoRA": config.get("use_dora"),
         "trains biases": config.get("bias", "none") != "none" or config.get("lora_bias"),
         f"trains full modules ({', '.join(config.get('modules_to_save') or ())})": config.get("modules_to_save"),
@@ -28,7 +28,7 @@ def check_adapter(folder: Path) -> None:
         "repeats layers": config.get("layer_replication"),
         f"has rank {_rank(config)}": _rank(config) > RANKS[-1],
     }
-    for trait, present in wishes.items():
+    for trait, present in traits.items():
         if present:
             raise ModelError(
                 f"The adapter {folder} {trait}, which vLLM cannot serve with a base model.",

@@ -46,7 +46,7 @@ class VllmInProcess:
     """Implements `swift.contracts.InferenceEngine`.
 
     Prompts are handed over at once, and vLLM batches them continuously. A draw is seeded per prompt, so that it does
-    not depend on what is answered beside it. Log-probabilities are the model's own (vLLM's `raw_logprobs`): before
+    not depend on what is answered next to it. Log-probabilities are the model's own (vLLM's `raw_logprobs`): before
     temperature and `top_p`.
     """
 

@@ -23,9 +23,9 @@ LAST_SECONDS = 5.0
 
 def main(grace: float, command: list[str]) -> int:
     """Run the command until it or this process ends; returns its exit code."""
-    wishes: list[int] = []
+    stop_requests: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, _: wishes.append(received))
+        signal.signal(number, lambda received, _: stop_requests.append(received))
     signal.signal(signal.SIGCHLD, lambda *_: None)
     awake, alarm = os.pipe()
     os.set_blocking(alarm, False)
@@ -35,16 +35,16 @@ def main(grace: float, command: list[str]) -> int:
     server = _start(command)
     code: int | None = None
     lifeline = [0]
-    while code is None and not wishes:
+    while code is None and not stop_requests:
         ready, _, _ = select.select([*lifeline, awake], [], [])
         _drain(awake)
         if 0 in ready and not os.read(0, 1):
-            wishes.append(signal.SIGTERM)
+            stop_requests.append(signal.SIGTERM)
         code = _reap(server)
     if code is None:
         _send(signal.SIGTERM, [server])
         end = time.monotonic() + grace
-        while code is None and time.monotonic() < end and len(wishes) < 2:
+        while code is None and time.monotonic() < end and len(stop_requests) < 2:
             select.select([awake], [], [], 0.1)
             _drain(awake)
             code = _reap(server)

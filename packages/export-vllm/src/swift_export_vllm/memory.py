@@ -104,7 +104,7 @@ def _heads(config: dict[str, Any]) -> int:
 
 
 def share_of_memory(need: MemoryNeed, wanted: int | None, free: int | None = None) -> MemoryShare:
-    """Cache and length that fit on the CPU beside the weights; `ModelError` where none does."""
+    """Cache and length that fit on the CPU next to the weights; `ModelError` where none does."""
     free = free_memory() if free is None else free
     left = free - need.weights - VLLM_ITSELF
     length = wanted or need.longest or 2048

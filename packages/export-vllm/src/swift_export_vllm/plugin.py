@@ -1,4 +1,4 @@
-"""The engine `vllm`: a thin face of the modules beside it, which are imported when they are needed."""
+"""The engine `vllm`: a thin face of the modules next to it, which are imported when they are needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from swift.hookspecs import hookimpl
 
 
 class VllmEngine:
-    """`--engine vllm`: continuous batching, paged attention, adapters beside their base model, an OpenAI server."""
+    """`--engine vllm`: continuous batching, paged attention, adapters next to their base model, an OpenAI server."""
 
     HOOK_API = HOOK_API
 

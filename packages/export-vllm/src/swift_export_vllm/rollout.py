@@ -1,4 +1,4 @@
-"""A vLLM server beside a run, for rollouts: tokens in, tokens out, and new weights through files that both can see.
+"""A vLLM server next to a run, for rollouts: tokens in, tokens out, and new weights through files that both can see.
 
 Of vLLM's own ways to take weights over the network, those between GPUs need a group of processes that holds trainer
 and server, and a GPU for each. Reading a folder works on every machine, with any parallel layout of the server, and

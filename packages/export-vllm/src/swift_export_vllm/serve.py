@@ -110,7 +110,7 @@ def _holder(port: int) -> str:
 
 
 def _log_file(port: int) -> Path:
-    """Return one for each port, in the user's cache; written anew each time, and for nobody else to read."""
+    """Return one for each port, in the user's cache; written again each time, and for nobody else to read."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "swift" / "serve"
     folder.mkdir(parents=True, exist_ok=True)

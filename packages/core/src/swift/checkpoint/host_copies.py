@@ -33,7 +33,7 @@ class Staging:
     """Copies of tensors, in one piece of memory that goes to the next save once these are `released`."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], written: torch.cuda.Event | None = None) -> None:
-        """`written` is when a GPU will have written them; work that it is given later may go on beside the copy."""
+        """`written` is when a GPU will have written them; work that it is given later may run during the copy."""
         starts, size = {}, 0
         for name, tensor in tensors.items():
             starts[name] = size
@@ -49,12 +49,12 @@ class Staging:
         if gpu is None:
             copy_tensors(pairs)
             return
-        beside: torch.cuda.Stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        with torch.cuda.stream(beside):
+        copy_stream: torch.cuda.Stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        with torch.cuda.stream(copy_stream):
             if written is not None:
-                beside.wait_event(written)
+                copy_stream.wait_event(written)
             copy_tensors(pairs)
-        beside.synchronize()
+        copy_stream.synchronize()
 
     def release(self) -> None:
         """Mark the copies as no longer needed."""

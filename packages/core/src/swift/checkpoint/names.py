@@ -15,7 +15,7 @@ def model_name(hf: str) -> str:
 
 
 def optim_name(hf: str, slot: str) -> str:
-    """`optim.<HF name>.<slot>`: optimizer state beside the weight: exp_avg, exp_avg_sq, step, ..."""
+    """`optim.<HF name>.<slot>`: optimizer state next to the weight: exp_avg, exp_avg_sq, step, ..."""
     return f"{OPTIMIZER}{hf}.{slot}"
 
 

@@ -1,4 +1,4 @@
-"""Reading rectangles out of safetensors files: straight into memory that is there already, and little beside them."""
+"""Reading rectangles out of safetensors files: straight into memory that is there already, with little besides."""
 
 from __future__ import annotations
 

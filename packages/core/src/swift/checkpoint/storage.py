@@ -21,7 +21,7 @@ from swift.errors import CheckpointError
 from swift.untrusted import inside
 
 STATE = "state"
-"""Folder of the canonical tensors inside a checkpoint; files beside it are for other programs to load."""
+"""Folder of the canonical tensors inside a checkpoint; files next to it are for other programs to load."""
 INDEX = f"{STATE}/index.json"
 
 # A run of a thousand processes leaves as many files; a process may have about as many open, others included.

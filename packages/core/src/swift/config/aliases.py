@@ -268,7 +268,7 @@ def aliases() -> dict[str, Alias]:
 
 @cache
 def flags_of(key: str) -> tuple[str, ...]:
-    """Return the aliases that help shows beside a key."""
+    """Return the aliases that help shows next to a key."""
     return tuple(flag for flag, alias in aliases().items() if alias.key == key)
 
 

@@ -33,7 +33,7 @@ _OCTAL = re.compile(r"[-+]?0[0-7_]+")
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the mapping in a file, and dotted key → line.
 
-    A repeated key is an error: YAML would keep the last in silence.
+    A repeated key is an error: YAML would keep the last silently.
     """
     name = shown(path)
     try:

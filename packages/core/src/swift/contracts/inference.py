@@ -71,7 +71,7 @@ class EngineRequest:
     max_length: int | None = None
     """Longest prompt and answer together; None leaves it to the engine."""
     end_tokens: tuple[int, ...] = ()
-    """Tokens that end an answer, beside those of the folder's generation config."""
+    """Tokens that end an answer, in addition to those of the folder's generation config."""
     trust_remote_code: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     """The engine's own settings, by its own names."""

@@ -44,7 +44,7 @@ class ModelSource(Protocol):
         """Return the transformers module; with `weights=False` on the meta device, uninitialised."""
 
     def write_assets(self, folder: Path, dtype: str) -> None:
-        """Put beside exported weights what makes them a model: config, generation config, tokenizer, template."""
+        """Put next to exported weights what makes them a model: config, generation config, tokenizer, template."""
 
 
 WeightStream = Iterator[tuple[str, "torch.Tensor"]]

@@ -63,7 +63,7 @@ def write_trainer_state(folder: Path, state: StoredState, checkpoint: Checkpoint
 
 
 def _like_the_trainers(state: StoredState) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Its optimizer and scheduler at this step, over a stand-in for every group."""
+    """Its optimizer and scheduler at this step, over a dummy for every group."""
     adam = state.optim.options(AdamOptions)
     groups = [{"params": [torch.zeros(1)], "weight_decay": decay} for decay in _decays(state)]
     optimizer = torch.optim.AdamW(groups, lr=state.peak, betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True)

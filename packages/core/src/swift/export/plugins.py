@@ -41,7 +41,7 @@ class HuggingFaceExporter:
 
 
 class AdapterExporter:
-    """An adapter folder that PEFT, vLLM and others load beside the base model; `auto` precision is as trained."""
+    """An adapter folder that PEFT, vLLM and others load next to the base model; `auto` precision is as trained."""
 
     HOOK_API = HOOK_API
 

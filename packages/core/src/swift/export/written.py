@@ -53,7 +53,7 @@ def check_written(folder: Path, exporter: str) -> None:
 
 
 def note_unverified(folder: Path, exporter: str, reason: str) -> None:
-    """Say beside the weights that nobody compared them; what the exporter itself noted stays, as its own word."""
+    """Say next to the weights that nobody compared them; what the exporter itself noted stays, as its own word."""
     path = folder / VERIFICATION
     report: dict[str, Any] = {
         "verified": False,

@@ -1,7 +1,7 @@
 """Models with a head of their own in place of the unembedding: which class they are, and where the head starts.
 
 The head is a matrix without bias at `score`, as transformers' decoders for sequence classification have it. Where
-transformers has no such class for an architecture, or one with another head, one is put together from the same parts.
+transformers has no such class for an architecture, or one with another head, one is assembled from the same parts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def head_of(model: Any) -> Any:
 def apply_head(head: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Return the head's outputs in fp32, computed in the precision of its weights whatever autocast says."""
     active = head
-    if hasattr(head, "modules_to_save"):  # PEFT keeps the head as it was beside the one that is trained
+    if hasattr(head, "modules_to_save"):  # PEFT keeps the head as it was next to the one that is trained
         active = head.original_module if head.disable_adapters else head.modules_to_save[head.active_adapters[0]]
     with torch.autocast(hidden.device.type, enabled=False):
         outputs: torch.Tensor = head(hidden.to(active.weight.dtype))

@@ -1,4 +1,4 @@
-"""Putting an adapter from a folder on a model, as PEFT does it: whole, of the right shapes, and nothing beside it."""
+"""Putting an adapter from a folder on a model, as PEFT does it: whole, of the right shapes, and nothing next to it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def load_adapter(model: torch.nn.Module, folder: Path, *, trainable: bool) -> to
             f"the first is {missing[0]}.",
             hint=_OWN,
         )
-    # PEFT may have saved embeddings of the model beside the adapter.
+    # PEFT may have saved embeddings of the model next to the adapter.
     own = {name.replace(".base_layer", "") for name, _ in tuned.named_parameters(remove_duplicate=False)}
     extra = sorted(name for name in weights.names() if name not in wanted | own)
     if extra:

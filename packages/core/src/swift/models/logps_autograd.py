@@ -92,7 +92,7 @@ class HeadLogps(torch.autograd.Function):
                     chosen[part] = seen.candidates[0] - normalisers[part, None]
                     rest[part] = (seen.candidates[1] - normalisers[part]).clamp(max=0.0)
             kept = logits if settings.keep else None
-            del logits  # or the next chunk would be made beside this one
+            del logits  # or the next chunk would be made next to this one
         ctx.settings = settings
         ctx.save_for_backward(hidden, weight, bias, targets, candidates, normalisers, totals, entropy, rest, kept)
         ctx.mark_non_differentiable(correct)

@@ -162,7 +162,7 @@ class HfSource:
         return model
 
     def write_assets(self, folder: Path, dtype: str) -> None:
-        """Put beside exported weights what makes them a model: config, generation config, tokenizer, template.
+        """Put next to exported weights what makes them a model: config, generation config, tokenizer, template.
 
         Files are copied as they are where they can be; `dtype` is the precision of the exported weights.
         """

@@ -19,7 +19,10 @@ from swift.plugins.entry import CORE, PluginEntry, normal_name
 from swift.plugins.kinds import KINDS
 
 ALLOW_LIST = "SWIFT_PLUGINS"
-"""Environment variable: names or distributions, comma separated, that may be loaded beside those of swift-core."""
+"""Environment variable.
+
+Names or distributions, comma separated, that may be loaded in addition to those of swift-core.
+"""
 
 
 _NAME = re.compile(r"\w[\w.+-]*")

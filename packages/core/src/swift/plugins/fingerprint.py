@@ -1,4 +1,4 @@
-"""Do all processes of a run have the same plugins? A node with another version trains something else in silence."""
+"""Do all processes of a run have the same plugins? A node with another version trains something else silently."""
 
 from __future__ import annotations
 

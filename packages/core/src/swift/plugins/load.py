@@ -1,4 +1,4 @@
-"""Selecting a plugin by the name that users type: found, imported, checked. Each failure says what mends it."""
+"""Selecting a plugin by the name that users type: found, imported, checked. Each failure says what fixes it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """SIGTERM and Ctrl-C: finish the step, save, and say how to resume. A second one ends at once.
 
 Three processes take them differently. One that has not come to its first step just ends (`prompt_stop`). One that
-trains notes the wish and looks at it between steps (`graceful_stop`). A launcher passes it on to the processes that
+trains notes the request and looks at it between steps (`graceful_stop`). A launcher passes it on to the processes that
 it started (`forwarded_signals`).
 """
 
@@ -22,7 +22,7 @@ STARTED_BY_SWIFT = "SWIFT_WORKER"
 
 _GRACEFUL = (signal.SIGTERM, signal.SIGINT)
 _ONE_WISH = 1.0
-"""Seconds in which several signals are one wish: `timeout` and some schedulers send two at once."""
+"""Seconds in which several signals are one request: `timeout` and some schedulers send two at once."""
 _PATIENCE = 5.0
 """Seconds after which a process that was told to stop before its first step is ended, wherever it hangs."""
 
@@ -45,13 +45,13 @@ def is_worker() -> bool:
 @contextmanager
 def prompt_stop() -> Iterator[None]:
     """Before the first step: a signal raises `Stopped`."""
-    wishes = _Wishes()
+    stop_requests = _StopRequests()
     # A main thread that waits inside C++ for its peers never gets to `on_signal`.
-    last_resort = threading.Timer(_PATIENCE, lambda: _end_at_once(wishes.received[0]))
+    last_resort = threading.Timer(_PATIENCE, lambda: _end_at_once(stop_requests.received[0]))
     last_resort.daemon = True
 
     def react(number: int) -> None:
-        count = wishes.count(number)
+        count = stop_requests.count(number)
         if count == 1:
             last_resort.start()
         elif count == 2:
@@ -69,7 +69,7 @@ def prompt_stop() -> Iterator[None]:
             yield
         except Exception:
             # Peers and helpers that got the signal too are gone, and their loss is no news.
-            if numbers := raised or wishes.received:
+            if numbers := raised or stop_requests.received:
                 raise Stopped(numbers[0]) from None
             raise
         finally:
@@ -79,10 +79,10 @@ def prompt_stop() -> Iterator[None]:
 @contextmanager
 def graceful_stop() -> Iterator[list[int]]:
     """In the process that trains: the list gets the number of the first signal; the loop looks at it between steps."""
-    wishes = _Wishes()
+    stop_requests = _StopRequests()
 
     def react(number: int) -> None:
-        count = wishes.count(number)
+        count = stop_requests.count(number)
         # A worker leaves words and a second signal to its launcher.
         if count == 1 and not is_worker():
             _announce(number)
@@ -90,16 +90,16 @@ def graceful_stop() -> Iterator[list[int]]:
             _end_at_once(number)
 
     with _watching(react):
-        yield wishes.received
+        yield stop_requests.received
 
 
 @contextmanager
 def forwarded_signals() -> Iterator[list[int]]:
     """In the launcher: pass the first signal on to the workers, and kill them at a second."""
-    wishes = _Wishes()
+    stop_requests = _StopRequests()
 
     def react(number: int) -> None:
-        count, workers = wishes.count(number), _children()
+        count, workers = stop_requests.count(number), _children()
         if not workers:
             # Still waiting, inside C++, for launchers on other machines.
             _end_at_once(number)
@@ -115,7 +115,7 @@ def forwarded_signals() -> Iterator[list[int]]:
                     os.killpg(worker, signal.SIGKILL)
 
     with _watching(react):
-        yield wishes.received
+        yield stop_requests.received
 
 
 def follow_launcher() -> None:
@@ -189,8 +189,8 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-class _Wishes:
-    """Counts what the user wants, not signals: several in a moment are one wish."""
+class _StopRequests:
+    """Counts what the user wants, not signals: several in a moment are one request."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -198,7 +198,7 @@ class _Wishes:
         self._first = 0.0
 
     def count(self, number: int) -> int:
-        """1 for the first wish, 2 for another one, 0 for an echo of the first."""
+        """Return 1 for the first request, 2 for another one, 0 for an echo of the first."""
         if not self.received:
             self._first = time.monotonic()
             self.received.append(number)

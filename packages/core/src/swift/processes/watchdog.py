@@ -1,6 +1,6 @@
 """Hangs and dead processes: who waits for what, said in minutes, by every process that can still speak.
 
-Beside the main thread of each process runs one that tells the others, over a store that no engine uses, that it lives,
+Next to the main thread of each process runs one that tells the others, over a store that no engine uses, that it lives,
 how far it has come and what it waits for. When nothing has moved anywhere for `train.timeout_minutes`, each writes
 its stacks into the run's folder and ends; one says for all which process is at fault.
 """

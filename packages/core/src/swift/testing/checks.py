@@ -118,7 +118,7 @@ class Checks:
             assert off <= MOVED * moved, f"{where}: {name} is off by {off:.2g} where weights moved by up to {moved:.2g}"
 
     def one_tensor_at_a_time(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
-        """While weights are streamed, no process holds more than two of the largest tensors beside its own state."""
+        """While weights are streamed, no process holds more than two of the largest tensors next to its own state."""
         for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
             streamed = outcome.streamed
             allowed = 2 * streamed.largest
@@ -310,21 +310,21 @@ def _near_all(where: str, found: Mapping[str, Any], expected: Mapping[str, Seque
 
 def unclaimed(capabilities: Any) -> list[dict[str, Any]]:
     """Return configurations that each ask for one thing that is not among the capabilities."""
-    wishes: list[dict[str, Any]] = []
-    wishes += [{f"parallel.{name}": 2} for name in PARALLEL if name not in capabilities.parallel]
+    requests: list[dict[str, Any]] = []
+    requests += [{f"parallel.{name}": 2} for name in PARALLEL if name not in capabilities.parallel]
     if "sequence_parallel" not in capabilities.parallel:
-        wishes.append({"parallel.sequence_parallel": True})
-    wishes += [
+        requests.append({"parallel.sequence_parallel": True})
+    requests += [
         {"model.dtype": name} for name in ("float32", "bfloat16", "float16") if name not in capabilities.precisions
     ]
     if "lora" not in capabilities.tuners:
-        wishes.append({"tuner.kind": "lora"})
+        requests.append({"tuner.kind": "lora"})
     elif "dora" not in capabilities.tuners:
-        wishes.append({"tuner.kind": "lora", "tuner.dora": True})
+        requests.append({"tuner.kind": "lora", "tuner.dora": True})
     if not capabilities.async_checkpoint:
-        wishes.append({"checkpoint.asynchronous": True})
-    wishes += [{switch: True} for switch in SWITCHES if switch not in capabilities.features]
-    return wishes
+        requests.append({"checkpoint.asynchronous": True})
+    requests += [{switch: True} for switch in SWITCHES if switch not in capabilities.features]
+    return requests
 
 
 def _refusal(trials: Trials, changes: Mapping[str, Any]) -> UnsupportedPlan | None:

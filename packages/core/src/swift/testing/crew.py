@@ -38,7 +38,7 @@ Job = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class LastWords:
+class FinalResult:
     """Result of a process that then dies on the spot, as if killed: nothing is closed or taken down."""
 
     value: Any
@@ -93,8 +93,8 @@ def _one_crew(size: int, jobs: Sequence[Job], environment: dict[str, str]) -> li
     try:
         for _ in jobs:
             answers = _answers(pipes)
-            done.append([each.value if isinstance(each, LastWords) else each for each in answers])
-            if any(isinstance(each, Lost | LastWords | BaseException) for each in answers):
+            done.append([each.value if isinstance(each, FinalResult) else each for each in answers])
+            if any(isinstance(each, Lost | FinalResult | BaseException) for each in answers):
                 break
     finally:
         for worker in workers:
@@ -142,7 +142,7 @@ def _work(
             pipe.send(answer)
         except Exception as unsendable:
             pipe.send(RuntimeError(f"{answer!r} could not be sent: {unsendable}"))
-        if isinstance(answer, LastWords):
+        if isinstance(answer, FinalResult):
             os._exit(1)
     # What the parent registered (pytest's own hooks among it) is not the child's to run.
     os._exit(0)

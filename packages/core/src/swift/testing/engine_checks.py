@@ -139,7 +139,7 @@ def scores_are_those_of_transformers(engine: InferenceEngine, reference: Transfo
 
 
 def draws_depend_on_seed_and_number_alone(engine: InferenceEngine, reference: TransformersReference) -> None:
-    """Not on what is asked beside a prompt, nor on what was asked before."""
+    """Check that draws depend on neither other prompts nor earlier ones."""
     prompts = [reference.prompts[1]] * 4 + reference.prompts
     whole = {place: completion.token_ids for place, completion in engine.generate(prompts, DRAWN)}
     assert len({tuple(whole[place]) for place in range(4)}) > 1, "the same prompt drew the same four times"

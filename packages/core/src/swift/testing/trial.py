@@ -21,7 +21,7 @@ import torch.distributed as dist
 from swift.config.parse import config_from_mapping
 from swift.contracts import LossSums
 from swift.testing.cases import HELD_OUT, RESUMED, SAVED_AT, Case
-from swift.testing.crew import LastWords
+from swift.testing.crew import FinalResult
 from swift.testing.layouts import Layout
 from swift.testing.token_trial import TokenJob, TokenResults
 from swift.train.loop import Loop
@@ -98,12 +98,12 @@ class Trial:
             outcome.streamed = _stream(job, weighed=self.case.weighed)
         return outcome
 
-    def killed(self, at: int) -> LastWords:
+    def killed(self, at: int) -> FinalResult:
         """Up to a checkpoint at step `at`; then this process dies on the spot."""
         with self.opened() as job:
             outcome = _watched(job, pause_at=at)
             job.comms.barrier()
-            return LastWords(outcome)
+            return FinalResult(outcome)
 
     def resumed(self, checkpoint: Path, steps: int) -> Outcome:
         """On from a checkpoint, as many steps as are asked for."""

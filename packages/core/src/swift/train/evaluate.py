@@ -21,7 +21,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Means over the whole set, the same on every process: 'loss', and the objective's metrics.
 
-    `ready` completes a batch with what the objective needs beside the model (reference log-probabilities).
+    `ready` completes a batch with what the objective needs besides the model (reference log-probabilities).
     """
     loss = weight = 0.0
     sums: dict[str, tuple[float, float]] = {}

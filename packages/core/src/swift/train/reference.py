@@ -69,7 +69,7 @@ def with_adapter_off(hooks: Hooks, run: Run, state: TrainState, batch: Batch) ->
 
 
 class ScoreCache:
-    """Log-probabilities of the model as it is before the first step, made once and kept beside the tokenised data."""
+    """Log-probabilities of the model as it is before the first step, made once and kept next to the tokenised data."""
 
     def __init__(self, run: Run, hooks: Hooks, comms: Comms, state: TrainState, model_fingerprint: str) -> None:
         self._run = run
@@ -90,7 +90,7 @@ class ScoreCache:
     def _path(self, dataset: SampleSet) -> Path | None:
         tuner = self._run.config.tuner
         if tuner.adapter is not None:
-            return None  # The reference holds the adapter that training goes on from; its content is not hashed.
+            return None  # The reference holds the adapter that training resumes from; its content is not hashed.
         key = hash_of("reference", self._model, dataset.fingerprint, self._precision(), tuner.quantize)
         return cache_folder(self._run.config.data) / f"reference-{key}.npy"
 

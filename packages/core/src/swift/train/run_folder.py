@@ -193,7 +193,7 @@ def write_run_files(
 ) -> None:
     """Write `config.yaml`, which `--config` reads back, and `args.json`, which tells other verbs what was trained.
 
-    `args.json` is flat: `model.path`, `tuner.kind`, `backend.name`, ... as in the flags' names, and beside them
+    `args.json` is flat: `model.path`, `tuner.kind`, `backend.name`, ... as in the flags' names, and next to them
     `swift_version`, `plugins` and `environment`.
     """
     sections = resolved_config(config, backend_options, objective_options)

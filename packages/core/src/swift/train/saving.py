@@ -120,7 +120,7 @@ class CheckpointSaver:
 
         source, adapter = self._job.source, self._job.run.adapter_config
         if self._job.is_main and adapter is None and not self._source_is_known:
-            # The source keeps what it has to build to answer, and building draws random numbers: not beside training.
+            # The source keeps what it has to build to answer, and building draws random numbers: not during training.
             export_dtypes(source, "auto")
             self._source_is_known = True
         return partial(write_model_weights, source=source, adapter=adapter)

@@ -121,7 +121,7 @@ def round_block(
             if not any(walk.path(layer) in left for layer in inputs.layers):
                 _scale_up(walk, block, inputs, group=group, dtype=dtype)
         scaled()
-    for module in block.modules():  # what is written beside the integers, as it will be read
+    for module in block.modules():  # what is written next to the integers, as it will be read
         for parameter in module._parameters.values():
             if parameter is not None and not (isinstance(module, Linear) and parameter is module.weight):
                 parameter.data = parameter.data.to(dtype).float()

@@ -25,7 +25,7 @@ REPORT = "quantisation.json"
 
 
 def quantise(request: QuantizeRequest) -> Quantized:
-    """Write the quantised model; what it costs stands in `quantisation.json` beside it."""
+    """Write the quantised model; what it costs stands in `quantisation.json` next to it."""
     return _Quantiser(request).run()
 
 

@@ -48,7 +48,10 @@ class InfoEntry:
 
 
 def find_entry(name: str, folder: Path) -> InfoEntry | None:
-    """Return the entry called `name`: of a file in `folder` or its `data` folder, or beside, for `some/folder/name`."""
+    """Return the entry called `name`.
+
+    Of a file in `folder` or its `data` folder, or next to it, for `some/folder/name`.
+    """
     for directory, key in _candidates(name, folder):
         entries = _read(directory / FILE)
         if key in entries:

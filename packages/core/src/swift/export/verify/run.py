@@ -59,7 +59,9 @@ def can_verify(folder: Path) -> bool:
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ExportError(f"The export in {folder} has no readable config.json beside its weights: {error}.") from error
+        raise ExportError(
+            f"The export in {folder} has no readable config.json next to its weights: {error}."
+        ) from error
     return "quantization_config" not in settings
 
 
