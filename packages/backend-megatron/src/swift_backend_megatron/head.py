@@ -18,11 +18,11 @@ from swift_backend_megatron.sequences import gathered, summed
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from swift_backend_megatron.sequences import SequenceShard
+    from swift_backend_megatron.sequences import MicroBatchSlice
     from swift_backend_megatron.shard import MegatronState
 
 
-def view_of(state: MegatronState, shard: SequenceShard, hidden: torch.Tensor, needs: Collection[Need]) -> ModelView:
+def view_of(state: MegatronState, shard: MicroBatchSlice, hidden: torch.Tensor, needs: Collection[Need]) -> ModelView:
     """View a micro-batch from the hidden states of the last layer, [tokens, rows, size]."""
     weight = _weight_of(state.built.chunks[-1])
     view = _token_views(state, shard, hidden, weight, needs) if state.built.unembeds else ModelView()
@@ -47,7 +47,7 @@ def _weight_of(chunk: Any) -> torch.Tensor:
 
 
 def _token_views(
-    state: MegatronState, shard: SequenceShard, hidden: torch.Tensor, weight: torch.Tensor, needs: Collection[Need]
+    state: MegatronState, shard: MicroBatchSlice, hidden: torch.Tensor, weight: torch.Tensor, needs: Collection[Need]
 ) -> ModelView:
     """View tokens through an unembedding sharded by tokens. Only tokens that count go through it."""
     from megatron.core import parallel_state
@@ -93,7 +93,7 @@ def _vocabulary_shard(weight: torch.Tensor, vocabulary: int, group: dist.Process
 
 def _add_views_of_hidden(
     state: MegatronState,
-    shard: SequenceShard,
+    shard: MicroBatchSlice,
     hidden: torch.Tensor,
     weight: torch.Tensor,
     needs: frozenset[Need],
@@ -129,7 +129,7 @@ def _apply(weight: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.linear(hidden.to(weight.dtype), weight).float()
 
 
-def _own(shard: SequenceShard, values: torch.Tensor, padding: int = 0) -> torch.Tensor:
+def _own(shard: MicroBatchSlice, values: torch.Tensor, padding: int = 0) -> torch.Tensor:
     """Return what this process has of values of all positions, [rows, width, ...]."""
     if shard.gathered_at is None:
         return values
@@ -142,13 +142,13 @@ def _own(shard: SequenceShard, values: torch.Tensor, padding: int = 0) -> torch.
     return everyone[:, group.rank() * size : (group.rank() + 1) * size]
 
 
-def _of_all(shard: SequenceShard, values: torch.Tensor) -> torch.Tensor:
+def _of_all(shard: MicroBatchSlice, values: torch.Tensor) -> torch.Tensor:
     """Return values of all positions from those of this process's, [rows, width, ...]."""
     if shard.gathered_at is None:
         return values
     return gathered(values)[: len(shard.batch.weights), shard.gathered_at]
 
 
-def _total(shard: SequenceShard, values: torch.Tensor) -> torch.Tensor:
+def _total(shard: MicroBatchSlice, values: torch.Tensor) -> torch.Tensor:
     """Return sums over all positions from those over this process's."""
     return values if shard.gathered_at is None else summed(values)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class SequenceShard:
+class MicroBatchSlice:
     """A process's slice of a micro-batch."""
 
     batch: MicroBatch
@@ -50,7 +50,7 @@ class SequenceSlicer:
     """Each process's shard is padded to a multiple of this many tokens (sequence parallel)."""
     device: torch.device
 
-    def slice(self, batch: MicroBatch, counts: bool, shape: tuple[int, int] = (0, 0)) -> SequenceShard:
+    def slice(self, batch: MicroBatch, counts: bool, shape: tuple[int, int] = (0, 0)) -> MicroBatchSlice:
         """Return this process's shard, on its device, padded to so many rows and tokens at least."""
         rows, width = batch.input_ids.shape
         more = max(0, shape[0] - rows)
@@ -72,7 +72,7 @@ class SequenceSlicer:
             return padded[:, self._own(index, lengths)].to(self.device, non_blocking=True)
 
         here = positions if whole else positions[self._zigzag(lengths, self.rank)]
-        return SequenceShard(
+        return MicroBatchSlice(
             batch=batch.to(self.device),
             counts=counts,
             input_ids=own(batch.input_ids),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from swift.contracts import Objective, Run
     from swift.data.batch import Batch, MicroBatch
-    from swift_backend_megatron.sequences import SequenceShard
+    from swift_backend_megatron.sequences import MicroBatchSlice
     from swift_backend_megatron.shard import MegatronState
 
 
@@ -106,14 +106,14 @@ def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *,
     sums = GlobalSums(state.slicer.device)
     tokens = max(1, batch.tokens)
 
-    def losses(shard: SequenceShard, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    def losses(shard: MicroBatchSlice, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         found = _losses(state, shard, hidden, objective)
         if shard.counts:
             sums.add(found, shard.batch)
         share = found.loss * (tokens / (batch.weight or 1.0)) if shard.counts else found.loss * 0.0
         return share, torch.zeros((), dtype=torch.int, device=hidden.device), {}
 
-    def step(shards: Iterator[SequenceShard], chunk: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+    def step(shards: Iterator[MicroBatchSlice], chunk: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
         shard = next(shards)
         heartbeat()
         if not forward_only:
@@ -137,7 +137,7 @@ def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *,
     return _broadcast_totals(sums, len(shards))
 
 
-def _shards(run: Run, state: MegatronState, batch: Batch) -> list[SequenceShard]:
+def _shards(run: Run, state: MegatronState, batch: Batch) -> list[MicroBatchSlice]:
     """Return as many on every process; interleaved stages take turns with as many as there are stages."""
     parallel = run.config.parallel
     count = batch.most_micro_batches(run.topology.data_size)
@@ -160,7 +160,7 @@ def _common_shape(micro_batches: list[MicroBatch], state: MegatronState) -> tupl
     return rows, width + (samples * 2 * state.slicer.cp if state.slicer.cp > 1 else 0)
 
 
-def _padding(state: MegatronState, shard: SequenceShard) -> dict[str, Any] | None:
+def _padding(state: MegatronState, shard: MicroBatchSlice) -> dict[str, Any] | None:
     """Return the mask by which routers whose load is balanced do not count padding as load."""
     config = state.config
     if not config.moe_aux_loss_coeff and not config.moe_z_loss_coeff:
@@ -174,7 +174,7 @@ def _padding(state: MegatronState, shard: SequenceShard) -> dict[str, Any] | Non
     return {"padding_mask": padding.contiguous()}
 
 
-def _losses(state: MegatronState, shard: SequenceShard, hidden: torch.Tensor, objective: Objective) -> LossSums:
+def _losses(state: MegatronState, shard: MicroBatchSlice, hidden: torch.Tensor, objective: Objective) -> LossSums:
     view = view_of(state, shard, hidden, objective.needs)
     return objective.loss(view, shard.batch)
 
