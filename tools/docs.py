@@ -198,7 +198,7 @@ def plugin_options(section: str) -> Iterator[tuple[str, type[BaseModel]]]:
             continue
         model = load(entry).config_model if entry.distribution == CORE else None
         if model is not None and set(model.model_fields) - set(Section.model_fields) - {"name"}:
-            yield f"With `{section}.name: {entry.name}`", model
+            yield f"With `{section}.{KINDS[entry.group].selected_by}: {entry.name}`", model
 
 
 def documentation(thing: object, name: str) -> str:

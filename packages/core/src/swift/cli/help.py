@@ -105,8 +105,9 @@ def show_training_help(verb: str, args: Sequence[str]) -> None:
         fields = [field for field in core_fields().values() if field.section == name]
         section: Any = info.annotation
         _show_group(FlagGroup(name, _first_line(section), fields, [flags_of(field.key) for field in fields]))
-        if name in ("backend", "objective"):
-            _show_plugin(name, _chosen(name, verb, args))
+        group = _group_of(name)
+        if group is not None:
+            _show_plugin(group, name, _chosen(name, verb, args))
 
 
 def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
@@ -114,6 +115,7 @@ def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
     from swift.config.aliases import VERB_OBJECTIVES, training_flags
     from swift.config.draft import Draft
     from swift.config.flags import read_flags
+    from swift.plugins.kinds import KINDS
 
     table = training_flags()
     words = Draft(table)
@@ -121,26 +123,36 @@ def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
         for name, flag in read_flags([word for word in args if word not in HELP], table).flags.items():
             if name not in table.about_command:
                 words.add_flag(flag)
-    asked = words.assignments.get(f"{section}.name")
+    group = _group_of(section)
+    assert group is not None
+    selected = f"{section}.{KINDS[group].selected_by}"
+    asked = words.assignments.get(selected)
     if asked is not None:
         return str(asked.value)
     if section == "objective":
         return VERB_OBJECTIVES.get(verb, "dpo" if verb == "rlhf" else "sft")
-    return "torch"
+    return str(core_fields()[selected].default)
 
 
-def _show_plugin(section: str, name: str) -> None:
+def _group_of(section: str) -> str | None:
+    """Return the group of the plugins that a section selects from."""
+    from swift.plugins.kinds import KINDS
+
+    return next((group for group, kind in KINDS.items() if kind.section == section), None)
+
+
+def _show_plugin(group: str, section: str, name: str) -> None:
     from swift.config.aliases import flags_of
-    from swift.plugins.load import load_backend, load_objective
+    from swift.plugins.load import find, load
 
-    load = load_backend if section == "backend" else load_objective
     try:
-        plugin = load(name)
+        plugin = load(find(group, name))
     except SwiftError as error:
         _line(_styled(f"  {error}", "yellow"))
         return
     assert plugin.config_model is not None
-    fields = list(model_fields(plugin.config_model, section))
+    shown = core_fields()
+    fields = [field for field in model_fields(plugin.config_model, section) if field.key not in shown]
     if fields:
         flags = [flags_of(field.key) for field in fields]
         _show_group(FlagGroup(f"{section} {name}", f"Options of {plugin.entry}.", fields, flags))

@@ -13,6 +13,7 @@ from swift.cli.verbs import VERBS
 from swift.config.limits import Name
 from swift.config.options import Aliases
 from swift.errors import UsageError
+from swift.plugins.known import ENGINE
 from swift.serve.options import ServeOptions
 from swift.terminal import print_note
 
@@ -27,7 +28,7 @@ class ServeVerbOptions(ServeOptions):
     """
 
     examples = ("swift serve output/my-model/v0-20260101-120000", "swift serve qwen3-0.6b --adapters law=FOLDER")
-    engine: Annotated[Name, Aliases("infer_backend")] = Field("vllm", description="The inference engine that serves")
+    engine: Annotated[Name, Aliases("infer_backend")] = Field(ENGINE, description="The inference engine that serves")
 
 
 def run(verb: str, args: list[str]) -> int:

@@ -13,6 +13,7 @@ from swift.config.sections import Config
 from swift.errors import SwiftError, UnsupportedPlan
 from swift.plugins.blame import words_of
 from swift.plugins.discover import list_plugins
+from swift.plugins.kinds import KINDS
 from swift.plugins.load import load, load_backend, load_objective
 from swift.plugins.objective import make_objective
 from swift.plugins.outside import describe_plan
@@ -87,7 +88,10 @@ def schema_json() -> str:
     """JSON Schema of a configuration file; the sections of plugins by the name that selects them."""
     schema = Config.model_json_schema()
     definitions = schema["$defs"]
-    for group, section in (("swift.backends", "backend"), ("swift.objectives", "objective")):
+    for group, kind in KINDS.items():
+        section, key = kind.section, kind.selected_by
+        if section is None:
+            continue
         branches: list[dict[str, Any]] = []
         for entry in list_plugins(group):
             if not entry.allowed:
@@ -103,14 +107,14 @@ def schema_json() -> str:
                 print_note(f"Note: {entry} is left out, whose options have no schema. {words_of(error)}")
                 continue
             definitions.update({f"{section}.{entry.name}.{name}": part for name, part in own.pop("$defs", {}).items()})
-            properties = {"name": {"const": entry.name}, **own.get("properties", {})}
-            branches.append({"if": _named(entry.name, section), "then": {"properties": properties}})
+            properties = {key: {"const": entry.name}, **own.get("properties", {})}
+            branches.append({"if": _named(entry.name, section, key), "then": {"properties": properties}})
         if branches:
             definitions[f"{section.title()}Section"]["allOf"] = branches
     return json.dumps(schema, indent=2) + "\n"
 
 
-def _named(name: str, section: str) -> dict[str, Any]:
-    default = Config().model_dump()[section]["name"]
-    condition: dict[str, Any] = {"properties": {"name": {"const": name}}}
-    return condition if name == default else {**condition, "required": ["name"]}
+def _named(name: str, section: str, key: str) -> dict[str, Any]:
+    default = Config().model_dump()[section][key]
+    condition: dict[str, Any] = {"properties": {key: {"const": name}}}
+    return condition if name == default else {**condition, "required": [key]}

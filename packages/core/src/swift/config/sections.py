@@ -237,7 +237,7 @@ class LoggingSection(Section):
 class BackendSection(OpenSection):
     """Which backend trains. The other keys are that backend's own and are validated by its plugin."""
 
-    name: Name = Field("torch", description="torch, fsdp, deepspeed, megatron, or an installed plugin's")
+    name: Name = Field("torch", description="torch, or an installed plugin's: see `swift plugins`")
 
 
 class ExportSection(Section):
@@ -250,8 +250,8 @@ class ExportSection(Section):
     exist_ok: bool = Field(False, description="Replace an existing export")
     verify: Literal["transformers", "all", "none"] = Field(
         "transformers",
-        description="Reload and compare with the training state before calling it done: by transformers, or by vLLM "
-        "as well where it is installed (all)",
+        description="Reload and compare with the training state before calling it done: by transformers, or by "
+        "an inference engine as well where one is installed (all)",
     )
 
     @field_validator("verify", mode="before")

@@ -22,7 +22,7 @@ from swift.models.names import ADAPTER
 from swift.models.quiet import quiet_libraries
 from swift.models.source import HfSource, open_source
 from swift.plugins.discover import list_plugins
-from swift.plugins.known import install_command
+from swift.plugins.known import MARKS, install_command
 from swift.plugins.load import load
 from swift.plugins.outside import implements, read_foreign
 from swift.terminal import Say, progress
@@ -170,16 +170,17 @@ def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> F
     if found is not None:
         return found
     asked = ", ".join(readers) or "none of them can"
+    commands = [install_command("swift.backends", name) for name in MARKS if name not in readers]
+    hint = f"To read those of others: {' or '.join(filter(None, commands))}" if commands else ""
     raise CheckpointError(
         f"{path} holds neither safetensors nor a checkpoint that an installed backend can read (asked: {asked}).",
-        hint='For those of DeepSpeed and Megatron: pip install "swift-core[deepspeed,megatron]"',
+        hint=hint,
     )
 
 
 def _refuse_without_backend(path: Path, readers: list[str]) -> None:
     """Say which package reads the optimizer's state, where it is not installed."""
-    marks = {"deepspeed": ("latest", "latest_universal", "global_step*"), "megatron": ("iter_*",)}
-    for name, patterns in marks.items():
+    for name, patterns in MARKS.items():
         if name not in readers and any(True for pattern in patterns for _ in path.glob(pattern)):
             instead = " Or take the weights alone: --weights-only" if has_weights(path) else ""
             raise CheckpointError(

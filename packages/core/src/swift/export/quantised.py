@@ -25,24 +25,20 @@ from swift.export.verify.run import VERIFICATION, reload, trusted
 from swift.export.verify.with_engine import compare_by_engine
 from swift.export.written import check_written
 from swift.models.memory import check_memory, model_bytes
+from swift.plugins.known import ENGINE, ENGINE_TITLE, NOT_BY_ENGINE, QUANTIZER
 from swift.terminal import Say
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
     from swift.plugins.hooks import Hooks
 
-EXPORTER = "vllm"
-"""The exporter that quantises, whichever writes the whole model."""
-NOT_BY_VLLM = {"bnb": "vLLM 0.32 has no bitsandbytes among its quantisation methods; transformers loads it"}
-"""Schemes that vLLM is not asked about, and why."""
 
-
-def quantiser() -> Hooks:
+def quantizer() -> Hooks:
     """Return the exporter that quantises; a `PluginError` tells the user to install it."""
     from swift.plugins.hooks import open_hooks
     from swift.plugins.load import load_exporter
 
-    return open_hooks(exporter=load_exporter(EXPORTER))
+    return open_hooks(exporter=load_exporter(QUANTIZER))
 
 
 def check_wish(to: str, options: ExportOptions) -> None:
@@ -56,12 +52,12 @@ def check_wish(to: str, options: ExportOptions) -> None:
     if to == "adapter":
         raise UsageError(
             "An adapter alone is not quantised: it is small, and stays in the precision that it was trained in.",
-            hint=f"Quantise the merged model (--to vllm --quant {options.quant}), or leave --quant out.",
+            hint=f"Quantise the merged model (--to {QUANTIZER} --quant {options.quant}), or leave --quant out.",
         )
-    if options.quant == "bnb" and to == EXPORTER:
+    if options.quant in NOT_BY_ENGINE and to == QUANTIZER:
         raise UsageError(
-            f"--quant bnb is not for --to vllm: {NOT_BY_VLLM['bnb']}.",
-            hint="Type --to hf --quant bnb, or --to vllm --quant w4a16 for 4 bits in vLLM.",
+            f"--quant {options.quant} is not for --to {to}: {NOT_BY_ENGINE[options.quant]}.",
+            hint=f"Type --to hf --quant {options.quant}, or --to {to} --quant w4a16 for 4 bits in {ENGINE_TITLE}.",
         )
 
 
@@ -91,7 +87,7 @@ def write_quantised(
         options=options,
         say=say,
     )
-    exporter = quantiser()
+    exporter = quantizer()
     found: Quantized = exporter.quantize(request)
     check_written(temporary, str(exporter.plugins[0].entry))
     if options.verify == "none":
@@ -102,13 +98,13 @@ def write_quantised(
         "verified": True,
         "quantised": options.quant,
         "transformers": _by_transformers(temporary, reference, tolerance, source, say=say),
-        "vllm": _by_vllm(
+        ENGINE: _by_engine(
             temporary,
             reference,
             tolerance,
             options,
             dtype=found.dtype,
-            required=to == EXPORTER,
+            required=to == QUANTIZER,
             trust_remote_code=trusted(trained),
             say=say,
         ),
@@ -138,7 +134,7 @@ def _by_transformers(
     return {"asked": True, "dtype": "float32", **told}
 
 
-def _by_vllm(
+def _by_engine(
     folder: Path,
     reference: Reference,
     tolerance: Tolerance,
@@ -149,16 +145,16 @@ def _by_vllm(
     trust_remote_code: bool,
     say: Say,
 ) -> dict[str, Any]:
-    reason = NOT_BY_VLLM.get(str(options.quant))
+    reason = NOT_BY_ENGINE.get(str(options.quant))
     if options.verify != "all" or reason is not None:
         if reason is not None:
-            say(f"vLLM was not asked: {reason}")
+            say(f"{ENGINE_TITLE} was not asked: {reason}")
         return {"asked": False, "reason": reason or f"--verify {options.verify}"}
     told = compare_by_engine(
         folder, reference, tolerance, dtype=dtype, required=required, say=say, trust_remote_code=trust_remote_code
     )
     if told["asked"]:
-        _say_verified("vLLM", told, say)
+        _say_verified(ENGINE_TITLE, told, say)
     return told
 
 

@@ -26,7 +26,7 @@ from swift.errors import CheckpointError, ExportError, SwiftError, UsageError
 from swift.export.calibration import calibration_rows
 from swift.export.precision import export_dtypes, main_dtype
 from swift.export.push import push
-from swift.export.quantised import EXPORTER, check_wish, quantiser, scratch, write_quantised
+from swift.export.quantised import check_wish, quantizer, scratch, write_quantised
 from swift.export.verify.compare import tolerance_of
 from swift.export.verify.reference import LogProbabilities, PlainState, Reference, fixed_prompts
 from swift.export.verify.run import (
@@ -46,6 +46,7 @@ from swift.models.memory import check_memory, model_bytes
 from swift.models.merge import merged
 from swift.models.trust import section_from_file
 from swift.plugins.blame import blamed, words_of
+from swift.plugins.known import ENGINE, ENGINE_TITLE, QUANTIZER
 from swift.terminal import Say
 from swift.untrusted import typed_path
 
@@ -162,7 +163,7 @@ def _quantise(
     origin: _Origin, exporter: Exporter, *, to: str, options: ExportOptions, destination: Path, say: Say
 ) -> None:
     """Calibration data is looked at first: what is wrong with it should be said before anything takes long."""
-    quantiser()
+    quantizer()
     if task_of(origin.source) != CAUSAL_LM:
         raise ExportError(
             f"Quantising is compared by the loss of generated text, which a model of task {task_of(origin.source)} "
@@ -372,7 +373,7 @@ def _write_and_verify(
             request.destination, expected=digests.found, reference=reference, source=source, dtype=dtype
         )
     if request.options.verify == "all":
-        report["vllm"] = _by_vllm(request.destination, reference, dtype, source, required=to == EXPORTER, say=say)
+        report[ENGINE] = _by_engine(request.destination, reference, dtype, source, required=to == QUANTIZER, say=say)
         write_json(request.destination / VERIFICATION, report)
     _say_verified(report, say)
 
@@ -402,19 +403,19 @@ def _loading(folder: Path, exporter: str) -> Iterator[None]:
         raise failure from error
 
 
-def _by_vllm(
+def _by_engine(
     folder: Path, reference: Reference, dtype: str, source: ModelSource, *, required: bool, say: Say
 ) -> dict[str, Any]:
     base = None
     if task_of(source) != CAUSAL_LM:
         reason = "this model does not generate text"
-        say(f"vLLM was not asked: {reason}")
+        say(f"{ENGINE_TITLE} was not asked: {reason}")
         return {"asked": False, "reason": reason}
     if is_adapter(folder):
         base = _folder_of(source)
         if base is None:
             reason = "the adapter's base model has random weights, which are stored in no folder"
-            say(f"vLLM was not asked: {reason}")
+            say(f"{ENGINE_TITLE} was not asked: {reason}")
             return {"asked": False, "reason": reason}
     return compare_by_engine(
         folder,
@@ -436,9 +437,9 @@ def _folder_of(source: ModelSource) -> Path | None:
 
 
 def _say_verified(report: Mapping[str, Any], say: Say) -> None:
-    who = ["transformers", *(["vLLM"] if report.get("vllm", {}).get("asked") else [])]
+    who = ["transformers", *([ENGINE_TITLE] if report.get(ENGINE, {}).get("asked") else [])]
     kind, what = ("outputs", "outputs") if "outputs" in report else ("log_probabilities", "log-probabilities")
-    largest = max(each[kind]["largest_difference"] for each in (report, report.get("vllm", {})) if len(each) > 2)
+    largest = max(each[kind]["largest_difference"] for each in (report, report.get(ENGINE, {})) if len(each) > 2)
     told = [f"{report['weights']['compared']} weights equal", f"{what} within {largest:.1e}"]
     if "greedy" in report:
         told.append(f"{report['greedy']['tokens_equal']} greedy tokens equal")

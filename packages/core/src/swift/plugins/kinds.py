@@ -39,6 +39,8 @@ class Kind:
     """The member that holds the pydantic model of its options."""
     section: str | None = None
     """The section of the configuration that is open to these options, where there is one."""
+    selected_by: str = "name"
+    """The key of that section that names the plugin."""
     further: Check | None = None
     """Checks of this kind alone."""
 
@@ -116,6 +118,7 @@ KINDS: dict[str, Kind] = {
         required=("options_model", "adapter", "learning_rate", "needs", "attach", "initial", "lr_scale"),
         options="options_model",
         section="tuner",
+        selected_by="kind",
         further=check.check_tuner,
     ),
     "swift.commands": Kind(

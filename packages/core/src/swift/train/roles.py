@@ -32,7 +32,7 @@ def check_roles(roles: Sequence[ModelRole], hooks: Hooks, backend: str) -> None:
         raise UnsupportedPlan(
             f"This run holds {1 + len(roles)} models at once (policy, {', '.join(names)}); the {backend} backend "
             f"holds {most}.",
-            hint="Choose a backend that holds more (swift plugins), such as --backend torch or --backend fsdp.",
+            hint="Choose a backend that holds more, such as --backend torch. See: swift plugins",
         )
 
 

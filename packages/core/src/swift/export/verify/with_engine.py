@@ -1,4 +1,4 @@
-"""Compare vLLM's outputs for an export with the training state, as transformers' outputs are compared."""
+"""Compare an inference engine's outputs for an export with the training state, as those of transformers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from swift.errors import ExportError, ModelError
 from swift.export.verify.compare import Account, Tolerance, compare
 from swift.export.verify.reference import Reference
 from swift.plugins.discover import list_plugins
+from swift.plugins.known import ENGINE, ENGINE_TITLE, install_command
 
-ENGINE = "vllm"
 _LENGTH = 16
 
 
 def engine_is_there() -> bool:
-    """Return whether vLLM and the plugin that speaks to it are installed."""
+    """Return whether the engine and the plugin that speaks to it are installed."""
     names = {entry.name for entry in list_plugins("swift.engines") if entry.allowed}
-    return ENGINE in names and importlib.util.find_spec("vllm") is not None
+    return ENGINE in names and importlib.util.find_spec(ENGINE) is not None
 
 
 def compare_by_engine(
@@ -35,15 +35,16 @@ def compare_by_engine(
 ) -> dict[str, Any]:
     """Compare and return the report; `ExportError` names the first token that differs.
 
-    Where vLLM cannot load the folder, that is an error if the export is meant for it (`required`), and a note if not.
+    Where the engine cannot load the folder, that is an error if the export is meant for it (`required`), and
+    a note if not.
     An adapter is asked on top of its `base` model.
     """
     from swift.export.verify.ask import EngineQuestion, ask_engine
 
     if not engine_is_there():
-        say('vLLM was not asked: it is not installed (pip install "swift-core[vllm]")')
+        say(f"{ENGINE_TITLE} was not asked: it is not installed ({install_command('swift.engines', ENGINE)})")
         return {"asked": False, "reason": "not installed"}
-    say("Asking vLLM the same prompts, in a process of its own")
+    say(f"Asking {ENGINE_TITLE} the same prompts, in a process of its own")
     question = EngineQuestion(
         engine=ENGINE,
         model=str(folder if base is None else base),
@@ -59,9 +60,12 @@ def compare_by_engine(
         said = ask_engine(question)
     except ModelError as error:
         if required:
-            raise ExportError(f"vLLM does not load the export. {error.message}", hint=error.hint) from error
-        say(f"vLLM could not be asked: {error.message}")
+            raise ExportError(f"{ENGINE_TITLE} does not load the export. {error.message}", hint=error.hint) from error
+        say(f"{ENGINE_TITLE} could not be asked: {error.message}")
         return {"asked": False, "reason": error.message}
-    account = Account("vLLM", said.logps, said.greedy, said.greedy_logps)
-    cause = "transformers agrees with the training state. Report it with this model's config.json and vLLM's version."
+    account = Account(ENGINE_TITLE, said.logps, said.greedy, said.greedy_logps)
+    cause = (
+        "transformers agrees with the training state. "
+        f"Report it with this model's config.json and {ENGINE_TITLE}'s version."
+    )
     return {"asked": True, "dtype": dtype, **compare(reference, account, tolerance, cause=cause)}

@@ -1,0 +1,51 @@
+"""Core's code mentions no backend, exporter or engine of another package by its name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import import_rules
+import pytest
+
+CORE = import_rules.ROOT / "packages" / "core" / "src" / "swift"
+NAMES = re.compile(r"vllm|megatron|deepspeed|(?<![a-z])fsdp", re.IGNORECASE)
+EXCEPTIONS = {
+    "plugins/known.py": "what this project publishes, for advice where it is not installed",
+    "config/aliases.py": "flags of other programs, which name these libraries",
+    "config/requests.py": "ms-swift's --sequence_parallel_size means another thing with Megatron",
+    "api.py": "ms-swift's class MegatronArguments",
+    "__init__.py": "the same, exported",
+    "models/merge.py": "keys of PEFT's configuration",
+    "models/adapter_file.py": "keys of PEFT's configuration",
+    "cli/plugins.py": "an example in the help",
+    "cli/serve.py": "the variable that vLLM's users keep their key in",
+    "testing/checks.py": "libraries that importing a plugin must not import",
+}
+"""Files that may, and why."""
+
+
+def words_of(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield names and texts of a module's code; comments and docstrings may explain by example."""
+    tree = ast.parse(file.read_text())
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield node.lineno, node.value
+        elif isinstance(node, ast.Name):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+
+
+@pytest.mark.parametrize("file", [pytest.param(each, id=str(each.relative_to(CORE))) for each in CORE.rglob("*.py")])
+def test_core_names_no_plugin_of_another_package(file: Path) -> None:
+    named = [f"{file}:{line}: {text!r}" for line, text in words_of(file) if NAMES.search(text)]
+    if str(file.relative_to(CORE)) in EXCEPTIONS:
+        assert named, "no exception is needed any more"
+    else:
+        assert named == []
