@@ -49,6 +49,7 @@ def _trained(backend: str, tuner: str, model: Path, output: Path) -> Trained:
     return Trained(train(config_from_mapping({**settings, **changes}), rows=ROWS), output / model.name / name)
 
 
+@pytest.mark.full
 def test_it_trains_as_torch_does_with_weights_and_with_adapters(of_1_0: str, tmp_path: Path) -> None:
     assert load_backend(of_1_0).hook_api == (1, 0)
     model = write_model(tmp_path / "model", num_hidden_layers=1)

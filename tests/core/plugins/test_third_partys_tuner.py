@@ -68,6 +68,7 @@ def _trained(model: Path, output: Path, name: str, **changes: object) -> Trained
     return run_training(model, output, ROWS, {**SETTINGS, "logging.run_name": name, **changes})
 
 
+@pytest.mark.full
 def test_it_trains_what_it_chooses_alike_in_shards_and_resumes(site: Path) -> None:
     model = write_model(site / "model", num_hidden_layers=1)
     alone = succeeded(on_processes(1, partial(_trained, model, site / "out", "torch"))[0])[0]
