@@ -52,6 +52,8 @@ hookimpl = pluggy.HookimplMarker("swift")
 class BackendHooks:
     """One backend per run implements these.
 
+    From `swift_wrap_model` to `swift_iter_weights` each is called for every model of the run, with its own `Run` and
+    state: `run.role` is 'policy', or the name of another role. `swift_setup` and `swift_teardown` are called once.
     Those after `swift_teardown` are called outside of runs, by `swift config` and `swift convert`.
     """
 

@@ -42,7 +42,7 @@ class Job:
     best: BestSoFar
     reference: reference.Mode
     manifest: Manifest
-    """What every checkpoint of this run says alike; step and position are filled in when saving."""
+    """The facts that all checkpoints of this run share; step and position are filled in when saving."""
     watchdog: Watchdog
     resumed_from: Path | None = None
     roles: dict[str, RoleModel] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def trained_roles(self) -> list[RoleModel]:
-        """Roles that checkpoints hold."""
+        """Return the roles that checkpoints hold."""
         return [each for each in self.roles.values() if each.role.trained]
 
     @property

@@ -330,7 +330,7 @@ def _manifest(run: Run, source: ModelSource, data: PreparedData, plan: Plan) -> 
 
 
 def _check_evaluation(job: Job) -> None:
-    """Find out now what would else be found out at the first evaluation, or never."""
+    """Check now what the first evaluation would otherwise find out, or nothing would."""
     train, batches = job.run.config.train, job.validation_batches()
     if batches is None:
         if train.early_stopping is not None:

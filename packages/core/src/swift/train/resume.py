@@ -1,4 +1,4 @@
-"""Going on from a checkpoint, and the folder that a run writes into, which a resumed run shares with itself."""
+"""Resuming from a checkpoint, and claiming the folder that a run writes into, which a resumed run keeps."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from swift.train.job import Job
 
 PATIENCE = 120.0
-"""Seconds in which the processes of a run that is started again must have gone."""
+"""Seconds within which the processes of a run that is started again must have ended."""
 
 
 @dataclass(frozen=True)
 class StartPoint:
-    """Where a run begins, the same on every process."""
+    """The point that a run starts from, the same on every process."""
 
     checkpoint: Path | None = None
-    """To go on from; None for a new run."""
+    """The checkpoint to resume from; None for a new run."""
     folder: Path | None = None
-    """Of the same run, which was begun before."""
+    """The folder of the same run, when it was started before."""
     launchers: tuple[str, ...] = ()
-    """Those that may start these processes again by themselves."""
+    """Launchers that may restart these processes by themselves."""
 
 
 def find_start(config: Config, comms: Comms) -> StartPoint:
@@ -100,7 +100,7 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
 
 
 def claim_folder(run: Run, comms: Comms, start: StartPoint) -> RunClaim | None:
-    """Make and locks the run's folder on the main process, which gets the claim, and sets `run.folder` on all.
+    """Make and lock the run's folder on the main process, which gets the claim, and sets `run.folder` on all.
 
     A resumed run goes on in its own folder unless later steps lie there.
     """
@@ -155,7 +155,7 @@ def _claim(run: Run, start: StartPoint) -> RunClaim:
 
 
 def _own_folder(run: Run, checkpoint: Path) -> Path | None:
-    """Return the folder that a resumed run goes on in; None where it gets a new one."""
+    """Return the folder that a resumed run continues in; None where it gets a new one."""
     own = checkpoint.parent
     if _meant_elsewhere(run.config, own):
         return None

@@ -1,4 +1,4 @@
-"""When to keep what: checkpoints of a run, the links to its last and best one, and the export at its end."""
+"""Saving during a run: checkpoints, the links to the last and the best of them, and the export at the end."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 
 class CheckpointSaver:
-    """Saves when it is told to, keeps as many as the user wants, and knows the last and the best."""
+    """Saves checkpoints, removes those that are too many, and knows the last and the best."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._pending: tuple[int, PendingSave] | None = None
-        """The step of the save that is going on, if its writing has begun on every process."""
+        """The step of the save in progress, if its writing has begun on every process."""
         self._source_is_known = False
         self._removal: threading.Thread | None = None
         self.last: Path | None = job.resumed_from
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint with the best evaluation."""
+        """Return the checkpoint with the best evaluation."""
         step = self._job.best.saved_step
         folder = None if step is None else checkpoint_folder(self._job.run.folder, step)
         return folder if folder is not None and folder.is_dir() else None
@@ -100,7 +100,7 @@ class CheckpointSaver:
         )
 
     def wait(self) -> None:
-        """Wait for what is going on in the background, and raise what went wrong with a save."""
+        """Wait for work in the background, and raise the error of a save that failed."""
         wait_for_saves(self._job.run.folder)
         self._settle()
         self._join_removal()
