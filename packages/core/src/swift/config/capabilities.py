@@ -32,7 +32,7 @@ class Requirement:
     """Which field of `Capabilities` decides."""
     item: str
     without: str
-    """What to type to go on without it."""
+    """Flags that do without it."""
     undeclared: bool = False
     """Whether a backend that declares nothing of this kind, having been written for hook API 1.0, may have it."""
 
@@ -130,7 +130,7 @@ def _other_backends(name: str) -> Iterator[tuple[str, Capabilities]]:
 
 
 def _advice(lacking: list[Requirement], others: list[str]) -> str:
-    without = f"or go on without: {' '.join(dict.fromkeys(requirement.without for requirement in lacking))}"
+    without = f"or do without: {' '.join(dict.fromkeys(requirement.without for requirement in lacking))}"
     if others:
         return f"Installed backends that have it: {', '.join(others)}. Type: --backend {others[0]}, {without}"
     offers = [set(PARALLEL_OFFERS.get(requirement.item, ())) for requirement in lacking]
