@@ -79,14 +79,14 @@ def name_map(model: torch.nn.Module) -> NameMap:
     """
     base = base_model(model)
     if base not in _maps:
-        _maps[base] = _map_of_twin(_twin(base))
+        _maps[base] = _map_of_copy(_meta_copy(base))
     return _maps[base]
 
 
 def name_map_of_skeleton(skeleton: PreTrainedModel) -> NameMap:
     """Return the names of a model on the meta device that nobody has changed since it was built."""
     skeleton.tie_weights()
-    return _map_of_twin(skeleton)
+    return _map_of_copy(skeleton)
 
 
 def base_model(model: torch.nn.Module) -> PreTrainedModel:
@@ -170,24 +170,24 @@ class _NoCopies(TorchFunctionMode):
 _maps: WeakKeyDictionary[torch.nn.Module, NameMap] = WeakKeyDictionary()
 
 
-def _twin(model: PreTrainedModel) -> PreTrainedModel:
+def _meta_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Build the same architecture on the meta device: plain names and shapes, whatever was done to the model itself."""
     config = copy.deepcopy(model.config)
     config._attn_implementation = "eager"
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        twin: PreTrainedModel = type(model)(config)
-        twin.tie_weights()
-    return twin
+        skeleton: PreTrainedModel = type(model)(config)
+        skeleton.tie_weights()
+    return skeleton
 
 
-def _map_of_twin(twin: PreTrainedModel) -> NameMap:
+def _map_of_copy(skeleton: PreTrainedModel) -> NameMap:
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-    ignored = set(twin._keys_to_ignore_on_save or ())
-    state = {name: tensor for name, tensor in twin.state_dict().items() if name not in ignored}
-    kept = remove_tied_weights_from_state_dict(state, twin)
+    ignored = set(skeleton._keys_to_ignore_on_save or ())
+    state = {name: tensor for name, tensor in skeleton.state_dict().items() if name not in ignored}
+    kept = remove_tied_weights_from_state_dict(state, skeleton)
     shapes = {name: tuple(tensor.shape) for name, tensor in kept.items()}
     # Fresh tensors, one storage each, so that a view tells by its storage which parameter it was cut from.
     originals = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
@@ -196,7 +196,7 @@ def _map_of_twin(twin: PreTrainedModel) -> NameMap:
     pieces: dict[str, list[Piece]] = {name: [] for name in originals}
     unplaced = []
     with _NoCopies():
-        on_disk = revert_weight_conversion(twin, dict(originals))
+        on_disk = revert_weight_conversion(skeleton, dict(originals))
     for name, tensor in on_disk.items():
         owner = owners.get(_storage(tensor))
         if owner is None or not tensor.is_contiguous():
@@ -206,8 +206,8 @@ def _map_of_twin(twin: PreTrainedModel) -> NameMap:
     incomplete = [name for name, parts in pieces.items() if sum(p.numel for p in parts) != math.prod(shapes[name])]
     if unplaced or incomplete:
         raise ModelError(
-            f"{type(twin).__name__} lays out {(unplaced or incomplete)[0]} on disk in another order than in memory, "
-            "so that its weights cannot be named one by one.",
+            f"{type(skeleton).__name__} lays out {(unplaced or incomplete)[0]} on disk in another order than in "
+            "memory, so that its weights cannot be named one by one.",
             hint="This architecture cannot be trained with swift yet.",
         )
     return NameMap({name: tuple(sorted(parts, key=lambda piece: piece.start)) for name, parts in pieces.items()})

@@ -1,6 +1,6 @@
 """From hidden states to one vector or score per segment. For use by backends.
 
-What is pooled is said by a weight per position, [rows, width], made from the whole micro-batch. A backend that has a
+Pooling is defined by a weight per position, [rows, width], made from the whole micro-batch. A backend that has a
 part of the positions cuts these weights as it cuts all else, and adds up what its processes make of their parts: a
 process without the last token of a segment contributes zero.
 """
