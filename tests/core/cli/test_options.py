@@ -97,6 +97,15 @@ def test_of_a_flag_that_is_given_twice_the_last_one_counts_and_a_note_says_so(
     assert printed == "Note: --max-new-tokens is given twice, as '5' and as '6': the last one counts.\n"
 
 
+def test_a_prompt_that_looks_like_json_is_a_text_and_a_mapping_that_is_none_shows_one() -> None:
+    for prompt in ('["a", "b"]', '["is this JSON?', "[1"):
+        assert read_options("infer", ["m", "--prompt", prompt], InferOptions).options.prompt == (prompt,)
+    assert read_options("infer", ["m", "--dataset", '["a", "b"]'], InferOptions).options.dataset == ("a", "b")
+    with pytest.raises(UsageError) as caught:
+        read(InferOptions, "m --engine_options 3")
+    assert caught.value.hint == """For example: '{"max_num_seqs": 64}'"""
+
+
 def test_a_text_that_looks_like_a_flag_is_a_value() -> None:
     found = read_options("infer", ["m", "--prompt", "--help me", "--system=-x"], InferOptions).options
     assert found.prompt == ("--help me",)

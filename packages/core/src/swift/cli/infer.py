@@ -8,7 +8,7 @@ from pydantic import Field
 
 from swift.cli.ask import AskingOptions, answer_into, check_model, check_result, quiet_libraries, talk
 from swift.cli.options import run_verb
-from swift.config.options import Aliases
+from swift.config.options import Aliases, Verbatim
 from swift.errors import UsageError
 from swift.infer.options import SamplingOptions
 from swift.terminal import print_note
@@ -27,7 +27,9 @@ class InferOptions(SamplingOptions, AskingOptions):
         "swift infer output/my-model/v0-20260101-120000 --prompt 'Hello!'",
         "swift infer qwen3-0.6b --dataset questions.jsonl --result_path answers.jsonl",
     )
-    prompt: Annotated[tuple[str, ...], Aliases("query")] = Field((), description="A question; may be repeated")
+    prompt: Annotated[tuple[str, ...], Aliases("query"), Verbatim()] = Field(
+        (), description="A question; may be repeated"
+    )
 
 
 def run(verb: str, args: list[str]) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from swift.config.options import Aliases, Argument, Bare, Shorthand
+from swift.config.options import Aliases, Argument, Bare, Shorthand, Verbatim
 from swift.config.own_options import AdamOptions, FullOptions, LoraOptions
 
 _TYPE_NAMES = {
@@ -48,6 +48,8 @@ class Field:
     shorthands: tuple[Shorthand, ...] = ()
     argument: str | None = None
     """What help calls the word that sets it without a flag."""
+    verbatim: bool = False
+    """Whether its values are texts that are never read as JSON."""
     bare: str | None = None
     """What its flag means without a value."""
 
@@ -128,6 +130,7 @@ def _field(key: str, info: FieldInfo) -> Field:
         required=info.is_required(),
         aliases=tuple(aliases),
         shorthands=tuple(each for each in info.metadata if isinstance(each, Shorthand)),
+        verbatim=any(isinstance(each, Verbatim) for each in info.metadata),
         argument=next((each.name for each in info.metadata if isinstance(each, Argument)), None),
         bare=next((each.value for each in info.metadata if isinstance(each, Bare)), None),
     )

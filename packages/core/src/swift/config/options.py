@@ -43,6 +43,10 @@ class Bare:
     value: str
 
 
+class Verbatim:
+    """Marks a list of texts that are taken as they stand: a prompt may look like JSON."""
+
+
 class Section(BaseModel):
     """Base of all options: sections of the configuration, options of verbs and of plugins."""
 

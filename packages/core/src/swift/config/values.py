@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import ConfigError
@@ -14,6 +15,10 @@ _ON = ("true", "yes", "on", "1")
 _OFF = ("false", "no", "off", "0")
 _MAY_BE_EMPTY = ("data.system",)
 """Optional keys for which a script may have nothing to say: `--system "$SYSTEM"`."""
+
+
+_OBJECT = re.compile(r"\{.*\}")
+"""The example in the description of a mapping."""
 
 
 def clipped(text: str) -> str:
@@ -62,7 +67,9 @@ def literal(value: Any) -> Any:
 
 
 def coerce(field: Field, value: Any, source: str) -> Any:
-    """`value` in the shape of `field`. Text comes from the command line, or from YAML."""
+    """Return a value in the shape of a field. Text comes from the command line, or from YAML."""
+    if field.verbatim:
+        return value
     if field.kind == "list" and isinstance(value, list | tuple):
         # One word of a command line may be a JSON list of several; `[ab]*` is a pattern.
         one = value[0] if len(value) == 1 else None
@@ -72,15 +79,15 @@ def coerce(field: Field, value: Any, source: str) -> Any:
     if field.optional and (value.lower() in ("none", "null") or (value == "" and field.key in _MAY_BE_EMPTY)):
         return None
     if field.kind == "list":
-        return tuple(_json(value, list, source)) if value.startswith("[") else (value,)
+        return tuple(_json(value, list, source, '["a", "b"]')) if value.startswith("[") else (value,)
     if field.kind == "mapping":
-        return _json(value, dict, source)
+        described = _OBJECT.search(field.description)
+        return _json(value, dict, source, f"'{described[0]}'" if described else '\'{"name": "value"}\'')
     return as_switch(value, source) if field.kind == "switch" else value
 
 
-def _json(text: str, shape: type, source: str) -> Any:
+def _json(text: str, shape: type, source: str, example: str) -> Any:
     wanted = "list" if shape is list else "object"
-    example = '["a", "b"]' if shape is list else '\'{"question": "query"}\''
     try:
         value = parse_json(text, quoted(text), ConfigError)
     except ConfigError as problem:
