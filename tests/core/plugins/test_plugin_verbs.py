@@ -71,7 +71,9 @@ def test_a_verb_of_swift_itself_cannot_be_replaced(installed: Path, capsys: pyte
     assert run(["doctor", "--jason"]) == 2
     assert "Did you mean '--json'?" in capsys.readouterr().err
     assert run(["--help"]) == 0
-    assert "from acme-more-verbs" in capsys.readouterr().out
+    overview = capsys.readouterr().out
+    assert "measure-it  from acme-more-verbs" in overview
+    assert "doctor      from acme-more-verbs" not in overview
     assert run(["plugins", "--check"]) == 3
     printed = " ".join(capsys.readouterr().out.split())
     assert "command 'doctor' (acme-more-verbs 1.0) has the name of a verb of swift itself" in printed
