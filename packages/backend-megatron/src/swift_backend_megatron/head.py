@@ -126,7 +126,8 @@ def _add_views_of_hidden(
 
 
 def _apply(weight: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.linear(hidden.to(weight.dtype), weight).float()
+    """Return the head's outputs, computed in fp32 whatever the weights are stored in."""
+    return torch.nn.functional.linear(hidden.float(), weight.float())
 
 
 def _own(shard: MicroBatchSlice, values: torch.Tensor, padding: int = 0) -> torch.Tensor:

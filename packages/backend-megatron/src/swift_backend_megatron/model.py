@@ -64,7 +64,11 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
             ) from error
         for chunk in chunks:
             if chunk.post_process:
-                _end_in_hidden_states(chunk, config)
+                # The head is computed in head.py: on the last stage the model ends with hidden states.
+                chunk._postprocess = lambda hidden_states, **_: hidden_states
+                if config.task_type == _HEADED:
+                    # Its gradient is complete on every tensor parallel process, and must not be summed over them.
+                    chunk.output_layer.weight.sequence_parallel = False
         tensor_map = map_tensors(chunks, config.bridge, source)
         mark_experts(chunks, config)
         built = MegatronModel(
@@ -80,15 +84,6 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
         )
         _tune(run, built)
     return built
-
-
-def _end_in_hidden_states(chunk: Any, config: Any) -> None:
-    """Leave the head to `head.py`, and keep one of scores or values in fp32, whatever the other weights are in."""
-    chunk._postprocess = lambda hidden_states, **_: hidden_states
-    if config.task_type == _HEADED:
-        head = torch.nn.Parameter(chunk.output_layer.weight.detach().float())
-        head.allreduce = True  # type: ignore[attr-defined]  # Megatron's mark: its gradient is reduced as dense ones are
-        chunk.output_layer.weight = head
 
 
 def map_without_memory(run: Run, source: ModelSource) -> tuple[Any, TensorMap]:
