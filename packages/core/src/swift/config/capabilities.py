@@ -11,7 +11,7 @@ from swift.errors import SwiftError, UnsupportedPlan
 from swift.plugins.blame import failing
 from swift.plugins.discover import duplicates, list_plugins
 from swift.plugins.entry import CORE
-from swift.plugins.known import PARALLEL_OFFERS, install_command
+from swift.plugins.known import PARALLEL_OFFERS, REMARKS, install_command
 from swift.plugins.load import load, load_optimizer, load_tuner
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
     ]
     missing = ", ".join(requirement.name for requirement in lacking)
     advice = _advice(lacking, others)
+    offers = {offer for requirement in lacking for offer in PARALLEL_OFFERS.get(requirement.item, ())}
+    advice = "\n".join([advice, *(REMARKS[name, offer] for offer in sorted(offers) if (name, offer) in REMARKS)])
     raise UnsupportedPlan(f"The {name} backend does not have {missing}.", hint=advice)
 
 

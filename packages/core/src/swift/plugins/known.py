@@ -37,6 +37,12 @@ PARALLEL_OFFERS: dict[str, tuple[str, ...]] = {
 }
 """Field of the parallel plan → backends of this project that are made for it, for advice when none is installed."""
 
+REMARKS = {
+    ("deepspeed", "megatron"): "Of ZeRO, Megatron has the first stage: its distributed optimizer shards fp32 weights "
+    "and moments over the data parallel processes. Gradients and weights of a stage stay whole.",
+}
+"""(Backend asked for, backend that has what it lacks) → what else the user should know."""
+
 
 def install_command(group: str, name: str) -> str | None:
     """Return the command that installs a known plugin; None for a name that this project does not publish."""
