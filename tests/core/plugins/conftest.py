@@ -52,6 +52,27 @@ class Mute:
     def run(self, words):
         return 0
 """
+TYPER_VERBS = """
+import typer
+
+from swift.errors import UsageError
+
+app = typer.Typer(help="Weigh things.")
+
+
+@app.command()
+def weigh(thing: str, unit: str = "kg"):
+    if thing == "air":
+        raise UsageError("Air cannot be weighed here.")
+    if thing == "crash":
+        raise RuntimeError("the scales broke")
+    if thing == "nothing":
+        raise typer.Exit(4)
+    typer.echo(f"{thing} in {unit}")
+
+
+empty = typer.Typer()
+"""
 MORE_VERBS = """
 from typing import Annotated
 
@@ -119,6 +140,7 @@ DISTRIBUTIONS = [
         (STEP, f"    def swift_read_foregin(self, folder): ...\n\n    @hookimpl\n{STEP}"),
     ),
     Distribution("acme-more-verbs", MORE_VERBS, {"swift.commands": {"measure-it": "Measure", "doctor": "Doctor"}}),
+    Distribution("acme-typer", TYPER_VERBS, {"swift.commands": {"weigh": "app", "empty": "empty"}}),
     Distribution("acme-verbs", VERBS, {"swift.commands": {"greet": "Greet", "mute": "Mute"}}),
     backend("twin-one", "twin"),
     backend("twin-two", "twin"),

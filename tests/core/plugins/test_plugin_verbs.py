@@ -67,6 +67,28 @@ def test_a_verb_without_options_reads_its_words_itself(installed: Path) -> None:
     assert run(["greet"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("line", "code", "out", "err"),
+    [
+        ("weigh gold --unit mg", 0, "gold in mg", ""),
+        ("weigh nothing", 4, "", ""),
+        ("weigh --help", 0, "Usage: swift weigh", ""),
+        ("weigh gold --unti mg", 2, "", "--unti"),
+        ("weigh air", 2, "", "Air cannot be weighed here."),
+        ("weigh crash", 3, "", "the scales broke"),
+        ("empty", 3, "", "acme-typer 1.0"),
+    ],
+)
+def test_a_typer_app_is_a_verb_as_it_stands(
+    installed: Path, capsys: pytest.CaptureFixture[str], line: str, code: int, out: str, err: str
+) -> None:
+    assert run(line.split()) == code
+    printed = capsys.readouterr()
+    assert out in printed.out
+    assert err in printed.err
+    assert "Traceback" not in printed.err
+
+
 def test_a_verb_of_swift_itself_cannot_be_replaced(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--jason"]) == 2
     assert "Did you mean '--json'?" in capsys.readouterr().err

@@ -16,7 +16,7 @@ class Command(Protocol):
 
     With `options_model`, core makes flags, help and "did you mean" of its fields, as it does for its own verbs, and
     `run` gets the validated options. Without it (None, or no such member), `run` gets the words after the verb as a
-    list of texts, and reads them itself.
+    list of texts, and reads them itself. A `typer.Typer` app may be named in the place of such an object.
     """
 
     summary: str

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift import hookspecs
 from swift.plugins import check
+from swift.plugins.typer_app import as_command
 
 if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry
@@ -41,6 +42,8 @@ class Kind:
     """The section of the configuration that is open to these options, where there is one."""
     selected_by: str = "name"
     """The key of that section that names the plugin."""
+    adapt: Callable[[PluginEntry, Any], Any] | None = None
+    """Returns what is registered for an object that is accepted in its place."""
     further: Check | None = None
     """Checks of this kind alone."""
 
@@ -127,6 +130,7 @@ KINDS: dict[str, Kind] = {
         "adds a verb (`swift NAME`)",
         required=("summary", "run"),
         options="options_model",
+        adapt=as_command,
         further=check.check_command,
     ),
 }

@@ -104,6 +104,9 @@ def load(entry: PluginEntry) -> LoadedPlugin:
         with failing(entry, "HOOK_API"):
             hook_api = check_hook_api(entry, target, must_state=kind.states_api)
         plugin = _make(entry, target) if kind.made and isinstance(target, type) else target
+        if kind.adapt is not None:
+            with failing(entry, entry.target):
+                plugin = kind.adapt(entry, plugin)
         with failing(entry, "its checks"):
             kind.check(entry, plugin)
     capabilities = getattr(plugin, "capabilities", None) if kind.states_api else None
