@@ -139,6 +139,21 @@ class ForgetsTheStepOfAdam(TorchBackend):
         return True
 
 
+@caught_by("resume", "third party's optimizer")
+class KnowsTheSlotsOfAdamOnly(TorchBackend):
+    """What an optimizer of another package keeps for a weight is left where it is, and begins anew."""
+
+    @hookimpl
+    def swift_load_checkpoint(self, state: Any, reader: Any) -> bool:
+        from swift.backends.torch.checkpoint import load
+
+        load(state, reader)
+        for kept in state.optimizer.state.values():
+            for slot in kept.keys() - {"step", "exp_avg", "exp_avg_sq"}:
+                kept[slot].zero_()
+        return True
+
+
 @caught_by("resume")
 class SavesRoundedWeights(TorchBackend):
     """What is saved is bfloat16, whatever it is called."""
