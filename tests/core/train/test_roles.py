@@ -15,9 +15,9 @@ from tiny_runs import BASE, conversations
 from swift.backends.torch.plugin import TorchBackend
 from swift.checkpoint import open_checkpoint
 from swift.config.parse import config_from_mapping
-from swift.config.sections import ModelSection
-from swift.contracts import ModelRole
-from swift.errors import CheckpointError, UnsupportedPlan
+from swift.config.sections import ModelSection, OptimSection, TunerSection
+from swift.contracts import Capabilities, ModelRole, Need, Reads
+from swift.errors import CheckpointError, SwiftError, UnsupportedPlan
 from swift.objectives.score import SegmentScore
 from swift.testing import Loop, open_job
 
@@ -44,6 +44,51 @@ def test_more_models_than_a_backend_holds_are_refused_before_weights_are_read(
         opened(tiny, tmp_path, [nowhere]),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("role", "lacking"),
+    [
+        ({"tuner": TunerSection(kind="lora", dora=True)}, r"critic .*\. The torch backend does not have tuner\.dora"),
+        ({"optim": OptimSection(name="adafactor")}, "whole rows of weights, which the optimizer 'adafactor' must see"),
+        ({"model": ModelSection(path="nothing here", task="value")}, r"what a model of model\.task value returns"),
+        ({"model": ModelSection(path="nothing here", num_labels=3)}, "has no head that would return labels"),
+    ],
+)
+def test_a_role_that_the_backend_cannot_train_is_refused_before_weights_are_read(
+    role: dict[str, Any], lacking: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    able = Capabilities(
+        tuners=frozenset({"full", "lora"}), optimizers=frozenset({Reads.ELEMENTS}), roles=2,
+        provides=frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT}),
+    )  # fmt: skip
+    monkeypatch.setattr(TorchBackend, "capabilities", able)
+    settings = {"model": ModelSection(path="nothing here"), **role}
+    with (
+        pytest.raises(SwiftError, match=lacking),
+        opened(tiny, tmp_path, [ModelRole("critic", **settings)], **{"tuner.kind": "full"}),
+    ):
+        pass
+
+
+def test_a_role_with_adapters_has_options_and_a_learning_rate_of_its_own(tiny: Path, tmp_path: Path) -> None:
+    tuner = TunerSection(kind="lora", rank=2, lora_plus_ratio=3.0)
+    critic = ModelRole("critic", ModelSection(path=str(tiny)), tuner=tuner, optim=OptimSection(warmup_ratio=0.0))
+    with opened(tiny, tmp_path, [critic], **{"tuner.kind": "full"}) as job:
+        role = job.roles["critic"]
+        result = role.train_step(job.plan.batch(0, 0, 1), job.objective)
+        assert (job.run.adapter_config, role.run.adapter_config["r"]) == (None, 2)
+        assert result.learning_rate == pytest.approx(1e-4)
+        assert sorted({group["lr"] for group in role.state.optimizer.param_groups}) == pytest.approx([1e-4, 3e-4])
+        trained = {name: tensor.clone() for name, tensor in role.iter_weights()}
+        assert {tensor.shape[0] for name, tensor in trained.items() if "lora_A" in name} == {2}
+        Loop(job).run()
+    folder = tmp_path / tiny.name / "run" / "checkpoint-2"
+    assert open_checkpoint(folder).facts.roles["critic"].adapter["r"] == 2
+    with opened(tiny, tmp_path, [critic], **{"tuner.kind": "full", "checkpoint.resume": str(folder)}) as job:
+        resumed = dict(job.roles["critic"].iter_weights())
+        assert resumed.keys() == trained.keys()
+        assert all(torch.equal(resumed[name], trained[name]) for name in trained)
 
 
 @pytest.mark.parametrize("name", ["policy", "Critic", "a/b", ""])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swift.config.tasks import view_of
 from swift.contracts import Capabilities, Need, Reads, Trains
 from swift.errors import SwiftError, UnsupportedPlan
 from swift.plugins.blame import failing
@@ -44,8 +45,11 @@ class Requirement:
         return offered if isinstance(offered, bool) else self.item in offered
 
 
-def check_capabilities(capabilities: Capabilities, config: Config, objective: Objective) -> None:
-    """Raise `UnsupportedPlan` naming all that is lacking, which installed backends have it, and what to type."""
+def check_capabilities(capabilities: Capabilities, config: Config, objective: Objective | None = None) -> None:
+    """Raise `UnsupportedPlan` naming all that is lacking, which installed backends have it, and what to type.
+
+    Without an objective, the task of the model says what it must return: a role is handed its objectives later.
+    """
     requested = list(_requirements(config, objective))
     lacking = [requirement for requirement in requested if not requirement.met_by(capabilities)]
     if not lacking:
@@ -61,7 +65,7 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
     raise UnsupportedPlan(f"The {name} backend does not have {missing}.", hint=advice)
 
 
-def _requirements(config: Config, objective: Objective) -> Iterator[Requirement]:
+def _requirements(config: Config, objective: Objective | None) -> Iterator[Requirement]:
     for key, value in config.parallel:
         if value is True or (not isinstance(value, bool) and value is not None and value > 1):
             name = f"parallel.{key}" if value is True else f"parallel.{key} {value}"
@@ -75,6 +79,21 @@ def _requirements(config: Config, objective: Objective) -> Iterator[Requirement]
         quantize = config.tuner.quantize
         yield Requirement(f"tuner.quantize {quantize}", "quantisers", quantize, "--tuner.quantize none")
     yield _of_optimizer(config.optim.name)
+    if objective is not None:
+        yield from _of_objective(objective)
+    elif (view := view_of(config.model.task)) is not None:
+        task = config.model.task
+        yield Requirement(f"what a model of model.task {task} returns ({view.value})", "provides", view, "another task")
+    if config.checkpoint.asynchronous:
+        item = "checkpoint.asynchronous"
+        yield Requirement(item, "async_checkpoint", item, f"--{item} false")
+    for switch in SWITCHES:
+        section, _, key = switch.partition(".")
+        if getattr(getattr(config, section), key):
+            yield Requirement(switch, "features", switch, f"--{switch} false")
+
+
+def _of_objective(objective: Objective) -> Iterator[Requirement]:
     for need in sorted(objective.needs):
         yield Requirement(
             f"what the objective {objective.name!r} needs ({Need(need).value})", "provides", need, "another objective"
@@ -83,13 +102,6 @@ def _requirements(config: Config, objective: Objective) -> Iterator[Requirement]
     for modality in sorted(getattr(getattr(objective, "encoding", None), "modalities", ())):
         name = f"samples with {modality}, as the objective {objective.name!r} reads them"
         yield Requirement(name, "modalities", modality, "another objective")
-    if config.checkpoint.asynchronous:
-        item = "checkpoint.asynchronous"
-        yield Requirement(item, "async_checkpoint", item, f"--{item} false")
-    for switch in SWITCHES:
-        section, _, key = switch.partition(".")
-        if getattr(getattr(config, section), key):
-            yield Requirement(switch, "features", switch, f"--{switch} false")
 
 
 def _needs_of_tuner(config: Config) -> frozenset[str]:

@@ -51,8 +51,15 @@ def check_generates(name: str, task: str) -> None:
     )
 
 
-def check_task(section: ModelSection, objective: Objective) -> None:
-    """Raise `ConfigError` where the model of this task has no view that the objective needs, or too many labels."""
+def view_of(task: str) -> Need | None:
+    """Return the view that a backend must have for models of a task; None for one that every backend trains."""
+    if task in HEADED:
+        return Need.VALUES if task == "value" else Need.SCORES
+    return Need.POOLED if task == EMBEDDING else None
+
+
+def check_labels(section: ModelSection) -> None:
+    """Raise `ConfigError` where the model of this task has no head, or one with fewer labels than named."""
     task = section.task
     if section.num_labels not in (None, 1) and task in ("reward", "value"):
         raise ConfigError(
@@ -64,6 +71,12 @@ def check_task(section: ModelSection, objective: Objective) -> None:
             f"model.num_labels is {section.num_labels}, and model.task {task} has no head that would return labels.",
             hint="Type --model.task seq_cls, or leave model.num_labels out.",
         )
+
+
+def check_task(section: ModelSection, objective: Objective) -> None:
+    """Raise `ConfigError` where the model of this task has no view that the objective needs, or too many labels."""
+    check_labels(section)
+    task = section.task
     needs = frozenset(objective.needs) - {Need.REFERENCE_LOGPS}
     missing = needs - _TRAINED_BY[task] - {Need.POOLED}
     if not missing and needs and not needs & _TRAINED_BY[task]:

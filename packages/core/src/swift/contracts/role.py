@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from swift.config.sections import ModelSection, OptimSection, TunerSection
+    from swift.config.sections import Config, ModelSection, OptimSection, TunerSection
 
 POLICY = "policy"
 """The role of the model that the configuration describes: what is exported, and what a checkpoint's bare names are."""
@@ -43,3 +43,8 @@ class ModelRole:
             raise ValueError(
                 f"{self.name!r} cannot be the name of a role: lower-case letters, digits and _, not policy"
             )
+
+    def config(self, policy: Config) -> Config:
+        """Return the configuration of this role: that of the policy with the role's own sections."""
+        tuner = self.tuner or type(policy.tuner)(kind="full")
+        return policy.model_copy(update={"model": self.model, "tuner": tuner, "optim": self.optim or policy.optim})

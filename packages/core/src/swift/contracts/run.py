@@ -115,10 +115,8 @@ class Run:
         Its configuration has the role's sections; model facts, adapter configuration and schedule are its own. Folder,
         world, topology and `backend_state` are shared.
         """
-        tuner = role.tuner or type(self.config.tuner)(kind="full")
-        sections = {"model": role.model, "tuner": tuner, "optim": role.optim or self.config.optim}
         return Run(
-            config=self.config.model_copy(update=sections),
+            config=role.config(self.config),
             backend_options=self.backend_options,
             folder=self.folder,
             world=self.world,

@@ -103,7 +103,7 @@ def open_job(
         say=print_line if world.rank == 0 else say_nothing,
         plugins=hooks.versions,
     )
-    check_roles(roles, hooks, config.backend.name)
+    check_roles(roles, hooks, config)
     hooks.check_plan(run)
     comms: Comms | None = None
     watchdog: Watchdog | None = None

@@ -9,31 +9,44 @@ from typing import TYPE_CHECKING
 from swift.checkpoint.load import Checkpoint
 from swift.checkpoint.manifest import RoleRecord
 from swift.checkpoint.owners import OwnedWriter
+from swift.config.capabilities import check_capabilities
+from swift.config.tasks import check_labels
 from swift.contracts import ForwardResult, ModelRole, Objective, Run, StepResult, TrainState, WeightStream
-from swift.errors import CheckpointError, UnsupportedPlan
+from swift.errors import CheckpointError, SwiftError, UnsupportedPlan
 from swift.models.source import open_source
 from swift.optim.schedule import Schedule
 from swift.plugins.hooks import Hooks
+from swift.plugins.load import load_tuner
 
 if TYPE_CHECKING:
+    from swift.config.sections import Config
     from swift.contracts import CheckpointWriter, ModelSource
     from swift.data.batch import Batch
 
 _SECTIONS = ("model", "tuner", "optim")
 
 
-def check_roles(roles: Sequence[ModelRole], hooks: Hooks, backend: str) -> None:
-    """Raise `UnsupportedPlan` when a run asks for more models than its backend holds at once."""
+def check_roles(roles: Sequence[ModelRole], hooks: Hooks, policy: Config) -> None:
+    """Raise `UnsupportedPlan` when a run asks for more models, or for another kind of one, than its backend has."""
     names = [role.name for role in roles]
     if len(set(names)) < len(names):
         raise ValueError(f"two roles have the same name: {', '.join(names)}")
     most = hooks.capabilities.roles
     if 1 + len(roles) > most:
         raise UnsupportedPlan(
-            f"This run holds {1 + len(roles)} models at once (policy, {', '.join(names)}); the {backend} backend "
+            f"This run holds {1 + len(roles)} models at once (policy, {', '.join(names)}); the "
+            f"{policy.backend.name} backend "
             f"holds {most}.",
             hint="Choose a backend that holds more, such as --backend torch. See: swift plugins",
         )
+    for role in roles:
+        config = role.config(policy)
+        try:
+            check_labels(config.model)
+            check_capabilities(hooks.capabilities, config)
+        except SwiftError as error:
+            error.message = f"The {role.name} of this run cannot be opened. {error.message}"
+            raise
 
 
 @dataclass
@@ -98,8 +111,11 @@ def open_role(role: ModelRole, policy: Run, hooks: Hooks) -> RoleModel:
     """Let the backend build, distribute and fill the model of a role, in the processes that hold the policy."""
     run = policy.for_role(role)
     hooks.check_plan(run)
-    total = policy.total_steps
-    run.schedule = role.schedule or Schedule.from_config(run.config.optim, run.config.learning_rate, total)
+    optim = run.config.optim
+    if optim.lr is None:  # as for the policy, whose configuration has it filled in
+        optim = optim.model_copy(update={"lr": load_tuner(run.config.tuner.kind).object.learning_rate})
+        run.config = run.config.model_copy(update={"optim": optim})
+    run.schedule = role.schedule or Schedule.from_config(optim, run.config.learning_rate, policy.total_steps)
     source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
     state = hooks.shard(run, hooks.wrap_model(run, source))
     return RoleModel(role, run, hooks, source, state)
