@@ -5,29 +5,37 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 
 from swift.cli.main import run
 from swift.cli.options import flag_table, options_of
 from swift.cli.verbs import TRAINING, VERBS
+from swift.plugins.discover import list_plugins
 
 PROGRAM = """
 import contextlib, io, json, os, sys
 
 from swift.cli.main import run
 
-found = {}
-for verb in json.loads(sys.argv[1]):
+def models(base):
+    return [base, *(model for each in base.__subclasses__() for model in models(each))]
+
+found = []
+for words in json.loads(sys.argv[1]):
     reader, writer = os.pipe()
     if os.fork() == 0:  # as in an interpreter of its own: nothing of another verb is imported
         with contextlib.redirect_stdout(io.StringIO()):
-            code = run([verb, "--help"])
-        os.write(writer, json.dumps([code, sorted(sys.modules)]).encode())
+            code = run([*words, "--help"])
+        options = models(sys.modules["swift.config.options"].Section)
+        built = [model.__qualname__ for model in options if model.__pydantic_complete__]
+        os.write(writer, json.dumps([code, sorted(sys.modules), built]).encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as answer:
-        found[verb] = json.loads(answer.read())
+        found.append(json.loads(answer.read()))
     os.wait()
 print(json.dumps(found))
 """
@@ -37,30 +45,56 @@ SLOW = {"rich", "typer", "yaml", "packaging", "pyarrow", "ssl"}
 OWN_VERBS = sorted(set(VERBS) - set(TRAINING))
 
 
-@pytest.fixture(scope="module")
-def imported() -> dict[str, set[str]]:
-    """Verb → modules that its help imports."""
-    command = [sys.executable, "-c", PROGRAM, json.dumps(list(VERBS))]
+@dataclass(frozen=True)
+class Work:
+    """What a process has done that only prints help."""
+
+    modules: set[str]
+    """Modules that are imported."""
+    built: list[str]
+    """Sections whose validators are built."""
+
+
+def work_of(commands: Sequence[Sequence[str]]) -> list[Work]:
+    """Ask for the help of each command in a process of its own."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {verb: code for verb, (code, _) in found.items()} == dict.fromkeys(VERBS, 0)
-    return {verb: set(modules) for verb, (_, modules) in found.items()}
+    assert [code for code, _, _ in found] == [0] * len(commands)
+    return [Work(set(modules), built) for _, modules, built in found]
+
+
+@pytest.fixture(scope="module")
+def work() -> dict[str, Work]:
+    """Verb → work that its help makes."""
+    return dict(zip(VERBS, work_of([[verb] for verb in VERBS]), strict=True))
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_imports_nothing_that_takes_long(imported: dict[str, set[str]], verb: str) -> None:
-    assert not (HEAVY | SLOW) & imported[verb]
+def test_help_imports_nothing_that_takes_long(work: dict[str, Work], verb: str) -> None:
+    assert not (HEAVY | SLOW) & work[verb].modules
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_builds_no_validators(work: dict[str, Work], verb: str) -> None:
+    assert work[verb].built == []
+
+
+def test_help_with_an_installed_backend_imports_nothing_heavy() -> None:
+    backends = [entry.name for entry in list_plugins("swift.backends")]
+    found = work_of([["sft", "--backend", name] for name in backends])
+    assert {name: HEAVY & each.modules for name, each in zip(backends, found, strict=True)} == {
+        name: set() for name in backends
+    }
 
 
 @pytest.mark.parametrize("verb", OWN_VERBS)
-def test_help_of_a_verb_imports_neither_plugins_nor_the_sections_of_training(
-    imported: dict[str, set[str]], verb: str
-) -> None:
+def test_help_of_a_verb_imports_neither_plugins_nor_the_sections_of_training(work: dict[str, Work], verb: str) -> None:
     others = {"swift.plugins.load", "swift.plugins.discover", "swift.contracts", "swift.config.parse"}
     if verb not in ("export", "merge-lora"):  # whose options are a section of the configuration, too
         others.add("swift.config.sections")
-    assert not others & imported[verb]
+    assert not others & work[verb].modules
 
 
 @pytest.mark.parametrize("verb", OWN_VERBS)

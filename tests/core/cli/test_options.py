@@ -134,11 +134,19 @@ def test_every_flag_is_declared_once_and_taken_in_both_spellings(verb: str) -> N
         assert table.arity(table.name(f"--{flag.replace('_', '-')}")) is not None
 
 
-def test_exporting_what_is_not_there_is_answered_without_torch() -> None:
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["export", "nowhere"], "There is no checkpoint at nowhere"),
+        (["convert", "nowhere", "--out", "new"], "nowhere is not a folder"),
+        (["convert", "nowhere", "--out", "new", "--to", "trainer"], "nowhere is no checkpoint of swift"),
+    ],
+)
+def test_writing_from_what_is_not_there_is_answered_without_torch(args: list[str], message: str) -> None:
     script = (
-        "import sys; from swift.cli.main import run; code = run(['export', 'nowhere']); "
+        "import sys; from swift.cli.main import run; code = run(sys.argv[1:]); "
         "print(sorted({'torch', 'transformers'} & set(sys.modules))); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "[]\n")
-    assert "There is no checkpoint at nowhere" in done.stderr
+    assert message in done.stderr

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from pydantic import PositiveFloat
 
 from swift.cli.plugins import plugin_rows
+from swift.config.options import Section
 from swift.errors import PluginError
-from swift.plugins.load import load_backend, load_command, load_observers
+from swift.plugins.check import check_options
+from swift.plugins.discover import list_plugins
+from swift.plugins.entry import CORE, PluginEntry
+from swift.plugins.load import load, load_backend, load_command, load_observers
 
 BROKEN = [
     ("broken-import", "acme-import", "No module named 'acme_needs_this'", "pip install --upgrade acme-import"),
@@ -46,6 +52,23 @@ def test_a_good_backend_loads_beside_the_broken_ones(installed: Path) -> None:
     assert plugin.config_model is not None
     assert plugin.config_model().model_dump() == {"speed": 1}
     assert plugin.hook_api == (1, 1)
+
+
+def test_options_of_cores_own_plugins_have_valid_defaults_that_json_can_hold() -> None:
+    models = [load(entry).config_model for entry in list_plugins() if entry.distribution == CORE]
+    checked = {model for model in models if model is not None}
+    assert len(checked) > 5
+    for model in checked:  # selecting a plugin of core does not check them again
+        assert json.dumps(model().model_dump(mode="json"))
+
+
+def test_options_of_a_plugin_with_a_default_that_is_not_valid_are_refused() -> None:
+    class Options(Section):
+        speed: PositiveFloat = -1.0
+
+    entry = PluginEntry("swift.backends", "acme", "acme-good", "1.0", "acme:Backend")
+    with pytest.raises(PluginError, match="config_model that cannot be used with its default values"):
+        check_options(entry, Options, "config_model", "backend")
 
 
 def test_an_observer_must_not_take_a_backends_place(installed: Path) -> None:

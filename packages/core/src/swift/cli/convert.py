@@ -9,7 +9,7 @@ from pydantic import Field
 from swift.cli.options import run_verb
 from swift.config.limits import FilePath, Name
 from swift.config.options import Aliases, Argument, Section
-from swift.errors import UsageError
+from swift.errors import CheckpointError, UsageError
 from swift.terminal import print_line
 
 FORMATS = "trainer, hf, adapter, or what an installed backend writes"
@@ -51,7 +51,6 @@ def run(verb: str, args: list[str]) -> int:
 
 def convert(options: ConvertOptions) -> int:
     """Convert in the direction that the checkpoint and --to say."""
-    # Only now: these modules import torch.
     from swift.checkpoint.folders import is_checkpoint
 
     path, trusted = options.checkpoint, options.trust_remote_code
@@ -60,6 +59,7 @@ def convert(options: ConvertOptions) -> int:
             raise UsageError(f"{path} is a checkpoint of swift already.", hint=f"Add --to {FORMATS}.")
         if options.model or options.adapter_config or options.weights_only:
             raise UsageError("With --to, the checkpoint itself says all else.", hint="Leave the other options out.")
+        # Only now: these modules import torch, and a mistake should be answered at once.
         from swift.convert.write import convert_to
 
         convert_to(path, to=options.to, out=options.out, say=print_line, trust_remote_code=trusted)
@@ -69,6 +69,8 @@ def convert(options: ConvertOptions) -> int:
             f"{path} is no checkpoint of swift, which --to starts from.",
             hint="Convert it without --to first, and then what comes out.",
         )
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a folder.", hint="Name the folder that the other program saved.")
     from swift.convert.run import convert_checkpoint
 
     convert_checkpoint(

@@ -5,6 +5,7 @@ Nothing but the standard library is imported before a verb is known: `swift --he
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -17,7 +18,10 @@ from swift.version import __version__
 
 def main() -> None:
     """Run the `swift` command."""
-    if sys.argv[1:2] and sys.argv[1] in TRAINING and not {"-h", "--help"} & set(sys.argv):
+    verb = next(iter(sys.argv[1:]), "")
+    if verb in VERBS and {"-h", "--help"} & set(sys.argv):
+        gc.disable()  # looking for garbage in what is being imported takes a tenth of help's time
+    elif verb in TRAINING:
         from swift.deferred import has_own_process
 
         has_own_process()

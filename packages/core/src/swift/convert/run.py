@@ -139,8 +139,6 @@ def _hyperparameters(groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _recognised(path: Path, adapter: Adapter | None, *, weights_only: bool) -> ForeignCheckpoint:
     """Engines first: beside weights in safetensors they keep the optimizer's state, which is theirs to read."""
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is not a folder.", hint="Name the folder that the other program saved.")
     if weights_only and has_weights(path):
         weights = open_hf_folder(path, adapter=adapter, weights_only=True)
         assert weights is not None
