@@ -64,7 +64,7 @@ def test_the_stopped_process_the_step_and_the_collective_are_named(
     said = launched(place, tmp_path, 1, capfd, monkeypatch)
     error = said[said.index("Error: The run makes no progress") :]
     assert said.count("Error: ") == 1
-    assert "nothing has moved for 4 seconds, at step 4." in error
+    assert "nothing has happened for 4 seconds, at step 4." in error
     assert "process 1: no sign of life, last heard of at " in error
     # torch's recorder does not note what gloo sends from one to one: there the line of code must do.
     collective = r"" if "pipeline" in place.name else r"for \w+ of .+, group \d+.* "

@@ -98,7 +98,7 @@ def test_with_stacked_experts_it_is_said_what_gets_an_adapter() -> None:
     said: list[str] = []
     model = apply_tuner(tiny("qwen3-moe"), TunerSection(), seed=0, say=said.append)
     assert all("self_attn" in name for name in trained_names(model))
-    assert "adapters go on k_proj, o_proj, q_proj, v_proj" in said[0]
+    assert "adapters are attached to k_proj, o_proj, q_proj, v_proj" in said[0]
     with pytest.raises(ConfigError, match="dropout"):
         tuned("qwen3-moe", targets=("gate_proj", "up_proj", "down_proj"), dropout=0.1)
 

@@ -89,7 +89,10 @@ def test_a_typer_app_is_a_verb_as_it_stands(
     assert "Traceback" not in printed.err
 
 
-def test_a_verb_of_swift_itself_cannot_be_replaced(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_of_swift_itself_cannot_be_replaced(
+    installed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
     assert run(["doctor", "--jason"]) == 2
     assert "Did you mean '--json'?" in capsys.readouterr().err
     assert run(["--help"]) == 0

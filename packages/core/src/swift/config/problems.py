@@ -60,6 +60,8 @@ def _sentence(detail: ErrorDetails, source: Callable[[str], str], known: list[st
         meant = did_you_mean(leaf, siblings)
         if where.startswith("--"):  # as it would be typed
             meant = did_you_mean(f"--{key}", [f"--{parent}.{sibling}" for sibling in siblings])
+        elif key in where:
+            meant = did_you_mean(key, [f"{parent}.{sibling}" for sibling in siblings])
         return f"{where}: there is no key {key!r}{of_whom}.{meant}"
     if detail["type"] == "missing":
         return f"{key} is missing."
