@@ -17,13 +17,15 @@ from safetensors.torch import load_file, save_file
 from trained_demo import Trained
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swift.config.sections import QUANTISATIONS, ExportOptions
+from swift.config.sections import ExportOptions
 from swift.demo.task import question
 from swift.errors import DataError, ExportError, UsageError
 from swift.export.run import export_checkpoint
+from swift_export_vllm.quantise.schemes import SCHEMES
 
 torch.set_num_threads(1)
-IN_VLLM = [name for name in QUANTISATIONS if name != "bnb"]
+QUANTISATIONS = tuple(SCHEMES)
+IN_VLLM = [name for name, scheme in SCHEMES.items() if scheme.not_in_vllm is None]
 
 
 def quantise(path: Path, scheme: str, out: Path, said: list[str] | None = None, **options: Any) -> Path:
@@ -197,20 +199,22 @@ def test_a_quantised_model_that_transformers_reads_otherwise_is_not_exported(
 ) -> None:
     from swift.export import quantised
 
-    honest = quantised.quantiser()
+    honest = quantised.open_hooks
 
     class Careless:
-        plugins = honest.plugins
+        def __init__(self, exporter: Any) -> None:
+            self.honest = honest(exporter=exporter)
+            self.plugins = self.honest.plugins
 
         def quantize(self, request: Any) -> Any:
-            found = honest.quantize(request)
+            found = self.honest.quantize(request)
             file = request.destination / "model.safetensors"
             tensors = load_file(file)
             tensors["model.layers.1.mlp.down_proj.weight_scale"] *= 2
             save_file(tensors, file, {"format": "pt"})
             return found
 
-    monkeypatch.setattr(quantised, "quantiser", Careless)
+    monkeypatch.setattr(quantised, "open_hooks", Careless)
     with pytest.raises(ExportError, match=r"log-probabilities by transformers are .* off in the mean"):
         quantise(trained.run, "fp8", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Core's code mentions no backend, exporter or engine of another package by its name."""
+"""Core's code mentions no backend, exporter, engine or scheme of quantising of another package by its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import import_rules
 import pytest
 
 CORE = import_rules.ROOT / "packages" / "core" / "src" / "swift"
-NAMES = re.compile(r"vllm|megatron|deepspeed|(?<![a-z])fsdp", re.IGNORECASE)
+NAMES = re.compile(r"vllm|megatron|deepspeed|(?<![a-z])fsdp|w4a16|w8a8|gptq|(?<![a-z])awq", re.IGNORECASE)
 EXCEPTIONS = {
     "plugins/known.py": "what this project publishes, for advice where it is not installed",
     "config/aliases.py": "flags of other programs, which name these libraries",

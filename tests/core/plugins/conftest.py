@@ -111,6 +111,55 @@ class Doctor:
     def run(self, words):
         raise AssertionError("took the place of a verb of swift itself")
 """
+EXPORTERS = """
+from swift import hookimpl
+from swift.contracts import EngineLibrary, SchemeFacts
+
+
+class Small:
+    schemes = {
+        "acme3": SchemeFacts("3-bit weights", not_served_by={"small": "it reads whole bits only"}),
+        "acme-rounded": SchemeFacts("2-bit weights", calibrated=False),
+    }
+
+    @hookimpl
+    def swift_export(self, request): ...
+
+    @hookimpl
+    def swift_quantize(self, request): ...
+
+
+class Smaller(Small):
+    schemes = {"acme3": Small.schemes["acme3"]}
+
+
+class Boastful:
+    schemes = {"acme1": SchemeFacts("1-bit weights")}
+
+    @hookimpl
+    def swift_export(self, request): ...
+
+
+class Vague:
+    schemes = {"acme1": "1-bit weights"}
+
+    @hookimpl
+    def swift_export(self, request): ...
+
+    @hookimpl
+    def swift_quantize(self, request): ...
+
+
+class Ask:
+    library = EngineLibrary("acme_answers", {"acme-answers": "acme-ask[answers]"})
+
+    @hookimpl
+    def swift_open_engine(self, request): ...
+
+
+class Mumble(Ask):
+    library = "acme-answers"
+"""
 STEP = "    def swift_train_step(self, batch):"
 DISTRIBUTIONS = [
     backend("acme-good", "acme"),
@@ -140,6 +189,14 @@ DISTRIBUTIONS = [
         (STEP, f"    def swift_read_foregin(self, folder): ...\n\n    @hookimpl\n{STEP}"),
     ),
     Distribution("acme-more-verbs", MORE_VERBS, {"swift.commands": {"measure-it": "Measure", "doctor": "Doctor"}}),
+    Distribution(
+        "acme-exporters",
+        EXPORTERS,
+        {
+            "swift.exporters": {"small": "Small", "smaller": "Smaller", "boastful": "Boastful", "vague": "Vague"},
+            "swift.engines": {"ask": "Ask", "mumble": "Mumble"},
+        },
+    ),
     Distribution("acme-typer", TYPER_VERBS, {"swift.commands": {"weigh": "app", "empty": "empty"}}),
     Distribution("acme-verbs", VERBS, {"swift.commands": {"greet": "Greet", "mute": "Mute"}}),
     backend("twin-one", "twin"),

@@ -168,7 +168,11 @@ class BackendHooks:
 
 
 class ExporterHooks:
-    """At most one exporter per run implements these."""
+    """At most one exporter per run implements these.
+
+    An exporter that quantises has an attribute `schemes` as well: name, as in `--quant NAME`, →
+    `swift.contracts.SchemeFacts`.
+    """
 
     @hookspec(firstresult=True)
     def swift_export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
@@ -180,7 +184,7 @@ class ExporterHooks:
 
     @hookspec(firstresult=True)
     def swift_quantize(self, request: QuantizeRequest) -> Quantized:
-        """Write the model `request.source` into `request.destination` in fewer bits. Optional.
+        """Write the model `request.source` into `request.destination` in fewer bits. Only where there are `schemes`.
 
         Reads what is on disk, a few layers at a time. Measures what it costs on rows that calibration does not see,
         writes that next to the weights, and raises `swift.errors.ExportError` where it costs more than it may.
@@ -188,7 +192,11 @@ class ExporterHooks:
 
 
 class EngineHooks:
-    """Inference engines (`--engine NAME`) implement these; `swift serve` asks one engine as well."""
+    """Inference engines (`--engine NAME`) implement these; `swift serve` asks one engine as well.
+
+    An engine that runs a library of its own may say so in an attribute `library`, a `swift.contracts.EngineLibrary`:
+    `swift doctor` then says whether it is installed, and what installs it.
+    """
 
     @hookspec(firstresult=True)
     def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:

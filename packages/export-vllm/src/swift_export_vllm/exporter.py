@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from swift import HOOK_API, hookimpl
+from swift_export_vllm.quantise.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +18,7 @@ class VllmExporter:
     """Writes what core's exporter `hf` writes, once vLLM is known to run such a model."""
 
     HOOK_API = HOOK_API
+    schemes = MappingProxyType({name: scheme.facts for name, scheme in SCHEMES.items()})
 
     @hookimpl
     def swift_export(self, weights: WeightStream, request: ExportRequest) -> Path:

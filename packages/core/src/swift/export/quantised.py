@@ -25,40 +25,39 @@ from swift.export.verify.run import VERIFICATION, reload, trusted
 from swift.export.verify.with_engine import compare_by_engine
 from swift.export.written import check_written
 from swift.models.memory import check_memory, model_bytes
-from swift.plugins.known import ENGINE, ENGINE_TITLE, NOT_BY_ENGINE, QUANTIZER
+from swift.plugins.hooks import open_hooks
+from swift.plugins.known import ENGINE, ENGINE_TITLE
+from swift.plugins.schemes import OfferedScheme, advice, find_scheme, schemes_of
 from swift.terminal import Say
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
-    from swift.plugins.hooks import Hooks
 
 
-def quantizer() -> Hooks:
-    """Return the exporter that quantises; a `PluginError` tells the user to install it."""
-    from swift.plugins.hooks import open_hooks
-    from swift.plugins.load import load_exporter
-
-    return open_hooks(exporter=load_exporter(QUANTIZER))
-
-
-def check_wish(to: str, options: ExportOptions) -> None:
-    """Refuse what cannot be meant, before anything is read."""
+def requested_scheme(to: str, options: ExportOptions) -> OfferedScheme | None:
+    """Return how to quantise, where that is asked for; refuse what cannot be meant, before anything is read."""
     if options.quant is None:
         named = [name for name in ("calibration_dataset", "quant_tolerance") if getattr(options, name)]
         if named:
             flag = named[0].replace("_", "-")
-            raise UsageError(f"--{flag} is for --quant, which is not there.", hint="For example: --quant w4a16")
-        return
+            raise UsageError(f"--{flag} is for --quant, which is not there.", hint=advice())
+        return None
+    scheme = find_scheme(options.quant, to)
+    unserved = scheme.facts.not_served_by
     if to == "adapter":
+        merged = "hf" if scheme.writer in unserved else scheme.writer
         raise UsageError(
             "An adapter alone is not quantised: it is small, and stays in the precision that it was trained in.",
-            hint=f"Quantise the merged model (--to {QUANTIZER} --quant {options.quant}), or leave --quant out.",
+            hint=f"Quantise the merged model (--to {merged} --quant {scheme.name}), or leave --quant out.",
         )
-    if options.quant in NOT_BY_ENGINE and to == QUANTIZER:
+    if to in unserved:
+        served = [each.name for each in schemes_of(scheme.exporter) if to not in each.facts.not_served_by]
+        other = f", or --to {to} with one of {', '.join(served)}" if served else ""
         raise UsageError(
-            f"--quant {options.quant} is not for --to {to}: {NOT_BY_ENGINE[options.quant]}.",
-            hint=f"Type --to hf --quant {options.quant}, or --to {to} --quant w4a16 for 4 bits in {ENGINE_TITLE}.",
+            f"--quant {scheme.name} is not for --to {to}: {unserved[to]}.",
+            hint=f"Type --to hf --quant {scheme.name}{other}.",
         )
+    return scheme
 
 
 def write_quantised(
@@ -67,6 +66,7 @@ def write_quantised(
     *,
     trained: ModelSource,
     calibration: Calibration,
+    scheme: OfferedScheme,
     options: ExportOptions,
     to: str,
     say: Say,
@@ -80,14 +80,14 @@ def write_quantised(
     request = QuantizeRequest(
         source=source,
         destination=temporary,
-        scheme=str(options.quant),
+        scheme=scheme.name,
         calibration=calibration.rows,
         held_out=calibration.held_out,
         prompts=prompts,
         options=options,
         say=say,
     )
-    exporter = quantizer()
+    exporter = open_hooks(exporter=scheme.exporter)
     found: Quantized = exporter.quantize(request)
     check_written(temporary, str(exporter.plugins[0].entry))
     if options.verify == "none":
@@ -96,15 +96,16 @@ def write_quantised(
     tolerance = Tolerance(largest=float("inf"), mean=found.tolerance)
     report: dict[str, Any] = {
         "verified": True,
-        "quantised": options.quant,
+        "quantised": scheme.name,
         "transformers": _by_transformers(temporary, reference, tolerance, source, say=say),
         ENGINE: _by_engine(
             temporary,
             reference,
             tolerance,
             options,
+            reason=scheme.facts.not_served_by.get(ENGINE),
             dtype=found.dtype,
-            required=to == QUANTIZER,
+            required=to == ENGINE,
             trust_remote_code=trusted(trained),
             say=say,
         ),
@@ -140,12 +141,12 @@ def _by_engine(
     tolerance: Tolerance,
     options: ExportOptions,
     *,
+    reason: str | None,
     dtype: str,
     required: bool,
     trust_remote_code: bool,
     say: Say,
 ) -> dict[str, Any]:
-    reason = NOT_BY_ENGINE.get(str(options.quant))
     if options.verify != "all" or reason is not None:
         if reason is not None:
             say(f"{ENGINE_TITLE} was not asked: {reason}")

@@ -26,7 +26,7 @@ from swift.errors import CheckpointError, ExportError, SwiftError, UsageError
 from swift.export.calibration import calibration_rows
 from swift.export.precision import export_dtypes, main_dtype
 from swift.export.push import push
-from swift.export.quantised import check_wish, quantizer, scratch, write_quantised
+from swift.export.quantised import requested_scheme, scratch, write_quantised
 from swift.export.verify.compare import tolerance_of
 from swift.export.verify.reference import LogProbabilities, PlainState, Reference, fixed_prompts
 from swift.export.verify.run import (
@@ -46,12 +46,13 @@ from swift.models.memory import check_memory, model_bytes
 from swift.models.merge import merged
 from swift.models.trust import section_from_file
 from swift.plugins.blame import blamed, words_of
-from swift.plugins.known import ENGINE, ENGINE_TITLE, QUANTIZER
+from swift.plugins.known import ENGINE, ENGINE_TITLE
 from swift.terminal import Say
 from swift.untrusted import typed_path
 
 if TYPE_CHECKING:
     from swift.models.source import HfSource
+    from swift.plugins.schemes import OfferedScheme
 
 
 class Exporter(Protocol):
@@ -75,18 +76,20 @@ def export_checkpoint(
     `to` is the name of an exporter; `exporter` replaces the installed one of that name. With `ExportOptions` the model
     may be quantised, and uploaded. `trust_remote_code` lets Python code run that comes with the model.
     """
-    wish = options if isinstance(options, ExportOptions) else ExportOptions(**options.model_dump())
-    check_wish(to, wish)
+    requested = options if isinstance(options, ExportOptions) else ExportOptions(**options.model_dump())
+    scheme = requested_scheme(to, requested)
     origin = _origin(typed_path(str(path), "The checkpoint", CheckpointError), trust_remote_code, say)
-    destination = options.out or origin.beside(f"export-{to}" if wish.quant is None else f"export-{wish.quant}")
+    destination = options.out or origin.beside(
+        f"export-{to}" if requested.quant is None else f"export-{requested.quant}"
+    )
     check_destination(destination, options)
     exporter = exporter or _installed(to)
-    if wish.quant is not None:
-        _quantise(origin, exporter, to=to, options=wish, destination=destination, say=say)
+    if scheme is not None:
+        _quantise(origin, exporter, scheme, to=to, options=requested, destination=destination, say=say)
     else:
         _export_whole(origin, exporter, to=to, options=options, destination=destination, say=say)
-    if wish.push is not None:
-        push(destination, wish.push, say=say)
+    if requested.push is not None:
+        push(destination, requested.push, say=say)
     return destination
 
 
@@ -160,10 +163,16 @@ def _export_whole(
 
 
 def _quantise(
-    origin: _Origin, exporter: Exporter, *, to: str, options: ExportOptions, destination: Path, say: Say
+    origin: _Origin,
+    exporter: Exporter,
+    scheme: OfferedScheme,
+    *,
+    to: str,
+    options: ExportOptions,
+    destination: Path,
+    say: Say,
 ) -> None:
     """Calibration data is looked at first: what is wrong with it should be said before anything takes long."""
-    quantizer()
     if task_of(origin.source) != CAUSAL_LM:
         raise ExportError(
             f"Quantising is compared by the loss of generated text, which a model of task {task_of(origin.source)} "
@@ -171,7 +180,7 @@ def _quantise(
             hint="Export it in full precision: leave --quant out, and add --dtype bfloat16 for half the size.",
         )
     calibration = calibration_rows(
-        options, origin.source, None if origin.checkpoint is None else origin.checkpoint.facts, say=say
+        options, scheme, origin.source, None if origin.checkpoint is None else origin.checkpoint.facts, say=say
     )
     whole = scratch(destination)
     temporary = destination.with_name(f".{destination.name}.tmp")
@@ -190,6 +199,7 @@ def _quantise(
             temporary,
             trained=origin.source,
             calibration=calibration,
+            scheme=scheme,
             options=options,
             to=to,
             say=say,
@@ -201,7 +211,7 @@ def _quantise(
     finally:
         shutil.rmtree(whole, ignore_errors=True)
         shutil.rmtree(temporary, ignore_errors=True)
-    say(f"Exported ({to}, {options.quant}) to {destination}")
+    say(f"Exported ({to}, {scheme.name}) to {destination}")
 
 
 def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False) -> HfSource:
@@ -373,7 +383,7 @@ def _write_and_verify(
             request.destination, expected=digests.found, reference=reference, source=source, dtype=dtype
         )
     if request.options.verify == "all":
-        report[ENGINE] = _by_engine(request.destination, reference, dtype, source, required=to == QUANTIZER, say=say)
+        report[ENGINE] = _by_engine(request.destination, reference, dtype, source, required=to == ENGINE, say=say)
         write_json(request.destination / VERIFICATION, report)
     _say_verified(report, say)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from swift.contracts import HOOK_API, Capabilities, Need, Reads, Slot
+from swift.contracts import HOOK_API, Capabilities, EngineLibrary, Need, Reads, SchemeFacts, Slot
 from swift.errors import PluginError, did_you_mean
 from swift.hookspecs import BackendHooks, EngineHooks, ExporterHooks, ObserverHooks
 from swift.plugins.blame import upgrade, words_of
@@ -122,6 +122,27 @@ def check_capabilities_declared(entry: PluginEntry, plugin: Any) -> None:
                 raise _faulty(entry, f"declares the capability {field.name} as {value!r}", "It is a number from 1 up")
         elif isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(e, str) for e in value):
             raise _faulty(entry, f"declares the capability {field.name} as {value!r}", "It is a frozenset of texts")
+
+
+def check_exporter(entry: PluginEntry, exporter: Any) -> None:
+    """Refuse an exporter whose `schemes` are not what `swift.contracts.SchemeFacts` says, or that cannot write them."""
+    schemes = getattr(exporter, "schemes", {})
+    if not isinstance(schemes, Mapping) or not all(isinstance(facts, SchemeFacts) for facts in schemes.values()):
+        raise _faulty(
+            entry, f"offers the schemes {schemes!r}", "They are names with a swift.contracts.SchemeFacts each"
+        )
+    unfit = [name for name in schemes if not isinstance(name, str) or not name or name != name.strip()]
+    if unfit:
+        raise _faulty(entry, f"offers a scheme under the name {unfit[0]!r}", "It is what is typed after --quant")
+    if schemes and "swift_quantize" not in {found.hook for found in implementations(entry, exporter)}:
+        raise _faulty(entry, f"offers {', '.join(schemes)}, and does not implement swift_quantize", "Implement it")
+
+
+def check_engine(entry: PluginEntry, engine: Any) -> None:
+    """Refuse an engine whose `library` is not what `swift.contracts.EngineLibrary` says."""
+    library = getattr(engine, "library", None)
+    if library is not None and not isinstance(library, EngineLibrary):
+        raise _faulty(entry, f"has the library {library!r}", "It is a swift.contracts.EngineLibrary, or None")
 
 
 def check_options(entry: PluginEntry, model: Any, member: str, section: str) -> None:

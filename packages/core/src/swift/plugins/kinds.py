@@ -81,6 +81,7 @@ KINDS: dict[str, Kind] = {
         "writes weights in a format (`swift export --to NAME`)",
         hookspecs.ExporterHooks,
         hookspecs.EXPORTER_REQUIRED,
+        further=check.check_exporter,
     ),
     "swift.engines": Kind(
         "engine",
@@ -88,6 +89,7 @@ KINDS: dict[str, Kind] = {
         "answers prompts (`swift infer --engine NAME`) and may serve (`swift serve`)",
         hookspecs.EngineHooks,
         hookspecs.ENGINE_REQUIRED,
+        further=check.check_engine,
     ),
     "swift.objectives": Kind(
         "objective",

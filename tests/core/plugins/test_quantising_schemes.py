@@ -1,0 +1,88 @@
+"""What `--quant` may be is said by the exporters that are installed, before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from small_distributions import Distribution, install
+
+from swift.cli.doctor import examine_engines
+from swift.cli.main import run
+from swift.config.sections import ExportOptions
+from swift.contracts import SchemeFacts
+from swift.errors import PluginError, UsageError
+from swift.export.quantised import requested_scheme
+from swift.plugins.load import load_engine, load_exporter
+from swift.plugins.schemes import find_scheme
+
+
+@pytest.fixture
+def acme_alone(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all plugins, those of one distribution."""
+    monkeypatch.setenv("SWIFT_PLUGINS", "acme-exporters")
+
+
+def test_a_scheme_is_found_with_the_exporter_that_offers_it(acme_alone: None) -> None:
+    scheme = find_scheme("acme-rounded", "hf")
+    assert (scheme.writer, scheme.facts) == ("small", SchemeFacts("2-bit weights", calibrated=False))
+
+
+def test_of_several_exporters_the_one_that_is_exported_to_quantises(acme_alone: None) -> None:
+    assert [find_scheme("acme3", to).writer for to in ("small", "smaller")] == ["small", "smaller"]
+    with pytest.raises(UsageError, match="Several exporters offer --quant acme3: small, smaller") as caught:
+        find_scheme("acme3", "hf")
+    assert "--to small" in str(caught.value.hint)
+
+
+def test_a_scheme_that_nobody_offers_is_answered_with_those_that_are_offered(
+    acme_alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert run(["export", str(tmp_path), "--quant", "acme-round"]) == UsageError.exit_code
+    printed = capsys.readouterr().err
+    assert "--quant must be one of 'acme3', 'acme-rounded', not 'acme-round'. Did you mean 'acme-rounded'?" in printed
+    assert "acme-rounded: 2-bit weights (exporter small)" in printed
+    assert "boastful" in printed  # it could not be asked
+
+
+def test_without_an_exporter_that_quantises_what_installs_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SWIFT_PLUGINS", "")
+    with pytest.raises(PluginError, match=r'offers --quant acme3\.\nRun: pip install "swift-core\['):
+        find_scheme("acme3", "hf")
+    with pytest.raises(UsageError, match=r'--quant-tolerance is for --quant.*\nRun: pip install "swift-core\['):
+        requested_scheme("hf", ExportOptions(quant_tolerance=0.1))
+
+
+def test_what_a_scheme_is_not_for_is_refused_with_those_that_are(acme_alone: None) -> None:
+    with pytest.raises(UsageError, match="acme3 is not for --to small: it reads whole bits only") as caught:
+        requested_scheme("small", ExportOptions(quant="acme3"))
+    assert caught.value.hint == "Type --to hf --quant acme3, or --to small with one of acme-rounded."
+    with pytest.raises(UsageError, match="For example: --quant acme3"):
+        requested_scheme("hf", ExportOptions(calibration_dataset=("rows.jsonl",)))
+
+
+def test_an_exporter_or_engine_that_says_something_else_of_itself_is_named(acme_alone: None) -> None:
+    with pytest.raises(PluginError, match="offers acme1, and does not implement swift_quantize"):
+        load_exporter("boastful")
+    with pytest.raises(PluginError, match=r"'vague' .* offers the schemes {'acme1': '1-bit weights'}"):
+        load_exporter("vague")
+    with pytest.raises(PluginError, match="has the library 'acme-answers'"):
+        load_engine("mumble")
+
+
+def test_the_doctor_says_what_installs_the_library_of_an_engine(
+    acme_alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (missing,) = examine_engines()
+    assert missing.what == "ask is not installed: swift serve (--python takes another environment's)"
+    assert missing.fix == 'pip install "acme-ask[answers]"'
+    install([Distribution("acme-answers", "", {})], tmp_path / "site", tmp_path / "wheels")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    (there,) = examine_engines()
+    assert (there.what, there.verdict) == ("acme-answers 1.0, built for GPUs", "ok")
+    monkeypatch.setenv("SWIFT_PLUGINS", "")
+    (none,) = examine_engines()
+    assert none.fix.startswith('pip install "swift-core[')
