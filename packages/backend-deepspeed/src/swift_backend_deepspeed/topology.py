@@ -20,7 +20,9 @@ from swift_backend_deepspeed.ds_json import remarks, stage_in_force
 from swift_backend_deepspeed.plan import data_size
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    import torch
+
+    from swift.contracts import Run, World
 
 
 @dataclass
@@ -60,6 +62,23 @@ def setup(run: Run) -> Topology:
     for name, value in (("RANK", world.rank), ("LOCAL_RANK", world.local_rank), ("WORLD_SIZE", world.size)):
         session.set(name, os.environ.get(name, str(value)))
     join_group(device, world, timeout=run.timeout, alone=True)
+    _start_deepspeed(device, precision)
+    slices = data_size(run)
+    sharing = world.size // slices
+    if parallel.ulysses > 1:
+        session.sequence = _neighbours(world, parallel.ulysses)
+    for remark in remarks(options.content, run.config, data_size=slices, precision=precision):
+        run.say(remark)
+    layout = {"zero": stage_in_force(options.content, precision), "dp": slices}
+    if parallel.ulysses > 1:
+        layout["ulysses"] = parallel.ulysses
+    if parallel.tp > 1:
+        layout["tp"] = parallel.tp
+    return Topology(world=world, data_rank=world.rank // sharing, data_size=slices, device=str(device), layout=layout)
+
+
+def _start_deepspeed(device: torch.device, precision: str) -> None:
+    """Import DeepSpeed for this device and let it join the process group that is there."""
     deepspeed = quiet_deepspeed()
     from deepspeed.accelerator import get_accelerator
 
@@ -75,21 +94,12 @@ def setup(run: Run) -> Topology:
     # All-reduce in shared memory, which training does not use, would be built in C++ first: no operator is compatible.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
-    slices = data_size(run)
-    sharing = world.size // slices
-    if parallel.ulysses > 1:
-        for first in range(0, world.size, parallel.ulysses):
-            group: Any = dist.new_group(list(range(first, first + parallel.ulysses)))
-            if first <= world.rank < first + parallel.ulysses:
-                session.sequence = group
-    for remark in remarks(options.content, run.config, data_size=slices, precision=precision):
-        run.say(remark)
-    layout = {"zero": stage_in_force(options.content, precision), "dp": slices}
-    if parallel.ulysses > 1:
-        layout["ulysses"] = parallel.ulysses
-    if parallel.tp > 1:
-        layout["tp"] = parallel.tp
-    return Topology(world=world, data_rank=world.rank // sharing, data_size=slices, device=str(device), layout=layout)
+
+
+def _neighbours(world: World, size: int) -> Any:
+    """Make a group of every `size` processes in a row, and return this process's."""
+    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world.size, size)]
+    return groups[world.rank // size]
 
 
 def sequence_group(run: Run) -> dist.ProcessGroup:

@@ -66,10 +66,7 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
 
 
 def _requirements(config: Config, objective: Objective | None) -> Iterator[Requirement]:
-    for key, value in config.parallel:
-        if value is True or (not isinstance(value, bool) and value is not None and value > 1):
-            name = f"parallel.{key}" if value is True else f"parallel.{key} {value}"
-            yield Requirement(name, "parallel", key, f"--parallel.{key} {'false' if value is True else 1}")
+    yield from _of_layout(config)
     if config.model.dtype != "auto":
         dtype = config.model.dtype
         yield Requirement(f"model.dtype {dtype}", "precisions", dtype, "--torch_dtype auto")
@@ -91,6 +88,13 @@ def _requirements(config: Config, objective: Objective | None) -> Iterator[Requi
         section, _, key = switch.partition(".")
         if getattr(getattr(config, section), key):
             yield Requirement(switch, "features", switch, f"--{switch} false")
+
+
+def _of_layout(config: Config) -> Iterator[Requirement]:
+    for key, value in config.parallel:
+        if value is True or (not isinstance(value, bool) and value is not None and value > 1):
+            name = f"parallel.{key}" if value is True else f"parallel.{key} {value}"
+            yield Requirement(name, "parallel", key, f"--parallel.{key} {'false' if value is True else 1}")
 
 
 def _of_objective(objective: Objective) -> Iterator[Requirement]:

@@ -66,12 +66,7 @@ def convert_checkpoint(
     adapter = _checked(adapter) if any(name.startswith("base_model.model.") for name in names) else None
     say(f"{path} is {foreign.description}, step {foreign.step}.")
     _say_left_out(foreign, say)
-    if attach is not None:
-        tensors = _on_disk(foreign, names)
-    else:
-        tensors = _adapters(foreign, names) if adapter is not None else _weights(foreign, source)
-    if weights_only:
-        tensors = (each for each in tensors if each[0].startswith(model_name("")))
+    tensors = _tensors(foreign, source, adapter, names, weights_only=weights_only)
 
     def fill(writer: CheckpointWriter) -> None:
         writer.stream(_counted(tensors, len(names), say))
@@ -219,6 +214,17 @@ def _say_left_out(foreign: ForeignCheckpoint, say: Say) -> None:
     names = left_out() if left_out is not None else []
     if names:
         say(f"{len(names)} tensors of its files are not among what is trained, the first is {names[0]}.")
+
+
+def _tensors(
+    foreign: ForeignCheckpoint, source: HfSource, adapter: Adapter | None, names: list[str], *, weights_only: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return what is written, by canonical name."""
+    if getattr(foreign, "attach", None) is not None:
+        tensors = _on_disk(foreign, names)
+    else:
+        tensors = _adapters(foreign, names) if adapter is not None else _weights(foreign, source)
+    return (each for each in tensors if each[0].startswith(model_name(""))) if weights_only else tensors
 
 
 def _weights(foreign: ForeignCheckpoint, source: HfSource) -> Iterator[tuple[str, torch.Tensor]]:

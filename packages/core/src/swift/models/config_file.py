@@ -7,7 +7,7 @@ attention kernel that is downloaded from the hub and run. What no model has is r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,25 +111,13 @@ def _problem(key: str, value: Any) -> str | None:
     """Return the problem with a value, or None."""
     if key in _LIMITS:
         return _size_problem(value, _LIMITS[key], lowest=0 if key in _MAY_BE_ZERO else 1)
-    if key in _POSITIVE and not (_is_number(value) and 0 < value < math.inf) and value is not None:
-        return f"is {_said(value)}, and should be a number above 0"
-    if key in _FRACTIONS and not (_is_number(value) and 0 <= value <= 1) and value is not None:
-        return f"is {_said(value)}, and should be a number from 0 to 1"
-    if key in _SWITCHES and not isinstance(value, bool) and value is not None:
-        return f"is {_said(value)}, and should be true or false"
+    for covers, fits, rule in _RULES:
+        if covers(key) and value is not None and not fits(value):
+            return f"is {_said(value)}, and should {rule}"
     if key in _KERNELS and any(map(_from_elsewhere, value.values() if isinstance(value, dict) else [value])):
         return f"names {_said(value)}, a kernel that is downloaded and run; swift chooses with --model.attention"
-    if key in ("architectures", "layer_types") and value is not None:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            return f"is {_said(value)}, and should be a list of names"
-        if len(value) > _LAYERS:
-            return f"has {len(value):,} names"
-    if key in _PARTS and not isinstance(value, dict | None):
-        return f"is {_said(value)}, and should be an object"
-    if key == "auto_map" and not _is_auto_map(value):
-        return f"is {_said(value)}, and should name a class for each of transformers' own"
-    if key.endswith("_token_id") and not _is_token(value):
-        return f"is {_said(value)}, and should be the number of a token, or several"
+    if key in _NAMES and value is not None and len(value) > _LAYERS:
+        return f"has {len(value):,} names"
     if _is_number(value) and math.isnan(value):
         return "is not a number (NaN)"
     if type(value) is int and abs(value) >= 1 << 62:
@@ -151,9 +139,11 @@ def _size_problem(value: Any, limit: int, *, lowest: int) -> str | None:
     return None
 
 
+def _is_list_of_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
 def _is_auto_map(value: Any) -> bool:
-    if value is None:
-        return True
     if not isinstance(value, dict):
         return False
     classes = [each for named in value.values() for each in (named if isinstance(named, list) else [named])]
@@ -179,3 +169,16 @@ def _said(value: Any) -> str:
         return json_kind(value)
     text = "null" if value is None else repr(value) if isinstance(value, str | float) else str(value)
     return text if len(text) <= 60 else f"{text[:50]}…"
+
+
+_NAMES = ("architectures", "layer_types")
+_RULES: tuple[tuple[Callable[[str], bool], Callable[[Any], bool], str], ...] = (
+    (_POSITIVE.__contains__, lambda value: _is_number(value) and 0 < value < math.inf, "be a number above 0"),
+    (_FRACTIONS.__contains__, lambda value: _is_number(value) and 0 <= value <= 1, "be a number from 0 to 1"),
+    (_SWITCHES.__contains__, lambda value: isinstance(value, bool), "be true or false"),
+    (_NAMES.__contains__, _is_list_of_names, "be a list of names"),
+    (_PARTS.__contains__, lambda value: isinstance(value, dict), "be an object"),
+    ("auto_map".__eq__, _is_auto_map, "name a class for each of transformers' own"),
+    (lambda key: key.endswith("_token_id"), _is_token, "be the number of a token, or several"),
+)
+"""(which keys, which values fit, what a value should do); null fits everywhere."""
