@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from swift.checkpoint.checksums import FileRecord, write_json
+from swift.config.own_options import FullOptions, LoraOptions
 from swift.config.sections import Config
 from swift.errors import CheckpointError
 from swift.untrusted import inside, read_json
@@ -123,6 +124,7 @@ class Manifest(BaseModel):
                 section.model_validate(config.get(name, {}))
             except ValidationError as error:
                 raise ValueError(f"{name}.{_first(error)}") from None
+        _check_tuner(config.get("tuner"))
         others = [name for name, section in config.items() if not isinstance(section, dict)]
         if others:
             raise ValueError(f"{others[0]}: should be an object")
@@ -206,3 +208,19 @@ def _first(error: ValidationError) -> str:
 
 def _checksum(value: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _check_tuner(section: Any) -> None:
+    """Refuse a tuner that is not installed, and options that core's own tuners do not take."""
+    from swift.plugins.discover import list_plugins
+
+    values = section if isinstance(section, dict) else {}
+    kind = values.get("kind", "lora")
+    own = {"full": FullOptions, "lora": LoraOptions}.get(kind)
+    if own is None and kind not in {entry.name for entry in list_plugins("swift.tuners")}:
+        raise ValueError(f"tuner.kind: there is no tuner {kind!r} here")
+    if own is not None:
+        try:
+            own.model_validate({key: value for key, value in values.items() if key in own.model_fields})
+        except ValidationError as error:
+            raise ValueError(f"tuner.{_first(error)}") from None
