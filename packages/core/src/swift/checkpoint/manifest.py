@@ -216,7 +216,8 @@ def _check_tuner(section: Any) -> None:
 
     values = section if isinstance(section, dict) else {}
     kind = values.get("kind", "lora")
-    own = {"full": FullOptions, "lora": LoraOptions}.get(kind)
+    tuners: dict[str, type[BaseModel]] = {"full": FullOptions, "lora": LoraOptions}
+    own = tuners.get(kind)
     if own is None and kind not in {entry.name for entry in list_plugins("swift.tuners")}:
         raise ValueError(f"tuner.kind: there is no tuner {kind!r} here")
     if own is not None:
