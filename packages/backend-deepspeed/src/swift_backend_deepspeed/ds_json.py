@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from swift.config.own_options import AdamOptions
 from swift.config.sections import Config
 from swift.errors import ConfigError, UnsupportedPlan, did_you_mean
 from swift.untrusted import is_deeper, parse_json, read_text, shown
@@ -65,7 +66,10 @@ def _check_implied(content: Json, name: str) -> None:
     for key, (value, said) in implied_settings(content).items():
         section, _, field = key.partition(".")
         try:
-            Config.model_validate({section: {field: value}})
+            if section == "optim" and field in AdamOptions.model_fields:
+                AdamOptions.model_validate({field: value})
+            else:
+                Config.model_validate({section: {field: value}})
         except ValidationError as problem:
             reason = problem.errors(include_url=False)[0]["msg"]
             raise ConfigError(f"{name}: {said} is {value!r}, which {key} does not take: {reason}.") from None
