@@ -13,6 +13,7 @@ from typing import Any
 
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, Settings, Translation
+from swift.config.other_programs import other_programs
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError, did_you_mean
 
@@ -249,6 +250,7 @@ def training_flags() -> FlagTable:
         about_command=ABOUT_COMMAND,
         open_sections=OPEN_SECTIONS,
         ignored=_IGNORED,
+        elsewhere=other_programs(),
         takes_word=lambda word: word.endswith((".yaml", ".yml")),
     )
 

@@ -25,6 +25,8 @@ class Draft:
 
     def __init__(self, table: FlagTable) -> None:
         self.assignments: dict[str, Assignment] = {}
+        self.notes: list[str] = []
+        """What the user should hear about flags that set nothing."""
         self._table = table
 
     def set(self, key: str, value: Any, source: str) -> None:
@@ -50,6 +52,9 @@ class Draft:
 
     def add_flag(self, flag: Flag) -> None:
         """Add one flag of the command line: an alias, or a key. Lists of several names are joined."""
+        if flag.name in self._table.elsewhere:
+            self.notes.append(self._table.elsewhere[flag.name].answer(flag.typed, flag.value))
+            return
         alias = self._table.aliases.get(flag.name)
         key = alias.key if alias is not None else flag.name
         earlier = self.assignments.get(key)
@@ -91,6 +96,9 @@ class Draft:
         alias = table.aliases.get(key)
         if alias is not None:
             self.apply(alias.translate(source, value), source)
+        elif key in table.elsewhere:
+            if value is not None:
+                self.notes.append(table.elsewhere[key].answer(source, value))
         elif key in table.fields or key.partition(".")[0] in table.open_sections or table.mapping_of(key):
             self.set(key, value, source)
         else:

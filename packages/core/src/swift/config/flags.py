@@ -15,11 +15,13 @@ from swift.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from swift.config.fields import Field
+    from swift.config.meanings import Meaning
 
 Settings = dict[str, Any]
 Translation = Callable[[str, Any], Settings]
-Arity = Literal["switch", "list", "mapping", "value", "optional", "any"]
-"""How many values a flag takes; 'optional' is none or one, 'any' leaves it to the plugin whose key it is."""
+Arity = Literal["switch", "list", "mapping", "value", "optional", "any", "words"]
+"""How many values a flag takes; 'optional' is none or one, 'any' leaves it to the plugin whose key it is, and 'words'
+are as many as follow, of another program's flag."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class FlagTable:
     open_sections: tuple[str, ...] = ()
     """Sections whose other keys belong to a plugin."""
     ignored: tuple[str, ...] = ()
+    elsewhere: Mapping[str, Meaning] = field(default_factory=dict)
+    """Flags of other programs, and what each means here."""
     takes_word: Callable[[str], bool] = lambda _: False
     """Whether a word may stand without a flag: a configuration file, an argument."""
     passes_on: bool = False
@@ -75,6 +79,8 @@ class FlagTable:
         if name in self.fields:
             found = self.fields[name]
             return "optional" if found.bare is not None else found.kind
+        if name in self.elsewhere:
+            return "words"
         section, dot, _key = name.partition(".")
         if dot and section in self.open_sections:
             return "any"
@@ -192,7 +198,10 @@ def _is_short_flag(word: str) -> bool:
 
 
 def _value(typed: str, arity: Arity, values: list[str], table: FlagTable, words: list[str]) -> Any:
-    if arity == "any":
+    if arity == "words":
+        words.extend(word for word in values if table.takes_word(word))
+        values = [word for word in values if not table.takes_word(word)]
+    if arity in ("any", "words"):
         return (values[0] if len(values) == 1 else tuple(values)) if values else True
     if arity == "list":
         if not values:

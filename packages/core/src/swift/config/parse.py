@@ -123,7 +123,7 @@ def _count(value: Any, source: str) -> int:
 
 def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]) -> Parsed:
     merged = merge(layers)
-    notes = [*notes, *settle(merged)]
+    notes = [*notes, *(note for layer in layers for note in layer.notes), *settle(merged)]
     _name_objective(merged, verb, notes)
 
     source = partial(source_of, merged)

@@ -1,0 +1,84 @@
+"""What a flag of another program means to swift: nothing to change, only some of its values, or a refusal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from swift.config.values import looks_like_switch, quoted
+from swift.errors import ConfigError
+
+_SAME = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}
+
+
+@dataclass(frozen=True)
+class NotNeeded:
+    """A flag that changes nothing about the result, whatever its value is."""
+
+    note: str
+    """Why, as the end of a sentence: 'swift picks the launcher's backend itself'."""
+
+    def answer(self, source: str, value: Any) -> str:
+        """Return the note for the user."""
+        return f"{_typed(source, value)} is not needed: {self.note}."
+
+
+@dataclass(frozen=True)
+class Default:
+    """A flag some of whose values say what swift does anyway; the others are refused."""
+
+    values: tuple[str, ...]
+    """In lower case. `true` and `false` stand for every spelling of a switch."""
+    note: str
+    """What swift does, as the end of a sentence."""
+    reason: str
+    """Why other values are refused, as a sentence."""
+    hint: str
+    """What to type instead."""
+
+    def answer(self, source: str, value: Any) -> str:
+        """Return the note for the user; raises `ConfigError` for another value."""
+        if _word(value, self.values) in self.values:
+            return f"{_typed(source, value)} is not needed: {self.note}."
+        raise _refusal(source, value, self.reason, self.hint)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A flag that would change the result, and that swift does not have."""
+
+    reason: str
+    """A sentence."""
+    hint: str
+    """What to type instead."""
+
+    def answer(self, source: str, value: Any) -> str:
+        """Raise `ConfigError`."""
+        raise _refusal(source, value, self.reason, self.hint)
+
+
+Meaning = NotNeeded | Default | Refused
+
+
+def off(reason: str, hint: str) -> Default:
+    """Return the meaning of a switch for something that swift does not have: off is fine, on is refused."""
+    return Default(("false", "none"), "that is off anyway", reason, hint)
+
+
+def _refusal(source: str, value: Any, reason: str, hint: str) -> ConfigError:
+    return ConfigError(f"{_typed(source, value)} is not possible: {reason}", hint=hint)
+
+
+def _typed(source: str, value: Any) -> str:
+    """Return a flag with its value as it was typed; of a line of a file, its place and the value."""
+    if value is True and source.startswith("--"):
+        return source
+    values = value if isinstance(value, tuple | list) else (value,)
+    text = " ".join(str(each).lower() if isinstance(each, bool) else str(each) for each in values)
+    return f"{source} {quoted(text)[1:-1]}"
+
+
+def _word(value: Any, known: tuple[str, ...]) -> str:
+    text = str(value).lower()
+    switch = looks_like_switch(text) and {"true", "false"} & set(known) and text not in known
+    return _SAME.get(text, text) if switch else text
