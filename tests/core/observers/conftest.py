@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from swift.config.sections import Config
 from swift.contracts import Run, RunSummary, StepRecord, StepResult, Topology, World
+from swift.optim.schedule import Schedule
 
 
 class NoOptions(BaseModel):
@@ -31,6 +32,7 @@ def make_run(tmp_path: Path, said: list[str]) -> Callable[..., Run]:
         folder.mkdir(parents=True, exist_ok=True)
         run = Run(Config.model_validate(values), NoOptions(), folder, World(), said.append, total_steps=total_steps)
         run.topology = Topology(World(), 0, 1)
+        run.schedule = Schedule.from_config(run.config.optim, run.config.learning_rate, total_steps)
         return run
 
     return make

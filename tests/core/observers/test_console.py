@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from swift.contracts import DataFacts, Decision, ModelFacts, RejectedSamples
+from swift.contracts import DataFacts, Decision, ModelFacts, RejectedSamples, Topology, World
 from swift.observers import console
 from swift.observers.console import ConsoleObserver
+from swift.optim.schedule import Schedule
 
 
 def test_without_a_terminal_each_logged_step_is_one_plain_line(make_run, drive, said, capsys):
@@ -21,12 +22,21 @@ def test_without_a_terminal_each_logged_step_is_one_plain_line(make_run, drive, 
     assert capsys.readouterr().out == ""
 
 
-def test_on_a_terminal_steps_move_a_bar_and_only_events_are_lines(make_run, drive, said, monkeypatch):
+def test_on_a_terminal_a_bar_moves_below_the_same_lines(make_run, drive, said, monkeypatch):
     monkeypatch.setattr(console, "is_terminal", lambda: True)
     drive(ConsoleObserver(), make_run(), range(1, 13), evaluate_at={6}, save_at={6})
-    assert not [text for text in said if text.startswith("step ")]
+    steps = [text.split()[1] for text in said if text.startswith("step ")]
+    assert steps == ["1/12", "5/12", "6/12", "10/12", "12/12"]
     assert any("evaluation at step 6: loss 0.3333  token acc 0.25" in text for text in said)
     assert any("saved" in text and "checkpoint-6" in text for text in said)
+
+
+def test_lines_of_preference_runs_show_reward_accuracy_and_margin_even_if_they_are_zero(make_run, drive, said):
+    metrics = {"rewards_chosen": 1.0, "reward_accuracy": 0.0, "reward_margin": -0.25, "logps_chosen": -7.0}
+    drive(ConsoleObserver(), make_run(objective={"name": "dpo"}), range(1, 2), metrics=metrics)
+    line = next(text for text in said if text.startswith("step "))
+    assert "reward accuracy 0  reward margin -0.25" in line
+    assert "logps" not in line
 
 
 def test_ci_gets_plain_lines_even_with_a_terminal(monkeypatch):
@@ -45,7 +55,7 @@ def test_the_header_shows_model_backend_and_every_fact_in_words(make_run, drive,
     run.facts["kernels"] = "made by hand"  # as a backend of hook API 1.0 notes it
     run.model_facts = ModelFacts("float32", parameters=5_000_000, trainable=1_000_000)
     drive(ConsoleObserver(), run, range(1, 2))
-    header = "\n".join(said[:6])
+    header = "\n".join(text for text in said if text.startswith("  "))
     assert "Qwen/Qwen3-0.6B" in header
     assert "torch, 1 process" in header
     assert "sdpa (flash-attn is not installed)" in header
@@ -53,6 +63,34 @@ def test_the_header_shows_model_backend_and_every_fact_in_words(make_run, drive,
     assert "made by hand" in header
     assert "1.0 M of 5.0 M weights (20 %)" in header
     assert "Parameters" not in header
+
+
+def test_the_header_says_what_is_trained_how_long_and_in_which_batches(make_run, drive, said):
+    run = make_run(
+        train={"micro_batch": 2, "accumulation": 4, "global_batch": 16, "epochs": 3},
+        tuner={"kind": "lora", "rank": 16, "targets": ["q_proj", "v_proj"]},
+        optim={"lr": 2e-5, "schedule": "linear", "warmup_steps": 5},
+        objective={"name": "dpo"},
+    )
+    run.topology = Topology(World(), 0, 2)
+    run.schedule = Schedule.from_config(run.config.optim, run.config.learning_rate, 12)
+    run.facts.data = DataFacts(samples=26, tokens=1300, held_out=5)
+    drive(ConsoleObserver(), run, range(1, 2))
+    header = dict(text.strip().split("  ", 1) for text in said if text.startswith("  "))
+    assert {name: value.strip() for name, value in header.items()}.items() >= {
+        "Objective": "dpo",
+        "Tuner": "lora, rank 16, alpha 32, on q_proj v_proj",
+        "Data": "26 samples, 5 held out, 1,300 tokens",
+        "Batch": "16 rows per optimizer step (micro-batch 2 × accumulation 4 × 2 data-parallel)",
+        "Length": "3 epochs, 12 steps",
+        "Learning rate": "2e-05, linear, after 5 steps of warm-up",
+    }.items()
+
+
+def test_the_header_says_that_the_first_step_compiles(make_run, drive, said):
+    drive(ConsoleObserver(), make_run(train={"compile": True}), range(1, 2))
+    first_step = next(place for place, text in enumerate(said) if text.startswith("step "))
+    assert any("torch.compile" in text and "minutes" in text for text in said[:first_step])
 
 
 def test_a_completed_run_ends_with_commands_that_use_it(make_run, drive, said, make_summary):

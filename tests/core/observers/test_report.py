@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from swift.contracts import DataFacts, RejectedSamples
 from swift.observers.jsonl import JsonlObserver, read_lines
 from swift.observers.report import ReportObserver, read_report
+from swift.optim.schedule import Schedule
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
 
@@ -90,6 +95,93 @@ def test_every_metric_gets_a_chart_that_training_and_evaluation_share(make_run, 
     ]
     loss_chart = re.search(r'"metric": "loss", "series": \[(.*?)\]', text)[1]
     assert re.findall(r'"name": "(\w+)"', loss_chart) == ["loss", "eval_loss"]
+
+
+DOM = """
+const nodes = {};
+class Node {
+  constructor(name) {
+    Object.assign(this, { name, attributes: {}, children: [], style: {}, classList: { add() {} }, text: "" });
+  }
+  setAttribute(key, value) { this.attributes[key] = value; }
+  append(child) { this.children.push(child); }
+  replaceChildren() { this.children = []; }
+  addEventListener() {}
+  getBoundingClientRect() { return { width: 600, left: 0 }; }
+  set textContent(text) { this.text = text; }
+  get textContent() { return this.text; }
+}
+globalThis.document = {
+  createElement: (name) => new Node(name),
+  createElementNS: (_, name) => new Node(name),
+  getElementById: (id) => (nodes[id] ??= new Node(id)),
+};
+globalThis.window = { innerWidth: 600, addEventListener() {} };
+nodes["run-data"] = new Node("script");
+nodes["run-data"].text = process.argv[2];
+require("vm").runInThisContext(process.argv[3]);
+const inside = (node) => (node.children || []).flatMap((child) => [child, ...inside(child)]);
+const axis = (svg) => svg.children.filter((each) => each.attributes["text-anchor"] === "end");
+console.log(JSON.stringify(Object.fromEntries(nodes.charts.children.map((figure) => {
+  const all = inside(figure);
+  const svg = all.find((each) => each.name === "svg");
+  const ticks = axis(svg).filter((each) => each.attributes.x < 200).map((each) => each.text);
+  return [all.find((each) => each.name === "h3").text, ticks];
+}))));
+"""
+"""As much of a browser as the page's script needs; prints the labels of each chart's upright axis, from below."""
+
+
+def ticks_of(run) -> dict[str, list[str]]:
+    text = (run.folder / "report.html").read_text()
+    data = re.search(r'id="run-data">(.*?)</script>', text, re.DOTALL)[1]
+    script = text.rsplit("<script>", 1)[1].split("</script>")[0]
+    done = subprocess.run(["node", "-", data, script], input=DOM, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_metrics_that_are_zero_throughout_have_a_chart_but_memory_of_no_gpu_has_none(make_run, make_record):
+    run = make_run(steps=1)
+    observer = ReportObserver()
+    observer.swift_run_start(run)
+    for step in (1, 2):
+        record = make_record(step, metrics={"reward_accuracy": 0.0})
+        observer.swift_step_end(run, replace(record, memory_gib=0.0))
+    observer.swift_checkpoint_saved(run, 2, run.folder / "checkpoint-2")
+    titles = re.findall(r'"title": "([^"]+)"', (run.folder / "report.html").read_text())
+    assert "Reward accuracy" in titles
+    assert "Memory (GiB)" not in titles
+
+
+def test_the_heading_names_the_objective_the_model_and_the_run(make_run, drive):
+    run = make_run(objective={"name": "dpo"})
+    drive(ReportObserver(), run, range(1, 3))
+    text = (run.folder / "report.html").read_text()
+    assert "<title>dpo of Qwen3-0.6B · v0-20260101-000000</title>" in text
+    assert {"dpo of Qwen3-0.6B", "v0-20260101-000000"} <= set(page_of(run).visible)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_labels_of_an_axis_differ_and_the_axis_of_learning_rates_reaches_the_peak(make_run, make_record):
+    run = make_run(steps=2, total_steps=20, optim={"lr": 3.3e-5, "warmup_steps": 4})
+    run.schedule = Schedule.from_config(run.config.optim, run.config.learning_rate, 20)
+    observer = ReportObserver()
+    observer.swift_run_start(run)
+    for step in range(1, 21):
+        metrics = {"reward_accuracy": 0.0, "reward_margin": -1e-7 * step, "logps": 123456.0 + step / 4}
+        loss, rate = 0.6931 - 0.00001 * step, run.schedule(step - 1)
+        observer.swift_step_end(run, make_record(step, 20, loss=loss, learning_rate=rate, metrics=metrics))
+    observer.swift_checkpoint_saved(run, 20, run.folder / "checkpoint-20")
+    ticks = ticks_of(run)
+    assert {"Loss", "Learning rate", "Reward accuracy", "Reward margin", "Logps"} <= set(ticks)
+    for title, labels in ticks.items():
+        assert len(set(labels)) == len(labels) >= 3, (title, labels)
+    assert all(re.fullmatch(r"0\.69\d+", each) for each in ticks["Loss"])
+    logged = [line["learning_rate"] for line in read_report(run.folder / "report.html")["lines"]]
+    assert max(logged) < 3.3e-5, "the peak is at a step that is not logged"
+    assert float(ticks["Learning rate"][-1]) >= 3.3e-5
+    assert ticks["Learning rate"][0] == "0"
 
 
 HOSTILE = "</script><script>alert(1)</script><b>&\"'"

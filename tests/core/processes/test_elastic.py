@@ -97,7 +97,7 @@ def test_a_run_goes_on_with_more_processes_and_with_fewer(place: Path) -> None:
         assert made(place)[-1][2] == 1
         (place / "slow").unlink()
         assert first.code() == 0, first.output
-    assert first.output.count("Going on with the run in") >= 2
+    assert first.output.count("Resuming the run in") >= 2
     runs = [path.name for path in (place / "output" / "tiny").iterdir()]
     assert runs == ["run"]
     assert not list((place / "output" / "tiny" / "run").glob("*.tmp"))

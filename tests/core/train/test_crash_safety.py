@@ -199,9 +199,9 @@ def test_the_same_command_begins_goes_on_and_ends(
     settings = {"checkpoint.resume": "auto", "train.max_steps": 4, "checkpoint.save_steps": 2}
     first = run_training(tied, tmp_path, ROWS, settings)
     assert list(first.lines) == [1, 2, 3, 4]
-    assert "Going on" not in capsys.readouterr().out
+    assert "Resuming the run" not in capsys.readouterr().out
     again = run_training(tied, tmp_path, ROWS, settings)
-    assert f"Going on with the run in {first.folder}" in capsys.readouterr().out
+    assert f"Resuming the run in {first.folder}" in capsys.readouterr().out
     assert again.summary.status == "completed"
     assert list(again.lines) == [1, 2, 3, 4]
     longer = run_training(tied, tmp_path, ROWS, {**settings, "train.max_steps": 6})

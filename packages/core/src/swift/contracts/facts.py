@@ -42,12 +42,16 @@ class RejectedSamples:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The training set, as far as it has been read."""
+    """The training set, as far as it has been read, and how much there is to evaluate on."""
 
     samples: int
     tokens: int
     rejected: Mapping[str, RejectedSamples] = field(default_factory=dict)
     """By reason."""
+    held_out: int = 0
+    """Those of the samples that are not trained on, but evaluated on."""
+    validation: int = 0
+    """Samples of a validation set of its own."""
 
 
 class RunFacts(MutableMapping[str, Any]):

@@ -33,12 +33,15 @@ NOT_DRAWN = {
 }
 
 
-def charts_of(lines: list[Line]) -> list[dict[str, Any]]:
+def charts_of(lines: list[Line], peak: float | None = None) -> list[dict[str, Any]]:
     """Titles and series for the page's script: training and evaluation of one metric share a chart.
 
-    A metric that is zero or missing throughout, such as GPU memory on a CPU, has none.
+    A metric that is missing throughout has none, nor has GPU memory on a CPU. `peak` is the learning rate that the axis
+    reaches, whether or not a line was logged at it.
     """
-    drawn = dict.fromkeys(name for line in lines for name, value in line.items() if _is_number(value) and value != 0)
+    drawn = dict.fromkeys(name for line in lines for name, value in line.items() if _is_number(value))
+    if not any(line.get(MEMORY) for line in lines):
+        drawn.pop(MEMORY, None)
     metrics = dict.fromkeys(name.removeprefix(EVAL_PREFIX) for name in drawn if name not in NOT_DRAWN)
     ordered = [name for name in KNOWN if name in metrics] + [name for name in metrics if name not in KNOWN]
     charts = []
@@ -50,6 +53,8 @@ def charts_of(lines: list[Line]) -> list[dict[str, Any]]:
             series.append({"name": EVAL_PREFIX + metric, "label": "evaluation", "kind": "evaluation"})
         title = KNOWN.get(metric, label(metric))
         charts.append({"title": title, "metric": metric, "from_zero": metric in FROM_ZERO, "series": series})
+        if metric == "learning_rate" and peak is not None:
+            charts[-1]["reaches"] = peak
     return charts
 
 

@@ -1,12 +1,13 @@
 """The terminal: what the run is, how far it has come, and what to type next.
 
-On a terminal a progress bar with figures stays in place; elsewhere (a file, a pipe, CI) every logged step is a line.
+Every logged step is a line that stays. On a terminal a progress bar with the newest figures moves below these lines.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 FRAMES_PER_SECOND = 4
 
+SHOWN = ("token_acc", "reward_accuracy", "reward_margin", "kl")
+"""Metrics that the lines show, of those that an objective has; all of them are in `logging.jsonl` and the report."""
+
 
 class ConsoleObserver:
     """Header, progress, evaluations, checkpoints and a last word."""
@@ -38,6 +42,8 @@ class ConsoleObserver:
         for name, value in facts.items():
             run.say(f"  {label(name):<{width}}  {value}")
         self._meter = Meter(run.config.logging.steps)
+        if run.config.train.compile:
+            run.say("torch.compile compiles the model in the first step, which may take minutes.")
         if is_terminal():
             self._bar = _Bar(run.total_steps)
 
@@ -46,7 +52,7 @@ class ConsoleObserver:
         line = self._meter.take(record)
         if self._bar is not None:
             self._bar.advance(record, line)
-        elif line is not None:
+        if line is not None:
             run.say(step_text(line))
         if line is not None and record.evaluation is not None:
             run.say(f"  evaluation at step {record.step}: {metrics_text(evaluation_of(line))}")
@@ -60,7 +66,7 @@ class ConsoleObserver:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        elif (line := self._meter.rest()) is not None:
+        if (line := self._meter.rest()) is not None:
             run.say(step_text(line))
         for text in summary_texts(run, summary):
             run.say(text)
@@ -104,7 +110,7 @@ def _figures(line: Line) -> list[str]:
         f"loss {figure(line['loss'])}",
         f"lr {figure(line['learning_rate'])}",
         f"grad norm {figure(line['grad_norm'])}",
-        *(f"{name.replace('_', ' ')} {figure(value)}" for name, value in line.items() if name == "token_acc"),
+        *(f"{name.replace('_', ' ')} {figure(line[name])}" for name in SHOWN if name in line),
         f"{count(line['tokens_per_second'])} tokens/s",
         *memory,
     ]
@@ -127,7 +133,8 @@ class _Bar:
             expand=True,
         )
         self._task = self._progress.add_task("", total=total_steps)
-        self._figures: Text = Text("  waiting for the first step", style="dim", no_wrap=True, overflow="ellipsis")
+        self._figures: Text = Text("", style="dim", no_wrap=True, overflow="ellipsis")
+        self._started = time.monotonic()
         self._line: Line = {}
         self._live: Live = Live(get_renderable=self._render, refresh_per_second=FRAMES_PER_SECOND, transient=True)
         self._live.start()
@@ -147,4 +154,6 @@ class _Bar:
     def _render(self) -> Any:
         from rich.console import Group
 
+        if not self._line:
+            self._figures.plain = f"  waiting for the first step, {duration(time.monotonic() - self._started)}"
         return Group(self._progress, self._figures)

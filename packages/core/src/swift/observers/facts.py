@@ -6,7 +6,9 @@ import os
 import shlex
 from dataclasses import dataclass
 
-from swift.contracts import Decision, Run, RunSummary
+from swift.config.own_options import LoraOptions
+from swift.contracts import DataFacts, Decision, Run, RunSummary
+from swift.observers.text import figure, plural
 from swift.terminal import summary_of
 
 
@@ -27,18 +29,79 @@ def unusable_samples(run: Run) -> list[UnusableSamples]:
 
 
 def setup_facts(run: Run) -> dict[str, str]:
-    """Describe the run in a few words, for a header: model, backend and layout, then every fact."""
+    """Describe the run in a few words, for a header: what is trained, on what, how and where, then every fact."""
     facts, data, model = run.facts, run.facts.data, run.model_facts
     sentences = {
         "model": run.config.model.path or "",
+        "objective": run.config.objective.name,
+        "tuner": tuner(run),
+        "trainable": summary_of(model.trainable, model.parameters) if model is not None else "",
+        "data": samples(data) if data is not None else "",
+        "batch": rows_per_step(run),
+        "length": length(run),
+        "learning_rate": learning_rate(run),
         "backend": backend_and_layout(run),
-        "data": f"{data.samples:,} samples, {data.tokens:,} tokens" if data is not None else "",
         "precision": _sentence(facts.precision),
         "attention": _sentence(facts.attention),
-        "trainable": summary_of(model.trainable, model.parameters) if model is not None else "",
     }
     sentences |= {name: text for name, text in facts.extra.items() if isinstance(text, str)}
     return {name: text for name, text in sentences.items() if text}
+
+
+def tuner(run: Run) -> str:
+    """`lora, rank 8, alpha 32, on all-linear`; of a plugin's tuner its name alone."""
+    section = run.config.tuner
+    parts = [section.kind]
+    if section.kind == "lora" and section.adapter is not None:
+        parts.append(f"the adapter in {section.adapter}")
+    elif section.kind == "lora":
+        options = section.options(LoraOptions)
+        parts += [f"rank {options.rank}", f"alpha {options.alpha:g}", f"on {' '.join(options.targets)}"]
+        parts += [name for name, on in (("DoRA", options.dora), ("rsLoRA", options.rslora)) if on]
+    if section.quantize != "none":
+        parts.append(f"frozen weights in {section.quantize}")
+    return ", ".join(parts)
+
+
+def samples(data: DataFacts) -> str:
+    """`26 samples, 5 held out, 1,300 tokens`, `21 samples, 1,050 tokens; 5 samples for evaluation`."""
+    held_out = f", {data.held_out:,} held out" if data.held_out else ""
+    text = f"{plural(data.samples, 'sample')}{held_out}, {plural(data.tokens, 'token')}"
+    return f"{text}; {plural(data.validation, 'sample')} for evaluation" if data.validation else text
+
+
+def rows_per_step(run: Run) -> str:
+    """`16 rows per optimizer step (micro-batch 2 × accumulation 4 × 2 data-parallel)`."""
+    train, ways = run.config.train, run.topology.data_size
+    if train.global_batch is None:
+        return ""
+    factors = [f"micro-batch {train.micro_batch}", f"accumulation {train.accumulation}"]
+    if ways > 1:
+        factors.append(f"{ways} data-parallel")
+    # A share that the micro-batch does not divide ends with a smaller one.
+    is_product = train.micro_batch * train.accumulation * ways == train.global_batch
+    return f"{plural(train.global_batch, 'row')} per optimizer step ({(' × ' if is_product else ', ').join(factors)})"
+
+
+def length(run: Run) -> str:
+    """`3 epochs, 90 steps`, or `90 steps` where these were asked for."""
+    train = run.config.train
+    steps = plural(run.total_steps, "step")
+    if train.max_steps is not None:
+        return steps
+    return f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'}, {steps}"
+
+
+def learning_rate(run: Run) -> str:
+    """`0.0001, cosine, after 5 steps of warm-up`."""
+    optim = run.config.optim
+    parts = [figure(run.config.learning_rate), str(optim.schedule)]
+    warmup = getattr(run.schedule, "warmup_steps", 0)
+    if warmup:
+        parts.append(f"after {plural(warmup, 'step')} of warm-up")
+    if optim.name != "adamw":
+        parts.append(f"optimizer {optim.name}")
+    return ", ".join(parts)
 
 
 def _sentence(decision: Decision | None) -> str:

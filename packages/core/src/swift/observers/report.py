@@ -94,12 +94,12 @@ def render_report(
     last = lines[-1] if lines else {}
     data = {
         "columns": _columns(lines),
-        "charts": charts_of(lines),
+        "charts": charts_of(lines, run.config.learning_rate),
         "checkpoints": checkpoints,
     }
     return _template().render(
         name=run.folder.name,
-        title=run.folder.parent.name or run.folder.name,
+        title=f"{run.config.objective.name} of {run.folder.parent.name or run.folder.name}",
         status=summary.status if summary else "running",
         message=summary.message if summary else "",
         written=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",

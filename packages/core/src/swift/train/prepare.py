@@ -185,7 +185,7 @@ def _prepare(
         roles={role.name: open_role(role, run, setup.hooks) for role in setup.roles},
     )
     if start.folder is not None:
-        run.say(f"Going on with the run in {start.folder}, on {run.world.size} process{'es' * (run.world.size > 1)}.")
+        run.say(f"Resuming the run in {start.folder}, on {run.world.size} process{'es' * (run.world.size > 1)}.")
     if start.checkpoint is not None:
         resume(job, start.checkpoint, again=start.folder is not None)
     return job
@@ -254,7 +254,11 @@ def report_data(run: Run, data: PreparedData) -> None:
         reason: RejectedSamples(each.count, f"{each.place}: {each.detail}")
         for reason, each in data.report.rejected.items()
     }
-    run.facts.data = DataFacts(data.report.samples, data.report.tokens, rejected)
+    held_out = validation = 0
+    if data.validation is not None:
+        is_part = data.train is not None and data.validation.store is data.train.store
+        held_out, validation = (len(data.validation.samples), 0) if is_part else (0, len(data.validation.samples))
+    run.facts.data = DataFacts(data.report.samples, data.report.tokens, rejected, held_out, validation)
 
 
 def plan_steps(plan: Plan, run: Run) -> Plan:

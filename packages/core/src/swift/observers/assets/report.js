@@ -25,15 +25,23 @@
     if (size >= 1e-3) return trimmed(value.toPrecision(4));
     return value.toExponential(2).replace(/\.?0+e/, "e");
   };
-  // Ticks of an axis are written alike: in one unit, with as many digits as their step needs.
+  // Ticks of an axis are written alike: in one unit, with as many digits as their step needs to tell them apart.
+  const digitsOf = (step) => {
+    const isWhole = (scaled) => Math.abs(scaled - Math.round(scaled)) < 1e-6 * Math.max(1, scaled);
+    let digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+    while (!isWhole(step * 10 ** digits)) digits++;
+    return digits;
+  };
   const tickLabel = (value, step, largest) => {
     if (value === 0) return "0";
-    if (largest >= 1e6) return trimmed((value / 1e6).toFixed(2)) + "M";
-    if (largest >= 1e4) return trimmed((value / 1e3).toFixed(1)) + "k";
-    if (step < 1e-3) return trimmed(value.toExponential(1).replace(/\.0e/, "e"));
-    const isWhole = (scaled) => Math.abs(scaled - Math.round(scaled)) < 1e-6;
-    const digits = [0, 1, 2, 3].find((digits) => isWhole(step * 10 ** digits)) ?? 4;
-    return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+    if (largest < 1e-3) {
+      const power = Math.floor(Math.log10(Math.abs(value)) + 1e-9);
+      return value.toExponential(Math.max(0, digitsOf(step) + power));
+    }
+    const [unit, letter] = largest >= 1e6 ? [1e6, "M"] : largest >= 1e4 ? [1e3, "k"] : [1, ""];
+    const digits = digitsOf(step / unit);
+    const options = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+    return (value / unit).toLocaleString("en", options) + letter;
   };
 
   const niceStep = (span, count) => {
@@ -57,6 +65,7 @@
         const value = unit * 10 ** power;
         if (value >= low * 0.999 && value <= high * 1.001) ticks.push({ value, text: number(value) });
       }
+    if (ticks.length < 2) return linearTicks(low, high, count);
     return ticks;
   };
 
@@ -71,14 +80,23 @@
     });
   };
 
-  const yRange = (chart) => {
+  // An axis of amounts ends with a tick at or above the largest one.
+  const topTick = (high, count) => {
+    const step = niceStep(high, count);
+    return Math.ceil(high / step - 1e-9) * step;
+  };
+
+  const yRange = (chart, count) => {
     const values = chart.drawn.flatMap((curve) => curve.values).filter((value) => value !== null && (!chart.log || value > 0));
     if (!values.length) return [0, 1];
     const low = values.reduce((a, b) => Math.min(a, b));
-    const high = values.reduce((a, b) => Math.max(a, b));
+    const high = values.reduce((a, b) => Math.max(a, b), chart.reaches ?? -Infinity);
     if (chart.log) return low === high ? [low / 2, high * 2] : [low / (high / low) ** 0.04, high * (high / low) ** 0.04];
-    const pad = (high - low) * 0.06 || Math.abs(high) * 0.05 || 1;
-    if (low >= 0 && (chart.from_zero || low < pad)) return [0, high + pad];
+    // A difference that is lost in the rounding of the values is none.
+    const isFlat = high - low <= Math.abs(high) * 1e-6;
+    const pad = isFlat ? Math.abs(high) * 0.05 || 1 : (high - low) * 0.06;
+    if (low >= 0 && chart.from_zero) return [0, topTick(high || 1, count)];
+    if (low >= 0 && low < pad) return [0, high + pad];
     return [low - pad, high + pad];
   };
 
@@ -165,8 +183,8 @@
         return [{ ...series, values, raw: true }, { ...series, values: smoothed(values, chart.smoothing) }];
       return [{ ...series, values }];
     });
-    const [low, high] = yRange(chart);
     const count = Math.floor(height / 42);
+    const [low, high] = yRange(chart, count);
     const yTicks = chart.log ? logTicks(low, high, count) : linearTicks(low, high, count);
     const left = 12 + Math.max(...yTicks.map((tick) => tick.text.length), 1) * 7;
     const edge = { left, right: width - 10, top: 8, bottom: height - 26 };
