@@ -8,18 +8,15 @@ import sys
 
 import pytest
 import torch
-from transformers import (
-    get_constant_schedule_with_warmup,
-    get_cosine_schedule_with_warmup,
-    get_cosine_with_min_lr_schedule_with_warmup,
-    get_linear_schedule_with_warmup,
-    get_wsd_schedule,
-)
+from transformers import get_cosine_with_min_lr_schedule_with_warmup, get_scheduler, get_wsd_schedule
 
+from swift.config.parse import config_from_mapping
 from swift.config.sections import OptimSection
+from swift.errors import ConfigError
 from swift.optim.schedule import Schedule
 
 STEPS = 50
+LR = 3e-4
 
 
 def reference(make, **options) -> list[float]:
@@ -38,19 +35,79 @@ def ours(**options) -> list[float]:
     return [schedule(step) for step in range(STEPS)]
 
 
+DECAY = {"num_decay_steps": 11}
+
+
 @pytest.mark.parametrize("warmup", [0, 1, 7])
 @pytest.mark.parametrize(
-    ("shape", "make"),
-    [("cosine", get_cosine_schedule_with_warmup), ("linear", get_linear_schedule_with_warmup)],
+    ("name", "kwargs"),
+    [
+        ("cosine", {}),
+        ("cosine", {"num_cycles": 1.75}),
+        ("linear", {}),
+        ("constant_with_warmup", {}),
+        ("polynomial", {}),
+        ("polynomial", {"lr_end": 2e-5, "power": 2.5}),
+        ("cosine_with_restarts", {}),
+        ("cosine_with_restarts", {"num_cycles": 3}),
+        ("inverse_sqrt", {}),
+        ("inverse_sqrt", {"timescale": 20}),
+        ("cosine_with_min_lr", {"min_lr": 1e-6}),
+        ("cosine_with_min_lr", {"min_lr_rate": 0.1, "num_cycles": 1.5}),
+        ("warmup_stable_decay", {**DECAY, "min_lr_ratio": 0.1}),
+        ("warmup_stable_decay", {**DECAY, "decay_type": "linear", "warmup_type": "cosine", "min_lr_ratio": 0.1}),
+        ("warmup_stable_decay", {**DECAY, "decay_type": "1-sqrt", "warmup_type": "1-sqrt"}),
+        ("warmup_stable_decay", {**DECAY, "num_stable_steps": 20, "num_cycles": 1.5}),
+    ],
 )
-def test_cosine_and_linear_equal_transformers(shape: str, make, warmup: int) -> None:
-    expected = reference(make, num_warmup_steps=warmup, num_training_steps=STEPS)
-    assert ours(schedule=shape, warmup_steps=warmup) == pytest.approx(expected, rel=1e-12, abs=1e-18)
+def test_the_flags_of_transformers_give_its_learning_rates_exactly_at_every_step(name, kwargs, warmup: int) -> None:
+    flags = {"lr_scheduler_type": name, "learning_rate": LR, "warmup_steps": warmup}
+    optim = config_from_mapping({**flags, **({"lr_scheduler_kwargs": kwargs} if kwargs else {})}).config.optim
+    schedule = Schedule.from_config(optim, LR, STEPS)
+    total = None if "num_stable_steps" in kwargs else STEPS  # transformers takes one of the two
+
+    def make(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+        return get_scheduler(name, optimizer, warmup, total, kwargs)
+
+    assert [schedule(step) for step in range(STEPS)] == reference(make)
 
 
-def test_constant_equals_transformers() -> None:
-    expected = reference(get_constant_schedule_with_warmup, num_warmup_steps=7)
-    assert ours(schedule="constant", warmup_steps=7) == pytest.approx(expected, rel=1e-12)
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"power": 2}}, "power means nothing to the schedule"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "needs the floor"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "a function of the step alone"),
+        ({"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 1.5}}, "whole number"),
+        ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-8}, "not below its peak"),
+        ({"learning_rate": 1e-4, "min_lr": 1e-3}, "not below its peak"),
+        ({"min_lr": 1e-6, "min_lr_ratio": 0.1}, "Keep one"),
+        ({"lr_scheduler_kwargs": {"num_waves": 2}}, "num_waves"),
+        ({"lr_scheduler_kwargs": "cosine"}, "takes a JSON object"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_with_its_reason(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_mapping(settings)
+    assert said in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_warm_up_below_one_step_is_a_part_of_all_steps_and_megatrons_names_are_known() -> None:
+    assert config_from_mapping({"warmup_steps": 0.1}).config.optim.warmup_ratio == 0.1
+    assert config_from_mapping({"warmup_steps": "3"}).config.optim.warmup_steps == 3
+    megatron = {"lr_decay_style": "inverse-square-root", "lr_warmup_fraction": 0.2, "min_lr": 1e-6}
+    optim = config_from_mapping(megatron).config.optim
+    assert (optim.schedule, optim.warmup_ratio, optim.min_lr) == ("inverse_sqrt", 0.2, 1e-6)
+
+
+def test_every_decaying_schedule_honours_a_floor() -> None:
+    for shape in ("cosine", "linear", "polynomial", "cosine_with_restarts", "wsd"):
+        optim = OptimSection(schedule=shape, min_lr=3e-5)
+        assert Schedule.from_config(optim, LR, STEPS)(STEPS) == pytest.approx(3e-5)
+    rates = [
+        Schedule.from_config(OptimSection(schedule="inverse_sqrt", min_lr=2e-4), LR, STEPS)(step) for step in (5, 49)
+    ]
+    assert rates[0] > rates[1] == pytest.approx(2e-4)
 
 
 def test_a_floor_equals_transformers_cosine_with_a_minimum() -> None:

@@ -31,12 +31,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from swift.config.own_options import AdamOptions
+from swift.config.sections import ScheduleOptions
 from swift.errors import CheckpointError
 from swift.toolkit import progress
 from swift_backend_megatron.masters import MOMENTS
 from swift_backend_megatron.on_disk import MASTER, SLOT, SavedModel, SavedShard, learn
 
 if TYPE_CHECKING:
+    from swift.config.sections import OptimSection
     from swift.contracts import TrainedState
     from swift_backend_megatron.tensor_map import ShardBox
 
@@ -57,6 +59,8 @@ def write_native(state: TrainedState, folder: Path) -> None:
             "Megatron's checkpoints hold whole weights, and this one holds an adapter.",
             hint="Merge it first: swift export RUN --to hf --out MERGED",
         )
+    if state.total_steps:
+        decay_style(state.optim)
     step = folder / f"iter_{state.step:07d}"
     step.mkdir()
     planner = _Planner(_Tensors(state, learn(state.source)))
@@ -247,7 +251,7 @@ def _group(state: TrainedState, *, decay: float, expert: bool) -> dict[str, Any]
         "lr_scale": 1.0,
         "lr": state.learning_rate,
         "max_lr": state.peak,
-        "min_lr": state.peak * optim.min_lr_ratio,
+        "min_lr": state.min_lr,
         "betas": (adam.beta1, adam.beta2),
         "eps": adam.eps,
         "weight_decay": optim.weight_decay * decay,
@@ -255,16 +259,41 @@ def _group(state: TrainedState, *, decay: float, expert: bool) -> dict[str, Any]
     }
 
 
+_DECAY_STYLES = {
+    "cosine": "cosine",
+    "linear": "linear",
+    "constant": "constant",
+    "wsd": "WSD",
+    "warmup_stable_decay": "WSD",
+    "inverse_sqrt": "inverse-square-root",
+}
+
+
+def decay_style(optim: OptimSection) -> str:
+    """Return Megatron's name of a schedule; one that Megatron-LM does not have is refused."""
+    options = optim.schedule_options or ScheduleOptions()
+    if optim.schedule == "polynomial" and options.power == 1.0:
+        return "linear"
+    if optim.schedule not in _DECAY_STYLES or options.num_cycles not in (None, 0.5):
+        waves = "" if options.num_cycles is None else f" with num_cycles {options.num_cycles:g}"
+        raise CheckpointError(
+            f"This run's schedule is {optim.schedule}{waves}, which Megatron-LM does not have.",
+            hint="Hand over its weights: swift export RUN --to hf. Or continue it here: "
+            "swift sft --resume_from_checkpoint RUN",
+        )
+    return _DECAY_STYLES[optim.schedule]
+
+
 def _scheduler(state: TrainedState) -> dict[str, Any]:
     """Return the schedule's state, which counts samples."""
     optim, rows = state.optim, state.rows_per_step
     return {
         "max_lr": state.peak,
-        "min_lr": state.peak * optim.min_lr_ratio,
+        "min_lr": state.min_lr,
         "lr_warmup_steps": state.warmup_steps * rows,
         "num_steps": state.step * rows,
         "lr_decay_steps": state.total_steps * rows,
-        "lr_decay_style": "WSD" if optim.schedule == "wsd" else optim.schedule,
+        "lr_decay_style": decay_style(optim),
         "start_wd": optim.weight_decay,
         "end_wd": optim.weight_decay,
         "wd_incr_style": "constant",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, Settings, Translation
 from swift.config.other_programs import other_programs
-from swift.config.values import as_switch, quoted
+from swift.config.sections import Shape
+from swift.config.values import as_number, as_switch, coerce, quoted
 from swift.errors import ConfigError, did_you_mean
 
 RENAMED: dict[str, tuple[str, ...]] = {
@@ -59,8 +60,9 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "objective.undesirable_weight": ("undesirable_weight",),
     "objective.label_smoothing": ("label_smoothing", "label_smoothing_factor"),
     "optim.lr": ("learning_rate", "lr"),
-    "optim.warmup_ratio": ("warmup_ratio",),
-    "optim.warmup_steps": ("warmup_steps",),
+    "optim.warmup_ratio": ("warmup_ratio", "lr_warmup_fraction"),
+    "optim.min_lr": ("min_lr",),
+    "optim.min_lr_ratio": ("min_lr_ratio", "min_lr_rate", "cosine_min_lr_ratio"),
     "optim.weight_decay": ("weight_decay",),
     "optim.beta1": ("adam_beta1",),
     "optim.beta2": ("adam_beta2",),
@@ -143,6 +145,32 @@ def _report_to(_source: str, value: Any) -> Settings:
     return {"logging.report_to": (*always, *(name for name in names if name not in ("none", *always)))}
 
 
+def _schedule(source: str, value: Any) -> Settings:
+    if str(value).lower() in _STATEFUL:
+        raise ConfigError(
+            f"{source} {value} follows the losses, and a learning rate here is a function of the step alone, so that "
+            "a checkpoint continues the same on any backend.",
+            hint=f"Type: {source} cosine, with --early_stopping N to stop when evaluations get no better",
+        )
+    return _choice(_SCHEDULES)(source, value)
+
+
+def _schedule_options(source: str, value: Any) -> Settings:
+    """Divide transformers' options of a schedule into the floor, which has keys of its own, and the rest."""
+    options = dict(coerce(core_fields()["optim.schedule_options"], value, source) or {})
+    floors = {"min_lr": "optim.min_lr", "lr_end": "optim.min_lr"}
+    floors |= dict.fromkeys(("min_lr_rate", "min_lr_ratio"), "optim.min_lr_ratio")
+    settings = {key: options.pop(name) for name, key in floors.items() if options.get(name) is not None}
+    rest = {name: option for name, option in options.items() if name not in floors}
+    return {**settings, **({"optim.schedule_options": rest} if rest else {})}
+
+
+def _warmup_steps(_source: str, value: Any) -> Settings:
+    """Take a number below 1 for a part of all steps, as the Trainer does."""
+    part = as_number(value)
+    return {"optim.warmup_ratio" if part is not None and 0 < part < 1 else "optim.warmup_steps": value}
+
+
 _TRAIN_TYPES: dict[str, Settings] = {
     "full": {"tuner.kind": "full"},
     "lora": {"tuner.kind": "lora"},
@@ -181,12 +209,16 @@ _FSDP: dict[str, Settings] = {
     "hybrid_shard": _FSDP_PRESETS["hsdp"],
     "false": {},
 }
-_SCHEDULES: dict[str, Settings] = {
-    name: {"optim.schedule": name} for name in ("cosine", "linear", "constant", "wsd")
-} | {
+_SCHEDULES: dict[str, Settings] = {name: {"optim.schedule": name} for name in get_args(Shape)} | {
     "constant_with_warmup": {"optim.schedule": "constant"},
-    "warmup_stable_decay": {"optim.schedule": "wsd"},
+    "cosine_with_min_lr": {"optim.schedule": "cosine", "@min_lr": "cosine_with_min_lr"},
 }
+_DECAY_STYLES: dict[str, Settings] = {
+    **{name: {"optim.schedule": name} for name in ("cosine", "linear", "constant", "wsd")},
+    "inverse-square-root": {"optim.schedule": "inverse_sqrt"},
+}
+_STATEFUL = ("reduce_lr_on_plateau", "greedy")
+"""Schedules of transformers that follow the losses."""
 _OPTIMIZERS: dict[str, Settings] = {
     **{name: {"optim.name": "adamw"} for name in ("adamw", "adamw_torch", "adamw_torch_fused")},
     **{name: {"optim.name": "adamw_8bit"} for name in ("adamw_8bit", "adamw_bnb_8bit")},
@@ -213,7 +245,10 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("loss_scale",), "data.loss_on", "value", _choice(_LOSS_SCALES)),
     (("train_type", "tuner_type", "sft_type"), "tuner.kind", "value", _choice(_TRAIN_TYPES)),
     (("optimizer", "optim"), "optim.name", "value", _choice(_OPTIMIZERS)),
-    (("lr_scheduler_type",), "optim.schedule", "value", _choice(_SCHEDULES)),
+    (("lr_scheduler_type", "lr_scheduler"), "optim.schedule", "value", _schedule),
+    (("lr_decay_style",), "optim.schedule", "value", _choice(_DECAY_STYLES)),
+    (("lr_scheduler_kwargs",), "optim.schedule_options", "mapping", _schedule_options),
+    (("warmup_steps", "lr_warmup_iters"), "optim.warmup_steps", "value", _warmup_steps),
     (
         ("sequence_parallel_size",),
         "parallel.sequence_parallel",

@@ -185,5 +185,7 @@ def _type_name(annotation: Any) -> str:
         return "list"
     if origin in (Union, types.UnionType):
         return " | ".join(_type_name(member) for member in typing.get_args(annotation))
+    if _kind(annotation) == "mapping":
+        return "JSON"
     name = str((origin or annotation).__name__)
     return _TYPE_NAMES.get(name, name)

@@ -23,6 +23,7 @@ from swift.config.flags import Flag, read_flags
 from swift.config.limits import MOST_PROCESSES
 from swift.config.problems import config_error, subject
 from swift.config.requests import settle
+from swift.config.schedules import check_schedule
 from swift.config.sections import Config, OpenSection
 from swift.config.tasks import check_task
 from swift.config.values import coerce, quoted
@@ -150,6 +151,7 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]
     )
     if config.optim.lr is None:
         config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": tuner.object.learning_rate})})
+    check_schedule(config.optim, config.learning_rate)
     assert backend.capabilities is not None
     made = make_objective(objective, objective_options)
     check_capabilities(backend.capabilities, config, made)

@@ -16,6 +16,7 @@ def settle(merged: Merged) -> list[str]:
     notes: list[str] = []
     _model_type(merged, notes)
     _sequence_parallel_size(merged, notes)
+    _min_lr(merged)
     return notes
 
 
@@ -61,6 +62,13 @@ def _sequence_parallel_size(merged: Merged, notes: list[str]) -> None:
         f"{request.source} {size}: with Megatron this is a switch; it is on, over the {tp} tensor parallel processes"
         f"{other}."
     )
+
+
+def _min_lr(merged: Merged) -> None:
+    """Refuse `cosine_with_min_lr` without a floor, as transformers does: it would be plain cosine."""
+    request = merged.pop("@min_lr", None)
+    if request is not None and not {"optim.min_lr", "optim.min_lr_ratio"} & merged.keys():
+        raise ConfigError(f"{request.source} {request.value} needs the floor.", hint="For example: --min_lr 1e-6")
 
 
 def _whole(assignment: Assignment) -> int:

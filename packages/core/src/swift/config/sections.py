@@ -114,6 +114,34 @@ class ObjectiveSection(OpenSection):
     name: Name = Field("sft", description="pt, sft, dpo, kto, orpo, simpo, cpo, or an installed plugin's")
 
 
+Shape = Literal[
+    "cosine",
+    "linear",
+    "constant",
+    "polynomial",
+    "cosine_with_restarts",
+    "inverse_sqrt",
+    "wsd",
+    "warmup_stable_decay",
+]
+Curve = Literal["linear", "cosine", "1-sqrt"]
+_StepCount = Annotated[int, Field(ge=0, le=LARGEST)]
+
+
+class ScheduleOptions(Section):
+    """What some schedules take besides warm-up and floor, by the names that transformers gives them."""
+
+    num_cycles: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        None, description="Waves of cosine (0.5 unless given), or restarts of cosine_with_restarts (1)"
+    )
+    power: Annotated[float, Field(gt=0.0, le=1e3)] = Field(1.0, description="Of polynomial")
+    timescale: Steps | None = Field(None, description="Of inverse_sqrt; default: the steps of warm-up, or else 10000")
+    num_decay_steps: _StepCount | None = Field(None, description="Of wsd; overrides decay_ratio")
+    num_stable_steps: _StepCount | None = Field(None, description="Of wsd; default: those that are left")
+    decay_type: Curve = Field("cosine", description="Of wsd")
+    warmup_type: Curve = Field("linear", description="Of wsd")
+
+
 LEARNING_RATE = 1e-4
 """Where neither the user nor a tuner names one."""
 
@@ -125,12 +153,18 @@ class OptimSection(OpenSection):
     lr: Annotated[float, Field(gt=0.0, le=1e3)] | None = Field(
         None, description="Peak learning rate; default 1e-5 full, 1e-4 LoRA"
     )
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field("cosine", description="Shape after the warm-up")
+    schedule: Shape = Field("cosine", description="Shape after the warm-up")
+    schedule_options: ScheduleOptions | None = Field(
+        None, description='What some schedules take: {"num_cycles": 2}, {"power": 2.0}'
+    )
     warmup_ratio: Fraction = Field(0.05, description="Part of all steps spent warming up")
     warmup_steps: Annotated[int, Field(ge=0, le=LARGEST)] | None = Field(
         None, description="Steps of warm-up; overrides warmup_ratio"
     )
-    min_lr_ratio: Fraction = Field(0.0, description="Learning rate at the end, as part of the peak")
+    min_lr: Annotated[float, Field(ge=0.0, le=1e3)] | None = Field(
+        None, description="Learning rate at the end; default 0, and 1e-7 for polynomial"
+    )
+    min_lr_ratio: Fraction | None = Field(None, description="The same as part of the peak")
     decay_ratio: Fraction = Field(0.1, description="Part of all steps in which wsd decays")
     weight_decay: NonNegativeFloat = Field(0.1, description="On matrices and embeddings, not on biases and norms")
     max_grad_norm: NonNegativeFloat = Field(1.0, description="Clip the gradient norm to this; 0 does not clip")

@@ -53,6 +53,14 @@ def as_switch(value: Any, source: str) -> bool:
     return word in _ON
 
 
+def as_number(value: Any) -> float | None:
+    """Return the number that a value is or spells; None for what is none."""
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
 def literal(value: Any) -> Any:
     """Return a value inside a free mapping.
 

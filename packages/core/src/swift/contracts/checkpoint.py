@@ -73,6 +73,8 @@ class TrainedState(Protocol):
     """The `optim` section."""
     peak: float
     """The highest learning rate of the schedule."""
+    min_lr: float
+    """Its learning rate at the end."""
     learning_rate: float
     """Of the next update."""
 

@@ -40,6 +40,7 @@ class StoredState(TrainedState):
         schedule = Schedule.from_config(self.optim, self.peak, self.total_steps) if self.total_steps else None
         self.learning_rate = self.peak if schedule is None else schedule(self.step)
         self.warmup_steps = 0 if schedule is None else schedule.warmup_steps
+        self.min_lr = 0.0 if schedule is None else schedule.min_lr
         model = skeleton_of(source, facts.adapter)
         if facts.adapter is None:
             model = apply_tuner(model, config.tuner.model_copy(update={"kind": "full"}), seed=0, say=say_nothing)
