@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import islice
 from typing import Any
 
@@ -17,6 +18,7 @@ from swift.plugins.kinds import KINDS
 from swift.plugins.load import load, load_backend, load_objective
 from swift.plugins.objective import make_objective
 from swift.plugins.outside import describe_plan
+from swift.processes.group import wanted_machines, wanted_processes
 from swift.terminal import print_note
 
 
@@ -28,16 +30,20 @@ def resolved_yaml(parsed: Parsed) -> str:
 def layout(parsed: Parsed) -> str:
     """Return how the processes are laid out, as comment lines below the YAML."""
     plan = parsed.config.parallel
-    processes = parsed.nproc or 1
+    environment = os.environ | dict(parsed.machines)
+    machines = wanted_machines(environment)
+    here = parsed.nproc or wanted_processes(environment) or 1
+    processes = here * machines
+    where = "on this machine" if machines == 1 else f"on {machines} machines"
     replicas, rest = divmod(processes, plan.sharing)
     shared = {"tp": plan.tp, "pp": plan.pp, "cp": plan.cp, **({"ulysses": plan.ulysses} if plan.ulysses > 1 else {})}
     lines = [f"# backend: {parsed.config.backend.name}, objective: {parsed.config.objective.name}"]
     if rest:
         product = " × ".join(shared)
-        lines.append(f"# {processes} processes on this machine are not a multiple of {product} = {plan.sharing}")
+        lines.append(f"# {processes} processes {where} are not a multiple of {product} = {plan.sharing}")
     else:
         sizes = " × ".join(f"{name} {size}" for name, size in {"dp": replicas, **shared}.items())
-        lines.append(f"# processes on this machine: {processes} = {sizes}")
+        lines.append(f"# processes {where}: {processes} = {sizes}")
         train = parsed.config.train
         rows = train.global_batch or train.micro_batch * train.accumulation * replicas
         lines.append(f"# rows per optimizer step: {rows}")

@@ -2,21 +2,33 @@
 
 Flags are spelled with `_`; `-` means the same. Most rename one key. The others translate their value: `--bf16` sets
 `model.dtype`, `--deepspeed zero3` chooses a backend and configures it. A setting whose name begins with `@` is not a
-key but a request, which `swift.config.requests` turns into keys once the whole configuration is known.
+key but a request, which `swift.config.requests` turns into keys once the whole configuration is known; one that begins
+with `?` is set unless the same command or file sets it otherwise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_args
 
+from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, Settings, Translation
+from swift.config.meanings import Refused
 from swift.config.other_programs import other_programs
+from swift.config.other_values import (
+    ATTENTION_ELSEWHERE,
+    DEVICES_ELSEWHERE,
+    LOSS_SCALES_ELSEWHERE,
+    OPTIMIZERS_ELSEWHERE,
+    TUNERS_ELSEWHERE,
+)
 from swift.config.sections import Shape
 from swift.config.values import as_number, as_switch, coerce, quoted
 from swift.errors import ConfigError, did_you_mean
+from swift.plugins.discover import list_plugins
 
 RENAMED: dict[str, tuple[str, ...]] = {
     "model.path": ("model", "model_id", "model_id_or_path", "model_name_or_path"),
@@ -24,22 +36,22 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "model.random_weights": ("random_weights",),
     "model.chat_template": ("chat_template",),
     "model.trust_remote_code": ("trust_remote_code",),
-    "model.liger": ("use_liger_kernel",),
+    "model.liger": ("use_liger_kernel", "enable_liger_kernel"),
     "model.task": ("task_type",),
     "model.num_labels": ("num_labels",),
     "data.train": ("dataset", "train_dataset"),
     "data.validation": ("val_dataset", "eval_dataset"),
     "data.split_ratio": ("split_dataset_ratio",),
     "data.columns": ("columns",),
-    "data.system": ("system",),
-    "data.max_length": ("max_length", "max_seq_length", "seq_length"),
+    "data.system": ("system", "default_system"),
+    "data.max_length": ("max_length", "max_seq_length", "seq_length", "model_max_length", "sequence_len"),
     "data.truncation": ("truncation_strategy",),
-    "data.packing": ("packing",),
+    "data.packing": ("packing", "neat_packing", "sample_packing"),
     "data.padding_free": ("padding_free",),
-    "data.shuffle": ("dataset_shuffle",),
+    "data.shuffle": ("dataset_shuffle", "train_dataloader_shuffle"),
     "data.streaming": ("streaming",),
     "data.strict": ("strict",),
-    "data.workers": ("dataset_num_proc",),
+    "data.workers": ("dataset_num_proc", "preprocessing_num_workers"),
     "tuner.rank": ("lora_rank", "lora_r"),
     "tuner.alpha": ("lora_alpha",),
     "tuner.dropout": ("lora_dropout",),
@@ -48,12 +60,9 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "tuner.dora": ("use_dora",),
     "tuner.rslora": ("use_rslora",),
     "tuner.lora_plus_ratio": ("lorap_lr_ratio", "loraplus_lr_ratio"),
-    "tuner.freeze": ("freeze_parameters",),
-    "tuner.train_only": ("trainable_parameters",),
     "tuner.adapter": ("adapters", "adapter"),
     "objective.name": ("objective", "rlhf_type"),
     "objective.beta": ("beta",),
-    "objective.loss": ("loss_type",),
     "objective.alpha": ("rpo_alpha", "cpo_alpha"),
     "objective.gamma": ("simpo_gamma",),
     "objective.desirable_weight": ("desirable_weight",),
@@ -70,7 +79,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "optim.max_grad_norm": ("max_grad_norm", "clip_grad"),
     "parallel.dp_replicate": ("dp_replicate",),
     "parallel.dp_shard": ("dp_shard",),
-    "parallel.tp": ("tp", "tensor_parallel_size", "tensor_model_parallel_size"),
+    "parallel.tp": ("tp", "tensor_parallel_size", "tensor_model_parallel_size", "deepspeed_autotp_size"),
     "parallel.pp": ("pp", "pipeline_parallel_size", "pipeline_model_parallel_size"),
     "parallel.vpp": ("vpp", "virtual_pipeline_model_parallel_size"),
     "parallel.cp": ("cp", "context_parallel_size"),
@@ -79,17 +88,17 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "parallel.sequence_parallel": ("sequence_parallel",),
     "parallel.ulysses": ("ulysses",),
     "train.epochs": ("num_train_epochs", "max_epochs", "epochs"),
-    "train.micro_batch": ("per_device_train_batch_size", "micro_batch_size"),
+    "train.micro_batch": ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size"),
     "train.accumulation": ("gradient_accumulation_steps",),
     "train.global_batch": ("global_batch_size",),
     "train.gradient_checkpointing": ("gradient_checkpointing",),
     "train.compile": ("torch_compile",),
     "train.seed": ("seed",),
     "train.eval_steps": ("eval_steps",),
-    "train.eval_batch": ("per_device_eval_batch_size",),
+    "train.eval_batch": ("per_device_eval_batch_size", "per_gpu_eval_batch_size", "eval_batch_size"),
     "train.metric_for_best": ("metric_for_best_model",),
     "train.greater_is_better": ("greater_is_better",),
-    "train.early_stopping": ("early_stopping", "early_stop_interval"),
+    "train.early_stopping": ("early_stopping", "early_stop_interval", "early_stopping_patience"),
     "checkpoint.save_steps": ("save_steps",),
     "checkpoint.keep": ("save_total_limit",),
     "checkpoint.asynchronous": ("async_save",),
@@ -103,9 +112,11 @@ RENAMED: dict[str, tuple[str, ...]] = {
 """Key → flags that set it to their value, as it is."""
 
 
-def _choice(choices: Mapping[str, Settings]) -> Translation:
+def _choice(choices: Mapping[str, Settings], refused: Mapping[str, Refused] | None = None) -> Translation:
     def translate(source: str, value: Any) -> Settings:
         name = str(value).lower()
+        if refused and name in refused:
+            refused[name].answer(source, value)
         if name not in choices:
             raise ConfigError(
                 f"{source} does not know {quoted(value)}.{did_you_mean(name, choices)}",
@@ -124,7 +135,72 @@ def _when_on(settings: Settings, otherwise: Settings | None = None) -> Translati
 
 
 def _deepspeed(_source: str, value: Any) -> Settings:
-    return {"backend.name": "deepspeed", "backend.config": value}
+    return {"backend.name": "deepspeed", "backend.config": _DEEPSPEED_PRESETS.get(value, value)}
+
+
+def _patterns(key: str) -> Translation:
+    """Let a name without `*` stand for all weights that begin with it, as in ms-swift."""
+
+    def translate(_source: str, value: Any) -> Settings:
+        names = value if isinstance(value, list | tuple) else (value,)
+        return {key: tuple(name if "*" in str(name) else f"{name}*" for name in names)}
+
+    return translate
+
+
+def _optimizer(source: str, value: Any) -> Settings:
+    """Take core's names, then installed plugins' names; of well-known others say that they are not there."""
+    name = str(value).lower()
+    if name in _OPTIMIZERS or not any(entry.name == str(value) for entry in list_plugins("swift.optimizers")):
+        return _choice(_OPTIMIZERS, OPTIMIZERS_ELSEWHERE)(source, value)
+    return {"optim.name": value}
+
+
+def _loss_type(source: str, value: Any) -> Settings:
+    if str(value).lower() in ("cross_entropy", "nll"):
+        return {NOTE: "is not needed: sft and pt take the cross entropy of the tokens that are learned."}
+    if str(value).lower() == "dft":
+        other_programs()["use_dft_loss"].answer(source, value)
+    return {"objective.loss": value}
+
+
+def _learn(text: str) -> Settings:
+    return {"data.loss_on": text}
+
+
+def _cutoff(_source: str, value: Any) -> Settings:
+    """Truncate, as LLaMA-Factory does, unless the user says what is to become of longer samples."""
+    return {"data.max_length": value, "?data.truncation": "right"}
+
+
+def _val_size(source: str, value: Any) -> Settings:
+    """Read a part of the data; LLaMA-Factory also takes a number of rows."""
+    try:
+        part = float(value)
+    except (TypeError, ValueError, OverflowError):
+        part = math.nan
+    if 0 <= part < 1:
+        return {"data.split_ratio": value}
+    raise ConfigError(
+        f"{source} takes the part of the data to hold out, from 0 to less than 1, not {quoted(value)}.",
+        hint="For example: --val_size 0.1, or rows of their own: --val_dataset FILE",
+    )
+
+
+def _text_field(_source: str, value: Any) -> Settings:
+    return (
+        {NOTE: "is not needed: 'text' is the column's name here too."}
+        if value == "text"
+        else {f"data.columns.{value}": "text"}
+    )
+
+
+def _thinking(source: str, value: Any) -> Settings:
+    return {"data.template_kwargs.enable_thinking": as_switch(value, source)}
+
+
+def _request(name: str) -> Translation:
+    return lambda _, value: {f"@{name}": value}
 
 
 def _max_steps(_source: str, value: Any) -> Settings:
@@ -171,6 +247,10 @@ def _warmup_steps(_source: str, value: Any) -> Settings:
     return {"optim.warmup_ratio" if part is not None and 0 < part < 1 else "optim.warmup_steps": value}
 
 
+_DEEPSPEED_PRESETS = {
+    **{f"zero{stage}_cpu_offload": f"zero{stage}_offload" for stage in (2, 3)},
+    **{f"default-zero{stage}": f"zero{stage}" for stage in (2, 3)},
+}
 _TRAIN_TYPES: dict[str, Settings] = {
     "full": {"tuner.kind": "full"},
     "lora": {"tuner.kind": "lora"},
@@ -189,7 +269,18 @@ _DTYPES: dict[str, Settings] = {
 }
 _ATTENTION: dict[str, Settings] = {
     name: {"model.attention": name} for name in ("auto", "flash_attention_2", "sdpa", "eager")
-} | {name: {"model.attention": "flash_attention_2"} for name in ("flash_attn", "flash_attn_2", "flash")}
+} | {name: {"model.attention": "flash_attention_2"} for name in ("flash_attn", "flash_attn_2", "flash", "fa2")}
+_FLASH: dict[str, Settings] = {
+    **_ATTENTION,
+    **dict.fromkeys(("true", "yes", "on", "1"), _ATTENTION["fa2"]),
+    **dict.fromkeys(("false", "no", "off", "0"), _ATTENTION["sdpa"]),
+    "disabled": _ATTENTION["eager"],
+}
+"""`--flash_attn` is a switch in ms-swift, and a kernel in LLaMA-Factory."""
+_DEVICES: dict[str, Settings] = {
+    **{name: {"backend.device": name} for name in ("auto", "cpu", "cuda")},
+    "gpu": {"backend.device": "cuda"},
+}
 _FSDP_PRESETS: dict[str, Settings] = {
     "fsdp": {"backend.name": "fsdp"},
     "fsdp_offload": {"backend.name": "fsdp", "backend.offload": True},
@@ -220,7 +311,7 @@ _DECAY_STYLES: dict[str, Settings] = {
 _STATEFUL = ("reduce_lr_on_plateau", "greedy")
 """Schedules of transformers that follow the losses."""
 _OPTIMIZERS: dict[str, Settings] = {
-    **{name: {"optim.name": "adamw"} for name in ("adamw", "adamw_torch", "adamw_torch_fused")},
+    **{name: {"optim.name": "adamw"} for name in ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adam")},
     **{name: {"optim.name": "adamw_8bit"} for name in ("adamw_8bit", "adamw_bnb_8bit")},
     "adafactor": {"optim.name": "adafactor"},
 }
@@ -231,20 +322,41 @@ _LOSS_SCALES: dict[str, Settings] = {
 }
 
 _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
-    (("model_type",), "model.path", "value", lambda _, value: {"@model_type": value}),
+    (("model_type",), "model.path", "value", _request("model_type")),
     (("torch_dtype", "dtype"), "model.dtype", "value", _choice(_DTYPES)),
-    (("bf16",), "model.dtype", "switch", _when_on({"model.dtype": "bfloat16"})),
-    (("fp16", "use_fp16"), "model.dtype", "switch", _when_on({"model.dtype": "float16"})),
-    (("attn_impl", "attn_implementation"), "model.attention", "value", _choice(_ATTENTION)),
+    (("bf16",), "model.dtype", "switch", _when_on({"model.dtype": "bfloat16"}, {"@no_bf16": True})),
+    (("fp16", "use_fp16"), "model.dtype", "switch", _when_on({"model.dtype": "float16"}, {"@no_fp16": True})),
     (
-        ("use_flash_attn", "flash_attn"),
+        ("attn_impl", "attn_implementation"),
         "model.attention",
-        "switch",
-        _when_on({"model.attention": "flash_attention_2"}, {"model.attention": "sdpa"}),
+        "value",
+        _choice(_ATTENTION, ATTENTION_ELSEWHERE),
     ),
-    (("loss_scale",), "data.loss_on", "value", _choice(_LOSS_SCALES)),
-    (("train_type", "tuner_type", "sft_type"), "tuner.kind", "value", _choice(_TRAIN_TYPES)),
-    (("optimizer", "optim"), "optim.name", "value", _choice(_OPTIMIZERS)),
+    (("use_flash_attn", "flash_attn"), "model.attention", "optional", _choice(_FLASH, ATTENTION_ELSEWHERE)),
+    (("use_cpu", "no_cuda"), "backend.device", "switch", _when_on({"backend.device": "cpu"})),
+    (("device",), "backend.device", "value", _choice(_DEVICES, DEVICES_ELSEWHERE)),
+    (("cutoff_len",), "data.max_length", "value", _cutoff),
+    (("packing_length",), "data.max_length", "value", _request("packing_length")),
+    (("val_size",), "data.split_ratio", "value", _val_size),
+    (("max_samples",), "data.train", "value", _request("max_samples")),
+    (("dataset_text_field",), "data.columns", "value", _text_field),
+    (("enable_thinking",), "data.template_kwargs", "switch", _thinking),
+    (("completion_only_loss",), "data.loss_on", "switch", _when_on(_learn("last_round"), {"?data.loss_on": "all"})),
+    (("assistant_only_loss",), "data.loss_on", "switch", _when_on(_learn("assistant"), {"?data.loss_on": "all"})),
+    (("train_on_inputs", "train_on_prompt"), "data.loss_on", "switch", _when_on(_learn("all"))),
+    (("mask_history",), "data.loss_on", "switch", _when_on(_learn("last_round"))),
+    (("freeze_parameters",), "tuner.freeze", "list", _patterns("tuner.freeze")),
+    (("trainable_parameters",), "tuner.train_only", "list", _patterns("tuner.train_only")),
+    (("loss_type",), "objective.loss", "value", _loss_type),
+    (("data_seed",), "train.seed", "value", _request("data_seed")),
+    (("loss_scale",), "data.loss_on", "value", _choice(_LOSS_SCALES, LOSS_SCALES_ELSEWHERE)),
+    (
+        ("train_type", "tuner_type", "sft_type", "finetuning_type"),
+        "tuner.kind",
+        "value",
+        _choice(_TRAIN_TYPES, TUNERS_ELSEWHERE),
+    ),
+    (("optimizer", "optim"), "optim.name", "value", _optimizer),
     (("lr_scheduler_type", "lr_scheduler"), "optim.schedule", "value", _schedule),
     (("lr_decay_style",), "optim.schedule", "value", _choice(_DECAY_STYLES)),
     (("lr_scheduler_kwargs",), "optim.schedule_options", "mapping", _schedule_options),
@@ -253,7 +365,7 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
         ("sequence_parallel_size",),
         "parallel.sequence_parallel",
         "value",
-        lambda _, value: {"@sequence_parallel_size": value},
+        _request("sequence_parallel_size"),
     ),
     (("max_steps", "train_iters"), "train.max_steps", "value", _max_steps),
     (("resume_from_checkpoint", "resume"), "checkpoint.resume", "optional", _resume),
@@ -270,7 +382,9 @@ OPEN_SECTIONS = ("backend", "objective", "optim", "tuner")
 """Sections whose other keys belong to a plugin."""
 VERB_OBJECTIVES = {"pt": "pt", "sft": "sft"}
 """Verbs that stand for one objective. `rlhf` takes any of preference learning, `train` takes any."""
-ABOUT_COMMAND: dict[str, Arity] = {"config": "value", "nproc": "value", "nproc_per_node": "value"}
+MACHINES = ("nnodes", "node_rank", "master_addr", "master_port")
+"""Flags of torchrun that say what environment variables of these names say."""
+ABOUT_COMMAND: dict[str, Arity] = dict.fromkeys(("config", "nproc", "nproc_per_node", *MACHINES), "value")
 """Flags that are about the command, not about the configuration."""
 
 

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swift.config.flags import Flag, FlagTable, Settings
+from swift.config.flags import Flag, FlagTable, Settings, nearest_flag
 from swift.config.values import coerce, literal, quoted
-from swift.errors import ConfigError, did_you_mean
+from swift.errors import ConfigError
+
+NOTE = "@note"
+"""In settings: not a key, but what to tell the user about the flag, as the end of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Draft:
         self.assignments: dict[str, Assignment] = {}
         self.notes: list[str] = []
         """What the user should hear about flags that set nothing."""
+        self._unless_set: dict[str, Assignment] = {}
         self._table = table
 
     def set(self, key: str, value: Any, source: str) -> None:
@@ -48,11 +52,24 @@ class Draft:
     def apply(self, settings: Settings, source: str) -> None:
         """Set several keys that one flag stands for."""
         for key, value in settings.items():
-            self.set(key, value, source)
+            if key == NOTE:
+                self.notes.append(f"{source} {value}")
+            elif key.startswith("?"):
+                self._unless_set[key.removeprefix("?")] = Assignment(value, source)
+            else:
+                self.set(key, value, source)
+
+    def finish(self) -> None:
+        """Set what flags imply where this layer does not set it otherwise."""
+        for key, implied in self._unless_set.items():
+            if key not in self.assignments:
+                self.set(key, implied.value, implied.source)
+                self.notes.append(f"{implied.source}: {key} is {implied.value}, unless you set it.")
+        self._unless_set.clear()
 
     def add_flag(self, flag: Flag) -> None:
         """Add one flag of the command line: an alias, or a key. Lists of several names are joined."""
-        if flag.name in self._table.elsewhere:
+        if flag.arity == "words":
             self.notes.append(self._table.elsewhere[flag.name].answer(flag.typed, flag.value))
             return
         alias = self._table.aliases.get(flag.name)
@@ -102,8 +119,9 @@ class Draft:
         elif key in table.fields or key.partition(".")[0] in table.open_sections or table.mapping_of(key):
             self.set(key, value, source)
         else:
-            known = [*table.sections, *table.fields, *table.aliases]
-            raise ConfigError(f"{source}: there is no key {quoted(name)}.{did_you_mean(name, known)}")
+            meant = nearest_flag(key, [*table.sections, *table.fields, *table.aliases])
+            suggestion = f" Did you mean {meant!r}?" if meant else ""
+            raise ConfigError(f"{source}: there is no key {quoted(name)}.{suggestion}")
 
 
 def source_of(assignments: Mapping[str, Assignment], key: str) -> str:

@@ -6,12 +6,14 @@ every flag; a flag that is given twice takes the last value, unless it takes a l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from swift.config.values import looks_like_switch, quoted
-from swift.errors import ConfigError, did_you_mean
+from swift.config.values import as_switch, looks_like_switch, quoted
+from swift.errors import ConfigError
 
 if TYPE_CHECKING:
     from swift.config.fields import Field
@@ -97,10 +99,45 @@ class FlagTable:
         """Return the error for a flag that nobody knows, with the nearest one."""
         name = self.name(typed)
         names = (*self.aliases, *self.fields)
-        leaves = [f"--{key}" for key in names if key == name or key.endswith(f".{name}")]
-        known = [f"--{flag}" for flag in (*names, *self.about_command)]
-        suggestion = f" Did you mean {leaves[0]!r}?" if leaves else did_you_mean(f"--{name}", known)
+        leaves = [key for key in names if key == name or key.endswith(f".{name}")]
+        short = None if typed.startswith("--") else _SHORT.get(name)
+        meant = (short if short in names else None) or (leaves[0] if leaves else None)
+        meant = meant or nearest_flag(name, (*names, *self.about_command))
+        suggestion = f" Did you mean '--{meant}'?" if meant else ""
         return ConfigError(f"Unknown flag {typed}.{suggestion}", hint=f"All flags: {self.help_command}")
+
+    def negated(self, name: str) -> str | None:
+        """Return the switch that `no_NAME` turns off; None where there is none."""
+        switch = name.removeprefix("no_")
+        return switch if switch != name and self.arity(switch) == "switch" else None
+
+
+_SHORT = {"m": "model", "d": "dataset", "o": "output_dir", "c": "config", "n": "nproc"}
+"""Letter → flag that other programs shorten to it."""
+
+
+def nearest_flag(name: str, flags: Iterable[str]) -> str | None:
+    """Return the flag that `name` is a slip of: spelled nearly the same, or made of mostly the same words.
+
+    A guess that shares no more than a common word, such as `type` or `steps`, would lead astray.
+    """
+    known = list(flags)
+    for flag in difflib.get_close_matches(name, known, n=3, cutoff=0.6):
+        alike = difflib.SequenceMatcher(None, name, flag).ratio()
+        if alike >= _SLIP or _shared_words(name, flag) >= _MOST_WORDS:
+            return flag
+    return None
+
+
+_SLIP = 0.85
+_MOST_WORDS = 2 / 3
+
+
+def _shared_words(one: str, other: str) -> float:
+    """Return how much of the words of two flags is shared; words that differ by a letter or two are the same."""
+    words, others = re.split(r"[._]", one), re.split(r"[._]", other)
+    shared = sum(bool(difflib.get_close_matches(word, others, n=1, cutoff=0.75)) for word in words)
+    return shared / max(len(words), len(others))
 
 
 @dataclass(frozen=True)
@@ -138,6 +175,12 @@ def read_flags(argv: Sequence[str], table: FlagTable) -> CommandLine:
         name = table.name(typed)
         arity = table.arity(name)
         if name in table.ignored:
+            continue
+        switch = table.negated(name) if arity is None else None
+        if switch is not None:
+            given = [value] if joined else group[1:2]
+            line.words.extend(_strays(typed, given, group[1:] if joined else group[2:], table))
+            _add(line, Flag(typed, switch, "switch", not as_switch(given[0], typed) if given else False))
             continue
         if arity is None:
             if not table.passes_on:

@@ -51,10 +51,12 @@ class Refused:
     """A sentence."""
     hint: str
     """What to type instead."""
+    secret: bool = False
+    """Whether the value must not be shown."""
 
     def answer(self, source: str, value: Any) -> str:
         """Raise `ConfigError`."""
-        raise _refusal(source, value, self.reason, self.hint)
+        raise _refusal(source, True if self.secret else value, self.reason, self.hint)
 
 
 Meaning = NotNeeded | Default | Refused
@@ -71,7 +73,7 @@ def _refusal(source: str, value: Any, reason: str, hint: str) -> ConfigError:
 
 def _typed(source: str, value: Any) -> str:
     """Return a flag with its value as it was typed; of a line of a file, its place and the value."""
-    if value is True and source.startswith("--"):
+    if value is True:
         return source
     values = value if isinstance(value, tuple | list) else (value,)
     text = " ".join(str(each).lower() if isinstance(each, bool) else str(each) for each in values)

@@ -7,14 +7,14 @@ the keys that are its own. A YAML file is outranked by flags.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from swift.config.aliases import VERB_OBJECTIVES, training_flags
+from swift.config.aliases import MACHINES, VERB_OBJECTIVES, training_flags
 from swift.config.capabilities import check_capabilities
 from swift.config.draft import Assignment, Draft, merge, nest, source_of
 from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
@@ -22,7 +22,7 @@ from swift.config.files import read_yaml
 from swift.config.flags import Flag, read_flags
 from swift.config.limits import MOST_PROCESSES
 from swift.config.problems import config_error, subject
-from swift.config.requests import settle
+from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
 from swift.config.sections import Config, OpenSection
 from swift.config.tasks import check_task
@@ -49,6 +49,8 @@ class Parsed:
     """What the user should hear before the run."""
     nproc: int | None = None
     """Processes to start on this machine; None when no flag says it."""
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that flags set about the other machines of the run, such as NNODES."""
 
 
 def parse(argv: Sequence[str], verb: str, *, complete: bool = True) -> Parsed:
@@ -65,7 +67,11 @@ def parse(argv: Sequence[str], verb: str, *, complete: bool = True) -> Parsed:
     parsed = _resolve([file, layer], verb, _count(nproc.value, nproc.typed) if nproc else None, line.notes)
     if complete:
         _check_complete(parsed.config, verb)
-    return parsed
+    machines = {name.upper(): str(line.flags[name].value) for name in MACHINES if name in line.flags}
+    if machines and "NNODES" not in machines:
+        typed = " and ".join(f"--{name.lower()}" for name in machines)
+        parsed.notes.append(f"{typed} only counts with --nnodes: on one machine swift finds a free port itself.")
+    return replace(parsed, machines=machines)
 
 
 def config_from_mapping(mapping: Mapping[str, Any], verb: str = "train", *, source: str = "arguments") -> Parsed:
@@ -123,6 +129,9 @@ def _count(value: Any, source: str) -> int:
 
 
 def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]) -> Parsed:
+    for layer in layers:
+        layer.finish()
+        settle_layer(layer)
     merged = merge(layers)
     notes = [*notes, *(note for layer in layers for note in layer.notes), *settle(merged)]
     _name_objective(merged, verb, notes)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from swift.config.draft import Assignment
+from swift.config.draft import Assignment, Draft
+from swift.config.fields import core_fields
 from swift.config.values import quoted
 from swift.errors import ConfigError
 
 Merged = dict[str, Assignment]
+_LIMITED = re.compile(r"#\d+$")
 
 
 def settle(merged: Merged) -> list[str]:
@@ -17,7 +20,35 @@ def settle(merged: Merged) -> list[str]:
     _model_type(merged, notes)
     _sequence_parallel_size(merged, notes)
     _min_lr(merged)
+    _packing_length(merged)
+    _max_samples(merged)
+    _data_seed(merged, notes)
     return notes
+
+
+def settle_layer(layer: Draft) -> None:
+    """Replace requests whose meaning depends on other flags of the same layer alone: `--bf16 false`."""
+    off = {
+        name: layer.assignments.pop(f"@no_{short}", None) for name, short in (("bfloat16", "bf16"), ("float16", "fp16"))
+    }
+    typed = layer.assignments.get("model.dtype")
+    refused = off.get(str(typed.value)) if typed else None
+    if typed and refused:
+        raise ConfigError(
+            f"{refused.source} false and {typed.source} contradict each other: one refuses {typed.value} and the other "
+            "asks for it.",
+            hint="Keep one of them.",
+        )
+    if typed or not any(off.values()):
+        return
+    bf16, fp16 = off["bfloat16"], off["float16"]
+    if bf16 is None:
+        assert fp16 is not None
+        layer.notes.append(f"{fp16.source} false is the default: float16 is only taken when it is asked for.")
+        return
+    layer.set("model.dtype", "float32", bf16.source)
+    both = f"{bf16.source} false and {fp16.source} false mean" if fp16 else f"{bf16.source} false means"
+    layer.notes.append(f"{both} float32 (model.dtype); for float16 type --fp16 true.")
 
 
 def _value(merged: Merged, key: str, default: Any) -> Any:
@@ -76,3 +107,43 @@ def _whole(assignment: Assignment) -> int:
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise ConfigError(f"{assignment.source} takes a whole number from 1, not {quoted(assignment.value)}.")
     return int(text)
+
+
+def _packing_length(merged: Merged) -> None:
+    """Take the size of a pack for `data.max_length`, which is that of a sample too."""
+    request = merged.pop("@packing_length", None)
+    if request is None:
+        return
+    longest = merged.setdefault("data.max_length", request)
+    if str(longest.value) != str(request.value):
+        raise ConfigError(
+            f"{request.source} {request.value} and {longest.source} {longest.value} differ, and a pack is as long as "
+            "the longest sample may be.",
+            hint=f"Type only --max_length {request.value}",
+        )
+
+
+def _max_samples(merged: Merged) -> None:
+    """Take the first N rows of each data set, except where `#N` is typed."""
+    request = merged.pop("@max_samples", None)
+    if request is None or str(request.value).lower() in ("-1", "none", "null"):
+        return
+    rows = _whole(request)
+    for key in ("data.train", "data.validation"):
+        names = merged.get(key)
+        if names is not None:
+            limited = tuple(name if _LIMITED.search(str(name)) else f"{name}#{rows}" for name in names.value)
+            merged[key] = Assignment(limited, names.source)
+
+
+def _data_seed(merged: Merged, notes: list[str]) -> None:
+    request = merged.pop("@data_seed", None)
+    if request is None or str(request.value).lower() in ("none", "null"):
+        return
+    seed = _value(merged, "train.seed", core_fields()["train.seed"].default)
+    if str(seed) != str(request.value):
+        raise ConfigError(
+            f"{request.source} {request.value} is not possible: one seed draws everything, and it is {seed}.",
+            hint=f"Type --seed {request.value}",
+        )
+    notes.append(f"{request.source} {request.value} is not needed: --seed also decides the order of the data.")

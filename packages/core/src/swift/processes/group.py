@@ -3,12 +3,13 @@
 The first that is there decides:
 
 1. `RANK` and `LOCAL_RANK`: `torchrun`, `deepspeed` or swift itself started this very process. It joins.
-2. `PET_NNODES`: Kubeflow's training operator and Trainer tell each pod what `torchrun` would want to know.
-3. `MASTER_ADDR`, `RANK` and `WORLD_SIZE`: an older `PyTorchJob`, or anything that sets them once per machine.
-4. `SLURM_STEP_NUM_TASKS`: `srun` started several tasks. (`SLURM_NTASKS` is no sign of that: Slurm sets it in the
+2. `NNODES` and `NODE_RANK`: how ms-swift is started on several machines, once on each; or the flags of these names.
+3. `PET_NNODES`: Kubeflow's training operator and Trainer tell each pod what `torchrun` would want to know.
+4. `MASTER_ADDR`, `RANK` and `WORLD_SIZE`: an older `PyTorchJob`, or anything that sets them once per machine.
+5. `SLURM_STEP_NUM_TASKS`: `srun` started several tasks. (`SLURM_NTASKS` is no sign of that: Slurm sets it in the
    batch script too, where one process runs.)
 
-In 2 to 4 each place joins as one process, or starts several of its own with `--nproc N`.
+In 2 to 5 each place joins as one process, or starts several of its own with `--nproc N` or `NPROC_PER_NODE=N`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from swift.config.limits import MOST_PROCESSES
 from swift.contracts import World
 from swift.errors import ConfigError
 
@@ -59,8 +61,27 @@ def find_group(environment: Mapping[str, str], nproc: int | None = None) -> Grou
     if {"RANK", "LOCAL_RANK"} <= environment.keys():
         _check_member(environment, nproc)
         return Group()
-    group = _operator(environment, nproc) or _by_machine(environment, nproc) or _slurm(environment, nproc)
-    return group or Group(processes=nproc or 1)
+    nproc = nproc or wanted_processes(environment)
+    for scheduler in (_numbered, _operator, _by_machine, _slurm):
+        group = scheduler(environment, nproc)
+        if group is not None:
+            return group
+    return Group(processes=nproc or 1)
+
+
+def wanted_processes(environment: Mapping[str, str]) -> int | None:
+    """Return how many processes `NPROC_PER_NODE` asks for on each machine; None where it is not set."""
+    if not environment.get("NPROC_PER_NODE"):
+        return None
+    return _processes(environment, "NPROC_PER_NODE")
+
+
+def wanted_machines(environment: Mapping[str, str]) -> int:
+    """Return how many machines `NNODES` asks for."""
+    machines = _number(environment, "NNODES", 1) if environment.get("NNODES") else 1
+    if machines < 1:
+        raise ConfigError("NNODES is 0, and a run takes at least one machine.", hint="unset NNODES")
+    return machines
 
 
 def join(group: Group, environment: MutableMapping[str, str]) -> None:
@@ -152,18 +173,51 @@ def _operator(environment: Mapping[str, str], nproc: int | None) -> Group | None
         rank=_number(environment, "PET_NODE_RANK", _number(environment, "RANK", 0)),
         address=address or "localhost",
         port=_number(environment, "PET_MASTER_PORT", _number(environment, "MASTER_PORT", PORT)),
-        processes=nproc or _wanted_per_pod(environment),
+        processes=nproc or _processes(environment, "PET_NPROC_PER_NODE"),
     )
 
 
-def _wanted_per_pod(environment: Mapping[str, str]) -> int:
-    """`nprocPerNode` of the job. `auto`, its default, is one per GPU."""
-    wanted = environment.get("PET_NPROC_PER_NODE", "1")
-    if wanted in ("auto", "gpu"):
+def _processes(environment: Mapping[str, str], name: str) -> int:
+    """Return how many processes a variable asks for. `auto`, the default of Kubeflow's jobs, is one per GPU."""
+    if environment.get(name) in ("auto", "gpu"):
         import torch
 
         return max(1, torch.cuda.device_count())
-    return _number(environment, "PET_NPROC_PER_NODE", 1)
+    wanted = _number(environment, name, 1)
+    if not 1 <= wanted <= MOST_PROCESSES:
+        raise ConfigError(
+            f"The environment variable {name} should be a number of processes from 1 to {MOST_PROCESSES}, and is "
+            f"{wanted}.",
+            hint=f"For example: {name}=2, or take it away: unset {name}",
+        )
+    return wanted
+
+
+def _numbered(environment: Mapping[str, str], nproc: int | None) -> Group | None:
+    """Return the group of machines that are numbered by hand: `NNODES=2 NODE_RANK=0 MASTER_ADDR=... swift sft`."""
+    machines = wanted_machines(environment)
+    if machines == 1:
+        return None
+    missing = [name for name in ("NODE_RANK", "MASTER_ADDR") if not environment.get(name)]
+    if missing:
+        raise ConfigError(
+            f"NNODES is {machines}, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set.",
+            hint=f"On each machine: NNODES={machines} NODE_RANK=<0 to {machines - 1}> MASTER_ADDR=<the first machine> "
+            "MASTER_PORT=29500 NPROC_PER_NODE=<its GPUs> swift ...",
+        )
+    rank = _number(environment, "NODE_RANK")
+    if rank >= machines:
+        raise ConfigError(
+            f"NODE_RANK is {rank}, and {machines} machines (NNODES) are numbered from 0 to {machines - 1}.",
+            hint="Give each machine a number of its own, and the one at MASTER_ADDR 0.",
+        )
+    return Group(
+        size=machines,
+        rank=rank,
+        address=environment["MASTER_ADDR"],
+        port=_number(environment, "MASTER_PORT", PORT),
+        processes=nproc or 1,
+    )
 
 
 def _by_machine(environment: Mapping[str, str], nproc: int | None) -> Group | None:

@@ -1,0 +1,80 @@
+"""Values of known flags that other programs take and swift does not, and why."""
+
+from __future__ import annotations
+
+from swift.config.meanings import Refused
+
+_KERNELS = "Type --attn_impl flash_attn (FlashAttention 2), or leave it out for the fastest that this machine has."
+_OPTIMIZERS = (
+    "Type --optim adamw, adamw_8bit or adafactor; a plugin can bring another: docs/how-to/write-an-optimizer.md"
+)
+_TUNERS = (
+    "Type --train_type lora (or dora, rslora, qlora) or full; a plugin can bring another: docs/how-to/write-a-tuner.md"
+)
+_NO_OPTIMIZER = Refused("this optimizer is not implemented.", _OPTIMIZERS)
+
+ATTENTION_ELSEWHERE = {
+    **dict.fromkeys(
+        ("flash_attention_3", "flash_attn_3", "fa3"), Refused("FlashAttention 3 is not supported.", _KERNELS)
+    ),
+    **dict.fromkeys(("flex_attention", "xformers"), Refused("this attention kernel is not supported.", _KERNELS)),
+}
+DEVICES_ELSEWHERE = {
+    name: Refused(
+        "GPUs are not chosen by number here.",
+        f"Set CUDA_VISIBLE_DEVICES={name.rpartition(':')[2]} in front of the command.",
+    )
+    for name in (f"cuda:{number}" for number in range(16))
+} | dict.fromkeys(("mps", "npu", "xpu"), Refused("swift trains on CUDA GPUs and on the CPU.", "Type --device cpu"))
+LOSS_SCALES_ELSEWHERE = {
+    **dict.fromkeys(
+        ("react", "hermes", "qwen", "agentflan", "alpha_umi"),
+        Refused(
+            "parts of an answer all weigh the same; a loss scale for agents is not implemented.",
+            "Type --loss_scale default to learn all answers, or last_round for the last one.",
+        ),
+    ),
+    **dict.fromkeys(
+        ("ignore_empty_think", "default+ignore_empty_think", "last_round+ignore_empty_think"),
+        Refused(
+            "empty <think> blocks are learned like any other text of an answer.",
+            "Type --loss_scale default, and take such blocks out of the data.",
+        ),
+    ),
+}
+OPTIMIZERS_ELSEWHERE = {
+    **dict.fromkeys(
+        ("paged_adamw", "paged_adamw_8bit", "paged_adamw_32bit", "paged_lion_8bit", "paged_lion_32bit"),
+        Refused(
+            "optimizer states that are paged to the CPU are not implemented.",
+            "Type --optim adamw_8bit for small states on the GPU, or keep them on the CPU: --deepspeed zero2_offload",
+        ),
+    ),
+    **dict.fromkeys(
+        (
+            "muon", "lion", "lion_8bit", "lion_32bit", "sgd", "rmsprop", "adagrad", "adalomo", "lomo", "grokadamw",
+            "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "q_galore_adamw8bit", "apollo_adamw",
+            "schedule_free_adamw", "schedule_free_sgd", "ademamix", "ademamix_8bit", "adamw_anyprecision",
+            "adamw_apex_fused", "adam_mini", "came_pytorch", "stable_adamw", "dion",
+        ),
+        _NO_OPTIMIZER,
+    ),
+}  # fmt: skip
+TUNERS_ELSEWHERE = {
+    **dict.fromkeys(
+        (
+            "longlora", "adalora", "ia3", "vera", "vblora", "oft", "boft", "bone", "fourierft", "reft", "llamapro",
+            "adapter", "loha", "lokr", "prompt", "prefix", "lora_ga",
+        ),
+        Refused("this tuner is not implemented.", _TUNERS),
+    ),
+    "freeze": Refused(
+        "there is no tuner of this name; some of the weights are trained by --train_type full and patterns.",
+        "Type --train_type full --trainable_parameters 'model.layers.27.*' 'lm_head.*'",
+    ),
+    **dict.fromkeys(
+        ("grpo", "ppo"),
+        Refused("learning from rewards is not implemented.", "From pairs: swift rlhf --rlhf_type dpo"),
+    ),
+    "rm": Refused("a reward model is a head here.", "See docs/how-to/heads.md: --task_type reward"),
+}  # fmt: skip
