@@ -26,7 +26,7 @@ from swift.config.other_values import (
     TUNERS_ELSEWHERE,
 )
 from swift.config.sections import Shape
-from swift.config.values import as_number, as_switch, coerce, quoted
+from swift.config.values import as_number, as_switch, coerce, divided, quoted
 from swift.errors import ConfigError, did_you_mean
 from swift.plugins.discover import list_plugins
 
@@ -214,7 +214,7 @@ def _resume(_source: str, value: Any) -> Settings:
 
 def _report_to(_source: str, value: Any) -> Settings:
     """`tensorboard` adds to what every run writes; `none` leaves only that."""
-    names = list(value) if isinstance(value, list | tuple) else [value]
+    names = [name for each in (value if isinstance(value, list | tuple) else [value]) for name in divided(each)]
     if names == ["all"]:
         return {}
     always = ("console", "jsonl", "report")

@@ -115,7 +115,8 @@ class Draft:
             self.apply(alias.translate(source, value), source)
         elif key in table.elsewhere:
             if value is not None:
-                self.notes.append(table.elsewhere[key].answer(source, value))
+                named = source if name in source else f"{source}: {name}"
+                self.notes.append(table.elsewhere[key].answer(named, value))
         elif key in table.fields or key.partition(".")[0] in table.open_sections or table.mapping_of(key):
             self.set(key, value, source)
         else:

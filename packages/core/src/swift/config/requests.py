@@ -105,7 +105,10 @@ def _min_lr(merged: Merged) -> None:
 def _whole(assignment: Assignment) -> int:
     text = quoted(assignment.value).strip("'")
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
-        raise ConfigError(f"{assignment.source} takes a whole number from 1, not {quoted(assignment.value)}.")
+        raise ConfigError(
+            f"{assignment.source} takes a whole number from 1, not {quoted(assignment.value)}.",
+            hint=f"For example: {assignment.source} 8",
+        )
     return int(text)
 
 

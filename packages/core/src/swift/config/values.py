@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import ConfigError
@@ -17,6 +18,8 @@ _MAY_BE_EMPTY = ("data.system",)
 """Optional keys for which a script may have nothing to say: `--system "$SYSTEM"`."""
 
 
+_COMMAS = re.compile(r"[^,()\[\]{}]+(,[^,()\[\]{}]+)+,?|[^,()\[\]{}]+,")
+"""`a,b`, but not `[a,b]*` or `layers.{1,2}`."""
 _OBJECT = re.compile(r"\{.*\}")
 """The example in the description of a mapping."""
 
@@ -82,16 +85,32 @@ def coerce(field: Field, value: Any, source: str) -> Any:
         # One word of a command line may be a JSON list of several; `[ab]*` is a pattern.
         one = value[0] if len(value) == 1 else None
         value = one if isinstance(one, str) and one.startswith('["') else tuple(value)
+    if field.kind == "list" and isinstance(value, tuple):
+        return tuple(part for each in value for part in divided(each))
     if not isinstance(value, str):
         return value
     if field.optional and (value.lower() in ("none", "null") or (value == "" and field.key in _MAY_BE_EMPTY)):
         return None
     if field.kind == "list":
-        return tuple(_json(value, list, source, '["a", "b"]')) if value.startswith("[") else (value,)
+        return tuple(_json(value, list, source, '["a", "b"]')) if value.startswith("[") else tuple(divided(value))
     if field.kind == "mapping":
         described = _OBJECT.search(field.description)
         return _json(value, dict, source, f"'{described[0]}'" if described else '\'{"name": "value"}\'')
     return as_switch(value, source) if field.kind == "switch" else value
+
+
+def divided(value: Any) -> list[Any]:
+    """Return the parts of a list written with commas; a file of that very name is one part, and so is a pattern."""
+    if not isinstance(value, str) or not _COMMAS.fullmatch(value) or _is_file(value):
+        return [value]
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # too long for a name
+        return False
 
 
 def _json(text: str, shape: type, source: str, example: str) -> Any:

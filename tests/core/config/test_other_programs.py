@@ -1,0 +1,386 @@
+"""Command lines as users of other programs type them: each works, goes on with a note, or is refused with a way out."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift.config.aliases import aliases, training_flags
+from swift.config.fields import core_fields
+from swift.config.flags import nearest_flag
+from swift.config.meanings import Default, NotNeeded, Refused
+from swift.config.other_programs import TOPICS, other_program, other_programs
+from swift.config.parse import Parsed, config_from_mapping, parse
+from swift.errors import UsageError
+
+BASE = "--model m --dataset d"
+
+
+def parsed(line: str, verb: str = "sft") -> Parsed:
+    return parse(shlex.split(f"{BASE} {line}"), verb)
+
+
+def value(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config[part] if isinstance(config, dict) else getattr(config, part)
+    return config
+
+
+SETS: list[tuple[str, dict[str, Any]]] = [
+    ("--bf16 false", {"model.dtype": "float32"}),
+    ("--bf16 false --fp16 false", {"model.dtype": "float32"}),
+    ("--bf16 false --fp16 true", {"model.dtype": "float16"}),
+    ("--bf16 False --torch_dtype float16", {"model.dtype": "float16"}),
+    ("--fp16 false", {"model.dtype": "auto"}),
+    ("--bf16 true --fp16 false", {"model.dtype": "bfloat16"}),
+    ("--flash_attn fa2", {"model.attention": "flash_attention_2"}),
+    ("--flash_attn auto", {"model.attention": "auto"}),
+    ("--flash_attn sdpa", {"model.attention": "sdpa"}),
+    ("--flash_attn disabled", {"model.attention": "eager"}),
+    ("--flash_attn false", {"model.attention": "sdpa"}),
+    ("--flash_attn", {"model.attention": "flash_attention_2"}),
+    ("--use_flash_attn true", {"model.attention": "flash_attention_2"}),
+    ("--enable_liger_kernel true", {"model.liger": True}),
+    ("--use_cpu", {"backend.device": "cpu"}),
+    ("--no_cuda true", {"backend.device": "cpu"}),
+    ("--device cpu", {"backend.device": "cpu"}),
+    ("--default_system 'Be brief.'", {"data.system": "Be brief."}),
+    ("--cutoff_len 1024", {"data.max_length": 1024, "data.truncation": "right"}),
+    ("--cutoff_len 1024 --truncation_strategy delete", {"data.truncation": "delete"}),
+    ("--sequence_len 1024", {"data.max_length": 1024, "data.truncation": "delete"}),
+    ("--model_max_length 1024", {"data.max_length": 1024}),
+    ("--packing_length 4096", {"data.max_length": 4096}),
+    ("--packing_length 4096 --max_length 4096", {"data.max_length": 4096}),
+    ("--neat_packing true", {"data.packing": True}),
+    ("--sample_packing true", {"data.packing": True}),
+    ("--no-packing", {"data.packing": False}),
+    ("--no_packing", {"data.packing": False}),
+    ("--no_packing false", {"data.packing": True}),
+    ("--no_dataset_shuffle", {"data.shuffle": False}),
+    ("--val_size 0.1", {"data.split_ratio": 0.1}),
+    ("--max_samples 10", {"data.train": ("d#10",)}),
+    ("--max_samples 10 --dataset e#5 --val_dataset v", {"data.train": ("d#10", "e#5"), "data.validation": ("v#10",)}),
+    ("--dataset a.jsonl,b.jsonl", {"data.train": ("d", "a.jsonl", "b.jsonl")}),
+    ("--train_dataloader_shuffle false", {"data.shuffle": False}),
+    ("--preprocessing_num_workers 4", {"data.workers": 4}),
+    ("--dataset_text_field body", {"data.columns": {"body": "text"}}),
+    ("--enable_thinking false", {"data.template_kwargs": {"enable_thinking": False}}),
+    ("--completion_only_loss true", {"data.loss_on": "last_round"}),
+    ("--completion_only_loss false", {"data.loss_on": "all"}),
+    ("--completion_only_loss true --assistant_only_loss false", {"data.loss_on": "last_round"}),
+    ("--assistant_only_loss true", {"data.loss_on": "assistant"}),
+    ("--train_on_inputs false", {"data.loss_on": "auto"}),
+    ("--train_on_inputs true", {"data.loss_on": "all"}),
+    ("--train_on_prompt true", {"data.loss_on": "all"}),
+    ("--mask_history true", {"data.loss_on": "last_round"}),
+    ("--finetuning_type full", {"tuner.kind": "full"}),
+    ("--finetuning_type lora", {"tuner.kind": "lora"}),
+    ("--lora_target_modules q_proj,v_proj", {"tuner.targets": ("q_proj", "v_proj")}),
+    ("--train_type full --freeze_parameters model.embed lm_*", {"tuner.freeze": ("model.embed*", "lm_*")}),
+    ("--train_type full --trainable_parameters lm_head", {"tuner.train_only": ("lm_head*",)}),
+    ("--per_gpu_train_batch_size 4", {"train.micro_batch": 4}),
+    ("--per_gpu_eval_batch_size 4", {"train.eval_batch": 4}),
+    ("--early_stopping_patience 3", {"train.early_stopping": 3}),
+    ("--data_seed 7 --seed 7", {"train.seed": 7}),
+    ("--optim adamw_hf", {"optim.name": "adamw"}),
+    ("--report_to tensorboard,jsonl", {"logging.report_to": ("console", "jsonl", "report", "tensorboard")}),
+    ("--max_steps -1", {"train.max_steps": None}),
+]
+
+
+@pytest.mark.parametrize(("line", "meaning"), SETS, ids=[line for line, _ in SETS])
+def test_a_flag_of_another_program_sets_what_it_means_there(line: str, meaning: dict[str, Any]) -> None:
+    config = parsed(line).config
+    assert {key: value(config, key) for key in meaning} == meaning
+
+
+NOTED = """
+--do_train true
+--do_train
+--do_eval
+--disable_tqdm true
+--remove_unused_columns false
+--dataloader_num_workers 4
+--dataloader_pin_memory true
+--dataloader_prefetch_factor 2
+--dataloader_persistent_workers true
+--dataloader_drop_last false
+--lazy_tokenize true
+--load_from_cache_file true
+--length_column_name length
+--label_names labels
+--include_num_input_tokens_seen true
+--average_tokens_across_devices true
+--eval_accumulation_steps 4
+--acc_strategy token
+--log_level info
+--logging_dir logs
+--overwrite_output_dir
+--save_safetensors true
+--save_on_each_node false
+--hub_strategy every_save
+--push_to_hub false
+--load_best_model_at_end false
+--ddp_find_unused_parameters false
+--ddp_backend nccl
+--torch_compile_backend inductor
+--template qwen3
+--template default
+--template_backend jinja
+--agent_template hermes
+--tools_prompt react_en
+--use_chat_template true
+--use_hf true
+--use_hf
+--check_model false
+--device_map auto
+--low_cpu_mem_usage true
+--freeze_vit true
+--freeze_aligner true
+--freeze_llm false
+--vit_gradient_checkpointing true
+--max_pixels 1000
+--norm_bbox none
+--model_kwargs '{}'
+--use_logits_to_keep true
+--use_galore false
+--use_unsloth 0
+--neftune_noise_alpha 0
+--loss_type cross_entropy
+--dataset_text_field text
+--data_seed 42
+--bf16 false
+--fp16 false
+--cutoff_len 100
+--master_port 29501
+"""
+
+
+@pytest.mark.parametrize("line", NOTED.strip().splitlines())
+def test_a_flag_that_changes_nothing_is_noted_in_one_line(line: str) -> None:
+    plain, noted = parsed(""), parsed(line)
+    (note,) = [note for note in noted.notes if note not in plain.notes]
+    assert note.startswith(line.split()[0])
+    assert "\n" not in note
+    if other_program(line.split()[0].strip("-")) is not None:
+        assert noted.config == plain.config
+
+
+REFUSED: list[tuple[str, str]] = [
+    ("--do_train false", "swift eval"),
+    ("--predict_with_generate true", "swift infer"),
+    ("--eval_on_start true", "swift eval MODEL"),
+    ("--load_best_model_at_end true", "RUN/best-checkpoint"),
+    ("--auto_find_batch_size true", "--per_device_train_batch_size"),
+    ("--batch_size 4", "--global_batch_size"),
+    ("--train_batch_size 16", "--per_device_train_batch_size"),
+    ("--full_determinism true", "--seed"),
+    ("--neftune_noise_alpha 5", "NEFTune"),
+    ("--use_dft_loss true", "cross entropy"),
+    ("--enable_dft_loss true", "cross entropy"),
+    ("--loss_type dft", "cross entropy"),
+    ("--activation_cpu_offload true", "--gradient_checkpointing true"),
+    ("--use_galore true", "--train_type qlora"),
+    ("--use_badam true", "--optim adamw_8bit"),
+    ("--optim_args a=b", "--adam_beta1"),
+    ("--vit_lr 1e-5", "--learning_rate"),
+    ("--aligner_lr 1e-5", "--learning_rate"),
+    ("--embedding_lr 1e-5", "--learning_rate"),
+    ("--optim paged_adamw_8bit", "--deepspeed zero2_offload"),
+    ("--optim paged_adamw_32bit", "--optim adamw_8bit"),
+    ("--optim muon", "write-an-optimizer"),
+    ("--optimizer muon", "write-an-optimizer"),
+    ("--optim lion", "adafactor"),
+    ("--optim lion_8bit", "adafactor"),
+    ("--optim galore_adamw", "adafactor"),
+    ("--optim sgd", "adafactor"),
+    ("--group_by_length true", "--padding_free true"),
+    ("--dataloader_drop_last true", "smaller step"),
+    ("--interleave_prob 0.5 0.5", "#5000"),
+    ("--mix_strategy interleave_under", "#5000"),
+    ("--shuffle_buffer_size 1000", "4,096"),
+    ("--cached_dataset x", "--dataset FILE"),
+    ("--cache_dir c", "HF_HOME"),
+    ("--val_size 100", "--val_dataset"),
+    ("--packing_length 10 --max_length 20", "--max_length 10"),
+    ("--max_samples many", "whole number"),
+    ("--model_author me", "--dataset"),
+    ("--model_name bot", "--dataset"),
+    ("--custom_register_path x.py", "plugin"),
+    ("--external_plugins x.py", "plugin"),
+    ("--use_chat_template false", "swift pt"),
+    ("--response_template x", "--loss_scale"),
+    ("--response_prefix x", "--chat_template"),
+    ("--loss_scale ignore_empty_think", "--loss_scale default"),
+    ("--loss_scale hermes", "last_round"),
+    ("--loss_scale react", "last_round"),
+    ("--use_unsloth true", "--use_liger_kernel true"),
+    ("--attn_impl flash_attention_3", "--attn_impl flash_attn"),
+    ("--attn_impl flash_attn_3", "--attn_impl flash_attn"),
+    ("--flash_attn fa3", "--attn_impl flash_attn"),
+    ("--use_hf false", "ms::OWNER/NAME"),
+    ("--device_map sequential", "--backend fsdp"),
+    ("--device cuda:1", "CUDA_VISIBLE_DEVICES=1"),
+    ("--max_memory 20GB", "--backend fsdp"),
+    ("--new_special_tokens <a> <b>", "--modules_to_save"),
+    ("--resize_vocab true", "resize_token_embeddings"),
+    ("--rope_scaling yarn", "config.json"),
+    ("""--rope_scaling '{"rope_type": "yarn", "factor": 4}'""", "config.json"),
+    ("--max_model_len 4096", "--max_length"),
+    ("""--model_kwargs '{"a": 1}'""", "config.json"),
+    ("--freeze_llm true", "--freeze_parameters"),
+    ("--freeze_parameters_ratio 0.5", "--freeze_parameters"),
+    ("--trainable_parameters_regex .*", "--trainable_parameters"),
+    ("--freeze_parameters model.embed_tokens", "--tuner.kind full"),
+    ("--finetuning_type freeze", "--trainable_parameters"),
+    ("--train_type longlora", "--train_type lora"),
+    ("--train_type adalora", "--train_type lora"),
+    ("--train_type ia3", "--train_type lora"),
+    ("--train_type vera", "--train_type lora"),
+    ("--ref_model x", "--model REFERENCE"),
+    ("--add_version false", "--run_name"),
+    ("--push_to_hub true", "swift export RUN --push"),
+    ("--push_to_hub", "swift export RUN --push"),
+    ("--hub_model_id me/m", "swift export RUN --push"),
+    ("--hub_token abc", "HF_TOKEN"),
+    ("--ignore_data_skip true", "--model RUN/last-checkpoint"),
+    ("--resume_only_model true", "--adapters"),
+    ("--data_seed 1", "--seed 1"),
+    ("--zero_hpz_partition_size 2", "swift config deepspeed zero3"),
+    ("--bf16 false --torch_dtype bfloat16", "contradict"),
+    ("--bf16 true --fp16 true", "contradict"),
+    ("--lr 1e-5 --learning_rate 1e-4", "contradict"),
+    ("-model tiny", "--model"),
+    ("-d x", "--dataset"),
+    ("-m x", "--model"),
+]
+
+
+@pytest.mark.parametrize(("line", "named"), REFUSED, ids=[line for line, _ in REFUSED])
+def test_what_would_change_the_result_is_refused_with_what_to_type(line: str, named: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parsed(line)
+    assert line.split()[0] in str(refused.value)
+    assert named in str(refused.value)
+    assert refused.value.hint
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_names_of_deepspeed_presets_elsewhere_are_those_here() -> None:
+    for typed, preset in [("zero3_cpu_offload", "zero3_offload"), ("default-zero3", "zero3"), ("own.json", "own.json")]:
+        assert parsed(f"--deepspeed {typed}").backend_options.model_dump()["config"] == preset
+    assert parsed("--deepspeed zero3 --deepspeed_autotp_size 2").config.parallel.tp == 2
+
+
+def test_a_token_is_not_repeated() -> None:
+    with pytest.raises(UsageError) as refused:
+        parsed("--hub_token hf_secret")
+    assert "hf_secret" not in str(refused.value)
+
+
+def test_the_values_of_another_programs_flag_end_before_a_configuration_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("lora_rank: 4\nuse_galore: false\ndo_train: true\npush_to_hub:\n")
+    read = parse(["--disable_tqdm", str(file), *BASE.split()], "sft")
+    assert read.config.tuner.model_extra is not None
+    assert read.config.tuner.model_extra["rank"] == 4
+    assert [note.partition(" is not needed")[0] for note in read.notes] == [
+        f"{file}:2: use_galore false",
+        f"{file}:3: do_train",
+        "--disable_tqdm",
+    ]
+
+
+def test_a_file_and_keywords_are_answered_as_flags_are(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: m\nuse_galore: true\n")
+    with pytest.raises(UsageError, match=rf"{re.escape(str(file))}:2: use_galore is not possible: GaLore"):
+        parse([str(file), "--dataset", "d"], "sft")
+    with pytest.raises(UsageError, match="GaLore"):
+        config_from_mapping({"model": "m", "use_galore": True}, "sft")
+    keywords = config_from_mapping({"model": "m", "dataset": "d", "bf16": False, "disable_tqdm": True}, "sft")
+    assert keywords.config.model.dtype == "float32"
+    assert len(keywords.notes) == 2
+
+
+def test_flags_outrank_the_precision_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("bf16: false\n")
+    assert parse([str(file), *BASE.split(), "--fp16", "true"], "sft").config.model.dtype == "float16"
+    file.write_text("bf16: true\n")
+    assert parse([str(file), *BASE.split(), "--bf16", "false"], "sft").config.model.dtype == "float32"
+
+
+def test_a_file_whose_name_has_a_comma_is_one_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a,b.jsonl").write_text("{}\n")
+    monkeypatch.chdir(tmp_path)
+    assert parsed("--val_dataset a,b.jsonl").config.data.validation == ("a,b.jsonl",)
+    assert parsed("--val_dataset a,c.jsonl").config.data.validation == ("a", "c.jsonl")
+
+
+def test_every_row_is_of_one_flag_that_swift_does_not_have() -> None:
+    rows = [flag for rows in TOPICS.values() for flags in rows for flag in flags]
+    assert [flag for flag, count in Counter(rows).items() if count > 1] == []
+    assert set(rows) & (aliases().keys() | core_fields().keys() | training_flags().about_command.keys()) == set()
+
+
+def test_every_row_reads_as_one_message() -> None:
+    for flag, meaning in other_programs().items():
+        assert re.fullmatch(r"[a-z0-9_]+", flag), flag
+        if isinstance(meaning, NotNeeded | Default):
+            assert not meaning.note.endswith("."), flag
+        if isinstance(meaning, Refused | Default):
+            assert meaning.reason.endswith("."), flag
+            assert meaning.hint, flag
+
+
+def test_a_hint_names_only_flags_that_are_there() -> None:
+    table = training_flags()
+    elsewhere = {"push", "metric", "logdir", "help"}  # of swift export, swift eval and TensorBoard
+    for flag, meaning in other_programs().items():
+        said = meaning.note if isinstance(meaning, NotNeeded) else f"{meaning.reason} {meaning.hint}"
+        for named in re.findall(r"--([\w.]+)", said):
+            assert named in elsewhere or table.arity(named.strip(".")) not in (None, "words"), (flag, named)
+
+
+SLIPS = [
+    ("learnign_rate", "learning_rate"),
+    ("lora_rnak", "lora_rank"),
+    ("gradient_accumulation_step", "gradient_accumulation_steps"),
+    ("pakcing", "packing"),
+    ("num_epochs", "num_train_epochs"),
+]
+FOREIGN = (
+    "evaluation_strategy", "tf32", "neftune_noise_alpha", "lora_bias", "init_lora_weights", "quant_method",
+    "use_peft", "fsdp_config", "use_unsloth", "val_size", "mix_strategy", "max_samples", "logging_dir", "add_version",
+    "hub_token", "hub_strategy", "ddp_backend", "load_best_model_at_end", "use_galore", "group_by_length",
+    "length_column_name", "ddp_timeout", "data_seed", "agent_template", "model_author", "vit_lr", "aligner_lr",
+    "rope_scaling", "max_pixels", "ref_model", "use_hf", "label_names", "log_level", "disable_tqdm", "eval_on_start",
+    "acc_strategy", "train_on_prompt", "response_template", "max_memory", "task_mode", "use_dft_loss", "lora_dtype",
+    "use_cpu", "no_cuda", "fp8", "fp8_recipe", "cached_dataset", "enable_thinking", "load", "attention_backend",
+    "moe_permute_fusion", "no_save_optim",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "meant"), SLIPS)
+def test_a_slip_is_answered_with_the_flag_that_was_meant(typed: str, meant: str) -> None:
+    assert nearest_flag(typed, [*aliases(), *core_fields()]) == meant
+
+
+def test_a_foreign_flag_is_not_answered_with_one_that_only_looks_like_it() -> None:
+    own = [flag for flag in (*aliases(), *core_fields()) if flag not in FOREIGN]
+    for typed in FOREIGN:
+        guess = nearest_flag(typed, own)
+        words = set(re.split(r"[._]", typed))
+        assert (
+            guess is None
+            or words & set(re.split(r"[._]", guess))
+            or (difflib.SequenceMatcher(None, typed, guess).ratio() >= 0.85)
+        ), (typed, guess)
+    assert sum(nearest_flag(typed, own) is not None for typed in FOREIGN) <= 6
