@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from screen import on_a_terminal
 
 from swift.config.sections import Config
 from swift.contracts import Run, RunSummary, StepRecord, StepResult, Topology, World
@@ -22,6 +24,12 @@ class NoOptions(BaseModel):
 def said() -> list[str]:
     """What was printed for the user."""
     return []
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`with terminal(columns=100) as screen:` this process writes to a terminal."""
+    return partial(on_a_terminal, monkeypatch)
 
 
 @pytest.fixture

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 from swift.contracts import DataFacts, Decision, ModelFacts, RejectedSamples, Topology, World
 from swift.observers import console
 from swift.observers.console import ConsoleObserver
 from swift.optim.schedule import Schedule
+from swift.terminal import can_redraw, print_line, waiting
 
 
 def test_without_a_terminal_each_logged_step_is_one_plain_line(make_run, drive, said, capsys):
@@ -23,7 +25,7 @@ def test_without_a_terminal_each_logged_step_is_one_plain_line(make_run, drive, 
 
 
 def test_on_a_terminal_a_bar_moves_below_the_same_lines(make_run, drive, said, monkeypatch):
-    monkeypatch.setattr(console, "is_terminal", lambda: True)
+    monkeypatch.setattr(console, "can_redraw", lambda _: True)
     drive(ConsoleObserver(), make_run(), range(1, 13), evaluate_at={6}, save_at={6})
     steps = [text.split()[1] for text in said if text.startswith("step ")]
     assert steps == ["1/12", "5/12", "6/12", "10/12", "12/12"]
@@ -39,13 +41,35 @@ def test_lines_of_preference_runs_show_reward_accuracy_and_margin_even_if_they_a
     assert "logps" not in line
 
 
+def test_a_terminal_keeps_the_lines_when_the_bar_is_gone(make_run, drive, terminal, monkeypatch):
+    with terminal(columns=100) as screen:
+        drive(ConsoleObserver(), replace(make_run(), say=print_line), range(1, 13), evaluate_at={6}, save_at={6})
+    lines = [line for line in screen.lines if line.startswith("step ")]
+    assert [line.split()[1] for line in lines] == ["1/12", "5/12", "6/12", "10/12", "12/12"]
+    assert all("loss" in line for line in lines)
+    assert sum("saved" in line for line in screen.lines) == 1
+    assert not [line for line in screen.lines if "━" in line or "waiting" in line]
+
+
+def test_what_is_waited_for_stands_under_the_bar_in_place_of_the_figures(make_run, terminal, make_summary):
+    run = make_run()
+    observer = ConsoleObserver()
+    with terminal(columns=100) as screen:
+        observer.swift_run_start(replace(run, say=print_line))
+        with waiting("saving the checkpoint of step 5"):
+            observer._bar._live.refresh()
+            assert screen.wait_for("saving the checkpoint of step 5 ..."), screen.raw
+        observer.swift_run_end(run, make_summary())
+    assert not [line for line in screen.lines if "saving" in line]
+
+
 def test_ci_gets_plain_lines_even_with_a_terminal(monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("CI", raising=False)
-    assert console.is_terminal()
+    assert can_redraw(sys.stdout)
     monkeypatch.setenv("CI", "true")
-    assert not console.is_terminal()
+    assert not can_redraw(sys.stdout)
 
 
 def test_the_header_shows_model_backend_and_every_fact_in_words(make_run, drive, said):

@@ -1,31 +1,45 @@
-"""Terminal output: lines for the user, and a progress bar over an iterable."""
+"""Terminal output: lines for the user, a progress bar over an iterable, and what is being waited for."""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import TextIO, TypeVar
 
 T = TypeVar("T")
 
 Say = Callable[[str], None]
 """Tells the user one line: `print_line`, `print_note` or `say_nothing`."""
 
+IMPORTING = "Importing torch and transformers"
+"""What `waiting` says while that is done, which takes seconds."""
+
 
 def print_line(line: str) -> None:
     """Print a line of a command's own output, at once."""
+    _status.clear()
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def print_note(line: str) -> None:
     """Print a line about the work to standard error, so that it does not mix with output that somebody reads on."""
+    _status.clear()
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def say_nothing(_: str) -> None:
     """Print nothing: for processes other than the first, and for callers that do not want to hear."""
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Return whether what stands on the stream's last line can be replaced: it is a terminal, and not CI's."""
+    return stream.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
 def progress(items: Iterable[T], description: str, *, on: bool = True, total: int | None = None) -> Iterator[T]:
@@ -36,7 +50,101 @@ def progress(items: Iterable[T], description: str, *, on: bool = True, total: in
     from rich.console import Console
     from rich.progress import track
 
-    yield from track(items, description, total=total, console=Console(stderr=True), transient=True)
+    with shows_work():
+        yield from track(items, description, total=total, console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def waiting(what: str, stream: TextIO | None = None) -> Iterator[None]:
+    """Show on a terminal what is being waited for, and how long already; the line is gone when it is over.
+
+    Only the first process of a run shows anything. Where a bar is on the screen, it shows the text of `work_at_hand`.
+    """
+    stream = stream or sys.stderr
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0" or not can_redraw(stream):
+        yield
+        return
+    with _status.waiting(what, stream):
+        yield
+
+
+def work_at_hand() -> str | None:
+    """Return what is being waited for, with the time so far, or None."""
+    return _status.text()
+
+
+@contextmanager
+def shows_work() -> Iterator[None]:
+    """Leave it to the caller's own display to show what is being waited for."""
+    _status.displays += 1
+    _status.clear()
+    try:
+        yield
+    finally:
+        _status.displays -= 1
+
+
+class _Status:
+    """The line at the bottom of a terminal that says what is being waited for."""
+
+    def __init__(self) -> None:
+        self.displays = 0
+        """How many bars are on the screen, which show the work themselves."""
+        self._works: list[tuple[str, float, TextIO]] = []
+        """What is done, since when, and where that is said; the innermost comes last."""
+        self._lock = threading.RLock()
+        self._on: TextIO | None = None
+        """Where the line stands, if it does."""
+
+    @contextmanager
+    def waiting(self, what: str, stream: TextIO) -> Iterator[None]:
+        work = (what, time.monotonic(), stream)
+        over = threading.Event()
+        with self._lock:
+            is_outermost = not self._works
+            self._works.append(work)
+            self._draw()
+        ticker = threading.Thread(target=self._tick, args=(over,), daemon=True) if is_outermost else None
+        if ticker is not None:
+            ticker.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._works.remove(work)
+                self.clear()
+            over.set()
+            if ticker is not None:
+                ticker.join()
+
+    def text(self) -> str | None:
+        if not self._works:
+            return None
+        what, since, _ = self._works[-1]
+        seconds = int(time.monotonic() - since)
+        return f"{what} ... {seconds} s" if seconds else f"{what} ..."
+
+    def clear(self) -> None:
+        with self._lock:
+            if self._on is not None:
+                self._on.write("\r\x1b[K")
+                self._on.flush()
+                self._on = None
+
+    def _tick(self, over: threading.Event) -> None:
+        while not over.wait(1.0):
+            self._draw()
+
+    def _draw(self) -> None:
+        with self._lock:
+            text = self.text()
+            if text is not None and not self.displays:
+                self._on = self._works[-1][2]
+                self._on.write(f"\r\x1b[K{text}")
+                self._on.flush()
+
+
+_status = _Status()
 
 
 def summary_of(trained: int, total: int) -> str:

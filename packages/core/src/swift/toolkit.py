@@ -59,7 +59,7 @@ from swift.optim.build import build_optimizer, parameter_groups, set_learning_ra
 from swift.optim.slots import empty_slot, kept
 from swift.processes.device import choose_device, join_group, leave_group, share_of_cores
 from swift.processes.watchdog import heartbeat
-from swift.terminal import progress, summary_of
+from swift.terminal import progress, summary_of, waiting
 from swift.train.steps import Arithmetic, accumulate, score, update
 from swift.train.sums import GlobalSums, NonFiniteStep
 from swift.untrusted_pickle import check_archive, load_pickle
@@ -148,6 +148,7 @@ __all__ = [
     "update",
     "use_attention",
     "varlen_attention",
+    "waiting",
     "weight_counts",
     "whole_shape",
     "without_bitsandbytes",

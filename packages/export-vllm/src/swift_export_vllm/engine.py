@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling, Score, WeightStream
 from swift.errors import DataError, ModelError, UsageError
+from swift.toolkit import waiting
 from swift_export_vllm.adapters import check_adapter, room_for
 from swift_export_vllm.interpreter import find_interpreter
 from swift_export_vllm.memory import cpu_settings
@@ -312,12 +313,7 @@ def _busy(what: str) -> Iterator[None]:
         warnings.simplefilter("ignore")
         os.dup2(nowhere.fileno(), 2)
         try:
-            if told.isatty():
-                from rich.console import Console
-
-                with Console(file=told).status(what):
-                    yield
-            else:
+            with waiting(what, told):
                 yield
         finally:
             sys.stderr.flush()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import UsageError
 from swift.infer.options import ModelOptions, QuestionOptions, is_address
-from swift.terminal import print_note
+from swift.terminal import IMPORTING, print_note, waiting
 
 if TYPE_CHECKING:
     from swift.contracts import Sampling
@@ -35,9 +36,11 @@ def check_result(result: Path | None) -> None:
 def quiet_libraries(options: ModelOptions) -> None:
     """Silence torch and transformers where they are needed: whoever asks a server does without them."""
     if not is_address(options.engine):
-        from swift.models.quiet import quiet_libraries
+        with waiting(IMPORTING):
+            from swift.models.quiet import quiet_libraries
 
-        quiet_libraries()
+            quiet_libraries()
+            importlib.import_module("swift.infer.local")
 
 
 def talk(options: ModelOptions, sampling: Sampling) -> int:

@@ -12,7 +12,7 @@ from swift.config.limits import FilePath, Name
 from swift.config.options import Aliases, Argument
 from swift.config.sections import Dtype, ExportOptions
 from swift.errors import CheckpointError
-from swift.terminal import print_line
+from swift.terminal import IMPORTING, print_line, waiting
 from swift.untrusted import typed_path
 
 
@@ -57,7 +57,11 @@ def export(options: ExportVerbOptions) -> int:
         find_scheme(options.quant, options.to)
     _check_source(options.checkpoint)
     # Only now: the module imports torch, and a mistake should be answered at once.
-    from swift.export.run import export_checkpoint
+    with waiting(IMPORTING):
+        from swift.models.quiet import quiet_libraries
+
+        quiet_libraries()
+        from swift.export.run import export_checkpoint
 
     export_checkpoint(
         options.checkpoint,

@@ -22,6 +22,7 @@ from swift.processes.group import (
 )
 from swift.processes.reports import leave_note_of_stop, reported_errors
 from swift.processes.signals import STARTED_BY_SWIFT, Stopped, follow_launcher, is_worker, prompt_stop, say_stopped
+from swift.terminal import IMPORTING, waiting
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
@@ -53,19 +54,21 @@ def _launch(parsed: Parsed, argv: list[str]) -> int:
     if group.processes > 1:
         if group.size > 1 and group.rank == 0:
             check_port_is_free(group.port)
-        from swift.processes.workers import run_workers
+        with waiting("Importing torch"):
+            from swift.processes.workers import run_workers
 
         return run_workers(group, argv)
     if group.size > 1:
         join(group, os.environ)
     check_port(os.environ)
-    from swift.deferred import defer_heavy_imports
-    from swift.models.quiet import quiet_libraries
+    with waiting(IMPORTING):
+        from swift.deferred import defer_heavy_imports
+        from swift.models.quiet import quiet_libraries
 
-    quiet_libraries()  # first: the libraries speak up while they are imported
-    if group.size == 1:
-        defer_heavy_imports(parsed.config)
-    from swift.train.loop import train
+        quiet_libraries()  # first: the libraries speak up while they are imported
+        if group.size == 1:
+            defer_heavy_imports(parsed.config)
+        from swift.train.loop import train
 
     return exit_code(train(parsed))
 

@@ -19,7 +19,7 @@ from swift.plugins.load import load, load_backend, load_objective
 from swift.plugins.objective import make_objective
 from swift.plugins.outside import describe_plan
 from swift.processes.group import wanted_machines, wanted_processes
-from swift.terminal import print_note
+from swift.terminal import IMPORTING, print_note, waiting
 
 
 def resolved_yaml(parsed: Parsed) -> str:
@@ -65,15 +65,20 @@ def print_samples(parsed: Parsed, count: int) -> None:
 
     The data set is streamed, so that no more of it is read than is shown.
     """
-    from rich.console import Console
+    with waiting(IMPORTING):
+        from rich.console import Console
 
-    from swift.data.encodings import encoding_of
-    from swift.data.pipeline import prepare_data
-    from swift.data.preview import preview
-    from swift.models.source import open_source
+        from swift.models.quiet import quiet_libraries
+
+        quiet_libraries()
+        from swift.data.encodings import encoding_of
+        from swift.data.pipeline import prepare_data
+        from swift.data.preview import preview
+        from swift.models.source import open_source
 
     config = parsed.config
-    tokenizer = open_source(config.model, say=print_note, seed=config.train.seed).tokenizer
+    with waiting(f"Opening {config.model.path}"):
+        tokenizer = open_source(config.model, say=print_note, seed=config.train.seed).tokenizer
     objective = make_objective(load_objective(config.objective.name), parsed.objective_options)
     first_rows = {"streaming": True, "shuffle": False, "validation": (), "split_ratio": 0.0}
     data = prepare_data(

@@ -18,6 +18,7 @@ from swift.infer.options import ModelOptions, is_address
 from swift.infer.questions import Question, with_system
 from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
+from swift.terminal import IMPORTING, waiting
 
 if TYPE_CHECKING:
     from swift.infer.find import WeightsLocation
@@ -65,8 +66,9 @@ def find_model(options: ModelOptions, *, say: Callable[[str], None]) -> FoundMod
     """Return the engine and the model that are asked for: a run, a checkpoint, an adapter, a folder or a hub id."""
     name = str(options.model)
     # Only here: these modules import torch, which whoever asks a server does without.
-    from swift.infer.find import find_weights
-    from swift.models.source import open_source
+    with waiting(IMPORTING):
+        from swift.infer.find import find_weights
+        from swift.models.source import open_source
 
     engine = load_engine(options.engine)
     place = find_weights(name, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
@@ -96,9 +98,9 @@ def open_local(
         options=options.engine_options,
         say=say,
     )
-    return EngineSpeaker(
-        open_inference(found.engine, request), tokenizer, options.system or found.location.system, found.name
-    )
+    with waiting(f"Loading {found.name}"):
+        inference = open_inference(found.engine, request)
+    return EngineSpeaker(inference, tokenizer, options.system or found.location.system, found.name)
 
 
 class EngineSpeaker:

@@ -16,6 +16,8 @@ def quiet_libraries() -> None:
     # Named loggers first: torchao speaks up while transformers imports it.
     for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # transformers imports DeepSpeed when it saves a model, wherever DeepSpeed is installed.
+    logging.getLogger("DeepSpeed").addFilter(_tells_something)
     warnings.filterwarnings("ignore", module=r"(transformers|huggingface_hub|peft|torchao|bitsandbytes)\b")
 
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -24,6 +26,11 @@ def quiet_libraries() -> None:
     disable_progress_bars()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
+
+
+def _tells_something(record: logging.LogRecord) -> bool:
+    """Return whether DeepSpeed says something that this run does not say itself: its header names the device."""
+    return not record.getMessage().startswith("Setting accelerator to CPU")
 
 
 @contextmanager

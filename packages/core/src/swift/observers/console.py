@@ -5,10 +5,10 @@ Every logged step is a line that stays. On a terminal a progress bar with the ne
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from swift.hookspecs import hookimpl
 from swift.observers.facts import next_commands, setup_facts, unusable_samples
 from swift.observers.lines import MEMORY, Line, Meter, evaluation_of
 from swift.observers.text import count, duration, figure, label, plural
+from swift.terminal import can_redraw, shows_work, work_at_hand
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -44,8 +45,8 @@ class ConsoleObserver:
         self._meter = Meter(run.config.logging.steps)
         if run.config.train.compile:
             run.say("torch.compile compiles the model in the first step, which may take minutes.")
-        if is_terminal():
-            self._bar = _Bar(run.total_steps)
+        if can_redraw(sys.stdout):
+            self._bar = _Bar(run.total_steps, compiles=run.config.train.compile)
 
     @hookimpl
     def swift_step_end(self, run: Run, record: StepRecord) -> None:
@@ -70,11 +71,6 @@ class ConsoleObserver:
             run.say(step_text(line))
         for text in summary_texts(run, summary):
             run.say(text)
-
-
-def is_terminal() -> bool:
-    """Return whether a progress bar can be drawn: standard output is a terminal that moves its cursor, and not CI's."""
-    return sys.stdout.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
 def step_text(line: Line) -> str:
@@ -119,7 +115,8 @@ def _figures(line: Line) -> list[str]:
 class _Bar:
     """A bar with the time to go, and the newest figures under it."""
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(self, total_steps: int, *, compiles: bool) -> None:
+        from rich.console import Console
         from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.text import Text
@@ -134,26 +131,36 @@ class _Bar:
         )
         self._task = self._progress.add_task("", total=total_steps)
         self._figures: Text = Text("", style="dim", no_wrap=True, overflow="ellipsis")
+        self._newest = ""
+        self._awaited = "compiling for the first step" if compiles else "waiting for the first step"
         self._started = time.monotonic()
         self._line: Line = {}
-        self._live: Live = Live(get_renderable=self._render, refresh_per_second=FRAMES_PER_SECOND, transient=True)
-        self._live.start()
+        self._live: Live = Live(
+            console=Console(),
+            get_renderable=self._render,
+            refresh_per_second=FRAMES_PER_SECOND,
+            transient=True,
+        )
+        self._open = ExitStack()
+        self._open.enter_context(shows_work())
+        self._open.enter_context(self._live)
 
     def advance(self, record: StepRecord, line: Line | None) -> None:
         """Move the bar and show the step's own loss; speeds are those of the newest logged line."""
         self._line = line or self._line
         result = record.result
         newest = {"loss": result.loss, "grad_norm": result.grad_norm, "learning_rate": result.learning_rate}
-        self._figures.plain = "  " + "  ".join(_figures(self._line | newest | result.metrics))
+        self._newest = "  ".join(_figures(self._line | newest | result.metrics))
         self._progress.update(self._task, completed=record.step)
 
     def close(self) -> None:
         """Take the bar away."""
-        self._live.stop()
+        self._open.close()
 
     def _render(self) -> Any:
         from rich.console import Group
 
         if not self._line:
-            self._figures.plain = f"  waiting for the first step, {duration(time.monotonic() - self._started)}"
+            self._newest = f"{self._awaited}, {duration(time.monotonic() - self._started)}"
+        self._figures.plain = f"  {work_at_hand() or self._newest}"
         return Group(self._progress, self._figures)

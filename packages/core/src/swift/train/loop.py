@@ -17,6 +17,7 @@ from swift.contracts import RunSummary, StepRecord
 from swift.errors import CheckpointError, SwiftError, TrainingError
 from swift.plugins.blame import explained
 from swift.processes.signals import graceful_stop
+from swift.terminal import waiting
 from swift.train.due import Due
 from swift.train.evaluate import evaluate
 from swift.train.failures import check_folder, failure_of, folder_is_gone, not_finite, resume_advice
@@ -162,7 +163,8 @@ class Loop:
         if batches is None:
             return record
         job.watchdog.at(f"the evaluation after step {record.step}")
-        evaluation = evaluate(job.hooks, job.run, job.state, batches, job.ready)
+        with waiting(f"evaluating after step {record.step}"):
+            evaluation = evaluate(job.hooks, job.run, job.state, batches, job.ready)
         job.best.update(record.step, evaluation)
         return replace(record, evaluation=evaluation)
 
@@ -183,7 +185,8 @@ class Loop:
         if not self.due.stopped and self.due.no_better(record):
             evaluations = job.run.config.train.early_stopping
             job.run.say(f"Stopping early: {evaluations} evaluations in a row were no better than {job.best}.")
-        self.saver.save(record)
+        with waiting(f"saving the checkpoint of step {record.step}"):
+            self.saver.save(record)
 
     def _summary(self, status: str, message: str = "") -> RunSummary:
         return RunSummary(

@@ -35,7 +35,7 @@ from swift.plugins.objective import make_objective
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
-from swift.terminal import print_line, say_nothing
+from swift.terminal import print_line, say_nothing, waiting
 from swift.train.best import BestSoFar
 from swift.train.job import Job, in_order
 from swift.train.planning import ModelInTraining, make_plan
@@ -110,7 +110,8 @@ def open_job(
     claim: RunClaim | None = None
     began = False
     try:
-        run.topology = hooks.setup(run)
+        with waiting(f"Starting the {config.backend.name} backend"):
+            run.topology = hooks.setup(run)
         comms = Comms()
         compare_fingerprints(fingerprint(hooks.plugins), comms.gather)
         limit = timedelta(minutes=config.train.timeout_minutes)
@@ -157,7 +158,8 @@ def _prepare(
     # Kinds of precision that this machine lacks are refused before anything is read.
     resolve_dtype(run.config.model.dtype, run.topology.device)
 
-    source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
+    with waiting(f"Opening {run.config.model.path}"):
+        source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
     objective = make_objective(load_objective(run.config.objective.name), setup.parsed.objective_options)
     data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
@@ -272,7 +274,8 @@ def plan_steps(plan: Plan, run: Run) -> Plan:
 def load_model(setup: Setup, source: ModelSource) -> TrainState:
     """Let the backend build, distribute and fill the model, and make its weights reachable for inference engines."""
     run, hooks = setup.run, setup.hooks
-    state = hooks.shard(run, hooks.wrap_model(run, source))
+    with waiting("Loading the model"):
+        state = hooks.shard(run, hooks.wrap_model(run, source))
 
     def send(inference: InferenceEngine | None) -> None:
         send_weights(inference, hooks.iter_weights(run, state), source=source, adapter=run.adapter_config)

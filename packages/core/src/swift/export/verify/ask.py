@@ -15,13 +15,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from swift.errors import ModelError, SwiftError
+from swift.terminal import waiting
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_")
 """Beginnings of variables by which a process would take itself for one of several."""
@@ -56,7 +57,7 @@ def ask_engine(question: EngineQuestion, *, timeout: float = 3600.0) -> Answers:
     """Start the engine, ask, and stop it. `ModelError` where it cannot load the model, with its own reason."""
     with tempfile.TemporaryDirectory(prefix="swift-ask-") as folder:
         answers, log = Path(folder, "answers.json"), Path(folder, "log")
-        with log.open("wb") as output, _waiting(f"Asking {question.engine}"):
+        with log.open("wb") as output, waiting(f"Asking {question.engine}"):
             process = subprocess.Popen(
                 [sys.executable, "-m", "swift.export.verify.ask"],
                 stdin=subprocess.PIPE,
@@ -95,20 +96,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-@contextmanager
-def _waiting(what: str) -> Iterator[None]:
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        bar.add_task(what, total=None)
-        yield
 
 
 def main() -> int:

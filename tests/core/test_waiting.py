@@ -1,0 +1,60 @@
+"""What a terminal shows while something takes its time."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from screen import on_a_terminal
+
+from swift.terminal import print_line, print_note, shows_work, waiting, work_at_hand
+
+
+def test_the_line_is_there_at_once_and_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_a_terminal(monkeypatch) as screen:
+        with waiting("Importing torch"):
+            assert screen.wait_for("Importing torch ...")
+        print_line("done")
+    assert [line for line in screen.lines if line] == ["done"]
+
+
+def test_lines_printed_meanwhile_stay_and_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_a_terminal(monkeypatch) as screen, waiting("Loading"):
+        assert screen.wait_for("Loading ...")
+        print_line("one")
+        with waiting("Building"):
+            assert screen.wait_for("Building ...")
+            print_note("two")
+    assert [line for line in screen.lines if line] == ["one", "two"]
+
+
+def test_the_time_so_far_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_a_terminal(monkeypatch) as screen, waiting("vLLM loads tiny"):
+        assert screen.wait_for("vLLM loads tiny ... 1 s")
+
+
+def test_a_display_of_its_own_is_left_to_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_a_terminal(monkeypatch) as screen, shows_work(), waiting("saving"):
+        assert work_at_hand() == "saving ..."
+    assert work_at_hand() is None
+    assert "saving" not in screen.raw
+
+
+@pytest.mark.parametrize("variables", [{"CI": "true"}, {"TERM": "dumb"}, {"RANK": "1"}])
+def test_ci_dumb_terminals_and_other_processes_of_the_run_get_nothing(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    with on_a_terminal(monkeypatch) as screen:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with waiting("Importing torch"):
+            print_line("done")
+    assert screen.raw == "done\r\n"
+
+
+def test_files_and_pipes_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with waiting("Importing torch"):
+        pass
+    assert sys.stderr.getvalue() == ""
