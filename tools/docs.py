@@ -22,7 +22,9 @@ from swift.cli.options import options_of
 from swift.cli.verbs import TRAINING, VERBS
 from swift.config.aliases import flags_of
 from swift.config.fields import Field, model_fields
+from swift.config.meanings import Default, Meaning, NotNeeded, Refused
 from swift.config.options import examples_of
+from swift.config.other_programs import TOPICS
 from swift.config.sections import Config, Section
 from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE
@@ -43,6 +45,7 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
             "hooks.md": hooks_page(hookspecs),
             "commands.md": commands_page(),
             "configuration.md": configuration_page(),
+            "other-programs.md": other_programs_page(),
             "resume-matrix.md": matrix_page(json.loads((REFERENCE / "resume-matrix.json").read_text())),
         }
     except Undocumented as problem:
@@ -119,6 +122,35 @@ def configuration_page() -> str:
         for title, options in plugin_options(name):
             parts += [f"### {title}", *_table(model_fields(options, name))]
     return "\n\n".join(parts) + "\n"
+
+
+def other_programs_page() -> str:
+    """Return what becomes of each flag of another program that swift does not have."""
+    parts = [
+        "# Flags of other programs",
+        GENERATED,
+        "Flags of ms-swift, the Hugging Face Trainer, LLaMA-Factory, axolotl, TRL and Megatron-LM that swift has "
+        "are listed with each key of the [configuration](configuration.md). These are the others: a flag that changes "
+        "nothing about the result is answered with one line of note, and the run goes on; one that would change it is "
+        "refused, with what to type. The same holds for keys of a YAML file and for keywords in Python.",
+    ]
+    for topic, rows in TOPICS.items():
+        parts += [f"## {topic}", "\n".join(["| flag | here |", "|---|---|", *map(_foreign, rows, rows.values())])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _foreign(flags: Iterable[str], meaning: Meaning) -> str:
+    if isinstance(meaning, NotNeeded):
+        said = f"not needed: {meaning.note}"
+    else:
+        said = f"{meaning.reason[0].upper()}{meaning.reason[1:]} {meaning.hint}"
+    if isinstance(meaning, Default):
+        values = ", ".join(f"`{value}`" for value in meaning.values)
+        said = f"{values}: not needed, {meaning.note}. Else refused: {said}"
+    elif isinstance(meaning, Refused):
+        said = f"refused: {said}"
+    text = said.replace("|", "\\|")
+    return f"| {' '.join(f'`--{flag}`' for flag in flags)} | {text} |"
 
 
 def commands_page() -> str:

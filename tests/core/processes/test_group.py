@@ -187,3 +187,43 @@ def test_both_forms_of_the_cluster_examples_are_scripts_and_jobs() -> None:
         (container,) = replicas["Master"]["template"]["spec"]["containers"]
         group = find_group(POD, nproc=int(container["command"][-1]) if "--nproc" in container["command"] else None)
         assert group.processes == container["resources"]["limits"]["nvidia.com/gpu"]
+
+
+TWO_MACHINES = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}
+
+
+def test_the_variables_in_front_of_ms_swifts_commands_mean_what_they_mean_there() -> None:
+    assert find_group({"NPROC_PER_NODE": "4"}) == Group(processes=4)
+    assert find_group({"NPROC_PER_NODE": "4", "MASTER_PORT": "29501", "NNODES": "1"}) == Group(processes=4)
+    second = Group(size=2, rank=1, address="10.0.0.1", port=29501, processes=8)
+    assert find_group({"NPROC_PER_NODE": "8", **TWO_MACHINES}) == second
+    assert find_group(TWO_MACHINES) == Group(size=2, rank=1, address="10.0.0.1", port=29501)
+    assert find_group(TASK | {"NPROC_PER_NODE": "8", **TWO_MACHINES}) == second
+    assert find_group(POD | {"NPROC_PER_NODE": "8"}).processes == 8
+
+
+def test_a_flag_outranks_the_number_of_processes_in_the_environment() -> None:
+    assert find_group({"NPROC_PER_NODE": "4"}, 2) == Group(processes=2)
+    assert find_group({"NPROC_PER_NODE": ""}) == Group()
+
+
+def test_a_process_that_a_launcher_started_starts_no_others() -> None:
+    assert find_group({"RANK": "0", "LOCAL_RANK": "0", "NPROC_PER_NODE": "4", **TWO_MACHINES}) == Group()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"NODE_RANK": ""}, "NODE_RANK is not set"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
+        ({"NODE_RANK": "2"}, "numbered from 0 to 1"),
+        ({"NNODES": "1:2"}, "NNODES should be a whole number"),
+        ({"NNODES": "0"}, "at least one machine"),
+        ({"NPROC_PER_NODE": "many"}, "NPROC_PER_NODE should be a whole number"),
+        ({"NPROC_PER_NODE": "0"}, "from 1 to"),
+    ],
+)
+def test_a_wrong_variable_in_front_of_a_command_is_named(wrong: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as refused:
+        find_group(TWO_MACHINES | wrong)
+    assert refused.value.hint

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from swift.cli.help import asks_for_help, show_help
+from swift.cli.help import asks_for_help, show_help, show_training_help
 from swift.cli.options import read_options
 from swift.cli.verbs import TRAINING, VERBS
 from swift.config.limits import Rows
@@ -49,6 +49,9 @@ class ConfigOptions(Section):
 
 def run(verb: str, args: list[str]) -> int:
     """Run the verb; returns the exit code."""
+    if asks_for_help(args) and args[1:2] and args[1] in TRAINING:
+        show_training_help(args[1], args[2:])
+        return 0
     if not args or asks_for_help(args):
         show_help(verb, VERBS[verb].summary, ConfigOptions)
         return 0
@@ -68,9 +71,11 @@ def run(verb: str, args: list[str]) -> int:
     trained = rest.pop(0) if rest and rest[0] in TRAINING else "train"
     typed = read_options(verb, rest, ConfigOptions, passes_on=True)
     samples = typed.options.sample or 0
+    from swift.cli.beforehand import check_beforehand
     from swift.config.parse import parse
 
     parsed = parse([*typed.words, *typed.passed_on], trained, complete=samples > 0 or action == "validate")
+    check_beforehand(parsed.config)
     if action == "validate":
         print_line("The configuration is right.")
         return 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from swift.config.obstacles import unsplit_stream
 from swift.config.sections import DataSection
 from swift.data.corpus import Corpus, corpus_of, open_corpus
 from swift.data.encode import ENCODER_VERSION, SampleEncoder
@@ -96,10 +97,7 @@ class DataPreparation:
         validation = self._encoded(validation_rows, "validation set", section.validation)
         if section.streaming and rows is None:
             if section.split_ratio:
-                raise ConfigError(
-                    "data.split_ratio needs the whole data set, and data.streaming does not read it beforehand.",
-                    hint="Name a validation set with --data.validation, or leave one of the two out.",
-                )
+                raise unsplit_stream()
             return PreparedData(None, SampleStream(section.train, self.encoder), validation)
         train = self._encoded(rows, "train_dataset", section.train)
         assert train is not None

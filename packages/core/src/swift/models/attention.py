@@ -20,6 +20,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from swift.config.obstacles import flash_needs_gpu, no_flash
 from swift.errors import ModelError
 
 VARLEN = "swift_varlen"
@@ -71,10 +72,7 @@ def choose_attention(
     flash_obstacle = _flash_obstacle(config, model_class, device, dtype)
     sdpa_obstacle = _sdpa_obstacle(config, model_class)
     if requested == FLASH and flash_obstacle:
-        raise ModelError(
-            f"model.attention flash_attention_2 cannot be used: {flash_obstacle}.",
-            hint="Type --model.attention auto, or on a GPU: pip install 'swift-core[flash-attn]'",
-        )
+        raise no_flash(flash_obstacle)
     if requested == "sdpa" and sdpa_obstacle:
         raise ModelError(
             f"model.attention sdpa cannot be used: {sdpa_obstacle}.", hint="Type --model.attention eager (or auto)"
@@ -197,7 +195,7 @@ def _masked(flat: bool) -> str:
 
 def _flash_obstacle(config: Any, model_class: Any, device: str, dtype: torch.dtype | None) -> str:
     if not device.startswith("cuda"):
-        return f"it needs an NVIDIA GPU, and this run is on {device}"
+        return flash_needs_gpu(device)
     if importlib.util.find_spec("flash_attn") is None:
         return "the package flash-attn is not installed"
     if dtype is not None and dtype not in (torch.float16, torch.bfloat16):

@@ -91,13 +91,11 @@ def _weight_of(modules: list[torch.nn.Module]) -> int:
 
 
 def _apply_liger(model: torch.nn.Module) -> None:
-    from swift.errors import ModelError
+    from swift.config.obstacles import no_liger
 
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
     except ImportError as error:
-        raise ModelError(
-            "model.liger is on, but liger-kernel is not installed.", hint='Type: pip install "swift-core[liger]"'
-        ) from error
+        raise no_liger() from error
     # Cross-entropy stays ours: no objective sees full logits.
     _apply_liger_kernel_to_instance(model=model, cross_entropy=False, fused_linear_cross_entropy=False)

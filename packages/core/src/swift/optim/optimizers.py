@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from swift.config.obstacles import gpu_optimizer, no_bitsandbytes
 from swift.config.own_options import AdamOptions, NoOptions
 from swift.contracts.optimizer import Reads, Slot
-from swift.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -58,15 +58,9 @@ class AdamW8bit:
         try:
             import bitsandbytes
         except ImportError as error:
-            raise ConfigError(
-                "optim.name adamw_8bit needs bitsandbytes, which is not installed.",
-                hint='Type: pip install "swift-core[qlora]"   or choose --optim.name adamw',
-            ) from error
+            raise no_bitsandbytes() from error
         if device.type == "cpu":
-            raise ConfigError(
-                "optim.name adamw_8bit has kernels for GPUs only, and this run is on the CPU.",
-                hint="Choose --optim.name adamw",
-            )
+            raise gpu_optimizer()
         made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
             groups, betas=(options.beta1, options.beta2), eps=options.eps
         )

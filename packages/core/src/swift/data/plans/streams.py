@@ -11,6 +11,7 @@ from itertools import chain, count, islice
 
 import numpy as np
 
+from swift.config.obstacles import endless_stream
 from swift.contracts.objective import Objective
 from swift.data.batch import Batch, Row
 from swift.data.plans.epochs import shuffler
@@ -18,7 +19,6 @@ from swift.data.plans.layout import BatchLayout, rows_in_memory
 from swift.data.plans.packing import pack
 from swift.data.samples import Encoded
 from swift.data.streaming import SampleStream
-from swift.errors import ConfigError
 
 SHUFFLE_BUFFER = 4096
 """Samples among which the next one is drawn."""
@@ -33,10 +33,7 @@ class StreamingPlan:
 
     def __init__(self, stream: SampleStream, objective: Objective, layout: BatchLayout) -> None:
         if layout.max_steps is None:
-            raise ConfigError(
-                "data.streaming reads the data set while training, so nobody knows how many steps an epoch has.",
-                hint="Say how many to make: --train.max_steps N",
-            )
+            raise endless_stream()
         self.total_steps = layout.max_steps
         self._layout = layout
         self._batches = rows_in_memory(layout, objective)
