@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from against_torch import COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Both, Pair, assert_equal, run_pairs
+from against_torch import BIASES, COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Both, Pair, assert_equal, run_pairs
 from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
@@ -28,6 +28,7 @@ PAIRS = {
     "qwen2, biases, tensor parallel, zero 1": Pair("Qwen2", {}, {"parallel.tp": 2, "backend.config": "zero1"}),
     "bnb-nf4, zero 2": Pair("Qwen3", WIDE, {**LORA, "tuner.quantize": "bnb-nf4", **TWO}),
     "frozen by pattern, zero 3": Pair(settings={"tuner.freeze": ["*embed_tokens*", "*.layers.0.*"], **THREE}),
+    "biases, ranks of their own, zero 3": Pair("Qwen2", settings={**LORA, **BIASES, **THREE}),
     "modules to save, zero 3": Pair(settings={**LORA, "tuner.modules_to_save": ["lm_head"], **THREE}),
     "lora+, zero 2": Pair(settings={**LORA, "tuner.lora_plus_ratio": 4.0, **TWO}),
     "kto, zero 3": Pair(settings={"objective.name": "kto", **LORA, **THREE}, rows=verdicts(13)),

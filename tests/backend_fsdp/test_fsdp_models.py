@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from against_torch import COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Both, Pair, assert_equal, run_pairs
+from against_torch import BIASES, COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Both, Pair, assert_equal, run_pairs
 from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
@@ -29,6 +29,7 @@ PAIRS = {
     "bnb-nf4": Pair("Qwen3", WIDE, {**LORA, "tuner.quantize": "bnb-nf4"}),
     "torchao-nf4": Pair("Qwen3", WIDE, {**LORA, "tuner.quantize": "torchao-nf4"}),
     "frozen by pattern": Pair(settings={"tuner.freeze": ["*embed_tokens*", "*.layers.0.*"]}),
+    "biases, ranks of their own": Pair("Qwen2", settings={**LORA, **BIASES}),
     "modules to save": Pair(settings={**LORA, "tuner.modules_to_save": ["lm_head"]}),
     "kto": Pair(settings={"objective.name": "kto", **LORA}, rows=verdicts(13)),
     "orpo, ulysses": Pair(settings={"objective.name": "orpo", "parallel.ulysses": 2}, rows=pairs(9)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import megatron_imported  # noqa: F401
 import pytest
-from against_torch import LORA, MOE, PACKED, Both, Pair, assert_equal, run_pairs
+from against_torch import LORA, MOE, PACKED, RANKS, Both, Pair, assert_equal, run_pairs
 from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
@@ -57,10 +57,42 @@ PAIRS = {
     "deepseek v3, tensor parallel": Pair("DeepseekV3", LATENT, {**SP2, "parallel.ep": 2}),
     "deepseek v3, lora": Pair("DeepseekV3", LATENT, {**SP2, **LORA}),
     "adapters on some of what is fused": Pair(settings={**TP2, **ATTENTION}),
+    "ranks of their own": Pair(settings={**TP2, **LORA, **RANKS}),
     "lora plus": Pair(settings={**TP2, **LORA, "tuner.lora_plus_ratio": 4.0}),
     "frozen by pattern": Pair(settings={**PP2, "tuner.freeze": ["*embed_tokens*", "*.layers.0.*"]}),
     "selective recomputation": Pair(
         settings={**TP2, "train.gradient_checkpointing": True, "backend.recompute": "selective"}
+    ),
+    "mlp recomputed, a short first stage": Pair(
+        "Qwen3",
+        {"num_hidden_layers": 3},
+        {
+            **PP2,
+            "train.gradient_checkpointing": True,
+            "backend.recompute": "selective",
+            "backend.recompute_modules": ["core_attn", "mlp"],
+            "backend.first_stage": 1,
+        },
+    ),
+    "experts recomputed": Pair(
+        "Qwen3Moe",
+        MOE,
+        {
+            **EP2,
+            "train.gradient_checkpointing": True,
+            "backend.recompute": "selective",
+            "backend.recompute_modules": ["moe"],
+        },
+    ),
+    "some blocks recomputed, a short last stage": Pair(
+        "Qwen3",
+        {"num_hidden_layers": 3},
+        {
+            **PP2,
+            "train.gradient_checkpointing": True,
+            "backend.recompute_method": "block",
+            "backend.last_stage": 1,
+        },
     ),
     "interleaved, packed": Pair("Qwen3", {"num_hidden_layers": 4}, {**PP2, "parallel.vpp": 2, **PACKED}),
     "context parallel, packed": Pair(settings={**CP2, **PACKED}),

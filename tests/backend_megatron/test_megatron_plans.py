@@ -26,6 +26,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sequence parallel alone": ({"parallel.sequence_parallel": True}, "parallel.tp is 1"),
     "virtual stages alone": ({"parallel.vpp": 2}, "parallel.pp is 1"),
     "stages named wrongly": ({"parallel.pp": 2, "backend.stages": [2]}, "names 1 stages, and pp 2 × vpp 1 has 2"),
+    "a first stage of no pipeline": ({"backend.first_stage": 1}, "parallel.pp is 1"),
+    "ends of interleaved stages": (
+        {"parallel.pp": 2, "parallel.vpp": 2, "backend.last_stage": 1},
+        "has several on a process",
+    ),
+    "stages and their ends": (
+        {"parallel.pp": 2, "backend.stages": [1, 1], "backend.first_stage": 1},
+        "both name the stages",
+    ),
+    "ends that leave nothing": (
+        {"parallel.pp": 2, "backend.first_stage": 2},
+        "leave 0 for 1 stages",
+    ),
+    "biases next to adapters": ({**LORA, "tuner.bias": "all"}, "does not have tuner.bias"),
     "padding without capacity": ({"backend.moe_pad_to_capacity": True}, "none is given"),
     "fp8 without a gpu": ({"backend.fp8": "hybrid"}, "this machine has no GPU"),
     "adafactor": ({"optim.name": "adafactor"}, "Megatron's optimizers are Adam's"),

@@ -18,6 +18,8 @@ from swift.testing.subjects import write_model
 ROWS = conversations(13)
 COMMON = {"train.global_batch": 8, "train.micro_batch": 4, "train.max_steps": 4, "optim.eps": 1e-6}
 LORA = {"tuner.kind": "lora", "tuner.dropout": 0.0, "optim.lr": 5e-3}
+RANKS = {"tuner.init": "orthogonal", "tuner.rank_pattern": {"q_proj": 4}, "tuner.alpha_pattern": {"v_proj": 8.0}}
+BIASES = {**RANKS, "tuner.bias": "all"}
 PACKED = {"data.packing": True, "data.max_length": 160, "train.global_batch": 4}
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "initializer_range": 0.02}
 """Wide enough for matrices to be quantised in blocks."""

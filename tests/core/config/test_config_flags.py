@@ -37,6 +37,34 @@ MEANINGS: list[tuple[str, dict[str, Any]]] = [
     ("--train_type sft", {"objective.name": "sft", "tuner.kind": "lora"}),
     ("--lora_alpha 16 --lora_dropout 0", {"tuner.alpha": 16.0, "tuner.dropout": 0.0}),
     ("--target_modules q_proj v_proj", {"tuner.targets": ("q_proj", "v_proj")}),
+    ("--lora_target_modules q_proj,v_proj", {"tuner.targets": ("q_proj", "v_proj")}),
+    ("--lora_target all", {"tuner.targets": ("all-linear",)}),
+    ("--target_modules ALL", {"tuner.targets": ("all-linear",)}),
+    ("--target_modules .*q_proj", {"tuner.target_regex": ".*q_proj", "tuner.targets": ("all-linear",)}),
+    ("--target_regex '.*[qv]_proj'", {"tuner.target_regex": ".*[qv]_proj"}),
+    ("--lora_bias lora_only --init_lora_weights gaussian", {"tuner.bias": "lora_only", "tuner.init": "gaussian"}),
+    ("--init_weights true", {"tuner.init": "default"}),
+    ("""--rank_pattern '{"q_proj": 4}' --alpha_pattern '{"q_proj": 8}'""", {"tuner.rank_pattern": {"q_proj": 4}}),
+    ("--use_peft", {"tuner.kind": "lora"}),
+    ("--use_peft false", {"tuner.kind": "full"}),
+    ("--finetuning_type full --freeze_parameters model.embed_tokens", {"tuner.freeze": ("model.embed_tokens*",)}),
+    ("--train_type full --freeze_parameters '*.mlp.*'", {"tuner.freeze": ("*.mlp.*",)}),
+    (
+        "--train_type full --freeze_parameters_ratio 1 --trainable_parameters lm_head model.norm",
+        {"tuner.freeze_ratio": 1.0, "tuner.unfreeze": ("lm_head*", "model.norm*")},
+    ),
+    ("--train_type full --trainable_parameters lm_head", {"tuner.train_only": ("lm_head*",), "tuner.unfreeze": ()}),
+    ("--quant_bits 4", {"tuner.quantize": "bnb-nf4", "tuner.double_quant": True}),
+    ("--quant_bits 4 --quant_method torchao", {"tuner.quantize": "torchao-nf4"}),
+    ("--quantization_bit 8 --quantization_method bitsandbytes", {"tuner.quantize": "bnb-int8"}),
+    ("--load_in_4bit --load_in_8bit false", {"tuner.quantize": "bnb-nf4"}),
+    ("--load_in_8bit true", {"tuner.quantize": "bnb-int8"}),
+    ("--load_in_4bit --bnb_4bit_quant_type fp4 --bnb_4bit_use_double_quant false", {"tuner.quantize": "bnb-fp4"}),
+    ("--load_in_4bit --bnb_4bit_use_double_quant false", {"tuner.double_quant": False}),
+    ("--train_type qlora --quant_bits 4 --bnb_4bit_quant_type nf4", {"tuner.quantize": "bnb-nf4"}),
+    ("--train_type qlora --bnb_4bit_quant_type fp4", {"tuner.quantize": "bnb-fp4"}),
+    ("--quant_bits 4 --bnb_4bit_compute_dtype bfloat16", {"model.dtype": "bfloat16"}),
+    ("--quant_bits none", {"tuner.quantize": "none"}),
     ("--learning_rate 1e-5", {"optim.lr": 1e-5}),
     ("--optim.lr 2e-5", {"optim.lr": 2e-5}),
     ("--lr_scheduler_type linear", {"optim.schedule": "linear"}),
@@ -184,6 +212,43 @@ def test_a_command_without_data_or_model_shows_a_line_that_works(verb: str) -> N
     assert parse(shlex.split(shown.group(1)), verb).config.model.path == "m"
     with pytest.raises(UsageError, match=r"needs --model .* and --dataset"):
         parse([], verb)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence", "hint"),
+    [
+        ("--init_lora_weights pissa_niter_4", "puts a part of each base weight into the adapter", ""),
+        ("--init_weights olora", "puts a part of each base weight", ""),
+        ("--init_lora_weights loftq", "quantises the base weights", ""),
+        ("--tuner.init orthogonal --lora_rank 3", "takes even ranks", "--lora_rank 8"),
+        ("--target_modules all-router", "routers of mixtures", ""),
+        ("--target_modules all q_proj", "either all-linear or names", ""),
+        ("--target_regex '(q'", "must be a regular expression", ""),
+        ("--target_regex .*q --target_modules k_proj", "both name the modules", "Keep one"),
+        ("--train_type full --tuner.unfreeze lm_head", "nothing is frozen", "--tuner.freeze_ratio 1"),
+        ("--quant_method awq", "adapters are trained on weights of bitsandbytes", "--quant w4a16"),
+        ("--quant_method hqq --quant_bits 4", "is not offered", "--quant_method bnb"),
+        ("--quant_method bnb", "how many bits", "--quant_bits 4"),
+        ("--quant_bits 3", "is 4 or 8", ""),
+        ("--quant_bits 8 --load_in_4bit", "contradict each other", ""),
+        ("--quant_bits 8 --train_type qlora", "contradict each other", ""),
+        ("--quant_bits 8 --quant_method torchao", "in 4 bits here", "bnb"),
+        ("--quant_bits 4 --fp16 --bnb_4bit_compute_dtype bfloat16", "the model's precision, float16", "Keep one"),
+    ],
+)
+def test_what_a_tuner_cannot_do_is_refused_with_the_reason(line: str, sentence: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parsed(line)
+    assert sentence in refusal.value.message
+    assert hint in (refusal.value.hint or "")
+
+
+def test_settings_of_four_bits_say_where_they_have_no_effect() -> None:
+    assert parsed("--bnb_4bit_quant_type nf4").notes == [
+        "--bnb_4bit_quant_type has no effect: it is about weights of four bits (--quant_bits 4)."
+    ]
+    stored = parsed("--quant_bits 4 --bnb_4bit_quant_storage uint8")
+    assert any("--bnb_4bit_quant_storage is not needed" in note for note in stored.notes)
 
 
 def test_words_without_a_flag_are_refused() -> None:

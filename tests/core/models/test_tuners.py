@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from tiny_models import batch, tiny, write_architecture
 
 from swift.config.sections import ModelSection, TunerSection
@@ -149,6 +150,105 @@ def test_initial_adapters_are_spread_as_peft_spreads_them() -> None:
         assert not initial_adapter("x.lora_B.weight", (512, 64), TunerSection(rank=64), seed=0).any()
 
 
+def peft_twin(architecture: str, **settings: object) -> torch.nn.Module:
+    """PEFT's own model with these settings of its LoraConfig."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(**{"task_type": "CAUSAL_LM", "lora_alpha": 32, "target_modules": "all-linear", **settings})
+    twin: torch.nn.Module = get_peft_model(tiny(architecture), config)
+    return twin
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_biases_are_trained_saved_and_merged_as_peft_does_it(bias: str, tmp_path: Path) -> None:
+    from swift.models.load_adapter import load_adapter
+    from swift.models.merge import merged
+
+    targets = ["q_proj", "o_proj", "up_proj"]
+    model, twin = tuned("qwen2", bias=bias, targets=targets), peft_twin("qwen2", bias=bias, target_modules=targets)
+    expected = {name for name, p in twin.named_parameters() if p.requires_grad and ".bias" in name}
+    assert expected
+    assert {name for name, p in model.named_parameters() if p.requires_grad and ".bias" in name} == expected
+    train(model)
+    model.eval()
+    tensors = {name: p.detach().contiguous() for name, p in adapter_tensors(model).items()}
+    (tmp_path / "adapter").mkdir()
+    save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter_config(model)))
+    resumed = load_adapter(tiny("qwen2"), tmp_path / "adapter", trainable=False).eval()
+    assert distance(resumed, model) < 1e-6
+    write_architecture(tmp_path / "base", "qwen2")
+    source = open_source(ModelSection(path=str(tmp_path / "base")), say=lambda _: None)
+    base = source.build(dtype=torch.float32)
+    on_base = load_adapter(base, tmp_path / "adapter", trainable=False).eval()
+    expected_logits = on_base(batch()).logits
+    plain = source.build(dtype=torch.float32)
+    plain.load_state_dict(dict(merged(source, tensors, adapter_config(model) or {})), strict=False)
+    assert torch.allclose(plain.eval()(batch()).logits, expected_logits, atol=1e-5)
+
+
+def adapter_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {pieces[0].name: parameter for pieces, parameter in canonical_parameters(model)}
+
+
+def test_ranks_and_scales_of_single_modules_are_those_of_peft() -> None:
+    patterns = {"rank_pattern": {"q_proj": 4, "layers.1.mlp.up_proj": 2}, "alpha_pattern": {"v_proj": 3.0}}
+    model, twin = tuned(**patterns), peft_twin("qwen3", r=8, **patterns)
+    shapes = {name: p.shape for name, p in twin.named_parameters()}
+    assert {name: p.shape for name, p in model.named_parameters()} == shapes
+    for name, module in model.named_modules():
+        if hasattr(module, "scaling"):
+            assert module.scaling == twin.get_submodule(name).scaling
+    assert adapter_config(model)["rank_pattern"] == patterns["rank_pattern"]
+
+
+def test_an_expression_chooses_the_modules_that_peft_would_choose() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    expression = r".*\.0\..*\.(q|up)_proj"
+    twin = get_peft_model(tiny(), LoraConfig(target_modules=expression))
+    expected = {name for name, p in twin.named_parameters() if p.requires_grad}
+    assert {n for n, p in tuned(target_regex=expression).named_parameters() if p.requires_grad} == expected
+    with pytest.raises(ConfigError, match="matches no module") as refusal:
+        tuned(target_regex=r"q_proj")
+    assert "model.layers.0.self_attn.q_proj" in (refusal.value.hint or "")
+
+
+def test_orthogonal_adapters_start_from_nothing_and_spread_as_in_peft() -> None:
+    options = TunerSection(rank=32, init="orthogonal")
+    a = initial_adapter("x.lora_A.weight", (32, 512), options, seed=3)
+    b = initial_adapter("x.lora_B.weight", (384, 32), options, seed=3)
+    assert a.norm() > 0
+    assert b.norm() > 0
+    assert (b @ a).abs().max() < 1e-6
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=32, target_modules=["0"], init_lora_weights="orthogonal")
+    layer = get_peft_model(torch.nn.Sequential(torch.nn.Linear(512, 384)), config).base_model.model[0]
+    assert a.std().item() == pytest.approx(layer.lora_A.default.weight.std().item(), rel=0.1)
+    assert b.std().item() == pytest.approx(layer.lora_B.default.weight.std().item(), rel=0.1)
+
+
+def test_a_share_from_below_and_exceptions_are_frozen_as_ms_swift_does_it() -> None:
+    model = tiny()
+    counts = [(name, p.numel()) for name, p in model.named_parameters()]
+    room, before, frozen = sum(n for _, n in counts) * 0.6, 0, set()
+    for name, count in counts:
+        before += count
+        if before <= room:
+            frozen.add(name)
+    everything = {name for name, _ in counts}
+    assert 0 < len(frozen) < len(everything)
+    assert trained_names(tuned(kind="full", freeze_ratio=0.6)) == everything - frozen
+    back = {"freeze_ratio": 1.0, "unfreeze": ("lm_head*",), "unfreeze_regex": r"layers\.1\..*norm"}
+    expected = {"lm_head.weight", *(n for n in everything if "layers.1." in n and "norm" in n)}
+    assert trained_names(tuned(kind="full", **back)) == expected
+    without = trained_names(tuned(kind="full", freeze_regex=r"(q|k)_proj"))
+    assert without == {name for name in everything if "q_proj" not in name and "k_proj" not in name}
+    with pytest.raises(ConfigError, match="found in the name of no weight"):
+        tuned(kind="full", freeze_regex="visual")
+
+
 def test_adapters_are_fp32_on_a_frozen_base_in_bf16() -> None:
     model = apply_tuner(tiny().bfloat16(), TunerSection(modules_to_save=("lm_head",)), seed=0, say=lambda _: None)
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
@@ -255,6 +355,20 @@ def test_qlora_learns_on_a_frozen_quantised_base(wide: Path, kind: str, package:
             assert torch.equal(parameter, frozen[name])
     with adapters_off(model):
         assert distance(model, exact) == pytest.approx(error, rel=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "double"), [("nf4", True), ("nf4", False), ("fp4", True)])
+def test_weights_of_four_bits_are_those_of_bitsandbytes(wide: Path, kind: str, double: bool) -> None:
+    functional = pytest.importorskip("bitsandbytes").functional
+    source = open_source(ModelSection(path=str(wide)), say=lambda _: None)
+    section = TunerSection(quantize=f"bnb-{kind}", double_quant=double)
+    model = quantized_build(source, section, torch.float32, "cpu")
+    name = "model.layers.0.mlp.up_proj"
+    packed, state = functional.quantize_4bit(source.read(f"{name}.weight"), compress_statistics=double, quant_type=kind)
+    weight = model.get_submodule(name).weight
+    assert weight.quant_state.nested == double
+    found = functional.dequantize_4bit(weight.data, weight.quant_state)
+    assert torch.equal(found, functional.dequantize_4bit(packed, state))
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3-tied", "qwen3-moe", "deepseek-v3"])

@@ -43,7 +43,7 @@ class DeepSpeedBackend:
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "ulysses"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         tuners=frozenset(Trains),
-        quantisers=frozenset({"bnb-nf4", "bnb-int8"}),
+        quantisers=frozenset({"bnb-nf4", "bnb-fp4", "bnb-int8"}),
         optimizers=frozenset({Reads.ELEMENTS}),
         provides=frozenset(
             {

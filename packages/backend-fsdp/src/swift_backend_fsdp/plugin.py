@@ -37,7 +37,7 @@ class FsdpBackend:
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "cp", "ulysses"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         tuners=frozenset(Trains),
-        quantisers=frozenset({"bnb-nf4", "torchao-nf4"}),
+        quantisers=frozenset({"bnb-nf4", "bnb-fp4", "torchao-nf4"}),
         optimizers=frozenset({Reads.ELEMENTS, Reads.BLOCKS}),
         provides=frozenset(
             {

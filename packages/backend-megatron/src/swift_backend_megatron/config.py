@@ -24,11 +24,19 @@ class MegatronConfig(Section):
     stages: tuple[PositiveInt, ...] = Field(
         (), description="Layers of each pipeline stage (of each virtual stage under vpp); default: equal numbers"
     )
+    first_stage: PositiveInt | None = Field(None, description="Layers of the first pipeline stage, where it has fewer")
+    last_stage: PositiveInt | None = Field(None, description="Layers of the last pipeline stage, where it has fewer")
     recompute: Literal["full", "selective"] = Field(
-        "full", description="What train.gradient_checkpointing recomputes: whole layers, or attention alone"
+        "full", description="What train.gradient_checkpointing recomputes: whole layers, or parts of each"
     )
-    recompute_layers: PositiveInt = Field(
-        1, description="Layers that are recomputed together from one kept input, under recompute full"
+    recompute_method: Literal["uniform", "block"] = Field(
+        "uniform",
+        description="Under recompute full: all layers, recompute_layers of them from one kept input (uniform), or only "
+        "the first recompute_layers of each stage (block)",
+    )
+    recompute_layers: PositiveInt = Field(1, description="Number of layers for recompute_method")
+    recompute_modules: tuple[Literal["core_attn", "mlp", "moe"], ...] = Field(
+        ("core_attn",), min_length=1, description="Parts that recompute selective recomputes: core_attn, mlp, moe"
     )
     dispatcher: Literal["alltoall", "allgather"] = Field("alltoall", description="How tokens get to their experts")
     moe_aux_loss: NonNegativeFloat = Field(0.0, description="Weight of the loss that balances the load of experts")

@@ -28,7 +28,7 @@ from swift_backend_megatron import cpu, megatron_runtime
 from swift_backend_megatron.adapters import adapt, train_head
 from swift_backend_megatron.built import MegatronModel
 from swift_backend_megatron.experts import mark_experts
-from swift_backend_megatron.plan import check_model, options_of, sizes_of
+from swift_backend_megatron.plan import check_model, options_of, sizes_of, stages_of
 from swift_backend_megatron.tensor_map import TensorMap, map_tensors
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def model_config(run: Run, source: ModelSource, dtype: torch.dtype) -> Any:
         **_from_files(source, found),
         **_task(run, source),
         **_recompute(run),
-        **_stages(run),
+        **_stages(run, source),
         **_fp8(run),
         **_attention(run, source, dtype),
     }
@@ -195,16 +195,16 @@ def _recompute(run: Run) -> dict[str, Any]:
     if not run.config.train.gradient_checkpointing:
         return {}
     if options.recompute == "selective":
-        return {"recompute_granularity": "selective"}
+        return {"recompute_granularity": "selective", "recompute_modules": list(options.recompute_modules)}
     return {
         "recompute_granularity": "full",
-        "recompute_method": "uniform",
+        "recompute_method": options.recompute_method,
         "recompute_num_layers": options.recompute_layers,
     }
 
 
-def _stages(run: Run) -> dict[str, Any]:
-    stages = options_of(run).stages
+def _stages(run: Run, source: ModelSource) -> dict[str, Any]:
+    stages = stages_of(options_of(run), run.config.parallel, source.config.get_text_config().num_hidden_layers)
     if not stages:
         return {}
     described = ["t" * layers for layers in stages]
@@ -254,7 +254,7 @@ def _tune(run: Run, built: MegatronModel) -> None:
     weights = sum(math.prod(entry.shape) for entry in built.tensor_map.values())
     _note_weights(run, weights, weights)
     patterns = tuner.options(FullOptions)
-    if tuner.kind == "full" and not patterns.freeze and not patterns.train_only:
+    if tuner.kind == "full" and not patterns.selects:
         return
     # Transformers and PEFT themselves decide, on a model without weights.
     meta_copy = apply_tuner(meta_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)

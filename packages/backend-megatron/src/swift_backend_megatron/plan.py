@@ -123,6 +123,7 @@ def check_plan(run: Run) -> None:
             f"{parallel.pp * parallel.vpp}.",
             hint="Give one number of layers for each, from the first to the last.",
         )
+    _check_ends(parallel, options)
     if options.moe_pad_to_capacity and options.moe_capacity is None:
         raise UnsupportedPlan(
             "backend.moe_pad_to_capacity pads to a capacity, and none is given.",
@@ -139,6 +140,39 @@ def check_plan(run: Run) -> None:
             "tuner.modules_to_save makes copies of modules, which Megatron has sharded or distributed.",
             hint="Leave it out, or type --backend fsdp.",
         )
+
+
+def _check_ends(parallel: ParallelSection, options: MegatronConfig) -> None:
+    """Refuse a first or last stage of its own where there are no such stages, or where all are named."""
+    for name in ("first_stage", "last_stage"):
+        if getattr(options, name) is None:
+            continue
+        if parallel.pp == 1 or parallel.vpp > 1:
+            have = "parallel.pp is 1" if parallel.pp == 1 else f"parallel.vpp {parallel.vpp} has several on a process"
+            raise UnsupportedPlan(
+                f"backend.{name} is the size of a pipeline's stage, and {have}.",
+                hint="Type --pp 2 (or more) without --vpp; under it: --backend.stages with a number for each.",
+            )
+        if options.stages:
+            raise UnsupportedPlan(f"backend.stages and backend.{name} both name the stages.", hint="Keep one of them.")
+
+
+def stages_of(options: MegatronConfig, parallel: ParallelSection, layers: int) -> tuple[int, ...]:
+    """Return the layers of each stage where they are named; stages between the named ends share what is left evenly."""
+    first, last = options.first_stage, options.last_stage
+    if first is None and last is None:
+        return options.stages
+    ends = (first or 0) + (last or 0)
+    between = parallel.pp - (first is not None) - (last is not None)
+    left = layers - ends
+    if left != 0 if between == 0 else left <= 0 or left % between:
+        raise UnsupportedPlan(
+            f"{layers} layers without the {ends} of backend.first_stage and backend.last_stage leave "
+            f"{max(left, 0)} for {between} stages.",
+            hint="Choose numbers that leave a multiple of the other stages, or name all: --backend.stages.",
+        )
+    share = (left // between,) * between if between else ()
+    return (*((first,) if first else ()), *share, *((last,) if last else ()))
 
 
 def _check_precision(config: Config, options: MegatronConfig) -> None:
@@ -166,12 +200,13 @@ def check_model(run: Run, model_config: Any) -> None:
     parallel, options = run.config.parallel, options_of(run)
     text = model_config.get_text_config()
     layers, stages = text.num_hidden_layers, parallel.pp * parallel.vpp
-    if options.stages and sum(options.stages) != layers:
+    named = stages_of(options, parallel, layers)
+    if named and sum(named) != layers:
         raise UnsupportedPlan(
-            f"backend.stages adds up to {sum(options.stages)} layers, and the model has {layers}.",
+            f"backend.stages adds up to {sum(named)} layers, and the model has {layers}.",
             hint="Make the numbers add up.",
         )
-    if not options.stages and layers % stages:
+    if not named and layers % stages:
         even, more = divmod(layers, stages)
         uneven = " ".join(str(even + (1 if index < more else 0)) for index in range(stages))
         product = f"pp {parallel.pp}" + (f" × vpp {parallel.vpp}" if parallel.vpp > 1 else "")

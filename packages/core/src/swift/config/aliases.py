@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_args
 
+from swift.config import fsdp_flags, megatron_flags, quantisation
 from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, Settings, Translation
@@ -55,7 +56,16 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "tuner.rank": ("lora_rank", "lora_r"),
     "tuner.alpha": ("lora_alpha",),
     "tuner.dropout": ("lora_dropout",),
-    "tuner.targets": ("target_modules", "lora_target_modules"),
+    "tuner.targets": ("target_modules", "lora_target_modules", "lora_target"),
+    "tuner.target_regex": ("target_regex",),
+    "tuner.rank_pattern": ("rank_pattern",),
+    "tuner.alpha_pattern": ("alpha_pattern",),
+    "tuner.bias": ("lora_bias",),
+    "tuner.init": ("init_lora_weights", "init_weights"),
+    "tuner.double_quant": ("bnb_4bit_use_double_quant", "double_quantization"),
+    "tuner.freeze_regex": ("freeze_parameters_regex",),
+    "tuner.freeze_ratio": ("freeze_parameters_ratio",),
+    "tuner.unfreeze_regex": ("trainable_parameters_regex",),
     "tuner.modules_to_save": ("modules_to_save",),
     "tuner.dora": ("use_dora",),
     "tuner.rslora": ("use_rslora",),
@@ -293,13 +303,6 @@ _METHODS: dict[str, Settings] = {
     "fsdp2": {"backend.name": "fsdp"},
     "zero": {"backend.name": "deepspeed"},
 }
-_FSDP: dict[str, Settings] = {
-    **{name: {"backend.name": "fsdp"} for name in ("true", "fsdp2", "full_shard", "full_shard auto_wrap")},
-    **_FSDP_PRESETS,
-    "full_shard offload": _FSDP_PRESETS["fsdp_offload"],
-    "hybrid_shard": _FSDP_PRESETS["hsdp"],
-    "false": {},
-}
 _SCHEDULES: dict[str, Settings] = {name: {"optim.schedule": name} for name in get_args(Shape)} | {
     "constant_with_warmup": {"optim.schedule": "constant"},
     "cosine_with_min_lr": {"optim.schedule": "cosine", "@min_lr": "cosine_with_min_lr"},
@@ -346,7 +349,8 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("train_on_inputs", "train_on_prompt"), "data.loss_on", "switch", _when_on(_learn("all"))),
     (("mask_history",), "data.loss_on", "switch", _when_on(_learn("last_round"))),
     (("freeze_parameters",), "tuner.freeze", "list", _patterns("tuner.freeze")),
-    (("trainable_parameters",), "tuner.train_only", "list", _patterns("tuner.train_only")),
+    (("trainable_parameters",), "tuner.train_only", "list", _patterns("@trainable_parameters")),
+    (("use_peft",), "tuner.kind", "switch", _when_on({"tuner.kind": "lora"}, {"tuner.kind": "full"})),
     (("loss_type",), "objective.loss", "value", _loss_type),
     (("data_seed",), "train.seed", "value", _request("data_seed")),
     (("loss_scale",), "data.loss_on", "value", _choice(_LOSS_SCALES, LOSS_SCALES_ELSEWHERE)),
@@ -372,7 +376,9 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("report_to",), "logging.report_to", "list", _report_to),
     (("deepspeed", "deepspeed_config"), "backend.name", "value", _deepspeed),
     (("parallel_method",), "backend.name", "value", _choice(_METHODS)),
-    (("fsdp",), "backend.name", "optional", _choice(_FSDP)),
+    *fsdp_flags.FLAGS,
+    *megatron_flags.FLAGS,
+    *quantisation.FLAGS,
     (("merge_lora",), "export.to", "switch", _when_on({"export.to": "hf"})),
 )
 

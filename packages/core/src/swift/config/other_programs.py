@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from swift.config import megatron_flags
 from swift.config.meanings import Default, Meaning, NotNeeded, Refused, off
 
 Rows = Mapping[tuple[str, ...], Meaning]
@@ -271,15 +272,11 @@ MODEL: Rows = {
     ("freeze_llm", "freeze_language_model"): off(
         "nothing would be left to train in a text model.", "Some weights: --train_type full --freeze_parameters PATTERN"
     ),
-    ("freeze_parameters_ratio", "freeze_trainable_layers"): Default(
+    ("freeze_trainable_layers",): Default(
         ("0", "0.0"),
         "nothing is frozen by it",
-        "weights are frozen by name.",
-        "Type --train_type full --freeze_parameters 'model.layers.0.*' 'model.layers.1.*' ...",
-    ),
-    ("trainable_parameters_regex", "freeze_parameters_regex"): Refused(
-        "weights are named by patterns with *, not by regular expressions.",
-        "Type --trainable_parameters 'model.layers.1.*', or --freeze_parameters PATTERN",
+        "weights are frozen by name or by their part of all.",
+        "Type --train_type full --freeze_parameters_ratio 0.9, or --freeze_parameters model.layers.0. ...",
     ),
     ("ref_model", "ref_model_type", "ref_adapters"): Refused(
         "the reference is the model that training begins with, under the adapter or scored once before.",
@@ -288,6 +285,18 @@ MODEL: Rows = {
     ("reward_model", "reward_funcs"): Refused(
         "learning from rewards (PPO, GRPO) is not implemented.", "From pairs: swift rlhf --rlhf_type dpo"
     ),
+}
+
+TUNERS: Rows = {
+    ("lora_dtype",): Default(
+        ("float32", "fp32", "auto", "none"),
+        "adapters are trained in fp32",
+        "what is trained has fp32 weights, whatever the precision of the model.",
+        "Leave it out.",
+    ),
+    ("lora_modules",): Refused("in ms-swift it names adapters for inference.", "To continue one: --adapters FOLDER"),
+    ("pissa_init",): off("PiSSA changes the base weights.", "Type: --init_lora_weights gaussian"),
+    ("additional_target",): Refused("modules next to the adapters have a flag.", "Type: --modules_to_save NAMES"),
 }
 
 RESULTS: Rows = {
@@ -363,6 +372,8 @@ TOPICS: Mapping[str, Rows] = {
     "Data": DATA,
     "Chat template and what is learned": TEMPLATE,
     "Model": MODEL,
+    "Tuners": TUNERS,
+    "Megatron": megatron_flags.ROWS,
     "Output, checkpoints and the hub": RESULTS,
     "Processes": PROCESSES,
 }

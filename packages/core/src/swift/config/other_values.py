@@ -70,7 +70,7 @@ TUNERS_ELSEWHERE = {
     ),
     "freeze": Refused(
         "there is no tuner of this name; some of the weights are trained by --train_type full and patterns.",
-        "Type --train_type full --trainable_parameters 'model.layers.27.*' 'lm_head.*'",
+        "Type --train_type full --trainable_parameters model.layers.27. lm_head",
     ),
     **dict.fromkeys(
         ("grpo", "ppo"),

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import AfterValidator, Field, PositiveFloat, field_validator, model_validator
 
-from swift.config.limits import BelowOne, Pattern
+from swift.config.limits import BelowOne, Fraction, Pattern
 from swift.config.options import Section
+from swift.errors import ConfigError
+
+
+def _expression(text: str) -> str:
+    """Refuse what is no regular expression."""
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as problem:
+        raise ValueError(f"must be a regular expression ({problem})") from None
+    return text
+
+
+Expression = Annotated[Pattern, AfterValidator(_expression)]
+Rank = Annotated[int, Field(ge=1, le=2**16)]
 
 
 class AdamOptions(Section):
@@ -26,18 +41,130 @@ class FullOptions(Section):
     """Options of training the model's own weights."""
 
     freeze: tuple[Pattern, ...] = Field((), description="Patterns of weight names that stay as they are (full only)")
+    freeze_regex: Expression | None = Field(
+        None, description="Regular expression that is searched for in weight names; those stay as they are (full only)"
+    )
+    freeze_ratio: Fraction = Field(
+        0.0, description="Part of the weights, from the embedding upwards, that stays as it is (full only)"
+    )
     train_only: tuple[Pattern, ...] = Field((), description="Patterns of the only weight names to train (full only)")
+    unfreeze: tuple[Pattern, ...] = Field(
+        (), description="Patterns of weight names to train although they are frozen otherwise (full only)"
+    )
+    unfreeze_regex: Expression | None = Field(
+        None, description="Regular expression for weight names to train although they are frozen otherwise (full only)"
+    )
+
+    @property
+    def selects(self) -> bool:
+        """Whether anything is frozen."""
+        return bool(self.freeze or self.freeze_regex or self.freeze_ratio or self.train_only)
+
+    @model_validator(mode="after")
+    def _something_to_unfreeze(self) -> FullOptions:
+        """Refuse exceptions from nothing: whoever names weights to train means them alone."""
+        if (self.unfreeze or self.unfreeze_regex) and not self.selects:
+            raise ConfigError(
+                "tuner.unfreeze names weights to train although they are frozen otherwise, and nothing is frozen.",
+                hint="To train these alone, add --tuner.freeze_ratio 1; to train everything, leave it out.",
+            )
+        return self
+
+
+ALL_LINEAR = "all-linear"
+_OTHER_TARGETS = {
+    "all-router": "routers of mixtures of experts get no adapters: they are no linear layers here",
+    "all-embedding": "name the embedding's module instead, embed_tokens in most models",
+    "all-norm": "norms get no adapters; --tuner.modules_to_save trains modules in full",
+}
+_CHANGES_BASE = (
+    "puts a part of each base weight into the adapter at the start, so that the adapter would be wrong on the model as "
+    "it is on disk, where it is resumed, exported and served"
+)
+_OTHER_STARTS = {
+    "pissa": _CHANGES_BASE,
+    "olora": _CHANGES_BASE,
+    "corda": _CHANGES_BASE,
+    "loftq": "quantises the base weights in a way of its own",
+    "eva": "reads training data before it starts",
+    "lora-ga": "reads gradients of training data before it starts",
+    "false": "starts from an adapter that changes the model",
+}
+_STARTS = {"true": "default", "kaiming": "default", "random": "default"}
 
 
 class LoraOptions(Section):
     """Options of low-rank adapters."""
 
-    rank: Annotated[int, Field(ge=1, le=2**16)] = Field(8, description="Rank of the adapters")
+    rank: Rank = Field(8, description="Rank of the adapters")
     alpha: PositiveFloat = Field(32.0, description="Scale of the adapters (divided by the rank)")
+    rank_pattern: dict[Pattern, Rank] = Field(
+        default_factory=dict, description='Ranks of single modules: {"q_proj": 16}'
+    )
+    alpha_pattern: dict[Pattern, PositiveFloat] = Field(
+        default_factory=dict, description='Scales of single modules: {"q_proj": 64}'
+    )
     dropout: BelowOne = Field(0.05, description="Dropout on the adapters' input")
-    targets: tuple[Pattern, ...] = Field(("all-linear",), description="Modules that get an adapter")
+    targets: tuple[Pattern, ...] = Field((ALL_LINEAR,), description="Modules that get an adapter")
+    target_regex: Expression | None = Field(
+        None, description="Regular expression that the whole names of modules with an adapter match, instead of targets"
+    )
     modules_to_save: tuple[Pattern, ...] = Field((), description="Modules trained in full next to the adapters")
+    bias: Literal["none", "all", "lora_only"] = Field(
+        "none", description="Biases of the model to train as well: all, or those of modules with an adapter"
+    )
     dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
     rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
     lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
-    init: Literal["default", "gaussian"] = Field("default", description="How adapters start")
+    init: Literal["default", "gaussian", "orthogonal"] = Field("default", description="How adapters start")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expression_as_target(cls, values: Any) -> Any:
+        """Take one target that can be no name of a module for an expression, as PEFT does."""
+        targets = values.get("targets") if isinstance(values, dict) else None
+        one = targets[0] if isinstance(targets, list | tuple) and len(targets) == 1 else targets
+        if isinstance(one, str) and set("*+?|()[]^$\\") & set(one) and values.get("target_regex") is None:
+            return {**{key: value for key, value in values.items() if key != "targets"}, "target_regex": one}
+        return values
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _usual_words(cls, value: Any) -> Any:
+        """Take `all`, and names that are joined by commas: no module has one in its name."""
+        if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+            return value
+        names = [name.strip() for each in value for name in each.split(",") if name.strip()]
+        for name in names:
+            if reason := _OTHER_TARGETS.get(name.lower().replace("_", "-")):
+                raise ValueError(f"takes names of modules or {ALL_LINEAR} ({reason})")
+        every = any(name.lower().replace("_", "-") in (ALL_LINEAR, "all") for name in names)
+        if every and len(names) > 1:
+            raise ValueError(f"is either {ALL_LINEAR} or names of modules")
+        return (ALL_LINEAR,) if every else tuple(names)
+
+    @field_validator("init", mode="before")
+    @classmethod
+    def _usual_starts(cls, value: Any) -> Any:
+        """Take PEFT's words, and say of the ways to start that are not here why."""
+        word = str(value).lower()
+        name = "pissa" if word.startswith("pissa_niter") else word.replace("_", "-")
+        if reason := _OTHER_STARTS.get(name):
+            raise ValueError(f"is default, gaussian or orthogonal ({name} {reason})")
+        return _STARTS.get(word, word)
+
+    @model_validator(mode="after")
+    def _even_ranks(self) -> LoraOptions:
+        if self.init == "orthogonal" and any(rank % 2 for rank in (self.rank, *self.rank_pattern.values())):
+            raise ConfigError(
+                "tuner.init orthogonal takes even ranks.", hint="Type --lora_rank 8, or --tuner.init default"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_of_naming(self) -> LoraOptions:
+        if self.target_regex is not None and self.targets != (ALL_LINEAR,):
+            raise ConfigError(
+                "tuner.target_regex and tuner.targets both name the modules with an adapter.", hint="Keep one."
+            )
+        return self

@@ -7,6 +7,9 @@ from typing import Any
 
 from swift.config.draft import Assignment, Draft
 from swift.config.fields import core_fields
+from swift.config.fsdp_flags import settle_fsdp
+from swift.config.megatron_flags import settle_megatron
+from swift.config.quantisation import settle_quantisation
 from swift.config.values import quoted
 from swift.errors import ConfigError
 
@@ -23,6 +26,10 @@ def settle(merged: Merged) -> list[str]:
     _packing_length(merged)
     _max_samples(merged)
     _data_seed(merged, notes)
+    _trainable_parameters(merged, notes)
+    settle_quantisation(merged, notes)
+    settle_fsdp(merged, notes)
+    settle_megatron(merged, notes)
     return notes
 
 
@@ -49,6 +56,17 @@ def settle_layer(layer: Draft) -> None:
     layer.set("model.dtype", "float32", bf16.source)
     both = f"{bf16.source} false and {fp16.source} false mean" if fp16 else f"{bf16.source} false means"
     layer.notes.append(f"{both} float32 (model.dtype); for float16 type --fp16 true.")
+
+
+def _trainable_parameters(merged: Merged, notes: list[str]) -> None:
+    """Let the flag name exceptions from what is frozen, as in ms-swift; where nothing is, all that is trained."""
+    request = merged.pop("@trainable_parameters", None)
+    if request is None:
+        return
+    frozen = any(_value(merged, f"tuner.{key}", None) for key in ("freeze", "freeze_regex", "freeze_ratio"))
+    merged["tuner.unfreeze" if frozen else "tuner.train_only"] = request
+    if not frozen:
+        notes.append(f"{request.source}: nothing else is frozen by another flag, so these weights alone are trained.")
 
 
 def _value(merged: Merged, key: str, default: Any) -> Any:

@@ -102,8 +102,11 @@ class TunerSection(OpenSection):
     """Which weights are trained. Keys that are not listed here are the tuner's own."""
 
     kind: Name = Field("lora", description="full (all weights), lora (low-rank adapters), or an installed plugin's")
-    quantize: Literal["none", "bnb-nf4", "bnb-int8", "torchao-nf4"] = Field(
+    quantize: Literal["none", "bnb-nf4", "bnb-fp4", "bnb-int8", "torchao-nf4"] = Field(
         "none", description="QLoRA: how the frozen weights are stored"
+    )
+    double_quant: bool = Field(
+        True, description="With bnb-nf4 and bnb-fp4, store the scales of the weights in fewer bits as well"
     )
     adapter: FilePath | None = Field(None, description="Adapter folder to continue from")
 

@@ -134,7 +134,12 @@ def adapter_names(model: torch.nn.Module) -> dict[str, str]:
     state |= {name: torch.empty(0, device="meta") for name, _ in model.named_buffers(remove_duplicate=False)}
     memory_names = {id(tensor): name for name, tensor in state.items()}
     saved = get_peft_model_state_dict(model, dict(state), adapter_name=ADAPTER, save_embedding_layers=False)
-    return {memory_names[id(tensor)]: name for name, tensor in saved.items()}
+    names = {memory_names[id(tensor)]: name for name, tensor in saved.items()}
+    peft_configs: Any = model.peft_config
+    if getattr(peft_configs[ADAPTER], "bias", "none") == "lora_only":
+        # PEFT trains and reads these, and looks for them by the wrong name when it saves.
+        names |= {name: name for name in state if name.endswith(".base_layer.bias")}
+    return names
 
 
 def _canonical(

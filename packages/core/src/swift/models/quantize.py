@@ -7,6 +7,8 @@ packages are extras: `pip install "swift-core[qlora]"`.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +34,13 @@ def quantized_build(
 
     The output head stays as it is, and so do experts that are stacked into one parameter.
     """
-    quantise = {"bnb-nf4": _bnb_nf4, "bnb-int8": _bnb_int8, "torchao-nf4": _torchao_nf4}[section.quantize]
+    quantisers: dict[str, Callable[[torch.nn.Module, str, torch.Tensor], None]] = {
+        "bnb-nf4": partial(_bnb_4bit, "nf4", section.double_quant),
+        "bnb-fp4": partial(_bnb_4bit, "fp4", section.double_quant),
+        "bnb-int8": _bnb_int8,
+        "torchao-nf4": _torchao_nf4,
+    }
+    quantise = quantisers[section.quantize]
     _import(section.quantize.partition("-")[0])
     model: Any = meta_model(source, dtype)
     names, head = name_map(model), model.get_output_embeddings() or head_of(model)
@@ -56,7 +64,7 @@ def quantized_build(
     _read_buffers(model, source, device)
     model.tie_weights()
     model.requires_grad_(False)
-    model.is_loaded_in_4bit = section.quantize == "bnb-nf4"
+    model.is_loaded_in_4bit = section.quantize in ("bnb-nf4", "bnb-fp4")
     model.is_loaded_in_8bit = section.quantize == "bnb-int8"
     model.eval()
     built: torch.nn.Module = model
@@ -74,7 +82,7 @@ def _read_buffers(model: torch.nn.Module, source: ModelSource, device: torch.dev
         model.get_submodule(module)._buffers[leaf] = buffer.to(device)
 
 
-def _bnb_nf4(model: torch.nn.Module, path: str, weight: torch.Tensor) -> None:
+def _bnb_4bit(quant_type: str, double: bool, model: torch.nn.Module, path: str, weight: torch.Tensor) -> None:
     bnb = _import("bnb")
     old: Any = model.get_submodule(path)
     layer = bnb.nn.Linear4bit(
@@ -82,8 +90,8 @@ def _bnb_nf4(model: torch.nn.Module, path: str, weight: torch.Tensor) -> None:
         old.out_features,
         bias=old.bias is not None,
         compute_dtype=weight.dtype,
-        compress_statistics=True,
-        quant_type="nf4",
+        compress_statistics=double,
+        quant_type=quant_type,
         # As wide as the other weights, so that FSDP can lay them out together.
         quant_storage=weight.dtype,
         device="meta",
@@ -94,7 +102,8 @@ def _bnb_nf4(model: torch.nn.Module, path: str, weight: torch.Tensor) -> None:
     packed = bnb.nn.Params4bit(
         weight.cpu(),
         requires_grad=False,
-        quant_type="nf4",
+        compress_statistics=double,
+        quant_type=quant_type,
         quant_storage=weight.dtype,
         module=layer,
     )

@@ -9,19 +9,21 @@ makes its own adapter modules calls `initial_adapter` and starts from the very s
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
 
-from swift.config.own_options import FullOptions, LoraOptions
+from swift.config.own_options import ALL_LINEAR, FullOptions, LoraOptions
 from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
-from swift.models.adapter_file import read_adapter_config
+from swift.models.adapter_file import check_patterns, read_adapter_config
 from swift.models.heads import head_of
 from swift.models.load_adapter import load_adapter
 from swift.models.names import ADAPTER, adapter_names, base_model, canonical_parameters, name_map
@@ -31,8 +33,6 @@ from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.config.sections import TunerSection
-
-ALL_LINEAR = "all-linear"
 
 
 def apply_tuner(
@@ -101,37 +101,49 @@ def initial_adapter(name: str, shape: Sequence[int], section: TunerSection, *, s
 def initial_matrix(name: str, shape: Sequence[int], options: LoraOptions, *, seed: int) -> torch.Tensor:
     """Return where the adapter matrix of this PEFT name starts, in fp32 on the CPU.
 
-    As in PEFT: A is uniform (`default`: within ±1/√inputs) or normal (`gaussian`: deviation 1/rank), B is zero; an
-    embedding's A is zero and its B standard normal.
+    As in PEFT: A is uniform (`default`: within ±1/√inputs) or normal (`gaussian`: deviation 1/rank), B is zero; with
+    `orthogonal`, A and B are both drawn, with rows and columns at right angles, so that B·A is zero. An embedding's A
+    is zero and its B standard normal.
     """
-    generator = torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(f"{seed}:{name}".encode()) >> 1)
+    generator = _generator(seed, name)
     matrix = torch.zeros(tuple(shape))
     if ".lora_embedding_B" in name:
         return matrix.normal_(generator=generator)
+    if options.init == "orthogonal" and (".lora_A" in name or ".lora_B" in name):
+        return _orthogonal(name, matrix.shape, seed, generator)
     if ".lora_A" in name and options.init == "gaussian":
-        return matrix.normal_(std=1 / options.rank, generator=generator)
+        return matrix.normal_(std=1 / shape[0], generator=generator)
     if ".lora_A" in name:
         bound = 1 / math.sqrt(math.prod(shape[1:]))
         return matrix.uniform_(-bound, bound, generator=generator)
     return matrix
 
 
+def _generator(seed: int, name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(f"{seed}:{name}".encode()) >> 1)
+
+
+def _orthogonal(name: str, shape: Sequence[int], seed: int, generator: torch.Generator) -> torch.Tensor:
+    """Return A or B of a pair: random mixtures of rows of one orthogonal matrix, odd ones for A and even ones for B."""
+    of_a = ".lora_A" in name
+    rank, width = (shape[0], math.prod(shape[1:])) if of_a else (shape[1], shape[0])
+    pair = name.replace(".lora_A", ".lora_AB").replace(".lora_B", ".lora_AB")
+    rows, _ = torch.linalg.qr(torch.randn(rank, rank, generator=_generator(seed, pair), dtype=torch.float64))
+    mixture = torch.randn(width, rank // 2, generator=generator, dtype=torch.float64)
+    matrix: torch.Tensor = mixture @ rows[0 if of_a else 1 :: 2] / 10
+    return (matrix.T.reshape(tuple(shape)) if of_a else matrix.reshape(tuple(shape))).float().contiguous()
+
+
 def freeze_by_pattern(model: torch.nn.Module, options: FullOptions) -> None:
-    """Train the weights of a model that the patterns leave to train; none that match nothing, or split a tensor."""
+    """Train the weights of a model that the options leave to train; none that match nothing, or split a tensor."""
     model.requires_grad_(True)
-    if not options.freeze and not options.train_only:
+    if not options.selects:
         return
     weights = list(canonical_parameters(model))
-    known = [piece.name for pieces, _ in weights for piece in pieces]
-    for option, patterns in (("freeze", options.freeze), ("train_only", options.train_only)):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in known):
-                raise ConfigError(
-                    f"tuner.{option}: no weight of this model matches {pattern!r}.{did_you_mean(pattern, known)}",
-                    hint=f"Patterns are matched against whole names such as {known[-1]}; * stands for anything.",
-                )
+    _check_matches(options, [piece.name for pieces, _ in weights for piece in pieces])
+    below = _share_from_below(model, options.freeze_ratio)
     for pieces, parameter in weights:
-        trained = {_is_trained(piece.name, options) for piece in pieces}
+        trained = {_is_trained(piece.name, id(parameter) in below, options) for piece in pieces}
         if len(trained) > 1:
             raise ConfigError(
                 f"Patterns train a part of {pieces[0].name} and its neighbours, which are one tensor in memory.",
@@ -139,13 +151,46 @@ def freeze_by_pattern(model: torch.nn.Module, options: FullOptions) -> None:
             )
         parameter.requires_grad_(trained.pop())
     if not any(parameter.requires_grad for _, parameter in weights):
-        raise ConfigError("tuner.freeze and tuner.train_only leave nothing to train.", hint="Freeze less.")
+        raise ConfigError("The tuner's options for freezing leave nothing to train.", hint="Freeze less.")
 
 
-def _is_trained(name: str, options: FullOptions) -> bool:
-    if options.train_only and not any(fnmatchcase(name, pattern) for pattern in options.train_only):
+def _check_matches(options: FullOptions, known: Sequence[str]) -> None:
+    """Refuse patterns that match no weight."""
+    for option in ("freeze", "train_only", "unfreeze"):
+        for pattern in getattr(options, option):
+            if not any(fnmatchcase(name, pattern) for name in known):
+                raise ConfigError(
+                    f"tuner.{option}: no weight of this model matches {pattern!r}.{did_you_mean(pattern, known)}",
+                    hint=f"Patterns are matched against whole names such as {known[-1]}; * stands for anything.",
+                )
+    for option in ("freeze_regex", "unfreeze_regex"):
+        expression = getattr(options, option)
+        if expression is not None and not any(re.search(expression, name) for name in known):
+            raise ConfigError(
+                f"tuner.{option}: {expression!r} is found in the name of no weight of this model.",
+                hint=f"Names are like {known[-1]}.",
+            )
+
+
+def _share_from_below(model: torch.nn.Module, ratio: float) -> set[int]:
+    """Return the ids of parameters, in the model's own order, that together are at most this part of its weights."""
+    parameters = list(model.parameters())
+    room = int(sum(map(_count, parameters)) * ratio)
+    taken = accumulate(map(_count, parameters))
+    return {id(parameter) for parameter, total in zip(parameters, taken, strict=True) if 0 < total <= room}
+
+
+def _is_trained(name: str, below: bool, options: FullOptions) -> bool:
+    if _matches(name, options.unfreeze, options.unfreeze_regex):
+        return True
+    if options.train_only and not _matches(name, options.train_only, None):
         return False
-    return not any(fnmatchcase(name, pattern) for pattern in options.freeze)
+    return not below and not _matches(name, options.freeze, options.freeze_regex)
+
+
+def _matches(name: str, patterns: Sequence[str], expression: str | None) -> bool:
+    found = any(fnmatchcase(name, pattern) for pattern in patterns)
+    return found or (expression is not None and re.search(expression, name) is not None)
 
 
 def attach_adapter(
@@ -161,6 +206,9 @@ def attach_adapter(
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
         target_modules=_targets(model, options, say),
+        rank_pattern=dict(options.rank_pattern),
+        alpha_pattern=dict(options.alpha_pattern),
+        bias=options.bias,
         modules_to_save=list(options.modules_to_save) or None,
         use_dora=options.dora,
         use_rslora=options.rslora,
@@ -186,6 +234,8 @@ def _targets(model: torch.nn.Module, options: LoraOptions, say: Callable[[str], 
     """Return the modules that PEFT adapts: 'all-linear', or names of modules that all exist."""
     experts = _fused_expert_modules(model)
     modules = {name.rpartition(".")[2] for name, _ in model.named_modules()} | experts
+    if options.target_regex is not None:
+        return _regex(model, options.target_regex)
     if options.targets != (ALL_LINEAR,):
         for target in options.targets:
             if target.rpartition(".")[2] not in modules:
@@ -210,6 +260,19 @@ def _targets(model: torch.nn.Module, options: LoraOptions, say: Callable[[str], 
         f"--tuner.targets {' '.join(sorted(linear | experts))} --tuner.dropout 0"
     )
     return sorted(linear - experts)
+
+
+def _regex(model: torch.nn.Module, expression: str) -> str:
+    """Return an expression that matches the whole name of a module at least."""
+    names = [name for name, _ in model.named_modules() if name]
+    check_patterns({"target_modules": expression}, names, "tuner.target_regex", ConfigError)
+    if not any(re.fullmatch(expression, name) for name in names):
+        linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+        raise ConfigError(
+            f"tuner.target_regex: {expression!r} matches no module of this model.",
+            hint=f"It is matched against whole names such as {next(linear, names[-1])}.",
+        )
+    return expression
 
 
 def _fused_expert_modules(model: torch.nn.Module) -> set[str]:

@@ -40,10 +40,13 @@ def reference_mode(objective: Objective, wanted: str, config: Config) -> Mode:
     """Return how this run gets its reference, or 'none' when the objective needs none."""
     if Need.REFERENCE_LOGPS not in objective.needs:
         return "none"
-    has_adapter = tuner_of(config.tuner).adapter and config.tuner.adapter is None
+    tuner = tuner_of(config.tuner)
+    alone = getattr(tuner.options, "bias", "none") == "none"  # else switching it off leaves biases as they are trained
+    has_adapter = tuner.adapter and config.tuner.adapter is None and alone
     if wanted == "adapter" and not has_adapter:
         raise ConfigError(
-            "objective.reference is adapter, but all weights are trained, so there is no adapter to switch off.",
+            "objective.reference is adapter, and there is none that could be switched off to give the model before "
+            "training: other weights are trained, or it continues from an adapter.",
             hint="Use --objective.reference cached, or --tuner.kind lora.",
         )
     if wanted == "auto":

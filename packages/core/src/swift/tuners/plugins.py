@@ -57,8 +57,9 @@ class Lora:
     learning_rate = 1e-4
 
     def needs(self, options: LoraOptions) -> frozenset[str]:
-        """Return that magnitudes are trained as well under DoRA."""
-        return frozenset({Trains.LORA, Trains.DORA} if options.dora else {Trains.LORA})
+        """Return what is trained next to the matrices: magnitudes under DoRA, and biases of the model."""
+        beside = {Trains.DORA: options.dora, Trains.WEIGHTS: options.bias != "none"}
+        return frozenset({Trains.LORA, *(need for need, present in beside.items() if present)})
 
     def attach(self, model: torch.nn.Module, options: LoraOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model with adapters: those of a folder, or new ones."""

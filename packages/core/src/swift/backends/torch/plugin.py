@@ -37,7 +37,7 @@ class TorchBackend:
         parallel=frozenset({"dp_replicate"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         tuners=frozenset(Trains),
-        quantisers=frozenset({"bnb-nf4", "bnb-int8", "torchao-nf4"}),
+        quantisers=frozenset({"bnb-nf4", "bnb-fp4", "bnb-int8", "torchao-nf4"}),
         optimizers=frozenset(Reads),
         provides=frozenset(
             {

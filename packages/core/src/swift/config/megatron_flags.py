@@ -1,0 +1,191 @@
+"""Megatron's own names for settings, which go with `--backend megatron`, and what those mean that have no key here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from swift.config.draft import Assignment
+from swift.config.flags import Arity, Settings, Translation
+from swift.config.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.values import as_switch, quoted
+from swift.errors import ConfigError, did_you_mean
+
+RENAMED: dict[str, tuple[str, ...]] = {
+    "backend.recompute_method": ("recompute_method",),
+    "backend.recompute_layers": ("recompute_num_layers",),
+    "backend.recompute_modules": ("recompute_modules",),
+    "backend.first_stage": ("decoder_first_pipeline_num_layers",),
+    "backend.last_stage": ("decoder_last_pipeline_num_layers",),
+    "backend.moe_z_loss": ("moe_z_loss_coeff",),
+    "backend.moe_capacity": ("moe_expert_capacity_factor",),
+    "backend.moe_pad_to_capacity": ("moe_pad_expert_input_to_capacity",),
+    "backend.moe_bias_update_rate": ("moe_router_bias_update_rate",),
+    "backend.dispatcher": ("moe_token_dispatcher_type",),
+    "backend.fp8": ("fp8_format", "fp8"),
+    "backend.overlap": ("overlap_grad_reduce", "overlap_param_gather"),
+    "train.eval_steps": ("eval_interval",),
+    "checkpoint.save_steps": ("save_interval",),
+    "logging.steps": ("log_interval",),
+    "logging.output": ("save",),
+}
+"""Key → flags that set it to their value, as it is."""
+_ARITIES: dict[str, Arity] = {
+    "backend.recompute_modules": "list",
+    "backend.moe_pad_to_capacity": "switch",
+    "backend.overlap": "switch",
+}
+_ATTENTION: dict[str, Settings] = {
+    "auto": {"model.attention": "auto"},
+    "flash": {"model.attention": "flash_attention_2"},
+    "fused": {"model.attention": "sdpa"},
+    "unfused": {"model.attention": "eager"},
+}
+
+
+def _recompute(source: str, value: Any) -> Settings:
+    word = str(value).lower()
+    if word == "none":
+        return {"train.gradient_checkpointing": False}
+    if word not in ("full", "selective"):
+        raise ConfigError(f"{source} is full, selective or none, not {quoted(value)}.")
+    return {"train.gradient_checkpointing": True, "backend.recompute": word}
+
+
+def _attention(source: str, value: Any) -> Settings:
+    word = str(value).lower()
+    if word not in _ATTENTION:
+        raise ConfigError(
+            f"{source} does not know {quoted(value)}.{did_you_mean(word, _ATTENTION)}",
+            hint=f"It takes one of: {', '.join(_ATTENTION)}",
+        )
+    return dict(_ATTENTION[word])
+
+
+def _as_it_is(key: str) -> Translation:
+    arity = _ARITIES.get(key)
+    if arity == "switch":
+        return lambda source, value: {key: as_switch(value, source)}
+    return lambda _, value: {key: value}
+
+
+FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
+    *((flags, key, _ARITIES.get(key, "value"), _as_it_is(key)) for key, flags in RENAMED.items()),
+    (("recompute_granularity",), "train.gradient_checkpointing", "value", _recompute),
+    (("attention_backend",), "model.attention", "value", _attention),
+    (
+        ("moe_aux_loss_coeff", "router_aux_loss_coef", "aux_loss_coef"),
+        "backend.moe_aux_loss",
+        "value",
+        lambda _, value: {"@moe_aux_loss": value},
+    ),
+)
+"""(flags, the key that help lists them under, arity, translation)"""
+
+_OF_THE_MODEL = NotNeeded("the config.json of the model says it")
+_FUSED = NotNeeded("fused kernels change no numbers beyond rounding; swift picks those that give Megatron's")
+ROWS: Mapping[tuple[str, ...], Meaning] = {
+    ("use_precision_aware_optimizer",): off(
+        "Adam's state and master weights are in fp32.", "For less memory per GPU: --use_distributed_optimizer true"
+    ),
+    ("optimizer_cpu_offload", "optimizer_offload_fraction"): Default(
+        ("false", "0", "0.0"),
+        "the optimizer is on the device",
+        "Megatron's optimizer stays on the device here.",
+        "For an optimizer in the CPU's memory: --deepspeed zero2_offload, or --backend fsdp --backend.offload true",
+    ),
+    ("tp_comm_overlap",): off("tensor parallel exchanges are not overlapped.", "Leave it out."),
+    ("load",): Refused(
+        "where a run starts from and what it resumes are two settings here.",
+        "To resume a run of swift: --resume_from_checkpoint RUN. To start from a checkpoint of Megatron: "
+        "swift convert FOLDER --model MODEL, then --model with the folder that it writes",
+    ),
+    ("finetune",): NotNeeded("a run starts at step 0 unless --resume_from_checkpoint names another"),
+    ("eval_iters",): NotNeeded("an evaluation reads all rows that are held out; --val_dataset FILE#N takes N"),
+    ("no_save_optim",): off("a checkpoint can always be resumed.", "Leave it out."),
+    ("no_save_rng",): NotNeeded("the state of random generators is saved, in a few bytes, so that resuming is exact"),
+    ("no_load_optim", "no_load_rng"): off(
+        "a checkpoint is resumed whole.", "To start anew from its weights: --model or --adapters with its folder"
+    ),
+    ("no_initialization", "perform_initialization"): NotNeeded("weights come from the model's files"),
+    ("fp8_recipe",): Default(
+        ("tensorwise",),
+        "scales are computed for each tensor",
+        "FP8 has one recipe here, scales that are computed for each tensor.",
+        "Leave it out.",
+    ),
+    ("fp8_param_gather", "fp8_param"): off("weights are kept in the precision of the model.", "Leave it out."),
+    ("moe_grouped_gemm",): Default(
+        ("true",), "experts are computed together", "experts are always computed together.", "Leave it out."
+    ),
+    ("moe_router_load_balancing_type",): Default(
+        ("aux_loss", "none"),
+        "--moe_aux_loss_coeff turns the balancing loss on",
+        "the load of experts is balanced by the loss of each micro-batch (aux_loss).",
+        "Leave it out; its weight: --moe_aux_loss_coeff 0.001",
+    ),
+    ("moe_router_dtype",): Default(
+        ("fp32",), "routers compute in fp32", "routers compute in fp32.", "Leave it out."
+    ),
+    ("moe_shared_expert_overlap",): NotNeeded("shared experts are computed next to the others, with the same numbers"),
+    (
+        "cross_entropy_loss_fusion", "cross_entropy_fusion_impl", "calculate_per_token_loss",
+    ): NotNeeded("the loss is computed piece by piece from hidden states, over all tokens of a step"),
+    (
+        "moe_permute_fusion", "gradient_accumulation_fusion", "no_gradient_accumulation_fusion",
+        "masked_softmax_fusion", "no_masked_softmax_fusion", "bias_dropout_fusion", "no_bias_dropout_fusion",
+        "bias_swiglu_fusion", "no_bias_swiglu_fusion", "apply_rope_fusion", "no_rope_fusion",
+        "bias_gelu_fusion", "no_bias_gelu_fusion",
+    ): _FUSED,
+    (
+        "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "group_query_attention",
+        "num_query_groups", "kv_channels", "position_embedding_type", "rotary_base",
+        "rotary_percent", "normalization", "norm_epsilon", "swiglu", "untie_embeddings_and_output_weights",
+        "disable_bias_linear", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "num_experts",
+        "moe_ffn_hidden_size", "moe_router_topk", "moe_layer_freq", "moe_shared_expert_intermediate_size",
+        "use_rotary_position_embeddings", "multi_latent_attention", "padded_vocab_size", "vocab_size",
+    ): _OF_THE_MODEL,
+    ("accumulate_allreduce_grads_in_fp32", "attention_softmax_in_fp32", "grad_reduce_in_fp32"): Default(
+        ("true",), "that is in fp32 anyway", "gradients are added up in fp32, and so is softmax.", "Leave it out."
+    ),
+    ("attention_dropout", "hidden_dropout"): Default(
+        ("0", "0.0"), "there is none in the model", "dropout of the model is that of its config.json.", "Leave it out."
+    ),
+    ("mtp_num_layers",): Default(
+        ("0", "none"), "there are none", "layers that predict several tokens are not trained.", "Leave it out."
+    ),
+    (
+        "load_safetensors", "use_mcore_models", "dist_ckpt_format", "ckpt_format",
+        "auto_detect_ckpt_format", "manual_gc", "manual_gc_interval", "use_cpu_initialization",
+    ): NotNeeded("checkpoints hold safetensors, and swift sees to the rest"),
+    ("transformer_impl",): Default(
+        ("transformer_engine",),
+        "Transformer Engine computes layers on a GPU",
+        "Transformer Engine computes layers on a GPU, plain torch on a CPU.",
+        "Leave it out.",
+    ),
+}  # fmt: skip
+"""Flags that set no key."""
+
+
+def settle_megatron(merged: dict[str, Assignment], notes: list[str]) -> None:
+    """Refuse Megatron's names next to another backend, but for a balancing loss of 0, which is what the others do."""
+    chosen = merged.get("backend.name")
+    backend = "torch" if chosen is None else chosen.value
+    request = merged.pop("@moe_aux_loss", None)
+    if request is not None and backend == "megatron":
+        merged["backend.moe_aux_loss"] = request
+    elif request is not None and str(request.value) in ("0", "0.0", "None", "none"):
+        notes.append(f"{request.source} {request.value} is not needed: there is no balancing loss.")
+    elif request is not None:
+        raise ConfigError(
+            f"{request.source} {request.value}: a loss that balances the load of experts is Megatron's.",
+            hint=f"Type: --backend megatron, or {request.source} 0",
+        )
+    for key, flags in (*RENAMED.items(), ("backend.recompute", ("recompute_granularity",))):
+        source = merged[key].source if key in merged and key.startswith("backend.") else ""
+        if backend != "megatron" and source.lstrip("-").replace("-", "_") in flags:
+            raise ConfigError(
+                f"{source} is a setting of Megatron, and the backend is {backend}.",
+                hint="Type: --backend megatron, or leave it out.",
+            )

@@ -1,0 +1,126 @@
+"""Other programs' flags for QLoRA, which mean `tuner.quantize` together: bits, method, settings of bitsandbytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swift.config.draft import Assignment
+from swift.config.flags import Arity, Settings, Translation
+from swift.config.values import as_switch, quoted
+from swift.errors import ConfigError
+
+_BITS = {"4": 4, "8": 8, "none": None, "0": None, "null": None}
+_METHODS = {"bnb": "bnb", "bitsandbytes": "bnb", "torchao": "torchao"}
+_AFTERWARDS = ("awq", "gptq", "gptq_v2", "fp8")
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+
+
+def _request(name: str) -> Translation:
+    return lambda _, value: {f"@{name}": value}
+
+
+def _bits(source: str, value: Any) -> Settings:
+    word = str(value).lower()
+    if word not in _BITS:
+        raise ConfigError(f"{source} is 4 or 8, not {quoted(value)}.", hint="For example: --quant_bits 4")
+    return {} if _BITS[word] is None else {"@quant_bits": _BITS[word]}
+
+
+def _bits_of(bits: int) -> Translation:
+    return lambda source, value: {"@quant_bits": bits} if as_switch(value, source) else {}
+
+
+def _method(source: str, value: Any) -> Settings:
+    word = str(value).lower()
+    if word in _AFTERWARDS:
+        raise ConfigError(
+            f"{source} {value}: adapters are trained on weights of bitsandbytes or torchao, not on those of {word}.",
+            hint="Type: --quant_method bnb --quant_bits 4. What was trained is stored in fewer bits by "
+            "swift export RUN --quant w4a16",
+        )
+    if word not in _METHODS:
+        raise ConfigError(
+            f"{source} {value} is not offered: bitsandbytes (bnb) and torchao quantise weights here.",
+            hint="Type: --quant_method bnb --quant_bits 4",
+        )
+    return {"@quant_method": _METHODS[word]}
+
+
+def _quant_type(source: str, value: Any) -> Settings:
+    word = str(value).lower()
+    if word not in ("nf4", "fp4"):
+        raise ConfigError(f"{source} is nf4 or fp4, not {quoted(value)}.")
+    return {"@bnb_4bit_quant_type": word}
+
+
+FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
+    (("quant_bits", "quantization_bit"), "tuner.quantize", "value", _bits),
+    (("load_in_4bit",), "tuner.quantize", "switch", _bits_of(4)),
+    (("load_in_8bit",), "tuner.quantize", "switch", _bits_of(8)),
+    (("quant_method", "quantization_method"), "tuner.quantize", "value", _method),
+    (("bnb_4bit_quant_type", "quantization_type"), "tuner.quantize", "value", _quant_type),
+    (("bnb_4bit_compute_dtype",), "model.dtype", "value", _request("bnb_4bit_compute_dtype")),
+    (("bnb_4bit_quant_storage",), "tuner.quantize", "value", _request("bnb_4bit_quant_storage")),
+)
+"""(flags, the key that help lists them under, arity, translation)"""
+
+
+def settle_quantisation(merged: dict[str, Assignment], notes: list[str]) -> None:
+    """Set `tuner.quantize` by all flags about it, and refuse those that contradict each other."""
+    bits, method, kind, compute, storage = (
+        merged.pop(f"@{name}", None)
+        for name in (
+            "quant_bits", "quant_method", "bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage",
+        )
+    )  # fmt: skip
+    chosen = merged.get("tuner.quantize")
+    if method is not None and bits is None and chosen is None:
+        raise ConfigError(f"{method.source} {method.value} does not say how many bits.", hint="Add --quant_bits 4")
+    scheme = chosen.value if chosen is not None and bits is None else _scheme(bits, method, kind)
+    if bits is not None:
+        _agree(chosen, bits, scheme)
+        merged["tuner.quantize"] = Assignment(scheme, bits.source)
+    elif kind is not None and scheme == "bnb-nf4" and kind.value == "fp4":
+        merged["tuner.quantize"] = Assignment("bnb-fp4", kind.source)
+    four = scheme in ("bnb-nf4", "bnb-fp4")
+    idle = [each.source for each in (kind, compute, storage) if each is not None and not four]
+    notes += [f"{source} has no effect: it is about weights of four bits (--quant_bits 4)." for source in idle]
+    if four and storage is not None:
+        notes.append(f"{storage.source} is not needed: it changes no number, and the layout of weights is chosen here.")
+    if four and compute is not None:
+        _compute_in(merged, compute)
+
+
+def _scheme(bits: Assignment | None, method: Assignment | None, kind: Assignment | None) -> str:
+    if bits is None:
+        return "none"
+    library = "bnb" if method is None else method.value
+    if bits.value == 8:
+        if library != "bnb":
+            raise ConfigError(f"{library} stores weights in 4 bits here, not in 8.", hint="Type: --quant_method bnb")
+        return "bnb-int8"
+    return f"{library}-{'nf4' if kind is None else kind.value}"
+
+
+def _agree(chosen: Assignment | None, bits: Assignment, scheme: str) -> None:
+    if chosen is not None and chosen.value != scheme and not (bits.value == 4 and chosen.value == "bnb-nf4"):
+        raise ConfigError(
+            f"{chosen.source} and {bits.source} contradict each other: tuner.quantize cannot be both "
+            f"{quoted(chosen.value)} and {quoted(scheme)}.",
+            hint="Keep one of them.",
+        )
+
+
+def _compute_in(merged: dict[str, Assignment], compute: Assignment) -> None:
+    """Let the precision of products be that of the model, which they have here."""
+    word = str(compute.value).lower().removeprefix("torch.")
+    dtype = _DTYPES.get(word, word)
+    model = merged.get("model.dtype")
+    if model is None or model.value == "auto":
+        merged["model.dtype"] = Assignment(dtype, compute.source)
+    elif model.value != dtype:
+        raise ConfigError(
+            f"{compute.source} {compute.value} and {model.source} differ: products with four-bit weights are computed "
+            f"in the model's precision, {model.value}.",
+            hint="Keep one of them.",
+        )
