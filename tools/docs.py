@@ -2,7 +2,7 @@
 
 The hooks come from `swift.hookspecs`, the configuration from its sections, the table of aliases and core's own plugins,
 the matrix of resumed runs from what `make matrix` found.
-A hook or a key that does not say what it is for is an error, so that none can be added in silence.
+A hook or a key that does not say what it is for is an error, so that none is added unnoticed.
 """
 
 from __future__ import annotations

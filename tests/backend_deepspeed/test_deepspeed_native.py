@@ -1,4 +1,4 @@
-"""Checkpoints that DeepSpeed itself has written, against plain torch on the same batches; then gone on with."""
+"""Checkpoints that DeepSpeed itself has written, against plain torch on the same batches; then resumed."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ EXPERT_PLACES = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Saved here, gone on with there."""
+    """Saved here, resumed there."""
 
     case: str
     """Of the conformance kit."""

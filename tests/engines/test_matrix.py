@@ -31,7 +31,7 @@ ENGINES = ("deepspeed", "megatron-core", "mcore-bridge")
 
 
 class Matrix:
-    """Runs of all places, each saved once per case, and gone on with in one launch per reader."""
+    """Runs of all places, each saved once per case, and resumed in one launch per reader."""
 
     def __init__(self, folder: Path, chosen: Sequence[Pair]) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""What is asked of a model, and files of answers that are gone on with, where they are damaged or hostile."""
+"""What is asked of a model, and files of answers that are continued, where they are damaged or hostile."""
 
 from __future__ import annotations
 

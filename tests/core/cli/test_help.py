@@ -13,6 +13,7 @@ import pytest
 from swift.cli.main import run
 from swift.cli.options import flag_table, options_of
 from swift.cli.verbs import TRAINING, VERBS
+from swift.config.fields import core_fields
 from swift.plugins.discover import list_plugins
 
 PROGRAM = """
@@ -123,3 +124,20 @@ def test_lines_of_help_are_no_longer_than_the_terminal(
         assert run([verb, "--help"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, (line for line in lines if not line.startswith("  swift ")))) <= 92
+
+
+def test_help_of_training_shows_first_the_flags_that_people_type(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    assert run(["sft", "--help"]) == 0
+    printed = capsys.readouterr().out
+    for section, first in {
+        "model": "model",
+        "data": "dataset",
+        "optim": "learning_rate",
+        "train": "num_train_epochs",
+    }.items():
+        assert printed.split(f"\n{section}  ")[1].splitlines()[1].split()[0] == f"--{first}"
+    for key in core_fields():
+        assert f"--{key}" in printed

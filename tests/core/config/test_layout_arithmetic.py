@@ -25,7 +25,7 @@ def test_config_show_says_when_processes_are_no_multiple(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["config", "show", "--backend", "fsdp", "--ulysses", "4", "--nproc", "6"]) == 0
-    assert "6 processes on this machine are not a multiple of tp × pp × cp × ulysses = 4" in capsys.readouterr().out
+    assert "6 processes on this machine: not a multiple of tp × pp × cp × ulysses = 4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

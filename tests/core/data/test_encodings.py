@@ -95,7 +95,7 @@ def test_rows_that_an_encoding_of_a_plugins_own_cannot_use_are_counted_by_its_re
 def test_a_data_set_of_another_format_is_told_which_columns_the_encoding_reads(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column 'text'; the columns are body, label") as error:
         prepared(tmp_path, LabelledEncoding(), [{"body": "x", "label": 1}])
-    assert "Understood are text and label." in str(error.value.hint)
+    assert "The columns can be text and label." in str(error.value.hint)
 
 
 def test_a_stream_of_a_plugins_encoding_holds_the_samples_of_the_store(tmp_path: Path) -> None:

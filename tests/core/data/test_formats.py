@@ -165,7 +165,7 @@ def test_labels_are_read_as_truth(label: object, value: float) -> None:
 @pytest.mark.parametrize(
     ("row", "encoding", "message"),
     [
-        ({"a": "q", "b": "a"}, "chat", "no columns that are understood; the columns are a, b"),
+        ({"a": "q", "b": "a"}, "chat", "no known columns; the columns are a, b"),
         ({"messages": openai(*QA)}, "preference", "no worse answer"),
         ({"chosen": "good", "rejected": "bad"}, "preference", "no question"),
         ({"messages": openai(*QA)}, "unpaired", "no boolean column 'label'"),

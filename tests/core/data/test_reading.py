@@ -102,7 +102,7 @@ def test_a_folder_without_data_says_what_it_looked_for(tmp_path: Path) -> None:
 
 
 def test_a_hub_id_that_cannot_be_had_offline_is_one_sentence() -> None:
-    with pytest.raises(DataError, match="neither a local file nor could it be loaded") as error:
+    with pytest.raises(DataError, match="is not a local file, and loading it from") as error:
         open_corpus(["your_data"], DataSection(), encoding_of("chat"))
     assert error.value.exit_code == 2
     assert "\n" not in error.value.message

@@ -1,4 +1,4 @@
-"""Checkpoints of the real Trainer, converted: bit for bit what it had in memory; then gone on with."""
+"""Checkpoints of the real Trainer, converted: bit for bit what it had in memory; then resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch inference that is interrupted and gone on with."""
+"""Batch inference that is interrupted and continued."""
 
 from __future__ import annotations
 

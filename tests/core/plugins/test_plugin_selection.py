@@ -1,4 +1,4 @@
-"""Selecting a plugin that is broken: the error names it, its distribution, the cause and what mends it."""
+"""Selecting a plugin that is broken: the error names it, its distribution, the cause and how to fix it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "distribution", "cause", "remedy"), BROKEN, ids=[case[0] for case in BROKEN])
-def test_a_broken_backend_says_what_is_wrong_and_what_mends_it(
+def test_a_broken_backend_says_what_is_wrong_and_how_to_fix_it(
     installed: Path, name: str, distribution: str, cause: str, remedy: str
 ) -> None:
     with pytest.raises(PluginError) as caught:

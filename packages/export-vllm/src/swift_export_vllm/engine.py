@@ -259,7 +259,7 @@ def _load(request: EngineRequest, *, own_process: bool) -> Any:
 
 
 def _check_group() -> None:
-    """Refuse a process group of several, which vLLM would take over."""
+    """Refuse a process group of several, which vLLM would use as its own."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise ModelError(
             f"vLLM cannot run inside one of {dist.get_world_size()} processes that train together.",

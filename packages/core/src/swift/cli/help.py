@@ -30,6 +30,17 @@ _TRAINING_EXAMPLES = {
     "rlhf": "swift rlhf --rlhf_type dpo --model qwen3-0.6b --dataset pairs.jsonl",
     "train": "swift train --train_type sft --model qwen3-0.6b --dataset data.jsonl",
 }
+_MOST_USED = (
+    *("data.train", "data.validation", "data.split_ratio", "data.max_length", "data.packing"),
+    *("tuner.kind", "tuner.rank", "tuner.alpha", "tuner.targets", "tuner.dropout", "tuner.quantize"),
+    *("objective.name", "objective.beta", "optim.lr", "optim.schedule", "optim.warmup_ratio"),
+    *("train.epochs", "train.max_steps", "train.micro_batch", "train.accumulation", "train.global_batch"),
+    *("train.gradient_checkpointing", "train.eval_steps", "train.seed"),
+    *("checkpoint.save_steps", "checkpoint.keep", "checkpoint.resume", "logging.output", "logging.run_name"),
+)
+"""Keys that help shows first in their section, in this order."""
+_NARROWER = {"data.loss_on", "data.template_kwargs", "backend.device", "export.to"}
+"""Keys whose other flags set them to one of their values each: help shows the key itself first."""
 _CODES = {"bold": "1", "dim": "2", "green": "32", "yellow": "33", "cyan": "36"}
 _DIM, _PLAIN, _BOLD = "\x01", "\x02", "\x03"
 """Stand for the codes of a terminal while text is wrapped, where codes would count as letters."""
@@ -44,6 +55,8 @@ class FlagGroup:
     fields: Sequence[Field]
     flags: Sequence[Sequence[str]]
     """For each field, the further flags that set it."""
+    names: Sequence[str] = ()
+    """What each field is called; without it, by its argument or its key."""
 
 
 def asks_for_help(args: Iterable[str]) -> bool:
@@ -92,22 +105,36 @@ def _rank(owner: type, options: type[BaseModel]) -> int:
 
 def show_training_help(verb: str, args: Sequence[str]) -> None:
     """Print the help of one training verb, with the fields of the plugins that `args` name."""
-    from swift.config.aliases import flags_of
     from swift.config.sections import Config
 
     _line(f"{_styled(f'swift {verb}', 'bold')}: {VERBS[verb].summary}")
     _line(f"\n  {_TRAINING_EXAMPLES[verb]}\n  swift {verb} config.yaml --optim.lr 2e-5\n")
     _paragraphs(
-        "A configuration file is outranked by flags. Every field is a flag; - and _ mean the same. --nproc N starts N "
+        "Flags take precedence over a configuration file. In flags, - and _ mean the same. --nproc N starts N "
         "processes on this machine. A flag that takes a list may be repeated; of any other flag the last one counts."
     )
     for name, info in Config.model_fields.items():
         fields = [field for field in core_fields().values() if field.section == name]
         section: Any = info.annotation
-        _show_group(FlagGroup(name, _first_line(section), fields, [flags_of(field.key) for field in fields]))
+        _show_group(_friendly(name, _first_line(section), fields))
         group = _group_of(name)
         if group is not None:
             _show_plugin(group, name, _chosen(name, verb, args))
+
+
+def _friendly(title: str, summary: str, fields: Iterable[Field]) -> FlagGroup:
+    """Return options of training with the flag first that people type, and with the options first that they use."""
+    from swift.config.aliases import flags_of
+
+    place = {key: number for number, key in enumerate(_MOST_USED)}
+    ordered = sorted(fields, key=lambda field: place.get(field.key, len(place)))
+    names, others = [], []
+    for field in ordered:
+        flags = flags_of(field.key)
+        every = (field.key, *flags) if field.key in _NARROWER or not flags else (*flags, field.key)
+        names.append(f"--{every[0]}")
+        others.append(every[1:])
+    return FlagGroup(title, summary, ordered, others, names)
 
 
 def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
@@ -142,7 +169,6 @@ def _group_of(section: str) -> str | None:
 
 
 def _show_plugin(group: str, section: str, name: str) -> None:
-    from swift.config.aliases import flags_of
     from swift.plugins.load import find, load
 
     try:
@@ -154,8 +180,7 @@ def _show_plugin(group: str, section: str, name: str) -> None:
     shown = core_fields()
     fields = [field for field in model_fields(plugin.config_model, section) if field.key not in shown]
     if fields:
-        flags = [flags_of(field.key) for field in fields]
-        _show_group(FlagGroup(f"{section} {name}", f"Options of {plugin.entry}.", fields, flags))
+        _show_group(_friendly(f"{section} {name}", f"Options of {plugin.entry}.", fields))
 
 
 def _show_group(group: FlagGroup) -> None:
@@ -163,7 +188,7 @@ def _show_group(group: FlagGroup) -> None:
     if group.summary:
         title += f"  {_DIM}{group.summary}{_PLAIN}"
     _line("\n" + _coded(textwrap.fill(title, _width())) if title else "")
-    names = [field.argument or f"--{field.key}" for field in group.fields]
+    names = group.names or [field.argument or f"--{field.key}" for field in group.fields]
     left = max(map(len, names), default=0) + 4
     right = max(30, _width() - left)
     for name, field, flags in zip(names, group.fields, group.flags, strict=True):

@@ -40,7 +40,8 @@ def layout(parsed: Parsed) -> str:
     lines = [f"# backend: {parsed.config.backend.name}, objective: {parsed.config.objective.name}"]
     if rest:
         product = " × ".join(shared)
-        lines.append(f"# {processes} processes {where} are not a multiple of {product} = {plan.sharing}")
+        counted = "1 process" if processes == 1 else f"{processes} processes"
+        lines.append(f"# {counted} {where}: not a multiple of {product} = {plan.sharing}")
     else:
         sizes = " × ".join(f"{name} {size}" for name, size in {"dp": replicas, **shared}.items())
         lines.append(f"# processes {where}: {processes} = {sizes}")

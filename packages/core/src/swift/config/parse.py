@@ -1,7 +1,7 @@
 """From a command line, or the keywords of a call, to a validated configuration.
 
 Two phases. Core's own sections first; then the backend and the objective that they name are loaded, and each validates
-the keys that are its own. A YAML file is outranked by flags.
+the keys that are its own. Flags take precedence over a YAML file.
 """
 
 from __future__ import annotations

@@ -116,5 +116,5 @@ def _writer_of(name: str) -> Writer:
     command = install_command("swift.backends", name)
     raise UsageError(
         f"Nothing that is installed writes {name!r}.{did_you_mean(name, known)}",
-        hint=f"There are: {', '.join(known)}." + (f" More may come with: {command}" if command else ""),
+        hint=f"Installed: {', '.join(known)}." + (f" More may come with: {command}" if command else ""),
     )

@@ -40,7 +40,7 @@ class Part:
         return encoding.understand(rename(row, self.columns, place), place, self.tags)
 
     def check_format(self, row: RowData, encoding: Encoding, place: str) -> None:
-        """Refuse the data set when this row, its first, has no columns that are understood."""
+        """Refuse the data set when this row, its first, has no known columns."""
         encoding.check_format(rename(row, self.columns, place), place, self.tags)
 
 

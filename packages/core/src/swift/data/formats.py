@@ -92,7 +92,7 @@ class RowReader:
             return self._question_and_answer()
         if "text" in self._row:
             return raw_text(self.text("text"))
-        raise self.unknown("no columns that are understood")
+        raise self.unknown("no known columns")
 
     def answered(self, prompt: Any, answer: object, tools: object = None) -> Conversation:
         """Return the prompt's messages and the answer: a string, a message, or the messages of a round."""

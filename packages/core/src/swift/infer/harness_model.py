@@ -52,7 +52,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return a conversation as the model knows it; a last turn of the assistant is gone on with."""
+        """Return a conversation as the model knows it; a last turn of the assistant is continued."""
         return render_chat(
             self.tokenizer,
             chat_history,

@@ -230,7 +230,7 @@ def _device(wanted: str | None) -> str:
     try:
         kind = torch.device(wanted).type
     except RuntimeError:
-        raise UsageError(f"There is no device {wanted!r}.", hint="There are: cpu, cuda, cuda:1, ...") from None
+        raise UsageError(f"There is no device {wanted!r}.", hint="Devices are cpu, cuda, cuda:1, ...") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"There is no GPU that could be {wanted!r} here.", hint="Leave it out to use the CPU.")
     return wanted
@@ -239,7 +239,8 @@ def _device(wanted: str | None) -> str:
 def _dtype(wanted: str, device: torch.device) -> torch.dtype:
     if wanted not in ("auto", *DTYPES):
         raise UsageError(
-            f"There is no precision {wanted!r}.{did_you_mean(wanted, DTYPES)}", hint=f"There are: {', '.join(DTYPES)}."
+            f"There is no precision {wanted!r}.{did_you_mean(wanted, DTYPES)}",
+            hint=f"It takes one of: auto, {', '.join(DTYPES)}.",
         )
     return DTYPES[resolve_dtype(wanted, device)[0]]
 

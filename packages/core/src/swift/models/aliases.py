@@ -61,7 +61,7 @@ NEAREST = {
     "llama-70b": "meta-llama/Llama-2-70b-hf",
     "llama3-7b": "meta-llama/Meta-Llama-3-8B",
 }
-"""Name of a model that cannot be had → the nearest that can."""
+"""Name of a model that transformers does not load → the nearest that it loads."""
 
 
 def resolve_name(name: str) -> tuple[str, str | None]:
@@ -70,7 +70,9 @@ def resolve_name(name: str) -> tuple[str, str | None]:
     if key in RELEASED:
         return RELEASED[key], f"model {name!r} is {RELEASED[key]}"
     if key in NEAREST:
-        return NEAREST[key], f"this version of transformers loads no {name!r}; taking {NEAREST[key]}, the nearest one"
+        return NEAREST[
+            key
+        ], f"this version of transformers cannot load {name!r}; {NEAREST[key]} is the nearest that it can"
     return name, None
 
 

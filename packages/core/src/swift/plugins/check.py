@@ -244,7 +244,7 @@ def _check_encoding(entry: PluginEntry, encoding: object) -> None:
 
     if not isinstance(encoding, Encoding):
         if encoding not in list(BY_NAME):
-            remedy = f"There are: {', '.join(BY_NAME)}; or give a swift.data.encodings.Encoding"
+            remedy = f"Name one of {', '.join(BY_NAME)}, or give a swift.data.encodings.Encoding"
             raise _faulty(entry, f"has the encoding {encoding!r}", remedy)
         return
     if not isinstance(getattr(encoding, "name", None), str):

@@ -134,7 +134,7 @@ def _import(entry: PluginEntry) -> Any:
     except BaseException as cause:  # whatever a plugin's code raises when it is imported
         if isinstance(cause, SwiftError) or interrupts(cause):
             raise
-        raise _failed(entry, "could not be imported", cause, f"Run: {_mend_import(entry, cause)}") from cause
+        raise _failed(entry, "could not be imported", cause, f"Run: {_fix_for_import(entry, cause)}") from cause
     return target
 
 
@@ -144,7 +144,7 @@ def _failed(entry: PluginEntry, what: str, cause: BaseException, hint: str) -> P
     return failure
 
 
-def _mend_import(entry: PluginEntry, cause: BaseException) -> str:
+def _fix_for_import(entry: PluginEntry, cause: BaseException) -> str:
     known = install_command(entry.group, entry.name)
     if known:
         return known.replace("pip install", "pip install --upgrade")

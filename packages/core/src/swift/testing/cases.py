@@ -140,6 +140,6 @@ CASES = (
 )
 BY_NAME = {case.name: case for case in CASES}
 RESUMED = ("clipped", "lora", "reward", "seq_cls, lora, packed", third_party.CASE)
-"""Cases that save on their way, and are gone on with from there."""
+"""Cases that save on their way, and are resumed from there."""
 SAVED_AT = 6
 """The step after which they save: past the half, so that they save once."""

@@ -93,7 +93,7 @@ class Trials:
     ) -> list[Any]:
         """Return each process's outcome of going on under a layout from what another saved on its way.
 
-        What others saved, and will be asked for as well, is gone on with in the same launch.
+        What others saved, and will be asked for as well, is resumed in the same launch.
         """
         jobs: dict[tuple[Any, ...], Job] = {}
         for writer in (wrote, *together):

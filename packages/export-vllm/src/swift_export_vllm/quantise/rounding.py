@@ -101,7 +101,7 @@ def _best(weight: torch.Tensor, importance: torch.Tensor, grid: Callable[[float]
 def with_feedback(
     weight: torch.Tensor, moments: torch.Tensor, *, bits: int, group: int, dtype: torch.dtype, search: bool
 ) -> tuple[torch.Tensor, Grid]:
-    """GPTQ: columns are rounded one after the other, and those that follow take over what the output lost.
+    """GPTQ: columns are rounded one after the other, and those that follow make up for what the output lost.
 
     `moments` are the inputs' second moments, [inputs, inputs]. The grid of a group is chosen when its first column
     is reached, from what the columns have become by then; a group lies in one block, or begins with the first column.

@@ -100,12 +100,12 @@ class Encoding(ABC):
         return Sample(sample.conversation, sample.rejected, sample.values, extras)
 
     def check_format(self, row: RowData, place: str, tags: RoleTags = STANDARD_TAGS) -> None:
-        """Refuse a data set whose first row has no columns that are understood."""
+        """Refuse a data set whose first row has no known columns."""
         try:
             self.understand(row, place, tags)
         except Unusable as unusable:
             if unusable.reason == UNKNOWN_FORMAT:
                 raise DataError(
                     f"{place}: {unusable.detail}",
-                    hint=f'Understood are {self.columns}. Rename columns with --columns \'{{"yours": "query"}}\'.',
+                    hint=f'The columns can be {self.columns}. Rename columns with --columns \'{{"yours": "query"}}\'.',
                 ) from None

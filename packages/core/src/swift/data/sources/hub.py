@@ -58,8 +58,8 @@ def _load_hugging_face(source: Source, *, streaming: bool) -> Any:
         return datasets.load_dataset(source.location, name=source.subset, streaming=streaming)
     except Exception as error:  # every loader and network layer below raises its own
         raise DataError(
-            f"The data set {source.location!r} is neither a local file nor could it be loaded from the Hugging Face "
-            f"hub: {first_line(error)}",
+            f"The data set {source.location!r} is not a local file, and loading it from the Hugging Face hub "
+            f"failed: {first_line(error)}",
             hint="Check the spelling and the network, or give a file: --dataset data/train.jsonl",
         ) from error
 

@@ -32,7 +32,7 @@ _TEXTS = (
 )
 _LONGEST = 64
 _ANSWER = 16
-"""Tokens by which each prompt is gone on with."""
+"""How many tokens each prompt is continued by."""
 
 
 @dataclass(frozen=True)
