@@ -40,6 +40,7 @@ PATIENCE = 120
 def train(place: Place, model: Path, output: Path, asynchronous: bool) -> int:
     """Four steps, saved after each; answers how many copies were made only when training had come to wait for them."""
     saved = {"train.max_steps": 4, "checkpoint.save_steps": 1, "checkpoint.asynchronous": asynchronous}
+    saved["checkpoint.keep"] = None
     settings = place.settings(model, output, "background" if asynchronous else "at once", **saved)
     late = _late_copies() if asynchronous else []
     with open_job(config_from_mapping(settings), rows=CHATS) as job:

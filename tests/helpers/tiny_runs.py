@@ -30,6 +30,7 @@ BASE: dict[str, Any] = {
     "train.micro_batch": 4,
     "train.max_steps": 8,
     "checkpoint.save_last": False,
+    "checkpoint.keep": None,
     "logging.steps": 1,
     "logging.report_to": ["jsonl"],
     "logging.run_name": "run",

@@ -87,7 +87,7 @@ SETS: list[tuple[str, dict[str, Any]]] = [
     ("--per_gpu_train_batch_size 4", {"train.micro_batch": 4}),
     ("--per_gpu_eval_batch_size 4", {"train.eval_batch": 4}),
     ("--early_stopping_patience 3", {"train.early_stopping": 3}),
-    ("--data_seed 7 --seed 7", {"train.seed": 7}),
+    ("--data_seed 7 --seed 7", {"train.seed": 7, "train.data_seed": 7}),
     ("--optim adamw_hf", {"optim.name": "adamw"}),
     ("--report_to tensorboard,jsonl", {"logging.report_to": ("console", "jsonl", "report", "tensorboard")}),
     ("--max_steps -1", {"train.max_steps": None}),
@@ -126,7 +126,6 @@ NOTED = """
 --save_on_each_node false
 --hub_strategy every_save
 --push_to_hub false
---load_best_model_at_end false
 --ddp_find_unused_parameters false
 --ddp_backend nccl
 --torch_compile_backend inductor
@@ -154,7 +153,6 @@ NOTED = """
 --neftune_noise_alpha 0
 --loss_type cross_entropy
 --dataset_text_field text
---data_seed 42
 --bf16 false
 --fp16 false
 --cutoff_len 100
@@ -175,12 +173,9 @@ def test_a_flag_that_changes_nothing_is_noted_in_one_line(line: str) -> None:
 REFUSED: list[tuple[str, str]] = [
     ("--do_train false", "swift eval"),
     ("--predict_with_generate true", "swift infer"),
-    ("--eval_on_start true", "swift eval MODEL"),
-    ("--load_best_model_at_end true", "RUN/best-checkpoint"),
     ("--auto_find_batch_size true", "--per_device_train_batch_size"),
     ("--batch_size 4", "--global_batch_size"),
     ("--train_batch_size 16", "--per_device_train_batch_size"),
-    ("--full_determinism true", "--seed"),
     ("--neftune_noise_alpha 5", "NEFTune"),
     ("--use_dft_loss true", "cross entropy"),
     ("--enable_dft_loss true", "cross entropy"),
@@ -249,9 +244,7 @@ REFUSED: list[tuple[str, str]] = [
     ("--push_to_hub", "swift export RUN --push"),
     ("--hub_model_id me/m", "swift export RUN --push"),
     ("--hub_token abc", "HF_TOKEN"),
-    ("--ignore_data_skip true", "--model RUN/last-checkpoint"),
-    ("--resume_only_model true", "--adapters"),
-    ("--data_seed 1", "--seed 1"),
+    ("--ignore_data_skip true", "--resume_only_model true"),
     ("--zero_hpz_partition_size 2", "swift config deepspeed zero3"),
     ("--bf16 false --torch_dtype bfloat16", "contradict"),
     ("--bf16 true --fp16 true", "contradict"),

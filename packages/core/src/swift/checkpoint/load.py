@@ -139,6 +139,8 @@ def check_resume(
         changed.append(f"the data or how it is encoded{f' (it was {_some(saved)})' if saved else ''}")
     if not imported and manifest["seed"] != seed:
         changed.append(f"the seed (it was {manifest['seed']}, now {seed})")
+    elif not imported and _order_seed(manifest["config"], seed) != (now := _order_seed(config or {}, seed)):
+        changed.append(f"the seed of the order of samples (it was {_order_seed(manifest['config'], seed)}, now {now})")
     changed += _adapter_changes(manifest["adapter"], adapter)
     changed += _setting_changes(manifest["config"], config or {})
     if changed:
@@ -173,6 +175,11 @@ def _adapter_changes(saved: Mapping[str, Any] | None, now: Mapping[str, Any] | N
 
 # What is minimised, and which rows a step takes.
 _DECISIVE = ("objective.name", "data.packing", "data.shuffle", "train.global_batch")
+
+
+def _order_seed(config: Mapping[str, Any], seed: int) -> int:
+    own = config.get("train", {}).get("data_seed")
+    return seed if own is None else int(own)
 
 
 def _setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -104,17 +104,23 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "train.gradient_checkpointing": ("gradient_checkpointing",),
     "train.compile": ("torch_compile",),
     "train.seed": ("seed",),
-    "train.eval_steps": ("eval_steps",),
+    "train.data_seed": ("data_seed",),
+    "train.deterministic": ("full_determinism", "deterministic_mode", "deterministic"),
+    "train.tf32": ("tf32",),
+    "train.eval_strategy": ("eval_strategy", "evaluation_strategy"),
+    "train.eval_steps": ("eval_steps", "eval_interval"),
+    "train.eval_on_start": ("eval_on_start", "eval_at_start"),
     "train.eval_batch": ("per_device_eval_batch_size", "per_gpu_eval_batch_size", "eval_batch_size"),
     "train.metric_for_best": ("metric_for_best_model",),
     "train.greater_is_better": ("greater_is_better",),
     "train.early_stopping": ("early_stopping", "early_stop_interval", "early_stopping_patience"),
-    "checkpoint.save_steps": ("save_steps",),
-    "checkpoint.keep": ("save_total_limit",),
+    "checkpoint.save_strategy": ("save_strategy",),
+    "checkpoint.save_steps": ("save_steps", "save_interval"),
     "checkpoint.asynchronous": ("async_save",),
     "logging.output": ("output_dir",),
     "logging.run_name": ("run_name",),
-    "logging.steps": ("logging_steps",),
+    "logging.strategy": ("logging_strategy",),
+    "logging.steps": ("logging_steps", "log_interval"),
     "backend.name": ("backend",),
     "backend.use_distributed_optimizer": ("use_distributed_optimizer",),
     "export.exist_ok": ("exist_ok",),
@@ -215,6 +221,18 @@ def _request(name: str) -> Translation:
 
 def _max_steps(_source: str, value: Any) -> Settings:
     return {} if str(value) == "-1" else {"train.max_steps": value}
+
+
+def _keep(_source: str, value: Any) -> Settings:
+    """Keep all for what the Trainer takes for no limit."""
+    return {"checkpoint.keep": None if str(value).lower() in ("all", "none", "null", "0", "-1") else value}
+
+
+def _timeout(source: str, value: Any) -> Settings:
+    seconds = as_number(value)
+    if seconds is None:
+        raise ConfigError(f"{source} takes seconds, not {quoted(value)}.", hint=f"For example: {source} 1800")
+    return {"train.timeout_minutes": seconds / 60}
 
 
 def _resume(_source: str, value: Any) -> Settings:
@@ -352,7 +370,6 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("trainable_parameters",), "tuner.train_only", "list", _patterns("@trainable_parameters")),
     (("use_peft",), "tuner.kind", "switch", _when_on({"tuner.kind": "lora"}, {"tuner.kind": "full"})),
     (("loss_type",), "objective.loss", "value", _loss_type),
-    (("data_seed",), "train.seed", "value", _request("data_seed")),
     (("loss_scale",), "data.loss_on", "value", _choice(_LOSS_SCALES, LOSS_SCALES_ELSEWHERE)),
     (
         ("train_type", "tuner_type", "sft_type", "finetuning_type"),
@@ -373,6 +390,27 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     ),
     (("max_steps", "train_iters"), "train.max_steps", "value", _max_steps),
     (("resume_from_checkpoint", "resume"), "checkpoint.resume", "optional", _resume),
+    (("save_total_limit",), "checkpoint.keep", "value", _keep),
+    (
+        ("save_only_model",),
+        "checkpoint.optimizer_state",
+        "switch",
+        _when_on({"checkpoint.optimizer_state": False}),
+    ),
+    (("resume_only_model",), "checkpoint.resume", "switch", _request("resume_only_model")),
+    (
+        ("load_best_model_at_end",),
+        "train.metric_for_best",
+        "switch",
+        _request("load_best_model_at_end"),
+    ),
+    (
+        ("gradient_checkpointing_kwargs",),
+        "train.gradient_checkpointing",
+        "mapping",
+        _request("gradient_checkpointing_kwargs"),
+    ),
+    (("ddp_timeout",), "train.timeout_minutes", "value", _timeout),
     (("report_to",), "logging.report_to", "list", _report_to),
     (("deepspeed", "deepspeed_config"), "backend.name", "value", _deepspeed),
     (("parallel_method",), "backend.name", "value", _choice(_METHODS)),

@@ -184,7 +184,8 @@ def _type_name(annotation: Any) -> str:
     if origin is tuple:
         return "list"
     if origin in (Union, types.UnionType):
-        return " | ".join(_type_name(member) for member in typing.get_args(annotation))
+        names = [_type_name(member) for member in typing.get_args(annotation)]
+        return "number" if names == ["integer", "number"] else " | ".join(names)
     if _kind(annotation) == "mapping":
         return "JSON"
     name = str((origin or annotation).__name__)

@@ -58,10 +58,24 @@ def _below_one(number: float) -> float:
     return number
 
 
+def _interval(value: Any) -> int | float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = 0.0
+    if 0 < number < 1:
+        return number
+    if number.is_integer() and 1 <= number <= LARGEST:
+        return int(number)
+    raise ValueError("must be a whole number of steps from 1, or a part of all steps such as 0.1")
+
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[Fraction, AfterValidator(_below_one)]
 Steps = Annotated[int, Field(ge=1, le=LARGEST)]
 """Steps, evaluations, checkpoints: anything that is counted from one."""
+Interval = Annotated[int | float, BeforeValidator(_interval)]
+"""Every how many steps, or after which part of all steps, as the Trainer takes it: 0.1 ten times, 1.0 after each."""
 Rows = Annotated[int, Field(ge=1, le=2**24)]
 Tokens = Annotated[int, Field(ge=1, le=2**27)]
 Ways = Annotated[int, Field(ge=1, le=2**20)]

@@ -39,10 +39,6 @@ LOOP: Rows = {
         "evaluation while training takes the loss, and writes no answers.",
         "After the run: swift infer RUN --dataset FILE, or swift eval RUN --dataset FILE",
     ),
-    ("eval_on_start", "eval_at_start"): off(
-        "a run is evaluated only after training steps.",
-        "To measure the model before: swift eval MODEL --dataset FILE --metric loss",
-    ),
     ("eval_accumulation_steps",): NotNeeded("evaluation sums the loss batch by batch, and keeps no predictions"),
     ("prediction_loss_only", "batch_eval_metrics"): NotNeeded("evaluation keeps no predictions"),
     ("eval_use_gather_object", "include_for_metrics"): NotNeeded("evaluation keeps no predictions"),
@@ -59,12 +55,6 @@ LOOP: Rows = {
         "Leave it out.",
     ),
     ("include_num_input_tokens_seen", "include_tokens_per_second"): NotNeeded("swift always counts tokens"),
-    ("load_best_model_at_end",): Default(
-        ("false",),
-        "the end of the run keeps the last weights, and RUN/best-checkpoint points at the best",
-        "a run ends with its last weights, and RUN/best-checkpoint points at the best ones.",
-        "Leave it out, and use them: swift export RUN/best-checkpoint (or infer, eval, serve)",
-    ),
     ("early_stopping_threshold",): Default(
         ("0", "0.0"),
         "any improvement counts",
@@ -82,10 +72,6 @@ LOOP: Rows = {
     ("train_batch_size",): Refused(
         "DeepSpeed means the rows of an optimizer step over all processes by it, others those of one process.",
         "Type --global_batch_size N for a step, or --per_device_train_batch_size N for a process.",
-    ),
-    ("full_determinism", "deterministic_mode", "deterministic"): off(
-        "swift does not switch torch to deterministic kernels; with one --seed, runs already draw the same numbers.",
-        "Leave it out.",
     ),
     ("neftune_noise_alpha", "neft_alpha"): Default(
         ("0", "0.0", "none", "null"),
@@ -302,6 +288,7 @@ TUNERS: Rows = {
 RESULTS: Rows = {
     ("disable_tqdm",): NotNeeded("a terminal shows a progress bar, a file gets a line per logging step"),
     ("log_level", "log_level_replica", "log_on_each_node"): NotNeeded("the first process writes what a run has to say"),
+    ("logging_first_step",): NotNeeded("the first step is always logged"),
     ("logging_nan_inf_filter",): NotNeeded("a loss that is not finite stops the run (--train.detect_nan)"),
     ("logging_dir",): NotNeeded("TensorBoard's files are in the run's own folder: tensorboard --logdir OUTPUT_DIR"),
     ("add_version",): Default(
@@ -323,11 +310,7 @@ RESULTS: Rows = {
     ),
     ("ignore_data_skip",): off(
         "a run is resumed with the row after the last one.",
-        "To start over from its weights: --model RUN/last-checkpoint (of an adapter: --adapters)",
-    ),
-    ("resume_only_model",): off(
-        "resuming takes optimizer, step and place in the data along.",
-        "To start over from its weights: --model RUN/last-checkpoint (of an adapter: --adapters)",
+        "To start over from its weights, add --resume_only_model true",
     ),
     ("push_to_hub",): Default(("false", "none"), "training uploads nothing", *_UPLOAD),
     ("hub_model_id",): Refused(*_UPLOAD),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from swift.config.cadence import settle_cadence
 from swift.config.draft import Assignment, Draft
-from swift.config.fields import core_fields
 from swift.config.fsdp_flags import settle_fsdp
 from swift.config.megatron_flags import settle_megatron
 from swift.config.quantisation import settle_quantisation
-from swift.config.values import quoted
+from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError
+from swift.untrusted import parse_json
 
 Merged = dict[str, Assignment]
 _LIMITED = re.compile(r"#\d+$")
@@ -25,11 +28,14 @@ def settle(merged: Merged) -> list[str]:
     _min_lr(merged)
     _packing_length(merged)
     _max_samples(merged)
-    _data_seed(merged, notes)
     _trainable_parameters(merged, notes)
     settle_quantisation(merged, notes)
     settle_fsdp(merged, notes)
     settle_megatron(merged, notes)
+    _weights_of_checkpoint(merged, notes)
+    _best_at_the_end(merged, notes)
+    _recomputation(merged, notes)
+    settle_cadence(merged, notes)
     return notes
 
 
@@ -120,6 +126,63 @@ def _min_lr(merged: Merged) -> None:
         raise ConfigError(f"{request.source} {request.value} needs the floor.", hint="For example: --min_lr 1e-6")
 
 
+def _weights_of_checkpoint(merged: Merged, notes: list[str]) -> None:
+    """Turn `--resume_only_model` into a new run from the weights of the checkpoint that was to be resumed."""
+    request = merged.pop("@resume_only_model", None)
+    if request is None or not as_switch(request.value, request.source):
+        return
+    named = merged.pop("checkpoint.resume", None)
+    if named is None or named.value in (None, "last", "auto"):
+        raise ConfigError(
+            f"{request.source} needs the folder of a checkpoint.",
+            hint="For example: --resume_from_checkpoint output/MODEL/RUN/checkpoint-100 --resume_only_model true",
+        )
+    folder = Path(str(named.value))
+    folder = folder / "last-checkpoint" if (folder / "last-checkpoint").exists() else folder
+    key = "tuner.adapter" if (folder / "adapter_config.json").is_file() else "model.path"
+    if key == "model.path" and not any(folder.glob("*.safetensors*")):
+        raise ConfigError(
+            f"{named.source}: {folder} holds no weights that are ready to load.",
+            hint=f"Type: swift export {folder} --to hf --out WEIGHTS, and start from them: --model WEIGHTS",
+        )
+    merged[key] = Assignment(str(folder), named.source)
+    notes.append(
+        f"{request.source}: a new run from the weights in {folder} ({key}), with a fresh optimizer and from step 0."
+    )
+
+
+def _best_at_the_end(merged: Merged, notes: list[str]) -> None:
+    """Say where the best checkpoint is; refuse an export that would write the last weights instead."""
+    request = merged.pop("@load_best_model_at_end", None)
+    if request is None or not as_switch(request.value, request.source):
+        return
+    if _value(merged, "export.to", None) is not None:
+        raise ConfigError(
+            f"{request.source}: the export at the end of a run writes the weights of its last step, not the best.",
+            hint="Leave out the export, and after the run type: swift export RUN/best-checkpoint",
+        )
+    notes.append(
+        f"{request.source}: the best checkpoint is kept, and RUN/best-checkpoint points at it; infer and export take "
+        "that name, and RUN alone means the last one."
+    )
+
+
+def _recomputation(merged: Merged, notes: list[str]) -> None:
+    """Take the Trainer's options of gradient checkpointing: either value of `use_reentrant` gives the same numbers."""
+    request = merged.pop("@gradient_checkpointing_kwargs", None)
+    if request is None or request.value is None:
+        return
+    options = request.value
+    if isinstance(options, str):
+        options = parse_json(options, request.source, ConfigError)
+    if not isinstance(options, Mapping) or set(options) - {"use_reentrant"}:
+        raise ConfigError(
+            f"{request.source} takes only use_reentrant, not {quoted(request.value)}.",
+            hint="Leave it out: --gradient_checkpointing true",
+        )
+    notes.append(f"{request.source} is not needed: recomputation is never re-entrant here, with the same numbers.")
+
+
 def _whole(assignment: Assignment) -> int:
     text = quoted(assignment.value).strip("'")
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
@@ -155,16 +218,3 @@ def _max_samples(merged: Merged) -> None:
         if names is not None:
             limited = tuple(name if _LIMITED.search(str(name)) else f"{name}#{rows}" for name in names.value)
             merged[key] = Assignment(limited, names.source)
-
-
-def _data_seed(merged: Merged, notes: list[str]) -> None:
-    request = merged.pop("@data_seed", None)
-    if request is None or str(request.value).lower() in ("none", "null"):
-        return
-    seed = _value(merged, "train.seed", core_fields()["train.seed"].default)
-    if str(seed) != str(request.value):
-        raise ConfigError(
-            f"{request.source} {request.value} is not possible: one seed draws everything, and it is {seed}.",
-            hint=f"Type --seed {request.value}",
-        )
-    notes.append(f"{request.source} {request.value} is not needed: --seed also decides the order of the data.")

@@ -17,6 +17,7 @@ from swift.config.limits import (
     FilePath,
     FolderName,
     Fraction,
+    Interval,
     Name,
     Rows,
     Seed,
@@ -229,7 +230,18 @@ class TrainSection(Section):
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
     compile: bool = Field(False, description="torch.compile the model")
     seed: Seed = Field(42, description="Seed of initial adapters, order of samples and dropout")
-    eval_steps: Steps | None = Field(None, description="Evaluate every N steps; default: once an epoch")
+    data_seed: Seed | None = Field(
+        None, description="Seed of the order of samples and of which rows are held out; default: seed"
+    )
+    deterministic: bool = Field(False, description="Use deterministic kernels only, which are slower on a GPU")
+    tf32: bool | None = Field(
+        None, description="Multiply float32 matrices in TF32 on a GPU that has it; default: as torch is set (off)"
+    )
+    eval_strategy: Literal["steps", "epoch", "no"] | None = Field(
+        None, description="When to evaluate; default: epoch, or steps where eval_steps is given"
+    )
+    eval_steps: Interval | None = Field(None, description="Evaluate every N steps; 0.1 is a tenth of all steps")
+    eval_on_start: bool = Field(False, description="Evaluate before the first step too")
     eval_batch: Rows | None = Field(None, description="Rows per process in evaluation; default micro_batch")
     metric_for_best: Name = Field("loss", description="Which evaluation metric picks the best checkpoint")
     greater_is_better: bool | None = Field(
@@ -242,18 +254,31 @@ class TrainSection(Section):
         description="End a run of several processes that made no progress for this long, and name the ones waited for",
     )
 
+    @property
+    def order_seed(self) -> int:
+        """Return the seed of the order of samples in force."""
+        return self.seed if self.data_seed is None else self.data_seed
+
 
 class CheckpointSection(Section):
     """Which checkpoints a run keeps, and which one it starts from."""
 
-    save_steps: Steps | None = Field(None, description="Save every N steps; default: once an epoch")
-    keep: Steps | None = Field(None, description="Keep the N newest checkpoints and the best")
+    save_strategy: Literal["steps", "epoch", "best", "no"] | None = Field(
+        None,
+        description="When to save: best after an evaluation that is the best so far, no only where the run ends; "
+        "default: epoch, or steps where save_steps is given",
+    )
+    save_steps: Interval | None = Field(None, description="Save every N steps; 0.1 is a tenth of all steps")
+    keep: Steps | None = Field(3, description="Keep the N newest checkpoints and the best; none keeps all")
     resume: Name | None = Field(
         None,
         description="Checkpoint or run folder to resume from; 'last' for the newest run; 'auto' for the run of "
         "logging.run_name, which is started if it does not exist",
     )
     asynchronous: bool = Field(False, description="Write in the background while training continues")
+    optimizer_state: bool = Field(
+        True, description="Write the optimizer's state; a checkpoint without it cannot be resumed from"
+    )
     model_weights: bool = Field(True, description="Also write the adapter or Hugging Face weights, ready to load")
     save_last: bool = Field(True, description="Save after the last step")
 
@@ -265,7 +290,10 @@ class LoggingSection(Section):
     run_name: FolderName | None = Field(
         None, description="Name of the run's folder; default vN-date-time under the model's"
     )
-    steps: Steps = Field(5, description="Log every N steps")
+    strategy: Literal["steps", "epoch", "no"] = Field(
+        "steps", description="When to log; the first step, the last and evaluations are logged always"
+    )
+    steps: Interval = Field(5, description="Log every N steps; 0.1 is a tenth of all steps")
     report_to: tuple[Name, ...] = Field(
         ("console", "jsonl", "tensorboard", "report"), description="Observers, by entry point name"
     )

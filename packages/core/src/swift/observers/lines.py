@@ -30,7 +30,7 @@ class Meter:
 
     def __init__(
         self,
-        every: int,
+        every: float,
         *,
         mfu: Callable[[float], float | None] = lambda tokens_per_second: None,
         clock: Callable[[], float] = time.perf_counter,

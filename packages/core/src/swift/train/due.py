@@ -30,13 +30,14 @@ class Due:
 
     def evaluation(self, step: int) -> bool:
         """Return whether to evaluate: every `train.eval_steps`, and after the last step."""
-        return self._is_last(step) or self._every(step, self._job.run.config.train.eval_steps)
+        train = self._job.run.config.train
+        return train.eval_strategy != "no" and (self._is_last(step) or self._every(step, train.eval_steps))
 
     def save(self, record: StepRecord) -> bool:
-        """Return whether to save: every `checkpoint.save_steps`, and where the run ends."""
+        """Return whether to save: as `checkpoint.save_strategy` says, and where the run ends."""
         checkpoint = self._job.run.config.checkpoint
         at_the_end = self._is_last(record.step) and checkpoint.save_last
-        return self._every(record.step, checkpoint.save_steps) or at_the_end or self.end(record)
+        return self._to_be_kept(record) or at_the_end or self.end(record)
 
     def end(self, record: StepRecord) -> bool:
         """Return whether the run ends although steps are left: it is stopped, or no evaluation gets better."""
@@ -46,10 +47,18 @@ class Due:
         """Return whether `train.early_stopping` evaluations in a row, this step's the last of them, were no better."""
         return self._job.best.exhausted and record.evaluation is not None
 
+    def _to_be_kept(self, record: StepRecord) -> bool:
+        checkpoint = self._job.run.config.checkpoint
+        if checkpoint.save_strategy == "no":
+            return False
+        if checkpoint.save_strategy == "best":
+            return record.evaluation is not None and self._job.best.step == record.step
+        return self._every(record.step, checkpoint.save_steps)
+
     def _is_last(self, step: int) -> bool:
         return step == self._job.run.total_steps
 
-    def _every(self, step: int, interval: int | None) -> bool:
+    def _every(self, step: int, interval: float | None) -> bool:
         """Return whether the interval is over; without one it is an epoch."""
         if interval is not None:
             return step % interval == 0

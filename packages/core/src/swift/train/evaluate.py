@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swift.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from swift.contracts import Objective, Run, TrainState
     from swift.data.batch import Batch
     from swift.plugins.hooks import Hooks
+    from swift.train.job import Job
 
 
 def evaluate(
@@ -35,3 +38,40 @@ def evaluate(
             sums[name] = (before[0] + value, before[1] + count)
     means = {name: value / count for name, (value, count) in sums.items() if count}
     return {"loss": loss / weight if weight else float("nan"), **means}
+
+
+def check_evaluation(job: Job) -> None:
+    """Check now what the first evaluation would otherwise find out, or nothing would."""
+    train, batches = job.run.config.train, job.validation_batches()
+    if batches is None or train.eval_strategy == "no":
+        _check_nothing_waits(job, no_data=batches is None)
+        return
+    if job.best.metric != "loss":
+        batch, objective = job.ready(next(batches))
+        result = job.hooks.forward(job.run, job.state, batch, objective)
+        job.best.check({"loss", *result.metrics})
+    save_steps = job.run.config.checkpoint.save_steps
+    if save_steps and train.eval_steps and save_steps % train.eval_steps:
+        job.run.say(
+            f"The best checkpoint is chosen among steps that are evaluated and saved: make save_steps ({save_steps}) "
+            f"a multiple of eval_steps ({train.eval_steps}) to choose among all that are saved."
+        )
+
+
+def _check_nothing_waits(job: Job, *, no_data: bool) -> None:
+    """Refuse what needs evaluations in a run that has none."""
+    train, checkpoint = job.run.config.train, job.run.config.checkpoint
+    name_one = "Name one with --val_dataset, or hold a part out: --split_dataset_ratio 0.05"
+    waiting = {
+        "train.early_stopping": train.early_stopping is not None,
+        "checkpoint.save_strategy best": checkpoint.save_strategy == "best",
+    }
+    for key, waits in waiting.items():
+        if waits:
+            reason = "there is no validation set" if no_data else "train.eval_strategy is no"
+            raise ConfigError(
+                f"{key} waits for better evaluations, and {reason}.",
+                hint=name_one if no_data else "Type --eval_strategy epoch, or --eval_steps N.",
+            )
+    if no_data and (train.eval_strategy in ("steps", "epoch") or train.eval_on_start):
+        job.run.say(f"There is no validation set, so nothing is evaluated. {name_one}")

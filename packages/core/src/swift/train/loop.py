@@ -122,6 +122,7 @@ class Loop:
             self._end(summary)
 
     def _each_step(self) -> Iterator[StepRecord]:
+        self._evaluate_at_start()
         for step in range(self.job.state.step, self.job.run.total_steps):
             record = self.evaluate_if_due(self.make_step(step))
             self.tell_observers(record)
@@ -167,6 +168,17 @@ class Loop:
             evaluation = evaluate(job.hooks, job.run, job.state, batches, job.ready)
         job.best.update(record.step, evaluation)
         return replace(record, evaluation=evaluation)
+
+    def _evaluate_at_start(self) -> None:
+        """Evaluate before the first step of this session where `train.eval_on_start` asks for it."""
+        job = self.job
+        batches = job.validation_batches() if job.run.config.train.eval_on_start else None
+        if batches is None:
+            return
+        job.watchdog.at("the evaluation before the first step")
+        means = evaluate(job.hooks, job.run, job.state, batches, job.ready)
+        values = ", ".join(f"eval_{name.removeprefix('eval_')} {value:.4g}" for name, value in means.items())
+        job.run.say(f"Before step {job.state.step + 1}: {values}")
 
     def tell_observers(self, record: StepRecord) -> None:
         """Hand the record to the observers, and agree with the other processes on whether the run is stopped."""

@@ -36,11 +36,22 @@ from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
 from swift.terminal import print_line, say_nothing, waiting
+from swift.train.arithmetic import arithmetic
 from swift.train.best import BestSoFar
+from swift.train.cadence import settle_intervals
+from swift.train.evaluate import check_evaluation
 from swift.train.job import Job, in_order
 from swift.train.planning import ModelInTraining, make_plan
 from swift.train.reference import Mode, ScoreCache, reference_mode, to_be_scored
-from swift.train.resume import StartPoint, claim_folder, describe_run, find_start, resume
+from swift.train.resume import (
+    StartPoint,
+    check_resumable,
+    claim_folder,
+    describe_run,
+    find_start,
+    resume,
+    settle_keep,
+)
 from swift.train.roles import check_roles, open_role
 from swift.train.run_folder import RunClaim
 from swift.train.send_weights import send_weights
@@ -119,11 +130,12 @@ def open_job(
         start = find_start(config, comms)
         claim = claim_folder(run, comms, start)
         watchdog.folder = run.folder
-        job = _prepare(Setup(parsed, run, hooks, comms, start, tuple(roles)), watchdog, rows, validation_rows)
-        _check_evaluation(job)
-        describe_run(job, parsed, start)
-        began = True
-        yield job
+        with arithmetic(config.train, run.topology.device, run.say):
+            job = _prepare(Setup(parsed, run, hooks, comms, start, tuple(roles)), watchdog, rows, validation_rows)
+            check_evaluation(job)
+            describe_run(job, parsed, start)
+            began = True
+            yield job
     finally:
         if claim is not None:
             claim.lock.release() if began else claim.discard()
@@ -153,7 +165,10 @@ def _prepare(
     """Take the steps to a job in the order in which a mistake is found cheapest."""
     run, start = setup.run, setup.start
     _check_export(run.config)
+    if start.checkpoint is not None:
+        check_resumable(start.checkpoint, run.config)
     run.config = settle_batch(run.config, start.checkpoint, run.topology.data_size)
+    run.config = settle_keep(run.config, start.checkpoint)
     _seed(run.config.train.seed)
     # Kinds of precision that this machine lacks are refused before anything is read.
     resolve_dtype(run.config.model.dtype, run.topology.device)
@@ -240,7 +255,7 @@ def open_data(
     """Read, encode and check the data sets, and report what could not be used; a stream is opened only."""
     run, comms = setup.run, setup.comms
     encoder = SampleEncoder(tokenizer, run.config.data, encoding_of(encoding))
-    preparation = DataPreparation(encoder, run.config.train.seed, run.say, comms.barrier, run.topology.is_main)
+    preparation = DataPreparation(encoder, run.config.train.order_seed, run.say, comms.barrier, run.topology.is_main)
     data = preparation.prepare(rows, validation_rows)
     _check_same_data(run.config, data, comms)
     if data.stream is None:
@@ -265,7 +280,7 @@ def report_data(run: Run, data: PreparedData) -> None:
 
 def plan_steps(plan: Plan, run: Run) -> Plan:
     """Set the number of steps and the schedule of the run, as the plan has them."""
-    config = run.config
+    config = run.config = settle_intervals(run.config, plan)
     run.total_steps = plan.total_steps
     run.schedule = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
     return plan
@@ -334,25 +349,3 @@ def _manifest(run: Run, source: ModelSource, data: PreparedData, plan: Plan) -> 
         schedule={"total_steps": plan.total_steps, "peak": config.learning_rate, "shape": config.optim.schedule},
         plugins=dict(run.plugins),
     )
-
-
-def _check_evaluation(job: Job) -> None:
-    """Check now what the first evaluation would otherwise find out, or nothing would."""
-    train, batches = job.run.config.train, job.validation_batches()
-    if batches is None:
-        if train.early_stopping is not None:
-            raise ConfigError(
-                "train.early_stopping waits for better evaluations, and there is no validation set.",
-                hint="Name one with --val_dataset, or hold a part out: --split_dataset_ratio 0.05",
-            )
-        return
-    if job.best.metric != "loss":
-        batch, objective = job.ready(next(batches))
-        result = job.hooks.forward(job.run, job.state, batch, objective)
-        job.best.check({"loss", *result.metrics})
-    save_steps = job.run.config.checkpoint.save_steps
-    if save_steps and train.eval_steps and save_steps % train.eval_steps:
-        job.run.say(
-            f"The best checkpoint is chosen among steps that are evaluated and saved: make save_steps ({save_steps}) "
-            f"a multiple of eval_steps ({train.eval_steps}) to choose among all that are saved."
-        )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift.checkpoint.coordination import agree
 from swift.checkpoint.folders import clean_stale, find_checkpoint, last_checkpoint, whole_checkpoints
 from swift.checkpoint.load import check_resume, facts_of, open_checkpoint
 from swift.config.sections import Config
-from swift.errors import ConfigError, SwiftError
+from swift.errors import CheckpointError, ConfigError, SwiftError
 from swift.processes.comms import Comms
 from swift.processes.group import elastic_launcher
 from swift.train.planning import restore_plan
@@ -60,6 +61,39 @@ def find_start(config: Config, comms: Comms) -> StartPoint:
         return StartPoint(checkpoint, own, launchers)
     checkpoint = comms.broadcast(find_checkpoint(named, output=config.logging.output))
     return StartPoint(checkpoint, own, launchers)
+
+
+def check_resumable(checkpoint: Path, config: Config) -> None:
+    """Refuse a checkpoint whose optimizer is not this run's, or that has no state of one, before anything is read."""
+    saved = facts_of(checkpoint).config
+    if _saved(saved, "checkpoint", "optimizer_state") is False:
+        raise CheckpointError(
+            f"{checkpoint} holds weights without the optimizer's state (checkpoint.optimizer_state was off).",
+            hint=f"Start a new run from its weights: --resume_from_checkpoint {checkpoint} --resume_only_model true",
+        )
+    optimizer = _saved(saved, "optim", "name")
+    if optimizer is not None and optimizer != config.optim.name:
+        raise CheckpointError(
+            f"{checkpoint} was saved with the optimizer {optimizer}, and this run's is {config.optim.name}: the state "
+            "of one means nothing to the other.",
+            hint=f"Type --optim.name {optimizer}, or start a new run from its weights: --resume_from_checkpoint "
+            f"{checkpoint} --resume_only_model true",
+        )
+
+
+def settle_keep(config: Config, checkpoint: Path | None) -> Config:
+    """Let a run that was told to keep all its checkpoints keep them when it resumes without that flag."""
+    if checkpoint is None or "keep" in config.checkpoint.model_fields_set:
+        return config
+    before: Any = facts_of(checkpoint).config.get("checkpoint") or {}
+    if before.get("keep", ...) is not None:
+        return config
+    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"keep": None})})
+
+
+def _saved(config: Mapping[str, Any], section: str, key: str) -> Any:
+    """Return a setting that a checkpoint was saved with; None where it does not say."""
+    return (config.get(section) or {}).get(key)
 
 
 def resume(job: Job, folder: Path, *, again: bool) -> None:

@@ -19,6 +19,7 @@ from swift.checkpoint.folders import (
     whole_checkpoints,
 )
 from swift.checkpoint.save import PendingSave, save_checkpoint, wait_for_saves
+from swift.checkpoint.weights_only import WeightsOnlyWriter
 from swift.contracts import StepRecord
 from swift.train.planning import plan_state
 
@@ -106,6 +107,8 @@ class CheckpointSaver:
         self._join_removal()
 
     def _fill(self, writer: CheckpointWriter) -> None:
+        if not self._job.run.config.checkpoint.optimizer_state:
+            writer = WeightsOnlyWriter(writer)
         self._job.hooks.save_checkpoint(self._job.run, self._job.state, writer)
         for role in self._job.trained_roles:
             role.save(writer)

@@ -82,7 +82,7 @@ class EpochOrder:
 
     def __init__(self, lengths: np.ndarray, layout: BatchLayout) -> None:
         self._lengths = lengths
-        self._seed = layout.seed
+        self._seed = layout.order_seed
         self._shuffle = layout.shuffle
         self._capacity = layout.capacity
         self.rows: Callable[[int], list[Indices]] = lru_cache(maxsize=2)(self._rows)

@@ -26,6 +26,8 @@ class BatchLayout:
     micro_rows: int
     """Rows of a micro-batch."""
     seed: int = 0
+    data_seed: int | None = None
+    """Of the order of samples; None takes `seed`."""
     max_length: int = 0
     """Tokens of a pack."""
     shuffle: bool = True
@@ -46,6 +48,7 @@ class BatchLayout:
             global_rows=config.train.global_batch,
             micro_rows=config.train.micro_batch,
             seed=config.train.seed,
+            data_seed=config.train.data_seed,
             max_length=config.data.max_length,
             shuffle=config.data.shuffle,
             packing=config.data.packing,
@@ -66,6 +69,11 @@ class BatchLayout:
             packing=config.data.packing,
             padding_free=config.data.padding_free,
         )
+
+    @property
+    def order_seed(self) -> int:
+        """Return the seed of the order of samples in force."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     @property
     def flat(self) -> bool:

@@ -66,7 +66,7 @@ class StreamingPlan:
             self._epoch = epoch
             samples = self._stream.epoch(epoch)
             if self._layout.shuffle:
-                samples = shuffled(samples, shuffler(self._layout.seed, epoch), SHUFFLE_BUFFER)
+                samples = shuffled(samples, shuffler(self._layout.order_seed, epoch), SHUFFLE_BUFFER)
             if self._layout.capacity is None:
                 yield from ((sample,) for sample in samples)
             else:
