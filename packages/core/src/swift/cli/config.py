@@ -20,6 +20,7 @@ USAGE = """\
 swift config show     [pt|sft|rlhf|train] [config.yaml] [flags]   the resolved configuration and layout
 swift config show     ... --sample N                              and N samples as the model will see them
 swift config validate [pt|sft|rlhf|train] [config.yaml] [flags]   only whether it is right
+swift config import   FILE|FOLDER|"COMMAND" [--out run.yaml]       another program's configuration as swift's
 swift config schema                                               JSON Schema, installed plugins included
 swift config BACKEND PRESET                                       a file of that backend's own to begin from
 """
@@ -32,6 +33,8 @@ class ConfigOptions(Section):
 
     validate [pt|sft|rlhf|train] [config.yaml] [flags]: only whether it is right.
 
+    import FILE|FOLDER|"COMMAND" [--out run.yaml]: another program's configuration as swift's own.
+
     schema: JSON Schema of a configuration file, installed plugins included.
 
     BACKEND PRESET: a file of that backend's own to begin from.
@@ -40,6 +43,7 @@ class ConfigOptions(Section):
     examples = (
         "swift config show sft --model qwen3-0.6b --dataset data.jsonl --sample 2",
         "swift config validate rlhf config.yaml --train.epochs 2",
+        "swift config import llama3_lora_sft.yaml --out run.yaml",
         "swift config schema",
     )
     sample: Annotated[Rows | None, Bare("1")] = Field(
@@ -49,6 +53,10 @@ class ConfigOptions(Section):
 
 def run(verb: str, args: list[str]) -> int:
     """Run the verb; returns the exit code."""
+    if args[:1] == ["import"]:
+        from swift.cli.config_import import import_configuration
+
+        return import_configuration(args[1:])
     if asks_for_help(args) and args[1:2] and args[1] in TRAINING:
         show_training_help(args[1], args[2:])
         return 0
@@ -66,14 +74,16 @@ def run(verb: str, args: list[str]) -> int:
         if action in presets:
             sys.stdout.write(_preset(action, rest, presets[action]))  # a file as it stands
             return 0
-        actions = ("show", "validate", "schema", *presets)
+        actions = ("show", "validate", "import", "schema", *presets)
         raise UsageError(f"There is no `swift config {action}`.{did_you_mean(action, actions)}", hint=USAGE)
     trained = rest.pop(0) if rest and rest[0] in TRAINING else "train"
     typed = read_options(verb, rest, ConfigOptions, passes_on=True)
     samples = typed.options.sample or 0
     from swift.cli.beforehand import check_beforehand
     from swift.config.parse import parse
+    from swift.imports.sources import check_is_own
 
+    check_is_own(typed.words)
     parsed = parse([*typed.words, *typed.passed_on], trained, complete=samples > 0 or action == "validate")
     check_beforehand(parsed.config)
     if action == "validate":

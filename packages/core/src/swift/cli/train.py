@@ -16,9 +16,11 @@ def run(verb: str, args: list[str]) -> int:
     from swift.cli.beforehand import check_beforehand
     from swift.cli.launch import STARTED_BY_SWIFT, launch, reported_errors
     from swift.config.parse import parse
+    from swift.imports.sources import check_is_own
     from swift.processes.signals import is_worker
 
     with reported_errors():
+        check_is_own(args)
         parsed = parse(args, verb)
         if not is_worker():
             check_beforehand(parsed.config)

@@ -1,0 +1,114 @@
+"""`swift config import`: another program's configuration as swift's own."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from swift.cli.help import asks_for_help, show_help
+from swift.config.options import Argument, Section
+from swift.errors import ConfigError, UsageError
+from swift.terminal import print_line
+
+if TYPE_CHECKING:
+    from swift.imports.carrying import Remark
+
+SUMMARY = "Make a configuration of another program's: LLaMA-Factory, axolotl, TRL, ms-swift, Trainer, torchtune, NeMo"
+_NUMBER = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class ImportOptions(Section):
+    """Writes the configuration on the screen or to --out, with a remark for each setting that is not carried over.
+
+    The exit code is 1 where something that changes the training is not carried over, and 0 where nothing is lost.
+    Of a folder, prints what becomes of each recipe in it.
+    """
+
+    examples = (
+        "swift config import examples/train_lora/llama3_lora_sft.yaml --out run.yaml",
+        'swift config import "trl sft --model_name_or_path Qwen/Qwen3-0.6B --dataset_name trl-lib/Capybara"',
+        "swift config import train.sh --number 2 --out second.yaml",
+        "swift config import recipes",
+    )
+    source: Annotated[str, Argument("FILE")] = Field(
+        description="a YAML or JSON file, a shell script, a command in quotes, or a folder of such files"
+    )
+    out: Path | None = Field(None, description="File to write; default: the screen")
+    number: _NUMBER = Field(1, description="Which training command of a script with several")
+    exist_ok: bool = Field(False, description="Replace an existing file")
+
+
+def import_configuration(args: list[str]) -> int:
+    """Import what was typed; returns the exit code."""
+    if not args or asks_for_help(args):
+        show_help("config import", SUMMARY, ImportOptions)
+        return 0
+    from swift.cli.options import read_options
+
+    options = read_options("config import", _quoted(args), ImportOptions).options
+    from swift.imports.run import imported, is_there, read_runs
+
+    if is_there(Path(options.source), folder=True):
+        return _folder(Path(options.source))
+    runs = read_runs(options.source)
+    if options.number > len(runs):
+        raise UsageError(f"{options.source} has {len(runs)} commands that train, and --number is {options.number}.")
+    result = imported(runs[options.number - 1], str(options.out or "run.yaml"))
+    if options.out is None:
+        sys.stdout.write(result.text)
+    else:
+        _write(options.out, result.text, replace=options.exist_ok)
+    if len(runs) > 1:
+        sys.stderr.write(
+            f"Note: this is command {options.number} of {len(runs)} that train; --number N takes another.\n"
+        )
+    _say(result.lost, result.command, written=options.out is not None)
+    return 1 if result.lost else 0
+
+
+def _quoted(args: list[str]) -> list[str]:
+    """Return the arguments with a command that was typed without quotes as one word."""
+    from swift.imports.commands import starts_program
+
+    for at, word in enumerate(args):
+        if starts_program(word) and len(args) > at + 1:
+            # Of the programs that are known none has a flag --out.
+            end = args.index("--out", at) if "--out" in args[at:] else len(args)
+            return [*args[:at], shlex.join(args[at:end]), *args[end:]]
+    return args
+
+
+def _write(path: Path, text: str, *, replace: bool) -> None:
+    try:
+        with path.open("w" if replace else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already.", hint="Name another file, or add --exist_ok") from None
+    except OSError as cause:
+        raise ConfigError(f"{path} cannot be written: {cause.strerror}.") from None
+
+
+def _say(lost: list[Remark], command: str, *, written: bool) -> None:
+    """Say on the error stream what is lost and what to type: the screen may be redirected to a file."""
+    from swift.imports.write import said
+
+    for remark in lost:
+        sys.stderr.write(f"Not carried over: {said(remark)}\n")
+    first = "" if written else "write it to a file, then "
+    sys.stderr.write(f"Next: {first}{command}\n")
+
+
+def _folder(folder: Path) -> int:
+    from swift.imports.run import summary
+
+    rows = summary(folder)
+    if not rows:
+        raise UsageError(f"There is no YAML, JSON or shell script in {folder}.")
+    width = max(len(name) for name, _, _ in rows)
+    for name, program, outcome in rows:
+        print_line(f"{name:<{width}}  {program:<14}  {outcome}")
+    return 0

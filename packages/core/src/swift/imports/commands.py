@@ -1,0 +1,204 @@
+"""Commands of other programs: which program a command starts, with which task, flags and configuration file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swift.errors import SwiftError
+from swift.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
+from swift.imports.carrying import number
+from swift.imports.shell import ShellCommand
+from swift.untrusted import parse_json
+
+_PROCESSES = ("nproc_per_node", "num_processes", "num_gpus", "nproc")
+_SCRIPTS = re.compile(
+    r"(?:run_)?(sft|dpo|kto|orpo|cpo|grpo|rloo|gkd|ppo|reward|reward_modeling|prm|online_dpo|bco)(?:_\w+)?"
+)
+_SWIFT = ("pt", "sft", "rlhf")
+_STARTS = (
+    "swift", "megatron", "trl", "llamafactory-cli", "axolotl", "tune", "automodel", "accelerate", "torchrun",
+    "deepspeed", "python", "python3", "uv",
+)  # fmt: skip
+
+
+@dataclass
+class ProgramCall:
+    """One command that trains, or that belongs to a program which does."""
+
+    program: str
+    task: str
+    """'sft', 'megatron dpo', or empty where a file says it."""
+    values: dict[str, Any] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    processes: int = 1
+    strays: list[str] = field(default_factory=list)
+    trains: bool = True
+
+
+def starts_program(word: str) -> bool:
+    """Return whether a word begins a command: a program, a launcher, or a variable in front of one."""
+    return word in _STARTS or re.fullmatch(r"[A-Z_]+=\S*", word) is not None
+
+
+def call_of(command: ShellCommand) -> ProgramCall | None:
+    """Return what a command starts; None for one of no program that is known."""
+    words, launcher = _without_launcher(list(command.words))
+    if not words:
+        return None
+    found = _program(words)
+    if found is None:
+        return None
+    program, task, rest, trains = found
+    call = ProgramCall(program, task, trains=trains)
+    _read(call, rest)
+    flags = {**launcher, **{key: call.values.pop(key) for key in _PROCESSES if key in call.values}}
+    flags.setdefault("nproc_per_node", command.environment.get("NPROC_PER_NODE"))
+    sizes = [int(size) for key in _PROCESSES if (size := number(flags.get(key))) is not None and size >= 1]
+    call.processes = sizes[0] if sizes else 1
+    _launcher_file(call, launcher)
+    return call
+
+
+def _without_launcher(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the words from the program or script on, and the flags of the launcher before it."""
+    name = Path(words[0]).name if words else ""
+    if words[:2] == ["uv", "run"]:
+        return _without_launcher(words[2:])
+    if name == "accelerate" and words[1:2] == ["launch"]:
+        return _after_script(words[2:])
+    if name in ("torchrun", "deepspeed") or (
+        name.startswith("python") and words[1:3] == ["-m", "torch.distributed.run"]
+    ):
+        return _after_script(words[1:])
+    if name.startswith("python"):
+        rest, flags = _after_script(words[1:])
+        return rest, flags
+    return words, {}
+
+
+def _after_script(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    for at, word in enumerate(words):
+        if word in ("-m", "--module") and at + 1 < len(words):
+            return words[at + 1 :], _flags(words[:at])[0]
+        if word.endswith(".py") or word in ("$(which", "trl", "swift"):
+            return words[at:], _flags(words[:at])[0]
+    return [], {}
+
+
+def _program(words: list[str]) -> tuple[str, str, list[str], bool] | None:
+    """Return program, task, what follows, and whether it trains."""
+    head, second = words[0], words[1] if len(words) > 1 else ""
+    name = Path(head).name
+    if head in ("swift", "megatron") or re.search(r"swift[./]cli", head):
+        return _swift(words)
+    if name == "trl":
+        return trl.NAME, second.replace("-", "_"), words[2:], second.replace("-", "_") in trl.TASKS
+    if name in ("llamafactory-cli", "lmf"):
+        return llama_factory.NAME, "", words[2:], second == "train"
+    if name == "axolotl":
+        return axolotl.NAME, "", words[2:], second == "train"
+    if head.startswith("axolotl.cli"):
+        return axolotl.NAME, "", words[1:], head == "axolotl.cli.train"
+    if name == "tune":
+        return torchtune.NAME, "", words[2:], second == "run"
+    if name in ("automodel", "nemo_automodel"):
+        return nemo.NAME, "", words[1:], True
+    if name.endswith(".py"):
+        return _script(head, words[1:])
+    return None
+
+
+def _swift(words: list[str]) -> tuple[str, str, list[str], bool]:
+    head, rest = words[0], words[1:]
+    megatron = "megatron" in head
+    if head not in ("swift", "megatron"):
+        verb = Path(head).stem.rpartition(".")[2] if head.endswith(".py") else head.rpartition(".")[2]
+    else:
+        verb, rest = (rest[0], rest[1:]) if rest else ("", [])
+    return ms_swift.NAME, f"megatron {verb}" if megatron else verb, rest, verb in _SWIFT
+
+
+def _script(path: str, rest: list[str]) -> tuple[str, str, list[str], bool] | None:
+    stem = Path(path).stem
+    if path.endswith("src/train.py") or path.endswith("llamafactory/launcher.py"):
+        return llama_factory.NAME, "", rest, True
+    if stem in ("finetune", "automodel") or "nemo_automodel" in path:
+        return nemo.NAME, "", rest, True
+    if "trl/" in path and _SCRIPTS.fullmatch(stem) is None:
+        return trl.NAME, stem, rest, True
+    if (found := _SCRIPTS.fullmatch(stem)) is not None:
+        return trl.NAME, found[1].replace("_modeling", ""), rest, True
+    if any(word.startswith("--model_name_or_path") for word in rest):
+        return trainer.NAME, "", rest, True
+    return None
+
+
+def _read(call: ProgramCall, words: list[str]) -> None:
+    """Read flags, `key=value` overrides and configuration files."""
+    values, loose = _flags(words)
+    for key in ("config", "config_file", "c"):
+        if isinstance(named := values.get(key), str):
+            call.files.append(named)
+            del values[key]
+    for word in loose:
+        key, equals, value = word.partition("=")
+        if equals and re.fullmatch(r"[\w.]+", key):
+            values[key] = value
+        elif word.endswith((".yaml", ".yml", ".json")):
+            call.files.append(word)
+        elif call.program not in (torchtune.NAME, nemo.NAME):
+            call.strays.append(word)
+    if call.program in (trl.NAME, trainer.NAME, llama_factory.NAME):
+        values = dict(_without_no(key, value) for key, value in values.items())
+    call.values = values
+
+
+def _without_no(key: str, value: Any) -> tuple[str, Any]:
+    """Return `--no_x` as x that is off: the parser of transformers has one for each switch that is on."""
+    return (key.removeprefix("no_"), False) if value is True and key.startswith("no_") else (key, value)
+
+
+def _flags(words: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the flags of a command line with their values, and the words in front of the first flag."""
+    values: dict[str, Any] = {}
+    loose: list[str] = []
+    name: str | None = None
+    for word in words:
+        if re.match(r"--?[A-Za-z_]", word) and " " not in word.partition("=")[0]:
+            typed, equals, value = word.lstrip("-").partition("=")
+            head, dot, tail = typed.partition(".")
+            name = head.replace("-", "_") + dot + tail
+            values[name] = value if equals else True
+            name = None if equals else name
+        elif name is None:
+            loose.append(word)
+        elif values[name] is True:
+            values[name] = word
+        else:
+            earlier = values[name]
+            values[name] = [*earlier, word] if isinstance(earlier, list) else [earlier, word]
+    return {key: _object(value) for key, value in values.items()}, loose
+
+
+def _object(value: Any) -> Any:
+    """Return a JSON object or list that was typed as a text."""
+    if isinstance(value, str) and value.strip()[:1] in ("{", "["):
+        try:
+            return parse_json(value, "this value", SwiftError)
+        except SwiftError:
+            return value
+    return value
+
+
+def _launcher_file(call: ProgramCall, launcher: dict[str, Any]) -> None:
+    """Take the backend from the configuration file of accelerate, by its name."""
+    named = str(call.values.pop("accelerate_config", launcher.get("config_file", ""))).lower()
+    if "deepspeed" in launcher and isinstance(launcher["deepspeed"], str):
+        call.values.setdefault("deepspeed", launcher["deepspeed"])
+    elif re.search(r"zero_?[1-3]", named):
+        call.values.setdefault("deepspeed", named)
+    elif "fsdp" in named or launcher.get("use_fsdp"):
+        call.values.setdefault("fsdp", "full_shard")

@@ -1,0 +1,211 @@
+"""LLaMA-Factory's YAML, with the names of its dataset_info.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swift.data.sources.dataset_info import FILE
+from swift.imports import trainer
+from swift.imports.carrying import Carrying, Verb, is_off, number, words
+from swift.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded, when_on
+
+NAME = "LLaMA-Factory"
+
+_STAGES: dict[str, tuple[Verb, str]] = {
+    "pt": ("pt", "pt"),
+    "sft": ("sft", "sft"),
+    "dpo": ("rlhf", "dpo"),
+    "kto": ("rlhf", "kto"),
+}
+_OTHER_STAGES = {"rm": "a reward model", "ppo": "PPO"}
+_OPTIMIZERS = "swift has no such optimizer: it has adamw, adamw_8bit and adafactor"
+_MULTIMODAL = unneeded("is about images, video or audio, which swift does not train on")
+
+TABLE: Table = {
+    **trainer.TABLE,
+    "cutoff_len": to("data.max_length"),
+    "template": changed("the model's own chat template is used: see swift config show sft run.yaml --sample 1"),
+    "train_on_prompt": when_on({"data.loss_on": "all"}),
+    "mask_history": when_on({"data.loss_on": "last_round"}),
+    "default_system": to("data.system"),
+    "enable_thinking": changed("what the chat template does by default; else data.template_kwargs"),
+    "preprocessing_num_workers": to("data.workers"),
+    "neat_packing": when_on({"data.packing": True}),
+    "disable_shuffling": when_on({"data.shuffle": False}),
+    "model_name_or_path": to("model.path"),
+    "adapter_name_or_path": to("tuner.adapter"),
+    "enable_liger_kernel": to("model.liger"),
+    "train_from_scratch": to("model.random_weights"),
+    "flash_attn": choice(
+        {
+            "auto": {"model.attention": "auto"},
+            "disabled": {"model.attention": "eager"},
+            "sdpa": {"model.attention": "sdpa"},
+            "fa2": {"model.attention": "flash_attention_2"},
+            "flash_attention_2": {"model.attention": "flash_attention_2"},
+        },
+        "swift has the kernels auto, flash_attention_2, sdpa and eager",
+    ),
+    "additional_target": to("tuner.modules_to_save"),
+    "early_stopping_steps": to("train.early_stopping"),
+    "pref_beta": to("objective.beta"),
+    "dpo_label_smoothing": to("objective.label_smoothing"),
+    "kto_chosen_weight": to("objective.desirable_weight"),
+    "kto_rejected_weight": to("objective.undesirable_weight"),
+    "pref_ftx": absent("swift's dpo has no part of plain likelihood; cpo and orpo have one"),
+    "pref_bco_weight": absent("BCO is not available"),
+    "ld_alpha": absent("LD-DPO is not available"),
+    "ref_model": absent("the reference is the model that training begins with"),
+    "use_dft_loss": absent("this loss is not available; it can be written as an objective of your own"),
+    "use_asft_loss": absent("this loss is not available; it can be written as an objective of your own"),
+    "use_eaft_loss": absent("this loss is not available; it can be written as an objective of your own"),
+    "use_llama_pro": absent("LLaMA Pro's new blocks are not available"),
+    "loraplus_lr_embedding": changed("the rate of embeddings follows optim.lr"),
+    "pissa_init": absent("adapters begin as LoRA's do here; PiSSA is not available"),
+    "shift_attn": absent("S²-Attention is not available"),
+    "mixture_of_depths": absent("mixture of depths is not available"),
+    "moe_aux_loss_coef": absent("the router's auxiliary loss is the model's own here"),
+    "rope_scaling": absent("scale the rope in the model's config.json"),
+    "resize_vocab": absent("the vocabulary is the model's"),
+    "add_tokens": absent("the vocabulary is the model's"),
+    "add_special_tokens": absent("the vocabulary is the model's"),
+    "streaming": to("data.streaming"),
+    "mix_strategy": absent("data sets are concatenated here", "concat"),
+    "fp8": absent("FP8 is the Megatron backend's: --backend megatron"),
+    "freeze_language_model": absent("the language model is what swift trains"),
+    "use_kt": absent("KTransformers is not available"),
+    "tokenized_path": changed("tokenised data is kept in data.cache"),
+    **each(("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon"), absent(_OPTIMIZERS)),
+    **each(
+        (
+            "oft_block_size", "oft_target", "oft_rank", "module_dropout", "kt_cpu_activation", "kt_config",
+            "num_expand",
+            "apollo_layerwise", "apollo_target", "apollo_rank", "apollo_scale", "apollo_scale_type", "apollo_proj",
+            "apollo_update_interval", "badam_mode", "badam_switch_mode", "badam_switch_interval", "badam_verbose",
+            "badam_update_ratio", "galore_layerwise", "galore_target", "galore_rank", "galore_scale",
+            "galore_update_interval", "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules",
+        ),
+        unneeded("is an option of what is not available, see above"),
+    ),
+    **each(("use_unsloth", "use_unsloth_gc", "use_v1_kernels"), changed("swift's own; model.liger for Liger's")),
+    **each(("upcast_layernorm", "upcast_lmhead_output"), changed("weights that train are held in float32 here")),
+    **each(
+        (
+            "image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "video_fps",
+            "video_maxlen", "media_dir", "freeze_vision_tower", "freeze_multi_modal_projector", "audio_sampling_rate",
+        ),
+        _MULTIMODAL,
+    ),
+    **each(
+        (
+            "use_fast_tokenizer", "cache_dir", "buffer_size", "use_reentrant_gc", "include_effective_tokens_per_second",
+            "print_param_status", "ignore_pad_token_for_loss", "data_shared_file_system", "compute_accuracy",
+            "eval_on_each_dataset", "infer_backend", "pissa_convert", "pissa_iter", "create_new_adapter",
+            "ray_run_name", "ray_storage_path", "ray_num_workers", "placement_strategy", "resources_per_worker",
+            "hf_hub_token", "ms_hub_token", "use_kv_cache", "temperature", "top_p", "top_k", "max_new_tokens",
+            "do_sample", "num_beams", "fp8_backend", "fp8_enable_fsdp_float8_all_gather", "asft_alpha", "eaft_alpha",
+        ),
+        unneeded("is about how LLaMA-Factory runs, not about what is learned"),
+    ),
+}  # fmt: skip
+
+
+def translate(run: Carrying) -> None:
+    """Translate a recipe for training; raises `NotTrainable` for others."""
+    stage = str(run.take("stage") or "sft")
+    if stage not in _STAGES:
+        raise trainer.refuse(run, _OTHER_STAGES.get(stage, f"the stage {stage}"))
+    run.verb, objective = _STAGES[stage]
+    _preference(run, objective)
+    _tuner(run)
+    _quantisation(run)
+    _data(run)
+    _pure_precision(run)
+    off = run.take("disable_gradient_checkpointing")
+    run.take("gradient_checkpointing")
+    run.set("train.gradient_checkpointing", off is None or is_off(off), "disable_gradient_checkpointing")
+    if run.take("seed") is None:
+        run.default("train.seed", 42)
+    trainer.shared(run)
+    apply(run, TABLE)
+    trainer.defaults(run)
+    rank = number(run.get("tuner.rank", 8)) or 8
+    trainer.lora_defaults(run, 8, 2 * rank, 0.0, ["all-linear"])
+    run.default("data.max_length", 2048)
+    run.default("data.truncation", "right")
+    if run.verb == "rlhf":
+        run.default("objective.beta", 0.1)
+    elif run.verb == "sft":
+        run.default("data.loss_on", "assistant")
+
+
+def _preference(run: Carrying, objective: str) -> None:
+    loss = str(run.take("pref_loss") or "sigmoid")
+    margin = run.take("simpo_gamma")
+    if objective == "dpo" and loss in ("orpo", "simpo"):
+        objective = loss
+    elif objective == "dpo" and loss in ("sigmoid", "hinge", "ipo"):
+        run.set("objective.loss", loss, "pref_loss")
+    elif objective == "dpo":
+        run.lose("pref_loss", loss, "swift's dpo has the losses sigmoid, hinge and ipo")
+    run.set("objective.name", objective, "stage")
+    if objective == "simpo":
+        run.set("objective.gamma", 0.5 if margin is None else margin, "simpo_gamma")
+
+
+def _tuner(run: Carrying) -> None:
+    kind = str(run.take("finetuning_type") or "lora")
+    if kind in ("lora", "full"):
+        run.set("tuner.kind", kind, "finetuning_type")
+    else:
+        run.lose("finetuning_type", kind, "swift trains adapters (lora) or all weights (full, with tuner.freeze)")
+        run.set("tuner.kind", "full" if kind == "freeze" else "lora", "finetuning_type")
+    targets = run.take("lora_target")
+    if targets is not None:
+        names = words(targets)
+        run.set("tuner.targets", ["all-linear"] if names == ["all"] else names, "lora_target")
+
+
+def _quantisation(run: Carrying) -> None:
+    bits, method = run.take("quantization_bit"), str(run.take("quantization_method") or "bnb").lower()
+    kind, double = str(run.take("quantization_type") or "nf4"), run.take("double_quantization")
+    if bits is None or is_off(bits):
+        return
+    stored = {"4": "bnb-nf4", "8": "bnb-int8"}.get(str(bits))
+    if stored is None or method not in ("bnb", "bitsandbytes") or kind != "nf4":
+        run.lose("quantization_bit", f"{bits} by {method}", "swift quantises by bitsandbytes to 4 (nf4) or 8 bits")
+        return
+    run.set("tuner.quantize", stored, "quantization_bit")
+    if double is not None and is_off(double):
+        run.unneeded("double_quantization", double, "is about the storage of the scales")
+
+
+def _pure_precision(run: Carrying) -> None:
+    pure = run.take("pure_bf16")
+    if pure is not None and not is_off(pure):
+        run.set("model.dtype", "bfloat16", "pure_bf16")
+        run.changed("pure_bf16", pure, "weights that train are held in float32 here")
+
+
+def _data(run: Carrying) -> None:
+    """Translate names of data sets: `folder/name` where their dataset_info.json is not in ./data."""
+    folder, limit = str(run.take("dataset_dir") or "data"), number(run.take("max_samples"))
+    for key, ours in (("dataset", "data.train"), ("eval_dataset", "data.validation")):
+        asked = run.take(key)
+        if asked is None:
+            continue
+        names = [_located(run, name, folder) for name in words(asked)]
+        run.set(ours, [f"{name}#{int(limit)}" for name in names] if limit else names, key)
+    held_out = number(run.take("val_size"))
+    if held_out and held_out < 1:
+        run.set("data.split_ratio", held_out, "val_size")
+    elif held_out:
+        run.lose("val_size", held_out, "swift keeps a part for validation, not a number: write data.split_ratio")
+
+
+def _located(run: Carrying, name: str, folder: str) -> str:
+    """Return the name as swift finds it: bare in ./data and here, else with the folder of dataset_info.json."""
+    for place in (Path(folder), run.recipe.folder / folder, run.recipe.folder):
+        if (place / FILE).is_file():
+            return name if place in (Path(), Path("data")) else str(place / name)
+    return name if folder == "data" else f"{folder}/{name}"

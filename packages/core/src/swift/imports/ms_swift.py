@@ -1,0 +1,306 @@
+"""ms-swift's commands, shell scripts, YAML files and args.json. Most of its flags are swift's own.
+
+What is left for tables: flags about models and methods that swift does not have, and what `megatron sft` calls
+differently.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from swift.imports import trainer
+from swift.imports.carrying import Carrying, Verb, is_off, number, share, words
+from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, to, unneeded, when_on
+
+NAME = "ms-swift"
+
+OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo")
+_BETAS = {"simpo": 2.0}
+_MULTIMODAL = unneeded("is about images, video or audio, which swift does not train on")
+_GENERATING = unneeded("is about answers that are generated, not about this training")
+_FASTER = unneeded("changes speed or memory, not what is learned")
+_OPTIMIZER = absent("swift has no such optimizer: it has adamw, adamw_8bit and adafactor")
+
+TABLE: Table = {
+    **trainer.TABLE,
+    "template": changed("the model's own chat template is used: see swift config show sft run.yaml --sample 1"),
+    "agent_template": changed("tools are written as the model's chat template writes them"),
+    "response_prefix": absent("the chat template writes what stands before an answer"),
+    "use_chat_template": absent("without a chat template: swift pt", "true"),
+    "enable_thinking": changed("what the chat template does by default; else data.template_kwargs"),
+    "add_non_thinking_prefix": changed("what the chat template does by default; else data.template_kwargs"),
+    "packing_length": to("data.max_length"),
+    "merge_lora": when_on({"export.to": "hf"}),
+    "max_epochs": to("train.epochs"),
+    "vit_gradient_checkpointing": _MULTIMODAL,
+    "router_aux_loss_coef": absent("the router's auxiliary loss is the model's own here"),
+    "moe_aux_loss_coeff": absent("the router's auxiliary loss is the model's own here"),
+    "enable_dft_loss": absent("this loss is not available; it can be written as an objective of your own"),
+    "acc_strategy": unneeded("is about a metric"),
+    "loss_weights": absent("an objective has one loss here"),
+    "interleave_prob": absent("data sets are concatenated here"),
+    "shuffle_buffer_size": unneeded("streamed data are shuffled by swift's own buffer"),
+    "cached_dataset": absent("name the data set itself: tokenised data is kept in data.cache"),
+    "cached_val_dataset": absent("name the data set itself: tokenised data is kept in data.cache"),
+    "rope_scaling": absent("scale the rope in the model's config.json"),
+    "max_model_len": _GENERATING,
+    "new_special_tokens": absent("the vocabulary is the model's"),
+    "external_plugins": absent("a plugin of swift is a package with entry points: see swift plugins"),
+    "callbacks": absent("an observer of swift is a package with entry points: see swift plugins"),
+    "custom_dataset_info": absent("dataset_info.json of LLaMA-Factory is read: see the page on data sets"),
+    "custom_register_path": absent("a plugin of swift is a package with entry points: see swift plugins"),
+    "optimizer": choice(
+        {**trainer.OPTIMIZERS, "lorap": {}, "adam": {"optim.name": "adamw"}},
+        "swift has no such optimizer: it has adamw, adamw_8bit and adafactor",
+    ),
+    "freeze_llm": absent("the language model is what swift trains"),
+    "tuner_backend": absent("adapters are PEFT's here", "peft"),
+    "remove_unused_columns": unneeded("columns that are not known are left out"),
+    "f_divergence_type": absent("swift's dpo has the reverse KL divergence", "reverse_kl"),
+    "ref_model": absent("the reference is the model that training begins with"),
+    "ref_adapters": absent("the reference is the model that training begins with"),
+    "rpo_alpha": absent("swift's dpo has no part of plain likelihood; cpo and orpo have one"),
+    "sft_alpha": absent("a part of plain likelihood: cpo and orpo have one"),
+    "ld_alpha": absent("LD-DPO is not available"),
+    "reference_free": absent("without a reference: cpo, orpo or simpo"),
+    "center_rewards_coefficient": absent("reward models are not trained here"),
+    "mtp_num_layers": absent("multi-token prediction is not available"),
+    **each(("use_galore", "lisa_activated_layers", "galore_quantization"), _OPTIMIZER),
+    **each(("vit_lr", "aligner_lr"), _MULTIMODAL),
+    **each(
+        (
+            "freeze_vit", "freeze_aligner", "max_pixels", "norm_bbox", "video_max_pixels", "fps_max_frames",
+            "galore_rank", "galore_update_proj_gap", "galore_scale", "galore_optim_per_parameter", "lisa_step_interval",
+        ),
+        _MULTIMODAL,
+    ),
+    **each(
+        (
+            "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "num_beams", "stream",
+            "stop_words",
+            "infer_backend", "vllm_max_model_len", "logprobs", "max_batch_size", "eval_use_evalscope",
+        ),
+        _GENERATING,
+    ),
+    **each(
+        (
+            "lazy_tokenize", "write_batch_size", "experts_impl", "use_logits_to_keep", "move_model_batches",
+            "load_from_cache_file", "download_mode", "zero_hpz_partition_size",
+            "ds3_gather_for_generation", "device_map", "max_memory", "local_repo_path", "init_strategy",
+        ),
+        _FASTER,
+    ),
+    **each(
+        (
+            "use_hf", "hub_token", "add_version", "create_checkpoint_symlink", "check_model", "use_flash_ckpt",
+            "load_args", "load_data_args", "ignore_args_error", "model_kwargs", "swanlab_project", "swanlab_exp_name",
+            "swanlab_mode", "swanlab_token", "swanlab_workspace", "wandb_project", "wandb_exp_name",
+            "safe_serialization",
+            "max_shard_size", "save_safetensors", "problem_type", "template_backend", "template_mode",
+            "resume_only_model", "acc_steps", "global_world_size", "rank", "local_world_size", "model_suffix",
+            "model_info", "model_meta", "model_dir", "hub", "ckpt_dir", "evaluation_strategy", "training_args",
+            "val_dataset_shuffle", "disable_auto_column_mapping", "stopping_strategy", "port", "host",
+            "dataset_info", "eval_generation_config", "eval_dataset_args", "eval_limit", "padding_side",
+            "train_dataloader_shuffle", "swift_version", "bnb_4bit_quant_storage",
+        ),
+        unneeded("is about how ms-swift runs, not about what is learned"),
+    ),
+}  # fmt: skip
+
+MEGATRON: Table = {
+    **TABLE,
+    "lr": to("optim.lr"),
+    "lr_warmup_fraction": to("optim.warmup_ratio"),
+    "lr_warmup_iters": to("optim.warmup_steps"),
+    "train_iters": to("train.max_steps"),
+    "lr_decay_style": choice(
+        {name: {"optim.schedule": name} for name in ("cosine", "linear", "constant")},
+        "swift has no such schedule for it: optim.schedule lists them",
+    ),
+    "attention_backend": _FASTER,
+    "recompute_granularity": choice(
+        {
+            "full": {"train.gradient_checkpointing": True},
+            "selective": {"train.gradient_checkpointing": True},
+            "none": {"train.gradient_checkpointing": False},
+        },
+        "swift recomputes whole layers, or none",
+    ),
+    "save": to("logging.output"),
+    "load": absent("name weights in the Hugging Face format as model.path"),
+    "mcore_model": absent("name weights in the Hugging Face format as model.path"),
+    "mcore_adapter": absent("name an adapter of PEFT as tuner.adapter"),
+    "expert_model_parallel_size": to("parallel.ep"),
+    "sequence_parallel": to("parallel.sequence_parallel"),
+    "eval_iters": unneeded("all of the validation data are evaluated"),
+    "moe_expert_capacity_factor": absent("experts take all tokens that are sent to them"),
+    "optimizer_offload_fraction": _FASTER,
+    **each(
+        (
+            "recompute_method", "recompute_num_layers", "recompute_modules", "cross_entropy_loss_fusion",
+            "cross_entropy_fusion_impl", "moe_permute_fusion", "moe_grouped_gemm", "moe_shared_expert_overlap",
+            "masked_softmax_fusion", "bias_dropout_fusion", "bias_activation_fusion", "apply_rope_fusion",
+            "gradient_accumulation_fusion", "overlap_grad_reduce", "overlap_param_gather", "optimizer_cpu_offload",
+            "use_precision_aware_optimizer", "offload_bridge", "moe_router_dtype", "linear_decoupled_in_proj",
+            "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype", "manual_gc",
+            "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "moe_token_dispatcher_type",
+            "offload_model", "offload_optimizer", "microbatch_group_size_per_vp_stage",
+        ),
+        unneeded("changes speed, memory or the last digits, not what is learned; see the section backend"),
+    ),
+    **each(
+        ("no_save_optim", "no_save_rng", "no_load_optim", "no_load_rng", "finetune", "use_persistent_ckpt_worker",
+         "dist_ckpt_save_pre_mcore_014", "use_cpu_initialization", "perform_initialization"),
+        unneeded("checkpoints are swift's own"),
+    ),
+    **each(("fp8_format", "fp8_recipe", "fp8_param_gather"), absent("FP8 is an option of the section backend")),
+}  # fmt: skip
+
+
+def translate(run: Carrying) -> None:
+    """Translate `swift pt | sft | rlhf` and `megatron pt | sft | rlhf`; raises `NotTrainable` for other verbs."""
+    command = run.recipe.command
+    megatron = command.startswith("megatron")
+    _objective(run, command.removeprefix("megatron").strip())
+    _names(run)
+    _environment(run)
+    _quantisation(run)
+    (_megatron if megatron else _trainer)(run)
+    if "data.max_length" not in run.settings:
+        run.changed(
+            "max_length", "", "ms-swift takes the model's own length; here it is data.max_length, 2048 by default"
+        )
+    run.default("data.truncation", "delete")
+    if run.verb == "rlhf":
+        run.default("objective.beta", _BETAS.get(str(run.get("objective.name")), 0.1))
+
+
+def _trainer(run: Carrying) -> None:
+    trainer.shared(run)
+    _accumulate(run)
+    apply(run, TABLE)
+    run.default("train.gradient_checkpointing", True)
+    _peak(run)
+    run.default("optim.schedule", "cosine")
+    run.default("optim.weight_decay", 0.1)
+    run.default("optim.beta2", 0.95)
+    trainer.defaults(run, micro_batch=1)
+    trainer.lora_defaults(run, 8, 32, 0.05, ["all-linear"])
+
+
+def _megatron(run: Carrying) -> None:
+    run.set("backend.name", "megatron", "megatron")
+    trainer.precision(run, "bfloat16")
+    trainer.trackers(run)
+    trainer.resuming(run)
+    trainer.trust(run)
+    trainer.saving(run)
+    trainer.evaluation(run)
+    floor = number(run.take("min_lr"))
+    run.default("tuner.kind", "full")
+    apply(run, MEGATRON)
+    _peak(run)
+    if floor:
+        run.set("optim.min_lr_ratio", share(floor, float(run.get("optim.lr"))), "min_lr")
+    run.default("train.micro_batch", 1)
+    run.default("train.global_batch", 16)
+    run.default("train.gradient_checkpointing", True)
+    run.default("optim.schedule", "cosine")
+    run.default("optim.weight_decay", 0.1)
+    run.default("optim.beta2", 0.95)
+    if run.get("train.max_steps") is None and "train.epochs" not in run.settings:
+        run.lose("num_train_epochs", "", "neither epochs nor train_iters are there: write train.epochs")
+    trainer.defaults(run, epochs=1.0, micro_batch=1)
+    trainer.lora_defaults(run, 8, 32, 0.05, ["all-linear"])
+
+
+def _objective(run: Carrying, verb: str) -> None:
+    """Name the objective by the verb, and by --rlhf_type where it is rlhf."""
+    kind = str(run.take("rlhf_type") or "")
+    verb = verb or ("rlhf" if kind else "sft")
+    if verb not in ("pt", "sft", "rlhf"):
+        raise trainer.refuse(run, f"swift {verb}")
+    kind = kind or "dpo"
+    if verb == "rlhf" and kind not in OBJECTIVES:
+        raise trainer.refuse(run, {"rm": "a reward model"}.get(kind, kind.upper()))
+    verbs: dict[str, Verb] = {"pt": "pt", "sft": "sft", "rlhf": "rlhf"}
+    run.verb = verbs[verb]
+    run.set("objective.name", kind if verb == "rlhf" else verb, "rlhf_type" if verb == "rlhf" else f"swift {verb}")
+    task = run.values.get("task_type")
+    if task in ("embedding", "reranker", "generative_reranker", "seq_cls") and verb == "sft":
+        raise trainer.refuse(run, f"the task {task}")
+    if task == "causal_lm":
+        run.take("task_type")
+
+
+def _names(run: Carrying) -> None:
+    """Translate what is spelled differently, and what ms-swift says of models and data sets."""
+    if run.take("lora_bias", "bias") not in (None, "none"):
+        run.lose("lora_bias", "", "adapters train no biases here")
+    kind = run.take("tuner_type", "train_type", "sft_type")
+    if kind is not None:
+        as_flag(run, "train_type", kind)
+    else:
+        run.default("tuner.kind", "full" if run.recipe.command.startswith("megatron") else "lora")
+    loss = run.values.get("loss_scale")
+    if loss is not None and str(loss) not in ("default", "all", "last_round"):
+        run.lose("loss_scale", run.take("loss_scale"), "weights by words are not available: default, all or last_round")
+    named = any("self-cognition" in str(name) for name in words(run.values.get("dataset", ())))
+    for key, mark in (("model_name", "{{NAME}}"), ("model_author", "{{AUTHOR}}")):
+        if (said := run.take(key)) is not None and named:
+            run.lose(key, said, f"replace {mark} in the data set itself")
+        elif said is not None:
+            run.unneeded(key, said, "is for the data set swift/self-cognition alone")
+    if isinstance(columns := run.values.get("columns"), str):
+        run.values["columns"] = _object(columns)
+    ratio = number(run.values.get("split_dataset_ratio"))
+    if ratio == 0:
+        run.take("split_dataset_ratio")
+    hub = run.take("use_hf")
+    if hub is None or is_off(hub):
+        run.changed("use_hf", "", "names on a hub are Hugging Face's here: ms::NAME for a data set of ModelScope")
+
+
+def _object(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _environment(run: Carrying) -> None:
+    """Leave the ENV of ms-swift's YAML to the shell."""
+    environment = run.take("ENV")
+    for name, value in (environment if isinstance(environment, dict) else {}).items():
+        if name == "NPROC_PER_NODE" and (count := number(value)):
+            run.processes = int(count)
+        else:
+            run.unneeded(f"ENV.{name}", value, "is a variable of the environment: set it where you type the command")
+
+
+def _quantisation(run: Carrying) -> None:
+    bits, method = run.take("quant_bits", "quantization_bit"), str(run.take("quant_method") or "bnb")
+    kind = str(run.take("bnb_4bit_quant_type") or "nf4")
+    for key in ("bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant"):
+        run.take(key)
+    if bits is None or is_off(bits):
+        return
+    stored = {"4": "bnb-nf4", "8": "bnb-int8"}.get(str(bits))
+    if stored is None or method != "bnb" or kind != "nf4":
+        run.lose("quant_bits", f"{bits} by {method}", "swift quantises by bitsandbytes to 4 (nf4) or 8 bits")
+        return
+    run.set("tuner.quantize", stored, "quant_bits")
+
+
+def _accumulate(run: Carrying) -> None:
+    """Accumulate to 16 rows over all processes, as ms-swift does where it is not told."""
+    if run.values.get("gradient_accumulation_steps") is None:
+        rows = number(run.values.get("per_device_train_batch_size")) or 1
+        steps = max(1, math.ceil(16 / rows / max(1, run.processes)))
+        run.default("train.accumulation", steps)
+
+
+def _peak(run: Carrying) -> None:
+    run.default("optim.lr", 1e-5 if run.get("tuner.kind") == "full" else 1e-4)

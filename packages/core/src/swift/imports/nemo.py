@@ -1,0 +1,227 @@
+"""NeMo Automodel's recipes: YAML whose sections name Python objects with `_target_`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from swift.imports import trainer
+from swift.imports.carrying import Carrying, is_off, number, share, words
+from swift.imports.components import last_name
+from swift.imports.rules import Table, absent, apply, changed, choice, to, unneeded
+
+NAME = "NeMo Automodel"
+
+_TEXT_RECIPES = ("TrainFinetuneRecipeForNextTokenPrediction",)
+_CHAT = "prompts are written by the model's chat template: compare with config show --sample 1"
+
+TABLE: Table = {
+    "step_scheduler.global_batch_size": to("train.global_batch"),
+    "step_scheduler.local_batch_size": to("train.micro_batch"),
+    "step_scheduler.ckpt_every_steps": to("checkpoint.save_steps"),
+    "step_scheduler.val_every_steps": to("train.eval_steps"),
+    "step_scheduler.max_steps": to("train.max_steps"),
+    "step_scheduler.num_epochs": to("train.epochs"),
+    "rng.seed": to("train.seed"),
+    "seed": to("train.seed"),
+    "checkpoint.checkpoint_dir": to("logging.output"),
+    "optimizer.lr": to("optim.lr"),
+    "optimizer.weight_decay": to("optim.weight_decay"),
+    "optimizer.eps": to("optim.eps"),
+    "lr_scheduler.lr_decay_style": choice(
+        {name: {"optim.schedule": name} for name in ("cosine", "linear", "constant")},
+        "swift has no such schedule for it: optim.schedule lists them",
+    ),
+    "lr_scheduler.lr_warmup_steps": to("optim.warmup_steps"),
+    "lr_scheduler.lr_decay_steps": absent("the learning rate decays until the last step"),
+    "peft.dim": to("tuner.rank"),
+    "peft.alpha": to("tuner.alpha"),
+    "peft.dropout": to("tuner.dropout"),
+    "peft.use_dora": to("tuner.dora"),
+    "peft.exclude_modules": absent("name the modules to adapt in tuner.targets"),
+    "peft.moe_rank_scaling": absent("all adapters have the rank of tuner.rank"),
+    "model.pretrained_model_name_or_path": to("model.path"),
+    "model.num_nextn_predict_layers": absent("multi-token prediction is not available"),
+    "dataset.seq_length": to("data.max_length"),
+    "dataset.column_mapping": changed("write it as data.columns, theirs to ours"),
+    "dataset.chat_template": absent("save the template in a file, and name that as model.chat_template"),
+    "dataset.shuffle_seed": unneeded("the seed is train.seed"),
+    "dataset.answer_only_loss_mask": unneeded("what is learned is the answer, unless data.loss_on says otherwise"),
+    "dataset.truncation": changed("longer samples are shortened at the end (data.truncation: right)"),
+    "dataset.padding": unneeded("padding is never learned from or attended to"),
+    "dataset.pad_to_max_length": unneeded("padding is never learned from or attended to"),
+    "packed_sequence.split_across_pack": absent("a pack holds whole samples"),
+    "packed_sequence.packing_strategy": unneeded("changes speed, not what is learned"),
+    "dataloader.shuffle": to("data.shuffle"),
+    "dataloader.drop_last": absent("the last, smaller batch of an epoch is trained on here"),
+    "distributed.tp_size": to("parallel.tp"),
+    "distributed.cp_size": to("parallel.cp"),
+    "distributed.pp_size": to("parallel.pp"),
+    "distributed.ep_size": to("parallel.ep"),
+    "distributed.dp_replicate_size": to("parallel.dp_replicate"),
+    "distributed.sequence_parallel": to("parallel.sequence_parallel"),
+    "distributed.activation_checkpointing": to("train.gradient_checkpointing"),
+    "compile.enabled": to("train.compile"),
+    "clip_grad_norm.max_norm": to("optim.max_grad_norm"),
+    "fp8.enabled": absent("FP8 is the Megatron backend's: --backend megatron"),
+    "neftune.noise_alpha": absent("noise on the embeddings (NEFTune) is not available"),
+    "loss_fn._target_": unneeded("the likelihood of the answer is what sft learns from"),
+    "dist_env.timeout_minutes": unneeded("a process that stops answering is named after train.timeout_minutes"),
+    "freeze_config.freeze_embeddings": absent("name the weights that stay as they are in tuner.freeze"),
+    "freeze_config.freeze_language_model": absent("the language model is what swift trains"),
+}
+
+_MEANT = re.compile(
+    r"dataset\.(split|path_or_dataset(_id)?|dataset_name|num_samples_limit|limit_dataset_samples|path|paths|name|subset)$"
+    r"|optimizer\.betas|peft\.(target_modules|match_all_linear)|quantization\."
+)
+_QUIET = re.compile(
+    r"(ci|wandb|mlflow|dist_env|benchmark|nvtx|tokenizer|processor|validation_dataset|validation_dataloader|dataloader|"
+    r"_validation_dataset|_validation_dataloader|loss_fn|rng|distributed|distributed_config|autopipeline|parallelizer|"
+    r"checkpoint|compile|packed_sequence|model|moe_metrics|performance|prewarm|optimizer|fp8|dataset|peft|step_scheduler|"
+    r"skypilot|recipe|separate_meshes|freeze_config|lr_scheduler|ddp|fsdp|ema|tool_call_eval|_\w+)(\.|$)"
+)
+"""Sections whose other keys are about NeMo's own objects."""
+
+
+def translate(run: Carrying) -> None:
+    """Translate a recipe that trains a language model on text; raises `NotTrainable` for others."""
+    recipe = last_name(f".{run.take('recipe', 'recipe._target_') or _TEXT_RECIPES[0]}")
+    if recipe not in _TEXT_RECIPES:
+        raise trainer.refuse(run, f"{recipe}, which is not the training of a language model on text")
+    for section in ("teacher_model", "dllm", "flow_matching", "diffusion", "qat"):
+        if any(name == section or name.startswith(f"{section}.") for name in run.values):
+            raise trainer.refuse(run, f"the section {section}")
+    run.set("objective.name", "sft", "recipe")
+    _tuner(run)
+    _data(run)
+    _optimizer(run)
+    _distributed(run)
+    trusted = run.take("model.trust_remote_code")
+    if trusted is not None and not is_off(trusted):
+        run.changed(
+            "model.trust_remote_code", trusted, "a file cannot allow it: if you trust the model's code, type it"
+        )
+        run.flags.append("--trust_remote_code true")
+    _precision(run)
+    size = number(run.take("packed_sequence.packed_sequence_size"))
+    if size:
+        run.set("data.packing", True, "packed_sequence.packed_sequence_size")
+        run.set("data.max_length", int(size), "packed_sequence.packed_sequence_size")
+    enabled = run.take("checkpoint.enabled")
+    if enabled is not None and is_off(enabled):
+        run.changed("checkpoint.enabled", enabled, "a checkpoint is saved at the end")
+    for name in [name for name in run.values if name not in TABLE and _QUIET.match(name) and not _MEANT.match(name)]:
+        run.unneeded(name, run.values.pop(name), "is about NeMo's own objects")
+    apply(run, TABLE, flags=False)
+    _defaults(run)
+
+
+def _tuner(run: Carrying) -> None:
+    adapters = any(name.startswith("peft.") for name in run.values)
+    run.set("tuner.kind", "lora" if adapters else "full", "peft" if adapters else f"{NAME}'s default")
+    targets, linear = run.take("peft.target_modules"), run.take("peft.match_all_linear")
+    run.take("peft._target_")
+    four, eight = run.take("quantization.load_in_4bit"), run.take("quantization.load_in_8bit")
+    for key in [key for key in run.values if key.startswith("quantization.")]:
+        run.unneeded(key, run.take(key), "is about the storage of the scales")
+    if not adapters:
+        return
+    names = words(targets or [])
+    if (linear is not None and not is_off(linear)) or names in (["*"], ["*_proj"]) or not names:
+        run.set("tuner.targets", ["all-linear"], "peft.target_modules")
+    elif any("*" in name for name in names):
+        run.set("tuner.targets", [_pattern(name) for name in names], "peft.target_modules")
+    else:
+        run.set("tuner.targets", names, "peft.target_modules")
+    if four is not None and not is_off(four):
+        run.set("tuner.quantize", "bnb-nf4", "quantization.load_in_4bit")
+    elif eight is not None and not is_off(eight):
+        run.set("tuner.quantize", "bnb-int8", "quantization.load_in_8bit")
+
+
+def _pattern(name: str) -> str:
+    """Return the last part of a pattern such as `*.self_attn.q_a_proj`, which is what names a module here."""
+    return name.rpartition(".")[2].strip("*") or name
+
+
+def _data(run: Carrying) -> None:
+    built = last_name(run.take("dataset._target_"))
+    name = run.take(
+        "dataset.path_or_dataset_id", "dataset.path_or_dataset", "dataset.dataset_name", "dataset.path", "dataset.paths"
+    )
+    subset, split = run.take("dataset.subset", "dataset.name"), str(run.take("dataset.split") or "train")
+    rows = number(run.take("dataset.num_samples_limit", "dataset.limit_dataset_samples"))
+    first = re.fullmatch(r"train(?:\[:(\d+)\])?", split)
+    if first is None:
+        run.lose("dataset.split", split, "swift reads the split train, whole or its first N rows (name#N)")
+    elif first[1]:
+        rows = number(first[1])
+    if name is None:
+        run.lose("dataset._target_", built, "swift does not know what it reads: write data.train")
+    else:
+        tail = f"#{int(rows)}" if rows else ""
+        run.set(
+            "data.train", [f"{each}:{subset}{tail}" if subset else f"{each}{tail}" for each in words(name)], "dataset"
+        )
+    if built in ("HellaSwag", "make_squad_dataset"):
+        run.lose("dataset._target_", built, "swift does not make prompts of these columns: convert them to messages")
+    elif built:
+        run.changed("dataset._target_", built, _CHAT)
+
+
+def _optimizer(run: Carrying) -> None:
+    built = last_name(run.take("optimizer._target_"))
+    run.set("optim.name", "adamw", "optimizer._target_")
+    if built not in ("Adam", "AdamW", "FusedAdam", "FlashAdamW", ""):
+        run.lose("optimizer._target_", built, "swift has adamw, adamw_8bit and adafactor")
+    elif built in ("Adam", "FusedAdam") and number(run.values.get("optimizer.weight_decay")):
+        run.changed("optimizer._target_", built, "weight decay is taken off the weights, not added to the gradient")
+    betas = run.take("optimizer.betas")
+    if isinstance(betas, list) and len(betas) == 2:
+        run.set("optim.beta1", betas[0], "optimizer.betas")
+        run.set("optim.beta2", betas[1], "optimizer.betas")
+    floor, peak = number(run.take("lr_scheduler.min_lr")), number(run.values.get("optimizer.lr"))
+    if floor and peak:
+        run.set("optim.min_lr_ratio", share(floor, peak), "lr_scheduler.min_lr")
+    if "lr_scheduler.lr_decay_style" not in run.values:
+        scheduled = floor is not None or any(name.startswith("lr_scheduler.") for name in run.values)
+        run.set("optim.schedule", "cosine" if scheduled else "constant", f"{NAME}'s default")
+
+
+def _distributed(run: Carrying) -> None:
+    strategy = run.take("distributed.strategy")
+    if any(name.startswith("distributed.") for name in run.values) or strategy is not None:
+        run.set("backend.name", "fsdp", "distributed.strategy")
+    sizes = ("tp", "cp", "pp", "ep", "dp", "dp_replicate")
+    for name in sizes:
+        key = f"distributed.{name}_size"
+        size = number(run.values.get(key))
+        if key in run.values and (size is None or size <= 1):
+            run.take(key)
+    for key in ("distributed.pp_size", "distributed.ep_size"):
+        if key in run.values:
+            run.set("backend.name", "megatron", key)
+    run.take("distributed.dp_size")
+
+
+def _precision(run: Carrying) -> None:
+    asked: Any = run.take("model.torch_dtype", "model.dtype")
+    names = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "float32": "float32"}
+    run.set(
+        "model.dtype",
+        names.get(last_name(f".{asked}"), "bfloat16"),
+        "model.torch_dtype" if asked else f"{NAME}'s default",
+    )
+    attention = run.take("model.attn_implementation")
+    if attention in ("sdpa", "eager", "flash_attention_2"):
+        run.set("model.attention", attention, "model.attn_implementation")
+
+
+def _defaults(run: Carrying) -> None:
+    run.default("data.truncation", "right")
+    if "data.max_length" not in run.settings:
+        run.changed("dataset.seq_length", "null", "nothing is shortened there; here the limit is data.max_length, 2048")
+    run.default("optim.weight_decay", 0.01)
+    trainer.defaults(run, epochs=10.0, micro_batch=1)
+    trainer.lora_defaults(run, 8, 32, 0.0, ["all-linear"])

@@ -1,0 +1,147 @@
+"""What a table can say of a key: carried over as it is, translated, not needed here, or not available.
+
+A key that a table does not list, and that is one of swift's own flags (`swift.config.aliases`), is read as that flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from swift.config.aliases import aliases
+from swift.config.fields import core_fields
+from swift.config.flags import Settings
+from swift.config.meanings import NotNeeded
+from swift.config.other_programs import other_program
+from swift.errors import SwiftError
+from swift.imports.carrying import Carrying, is_off, words
+
+Rule = Callable[[Carrying, str, Any], None]
+"""(import under way, their key, its value)."""
+Table = Mapping[str, Rule]
+
+
+def to(key: str, remark: str = "") -> Rule:
+    """Carry the value over to a key of swift; `remark` says what is different about it."""
+
+    def rule(run: Carrying, name: str, value: Any) -> None:
+        field = core_fields().get(key)
+        run.set(key, words(value) if field is not None and field.kind == "list" else value, name)
+        if remark:
+            run.changed(name, value, remark)
+
+    return rule
+
+
+def choice(choices: Mapping[str, Settings], otherwise: str) -> Rule:
+    """Translate a word; `otherwise` is said of any other."""
+
+    def rule(run: Carrying, name: str, value: Any) -> None:
+        settings = choices.get(str(value).lower())
+        if settings is None:
+            run.lose(name, value, otherwise)
+            return
+        for key, meant in settings.items():
+            run.set(key, meant, name)
+
+    return rule
+
+
+def when_on(settings: Settings, remark: str = "") -> Rule:
+    """Set keys where a switch is on."""
+
+    def rule(run: Carrying, name: str, value: Any) -> None:
+        if is_off(value):
+            return
+        for key, meant in settings.items():
+            run.set(key, meant, name)
+        if remark:
+            run.changed(name, value, remark)
+
+    return rule
+
+
+def unneeded(reason: str) -> Rule:
+    """Say why a setting has nothing to do here."""
+    return lambda run, name, value: run.unneeded(name, value, reason)
+
+
+def changed(reason: str) -> Rule:
+    """Say what swift does instead of a setting."""
+    return lambda run, name, value: None if is_off(value) else run.changed(name, value, reason)
+
+
+def absent(reason: str, *harmless: Any) -> Rule:
+    """Say that a setting is not available, unless it is switched off or has a value that changes nothing."""
+
+    def rule(run: Carrying, name: str, value: Any) -> None:
+        if is_off(value) or str(value).lower() in [str(each).lower() for each in harmless]:
+            run.unneeded(name, value, "is what swift does")
+        else:
+            run.lose(name, value, reason)
+
+    return rule
+
+
+def each(names: Iterable[str], rule: Rule) -> dict[str, Rule]:
+    """Give several keys the same rule."""
+    return dict.fromkeys(names, rule)
+
+
+def as_flag(run: Carrying, name: str, value: Any) -> bool:
+    """Read a key as the flag of the same name; False where swift has none."""
+    alias = aliases().get(name.replace("-", "_"))
+    if alias is None:
+        return False
+    if alias.arity == "list":
+        value = tuple(words(value))
+    elif alias.arity == "value" and isinstance(value, bool):
+        value = str(value).lower()
+    try:
+        settings = alias.translate(name, value)
+    except SwiftError as error:
+        run.lose(name, value, error.message)
+        return True
+    for key, meant in settings.items():
+        # A request (`@...`) is settled once the whole configuration is known: the flag itself says it.
+        run.set(name if key.startswith("@") else key, list(meant) if isinstance(meant, tuple) else meant, name)
+    return True
+
+
+def as_other_flag(run: Carrying, name: str, value: Any) -> bool:
+    """Say what the table of other programs' flags says of a key; False where it is not there."""
+    meaning = other_program(name.replace("-", "_"))
+    if meaning is None:
+        return False
+    if is_off(value) and str(value).lower() != "0":
+        run.empty.append(name)
+    elif isinstance(meaning, NotNeeded):
+        run.unneeded(name, value, meaning.note)
+    else:
+        try:
+            meaning.answer(name, value)
+        except SwiftError:
+            run.lose(name, value, meaning.reason.rstrip("."))
+        else:
+            run.unneeded(name, value, "is what swift does")
+    return True
+
+
+def apply(run: Carrying, table: Table, *, flags: bool = True) -> None:
+    """Deal with all settings that are left: by the table, as flags that swift knows where those fit, or as unknown."""
+    for name in list(run.values):
+        if name not in run.values:
+            continue  # dealt with next to another one
+        value = run.values.pop(name)
+        rule = table.get(name)
+        if rule is not None:
+            rule(run, name, value)
+        elif not (flags and (as_flag(run, name, value) or as_other_flag(run, name, value))):
+            _unknown(run, name, value)
+
+
+def _unknown(run: Carrying, name: str, value: Any) -> None:
+    if value is False or value in ("", [], {}):
+        run.empty.append(name)
+    else:
+        run.lose(name, value, "swift does not know this key")

@@ -1,0 +1,315 @@
+"""The Hugging Face Trainer's arguments: `TrainingArguments`, which most other programs extend.
+
+The rows that are the same flag here are not repeated: `swift.config.aliases` has them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from swift.imports.carrying import Carrying, NotTrainable, is_off, number, share, words
+from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, unneeded
+from swift.plugins.discover import list_plugins
+
+NAME = "Hugging Face Trainer"
+
+_LIBRARY = unneeded("is about how the other program runs, not about what is learned")
+_HUB = unneeded("nothing is uploaded while training; later: swift export RUN --push OWNER/NAME")
+_LOGGING = unneeded("changes what is shown, not what is learned")
+_SPEED = unneeded("changes speed or memory, not what is learned")
+
+OPTIMIZERS = {
+    name: {"optim.name": ours}
+    for ours, names in {
+        "adamw": (
+            "adamw", "adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_hf", "adamw_apex_fused", "adam",
+            "paged_adamw", "paged_adamw_32bit",
+        ),
+        "adamw_8bit": ("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"),
+        "adafactor": ("adafactor",),
+    }.items()
+    for name in names
+}  # fmt: skip
+
+TABLE: Table = {
+    **each(
+        (
+            "local_rank", "do_train", "do_eval", "do_predict", "overwrite_output_dir", "remove_unused_columns",
+            "label_names", "use_cpu", "no_cuda", "use_mps_device", "log_on_each_node", "save_on_each_node",
+            "include_for_metrics", "accelerator_config", "ddp_backend", "ddp_find_unused_parameters",
+            "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph", "ignore_data_skip", "debug",
+            "restore_callback_states_from_checkpoint", "enable_jit_checkpoint", "length_column_name", "past_index",
+            "save_safetensors", "logging_dir", "half_precision_backend", "fp16_opt_level", "fp16_backend",
+            "include_inputs_for_metrics", "eval_use_gather_object", "dispatch_batches", "split_batches",
+            "use_legacy_prediction_loop", "tpu_num_cores", "tpu_metrics_debug", "mp_parameters", "_n_gpu",
+            "distributed_state", "deepspeed_plugin", "use_cache", "run_id", "ray_scope", "include_tokens_per_second",
+            "fsdp_min_num_params",
+            "fsdp_transformer_layer_cls_to_wrap", "include_num_input_tokens_seen", "jit_mode_eval",
+            "use_ipex", "xpu_backend", "torchdynamo", "project",
+        ),
+        _LIBRARY,
+    ),
+    **each(
+        (
+            "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push",
+            "hub_revision", "hub_model_revision", "push_to_hub_model_id", "push_to_hub_organization",
+            "push_to_hub_token", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
+        ),
+        _HUB,
+    ),
+    **each(
+        (
+            "log_level", "log_level_replica", "disable_tqdm", "logging_strategy", "logging_first_step",
+            "logging_nan_inf_filter", "prediction_loss_only", "eval_do_concat_batches", "batch_eval_metrics",
+            "skip_memory_metrics", "eval_accumulation_steps", "plot_loss", "eval_on_start", "eval_delay",
+        ),
+        _LOGGING,
+    ),
+    **each(
+        (
+            "gradient_checkpointing_kwargs", "dataloader_num_workers", "dataloader_pin_memory",
+            "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context",
+            "dataloader_in_order", "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps",
+            "bf16_full_eval", "fp16_full_eval", "full_determinism", "liger_kernel_config", "low_cpu_mem_usage",
+            "tf32", "overwrite_cache", "preprocessing_batch_size", "load_from_cache_file",
+        ),
+        _SPEED,
+    ),
+    "ddp_timeout": unneeded("a process that stops answering is named after train.timeout_minutes"),
+    "data_seed": changed("one seed decides here: train.seed"),
+    "dataloader_drop_last": absent("the last, smaller batch of an epoch is trained on here"),
+    "group_by_length": absent("samples are not sorted by length here: their order differs"),
+    "train_sampling_strategy": absent("samples come in random order here, or in the file's (data.shuffle)", "random"),
+    "average_tokens_across_devices": absent("tokens are averaged over all processes here", "true"),
+    "neftune_noise_alpha": absent("noise on the embeddings (NEFTune) is not available"),
+    "optim_args": absent("options of the optimizer are keys of the section optim here: write them there"),
+    "optim_target_modules": absent("GaLore and its kin are not available"),
+    "auto_find_batch_size": absent("the batch is never changed here: choose one that fits"),
+    "parallelism_config": absent("write tp, cp and dp into the section parallel"),
+    "load_best_model_at_end": changed("the best checkpoint is named at the end and in report.html, and kept"),
+    "save_only_model": changed("checkpoints hold the state of the optimizer too"),
+    "sortish_sampler": absent("samples are not sorted by length here"),
+    "predict_with_generate": changed("evaluation measures the loss; for answers: swift infer, swift eval"),
+    "optim": choice(OPTIMIZERS, "swift has no such optimizer: it has adamw, adamw_8bit and adafactor"),
+}  # fmt: skip
+
+
+def translate(run: Carrying) -> None:
+    """Translate arguments of the Trainer that stand alone, as `training_args.json` holds them."""
+    shared(run)
+    apply(run, TABLE)
+    run.set("tuner.kind", "full", "the Trainer trains all weights")
+    run.changed(
+        "model, data", "", "the arguments name neither: type --model and --dataset, or write them into the file"
+    )
+    defaults(run)
+
+
+def shared(run: Carrying) -> None:
+    """Translate what the Trainer's arguments say together, in every program that extends them."""
+    precision(run)
+    duration(run)
+    schedule(run)
+    saving(run)
+    evaluation(run)
+    trackers(run)
+    sharding(run)
+    resuming(run)
+    trust(run)
+
+
+def defaults(run: Carrying, *, lr: float = 5e-5, epochs: float = 3.0, micro_batch: int = 8) -> None:
+    """Make the Trainer's defaults explicit where they differ from swift's, or might one day."""
+    if run.get("train.max_steps") is None:
+        run.default("train.epochs", epochs)
+    run.default("train.micro_batch", micro_batch)
+    if "train.global_batch" not in run.settings:
+        run.default("train.accumulation", 1)
+    run.default("train.gradient_checkpointing", False)
+    run.default("train.seed", 42)
+    run.default("optim.name", "adamw")
+    run.default("optim.lr", lr)
+    run.default("optim.schedule", "linear")
+    if "optim.warmup_ratio" not in run.settings:
+        run.default("optim.warmup_steps", 0)
+    run.default("optim.weight_decay", 0.0)
+    run.default("optim.max_grad_norm", 1.0)
+    if run.get("optim.name") != "adafactor":
+        run.default("optim.beta1", 0.9)
+        run.default("optim.beta2", 0.999)
+        run.default("optim.eps", 1e-8)
+
+
+def lora_defaults(run: Carrying, rank: int, alpha: float, dropout: float, targets: list[str]) -> None:
+    """Make the defaults of LoRA explicit, where it is what trains."""
+    if run.get("tuner.kind") == "full":
+        return
+    run.default("tuner.rank", rank)
+    run.default("tuner.alpha", alpha)
+    run.default("tuner.dropout", dropout)
+    run.default("tuner.targets", targets)
+
+
+def precision(run: Carrying, default: str = "float32") -> None:
+    """Translate bf16 and fp16; without either the Trainer computes in the precision that the model has."""
+    for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+        value = run.take(name)
+        if value is not None and not is_off(value):
+            run.set("model.dtype", dtype, name)
+    asked = run.take("torch_dtype", "dtype")
+    if asked is not None and "model.dtype" not in run.settings:
+        as_flag(run, "torch_dtype", asked)
+    run.default("model.dtype", default)
+
+
+def duration(run: Carrying) -> None:
+    """Translate max_steps, where -1 and 0 stand for no limit."""
+    steps = number(run.take("max_steps"))
+    if steps is not None and steps > 0:
+        run.set("train.max_steps", int(steps), "max_steps")
+        run.take("num_train_epochs")
+
+
+def schedule(run: Carrying) -> None:
+    """Translate the warm-up and the shape of the learning rate. Steps outrank a ratio."""
+    ratio, steps = number(run.take("warmup_ratio")), number(run.take("warmup_steps"))
+    if steps and steps < 1:
+        ratio, steps = steps, None
+    if steps:
+        run.set("optim.warmup_steps", int(steps), "warmup_steps")
+    elif ratio is not None:
+        run.set("optim.warmup_ratio", ratio, "warmup_ratio")
+    kind, options = run.take("lr_scheduler_type"), run.take("lr_scheduler_kwargs")
+    if kind is not None and "min_lr" in str(kind):
+        _cosine_with_floor(run, str(kind), options if isinstance(options, dict) else {})
+        return
+    if kind is not None:
+        as_flag(run, "lr_scheduler_type", kind)
+    if options and not as_flag(run, "lr_scheduler_kwargs", options):
+        run.lose("lr_scheduler_kwargs", options, "options of a schedule are optim.min_lr_ratio and optim.decay_ratio")
+
+
+def _cosine_with_floor(run: Carrying, kind: str, options: dict[str, Any]) -> None:
+    rate, floor, peak = number(options.get("min_lr_rate")), number(options.get("min_lr")), _peak(run)
+    run.set("optim.schedule", "cosine", "lr_scheduler_type")
+    if rate is None and floor is not None and peak:
+        rate = share(floor, peak)
+    if rate is not None:
+        run.set("optim.min_lr_ratio", rate, "lr_scheduler_kwargs")
+    else:
+        run.lose("lr_scheduler_type", kind, "it has no min_lr that could be read: write optim.min_lr_ratio")
+
+
+def _peak(run: Carrying) -> float | None:
+    return number(run.values.get("learning_rate")) or 5e-5
+
+
+def saving(run: Carrying, every: int | None = 500) -> None:
+    """Translate save_strategy and save_steps."""
+    strategy, steps = run.take("save_strategy"), run.take("save_steps")
+    strategy = "no" if strategy is False else str(strategy or "steps")
+    if strategy == "no":
+        run.changed("save_strategy", strategy, "a checkpoint is saved after each epoch, and the newest are kept")
+    elif strategy == "best":
+        run.changed("save_strategy", strategy, "a checkpoint is saved after each epoch; the best one is kept")
+    elif strategy == "steps" and steps is not None:
+        run.set("checkpoint.save_steps", steps, "save_steps")
+    elif strategy == "steps" and every is not None:
+        run.default("checkpoint.save_steps", every)
+
+
+def evaluation(run: Carrying) -> None:
+    """Translate eval_strategy and eval_steps: where nothing is evaluated, the number says nothing."""
+    strategy, steps = run.take("eval_strategy", "evaluation_strategy"), run.take("eval_steps")
+    run.take("evaluation_strategy")
+    strategy = "no" if strategy is False else strategy
+    if steps is not None and strategy not in ("no", "epoch"):
+        run.set("train.eval_steps", steps, "eval_steps")
+    elif strategy == "steps":
+        run.set("train.eval_steps", run.values.get("logging_steps", 500), "eval_strategy")
+    elif strategy == "no":
+        run.unneeded("eval_strategy", strategy, "nothing is evaluated without validation data")
+
+
+def trackers(run: Carrying) -> None:
+    """Translate report_to as far as the trackers are installed."""
+    asked = run.take("report_to")
+    names = [name for name in words(asked or []) if name.lower() not in ("none", "all", "null")]
+    installed = {entry.name for entry in list_plugins("swift.observers")}
+    for name in names:
+        if name not in installed:
+            run.unneeded("report_to", name, "is no installed observer; losses are in logging.jsonl and report.html")
+    there = [name for name in names if name in installed]
+    if there and there != ["tensorboard"]:
+        as_flag(run, "report_to", there)
+
+
+def sharding(run: Carrying) -> None:
+    """Translate fsdp and deepspeed to backends."""
+    fsdp, config = run.take("fsdp"), run.take("fsdp_config", "accelerate_fsdp_config")
+    if fsdp is not None and not is_off(fsdp):
+        _fsdp(run, " ".join(words(fsdp)), config if isinstance(config, dict) else {})
+    elif config and not isinstance(config, dict):
+        run.lose("fsdp_config", config, "swift reads no file for it: --fsdp, and the keys of the section backend")
+    deepspeed = run.take("deepspeed", "deepspeed_config", "deepspeed_config_file")
+    if deepspeed is not None and not is_off(deepspeed):
+        zero(run, deepspeed)
+
+
+def _fsdp(run: Carrying, asked: str, config: dict[str, Any]) -> None:
+    run.set("backend.name", "fsdp", "fsdp")
+    if "offload" in asked or not is_off(config.get("offload_params", config.get("fsdp_offload_params"))):
+        run.set("backend.offload", True, "fsdp")
+    if "hybrid" in asked:
+        run.set("backend.hybrid", True, "fsdp")
+    checkpointing = config.get("activation_checkpointing", config.get("fsdp_activation_checkpointing"))
+    if not is_off(checkpointing):
+        run.set("train.gradient_checkpointing", True, "fsdp_config")
+    if config:
+        run.unneeded("fsdp_config", "", "FSDP2 finds the layers to wrap by itself")
+
+
+def zero(run: Carrying, asked: Any) -> None:
+    """Translate a file or preset of DeepSpeed: the file where it is found, else the preset that its name says."""
+    run.set("backend.name", "deepspeed", "deepspeed")
+    if isinstance(asked, dict):
+        run.set("backend.config", asked, "deepspeed")
+        return
+    for folder in (Path(), run.recipe.folder):
+        if str(asked).endswith(".json") and (folder / str(asked)).is_file():
+            run.set("backend.config", str(folder / str(asked)), "deepspeed")
+            return
+    stage = re.search(r"(?:z|zero|stage|zero_)-?_?([0-3])", str(asked).lower())
+    if stage is None:
+        run.lose("deepspeed", asked, "there is no such file here: give it with --deepspeed FILE")
+        return
+    offload = "_offload" if "offload" in str(asked).lower() and stage[1] in "23" else ""
+    preset = f"zero{stage[1]}{offload}"
+    run.set("backend.config", preset, "deepspeed")
+    if str(asked) != preset:
+        run.changed("deepspeed", asked, f"there is no such file here: the preset {preset} by its name")
+
+
+def resuming(run: Carrying) -> None:
+    """Leave a checkpoint of the other program to `swift convert`."""
+    asked = run.take("resume_from_checkpoint")
+    if asked is not None and not is_off(asked):
+        run.lose("resume_from_checkpoint", asked, "first: swift convert CHECKPOINT --out FOLDER; then --resume FOLDER")
+
+
+def trust(run: Carrying) -> None:
+    """Leave the permission to run a model's Python code to the command line: a file cannot decide that."""
+    asked = run.take("trust_remote_code", "trust_remote_code_model")
+    if asked is not None and not is_off(asked):
+        run.changed("trust_remote_code", asked, "a file cannot allow it: if you trust the model's code, type it")
+        run.flags.append("--trust_remote_code true")
+
+
+def refuse(run: Carrying, what: str) -> NotTrainable:
+    """Return the error for a task that swift does not have."""
+    return NotTrainable(
+        f"{run.recipe.source} is {run.program}'s recipe of {what}, which swift does not have.",
+        hint="It trains with pt, sft, dpo, kto, orpo, simpo and cpo: see swift rlhf --help",
+    )
