@@ -8,6 +8,7 @@ import pytest
 from pages import DOCS, ROOT, Command, blocks, commands, missing
 
 from swift.cli.config import ConfigOptions, presets_of_backends
+from swift.cli.config_import import import_options
 from swift.cli.options import options_of, read_options
 from swift.cli.serve import ServeVerbOptions
 from swift.cli.verbs import TRAINING, VERBS
@@ -97,6 +98,9 @@ def _read(words: list[str]) -> None:
         action, *rest = rest
         if action in presets_of_backends():
             assert _preset_of([action, *rest])
+            return
+        if action == "import":
+            assert import_options(_without_redirection(words)[2:]).source
             return
         assert action in ("show", "validate", "schema")
         verb = rest.pop(0) if rest and rest[0] in TRAINING else "train"

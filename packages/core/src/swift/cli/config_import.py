@@ -47,9 +47,7 @@ def import_configuration(args: list[str]) -> int:
     if not args or asks_for_help(args):
         show_help("config import", SUMMARY, ImportOptions)
         return 0
-    from swift.cli.options import read_options
-
-    options = read_options("config import", _quoted(args), ImportOptions).options
+    options = import_options(args)
     from swift.imports.run import imported, is_there, read_runs
 
     if is_there(Path(options.source), folder=True):
@@ -68,6 +66,13 @@ def import_configuration(args: list[str]) -> int:
         )
     _say(result.lost, result.command, written=options.out is not None)
     return 1 if result.lost else 0
+
+
+def import_options(args: list[str]) -> ImportOptions:
+    """Return the options of an import; a command of another program may stand in quotes or without."""
+    from swift.cli.options import read_options
+
+    return read_options("config import", _quoted(args), ImportOptions).options
 
 
 def _quoted(args: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What becomes of another program's settings: those that are carried over, and remarks about the others."""
+"""Settings of another program: those that are carried over, and remarks about the others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ForeignRun:
 
 @dataclass(frozen=True)
 class Remark:
-    """What became of a setting that was not carried over as it stands."""
+    """The end of a setting that was not carried over as it stands, and why."""
 
     key: str
     value: Any

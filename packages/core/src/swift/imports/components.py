@@ -1,4 +1,4 @@
-"""What torchtune and NeMo share: recipes that name Python objects, and values that refer to each other."""
+"""Recipes that name Python objects, with values that refer to each other: torchtune's and NeMo's."""
 
 from __future__ import annotations
 

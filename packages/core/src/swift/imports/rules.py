@@ -1,4 +1,4 @@
-"""What a table can say of a key: carried over as it is, translated, not needed here, or not available.
+"""Rules of a table for one key: carried over as it is, translated, not needed here, or not available.
 
 A key that a table does not list, and that is one of swift's own flags (`swift.config.aliases`), is read as that flag.
 """
