@@ -17,7 +17,7 @@ from swift.config.flags import nearest_flag
 from swift.config.meanings import Default, NotNeeded, Refused
 from swift.config.other_programs import TOPICS, other_program, other_programs
 from swift.config.parse import Parsed, config_from_mapping, parse
-from swift.errors import UsageError
+from swift.errors import SwiftError, UsageError
 
 BASE = "--model m --dataset d"
 
@@ -57,6 +57,7 @@ SETS: list[tuple[str, dict[str, Any]]] = [
     ("--model_max_length 1024", {"data.max_length": 1024}),
     ("--packing_length 4096", {"data.max_length": 4096}),
     ("--packing_length 4096 --max_length 4096", {"data.max_length": 4096}),
+    ("--truncation_strategy raise", {"data.truncation": "delete", "data.strict": True}),
     ("--neat_packing true", {"data.packing": True}),
     ("--sample_packing true", {"data.packing": True}),
     ("--no-packing", {"data.packing": False}),
@@ -98,6 +99,117 @@ SETS: list[tuple[str, dict[str, Any]]] = [
 def test_a_flag_of_another_program_sets_what_it_means_there(line: str, meaning: dict[str, Any]) -> None:
     config = parsed(line).config
     assert {key: value(config, key) for key in meaning} == meaning
+
+
+WORKS = """
+--num_train_epochs 3
+--warmup_steps 10
+--warmup_steps 0.1
+--warmup_ratio 0.1
+--lr_scheduler_type cosine
+--lr_scheduler_type linear
+--lr_scheduler_type polynomial
+--lr_scheduler_type constant_with_warmup
+--lr_scheduler_type cosine_with_min_lr --min_lr 1e-6
+--lr_scheduler_type cosine_with_restarts
+--lr_scheduler_type inverse_sqrt
+--lr_scheduler_kwargs '{"min_lr": 1e-6}'
+--lr_scheduler cosine
+--min_lr 1e-6
+--gradient_checkpointing true
+--torch_dtype bf16
+--dtype float32
+--bf16 True
+--lora_rank 16
+--lora_r 16 --lora_alpha 32 --lora_dropout 0
+--lora_target_modules q_proj v_proj
+--lora_target_modules ALL
+--lora_target all
+--target_modules all-linear
+--target_modules all
+--target_regex '.*q_proj'
+--modules_to_save embed_tokens lm_head
+--use_rslora true
+--use_dora
+--lora_bias none
+--init_lora_weights gaussian
+--quant_bits 4 --quant_method bnb --bnb_4bit_compute_dtype bfloat16 --torch_dtype bfloat16
+--bnb_4bit_quant_type nf4 --load_in_4bit
+--load_in_4bit true
+--load_in_8bit true
+--quantization_bit 4
+--use_peft
+--train_type lora
+--train_type qlora
+--sft_type full
+--tuner_type lora
+--lorap_lr_ratio 16
+--loraplus_lr_ratio 16
+--adapters x
+--attn_impl sdpa
+--attn_impl eager
+--attn_implementation flash_attention_2
+--use_liger_kernel true
+--packing
+--packing no
+--packing 1
+--packing yes
+--packing on
+--padding_free true
+--max_length 1024
+--max_seq_length 1024
+--truncation_strategy left
+--truncation_strategy right
+--dataset e.jsonl#5
+--val_dataset v.jsonl
+--eval_dataset v.jsonl
+--split_dataset_ratio 0.1
+--streaming true --max_steps 5
+--dataset_shuffle false
+--dataset_num_proc 4
+--strict true
+--columns '{"q": "query"}'
+--system 'You are'
+--loss_scale default
+--loss_scale all
+--report_to tensorboard
+--report_to none
+--report_to all
+--run_name abc
+--output_dir out
+--resume_from_checkpoint true
+--resume_from_checkpoint false
+--metric_for_best_model loss
+--metric_for_best_model eval_loss
+--greater_is_better false
+--save_total_limit 2
+--optim adamw_torch
+--optim adamw_torch_fused
+--optim adamw_8bit
+--optim adamw_bnb_8bit
+--optim adafactor
+--adam_beta1 0.9 --adam_beta2 0.999
+--max_grad_norm 0.5 --weight_decay 0
+--label_smoothing_factor 0.1
+--torch_compile true
+--gradient_accumulation_steps 4 --per_device_train_batch_size 4
+--global_batch_size 8
+--early_stop_interval 3
+--trust_remote_code true
+--model_revision main
+--task_type causal_lm
+--merge_lora true
+--nproc_per_node 2
+--nproc 2
+--local_rank 0
+--learning_rate 1e-4 --learning_rate 1e-4
+--random_weights true --learning-rate=1e-4
+"""
+
+
+@pytest.mark.parametrize("line", WORKS.strip().splitlines())
+def test_a_flag_that_swift_has_is_taken_without_a_word(line: str) -> None:
+    assert parsed(line).notes == parsed("").notes
 
 
 NOTED = """
@@ -157,6 +269,10 @@ NOTED = """
 --fp16 false
 --cutoff_len 100
 --master_port 29501
+--bf16 None
+--use_swift_lora false
+--model_type llama
+--lora_dtype float32
 """
 
 
@@ -231,7 +347,6 @@ REFUSED: list[tuple[str, str]] = [
     ("""--model_kwargs '{"a": 1}'""", "config.json"),
     ("--freeze_llm true", "--freeze_parameters"),
     ("--freeze_parameters_ratio 0.5", "--freeze_parameters"),
-    ("--trainable_parameters_regex .*", "--trainable_parameters"),
     ("--freeze_parameters model.embed_tokens", "--tuner.kind full"),
     ("--finetuning_type freeze", "--trainable_parameters"),
     ("--train_type longlora", "--train_type lora"),
@@ -249,6 +364,13 @@ REFUSED: list[tuple[str, str]] = [
     ("--bf16 false --torch_dtype bfloat16", "contradict"),
     ("--bf16 true --fp16 true", "contradict"),
     ("--lr 1e-5 --learning_rate 1e-4", "contradict"),
+    ("--trainable_parameters_regex .*", "--tuner.kind full"),
+    ("--router_aux_loss_coef 0.01", "--backend megatron"),
+    ("--recompute_granularity full", "--backend megatron"),
+    ("--fp8 true", "--backend megatron"),
+    ("--sequence_parallel_size 2", "--ulysses 2"),
+    ("--optim.lr 1e-5 --learning_rate 1e-4", "Keep one"),
+    ("--loss_scale agentflan", "last_round"),
     ("-model tiny", "--model"),
     ("-d x", "--dataset"),
     ("-m x", "--model"),
@@ -262,6 +384,43 @@ def test_what_would_change_the_result_is_refused_with_what_to_type(line: str, na
     assert line.split()[0] in str(refused.value)
     assert named in str(refused.value)
     assert refused.value.hint
+
+
+OUT_OF_BOUNDS = """
+--logging_steps 0
+--num_train_epochs 0
+--learning_rate 0
+--learning_rate 1e-4,
+--lora_rank 0
+--max_length 0
+--per_device_train_batch_size 0
+--gradient_accumulation_steps auto
+--init_weights pissa
+"""
+
+
+@pytest.mark.parametrize("line", OUT_OF_BOUNDS.strip().splitlines())
+def test_a_value_that_cannot_be_is_refused_in_one_sentence(line: str) -> None:
+    with pytest.raises(SwiftError) as refused:
+        parsed(line)
+    flag, typed = line.split()
+    assert refused.value.message.startswith(flag)
+    assert repr(typed) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--tp 2", "--parallel.tp 1"),
+        ("--task_type seq_cls --num_labels 2", "--model.task causal_lm"),
+        ("--loss_type sigmoid", "no key 'objective.loss' for the objective 'sft'"),
+        ("--report_to nosuch", "swift plugins"),
+    ],
+)
+def test_flags_that_do_not_go_with_the_rest_say_with_what_they_do(line: str, named: str) -> None:
+    with pytest.raises(SwiftError) as refused:
+        parsed(line)
+    assert named in str(refused.value)
 
 
 @pytest.mark.usefixtures("stand_ins")

@@ -46,7 +46,6 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "data.columns": ("columns",),
     "data.system": ("system", "default_system"),
     "data.max_length": ("max_length", "max_seq_length", "seq_length", "model_max_length", "sequence_len"),
-    "data.truncation": ("truncation_strategy",),
     "data.packing": ("packing", "neat_packing", "sample_packing"),
     "data.padding_free": ("padding_free",),
     "data.shuffle": ("dataset_shuffle", "train_dataloader_shuffle"),
@@ -182,6 +181,11 @@ def _loss_type(source: str, value: Any) -> Settings:
 
 def _learn(text: str) -> Settings:
     return {"data.loss_on": text}
+
+
+def _truncation(_source: str, value: Any) -> Settings:
+    """Let ms-swift's `raise` refuse samples that are too long, as `data.strict` does."""
+    return {"data.truncation": "delete", "data.strict": True} if value == "raise" else {"data.truncation": value}
 
 
 def _cutoff(_source: str, value: Any) -> Settings:
@@ -357,6 +361,7 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("use_cpu", "no_cuda"), "backend.device", "switch", _when_on({"backend.device": "cpu"})),
     (("device",), "backend.device", "value", _choice(_DEVICES, DEVICES_ELSEWHERE)),
     (("cutoff_len",), "data.max_length", "value", _cutoff),
+    (("truncation_strategy",), "data.truncation", "value", _truncation),
     (("packing_length",), "data.max_length", "value", _request("packing_length")),
     (("val_size",), "data.split_ratio", "value", _val_size),
     (("max_samples",), "data.train", "value", _request("max_samples")),

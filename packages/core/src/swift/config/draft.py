@@ -72,6 +72,9 @@ class Draft:
         if flag.arity == "words":
             self.notes.append(self._table.elsewhere[flag.name].answer(flag.typed, flag.value))
             return
+        if flag.arity == "switch" and self._left_open(flag.name, flag.value):
+            self.notes.append(f"{flag.typed} {flag.value} sets nothing.")
+            return
         alias = self._table.aliases.get(flag.name)
         key = alias.key if alias is not None else flag.name
         earlier = self.assignments.get(key)
@@ -111,6 +114,8 @@ class Draft:
         table = self._table
         key = name.replace("-", "_")
         alias = table.aliases.get(key)
+        if alias is not None and alias.arity == "switch" and self._left_open(key, value):
+            return
         if alias is not None:
             self.apply(alias.translate(source, value), source)
         elif key in table.elsewhere:
@@ -123,6 +128,12 @@ class Draft:
             meant = nearest_flag(key, [*table.sections, *table.fields, *table.aliases])
             suggestion = f" Did you mean {meant!r}?" if meant else ""
             raise ConfigError(f"{source}: there is no key {quoted(name)}.{suggestion}")
+
+    def _left_open(self, name: str, value: Any) -> bool:
+        """Return whether a switch that cannot be left open is given as `None`, as arguments saved by a program are."""
+        alias = self._table.aliases.get(name)
+        field = self._table.fields.get(alias.key if alias else name)
+        return str(value).lower() in ("none", "null") and not (field is not None and field.optional)
 
 
 def source_of(assignments: Mapping[str, Assignment], key: str) -> str:

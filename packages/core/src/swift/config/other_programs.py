@@ -209,6 +209,7 @@ TEMPLATE: Rows = {
 }
 
 MODEL: Rows = {
+    ("use_swift_lora",): off("adapters are made by PEFT.", "Leave it out."),
     ("use_unsloth",): off(
         "Unsloth is not used.", "For fast kernels on a GPU: --use_liger_kernel true --attn_impl flash_attn"
     ),
