@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from swift import hookspecs
 from swift.cli.options import options_of
+from swift.cli.other_programs import TOPICS as VERB_TOPICS
 from swift.cli.verbs import TRAINING, VERBS
 from swift.config.aliases import flags_of
 from swift.config.fields import Field, model_fields
@@ -134,7 +135,7 @@ def other_programs_page() -> str:
         "nothing about the result is answered with one line of note, and the run goes on; one that would change it is "
         "refused, with what to type. The same holds for keys of a YAML file and for keywords in Python.",
     ]
-    for topic, rows in TOPICS.items():
+    for topic, rows in {**TOPICS, **VERB_TOPICS}.items():
         parts += [f"## {topic}", "\n".join(["| flag | here |", "|---|---|", *map(_foreign, rows, rows.values())])]
     return "\n\n".join(parts) + "\n"
 

@@ -30,7 +30,7 @@ def test_vllm_agrees_with_the_training_state_on_what_is_exported_for_it(
         monkeypatch.setenv(name, value)
     folder = tmp_path / "out"
     said: list[str] = []
-    export_checkpoint(trained.run, to="vllm", options=ExportOptions(out=folder), say=said.append)
+    export_checkpoint(trained.run, to="vllm", options=ExportOptions(out=folder, verify="all"), say=said.append)
     report = json.loads((folder / "verification.json").read_text())
     assert report["vllm"]["asked"]
     assert report["vllm"]["log_probabilities"]["largest_difference"] < 1e-4
@@ -44,7 +44,7 @@ def test_vllm_agrees_with_the_training_state_on_what_is_exported_for_it(
 def test_vllm_is_asked_about_an_adapter_on_top_of_its_base(lora_run: Path, small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     said: list[str] = []
-    export_checkpoint(lora_run, to="adapter", options=ExportOptions(out=folder), say=said.append)
+    export_checkpoint(lora_run, to="adapter", options=ExportOptions(out=folder, verify="all"), say=said.append)
     report = json.loads((folder / "verification.json").read_text())
     assert report["vllm"]["asked"]
     assert report["vllm"]["log_probabilities"]["largest_difference"] < 1e-4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -46,11 +46,28 @@ def read(options: type[Section], line: str) -> dict[str, Any]:
         (InferOptions, 'm --engine-options {"a":[1]}', {"engine_options": {"a": [1]}}),
         (EvalOptions, "m --num-fewshot 5 --limit 200 --chat_template", {"num_fewshot": 5, "chat_template": True}),
         (ExportVerbOptions, "run --no-verify", {"verify": "none", "to": "hf"}),
-        (ExportVerbOptions, "run --no_verify false", {"verify": "all"}),
+        (ExportVerbOptions, "run --no_verify false", {"verify": "transformers"}),
         (ExportVerbOptions, "run --verify false", {"verify": "none"}),
         (ExportVerbOptions, "--adapters run --quant-method fp8", {"checkpoint": Path("run"), "quant": "fp8"}),
         (MergeLoraOptions, "--checkpoint run --output-dir o", {"to": "hf", "out": Path("o")}),
         (ConvertOptions, "c --out o --weights-only", {"checkpoint": Path("c"), "weights_only": True}),
+        (InferOptions, "--adapters a", {"model": "a", "adapters": None}),
+        (InferOptions, "--model m --adapters a", {"model": "m", "adapters": Path("a")}),
+        (InferOptions, "m --infer_backend pt --stream true", {"engine": "transformers", "stream": True}),
+        (InferOptions, "m --attn_impl sdpa", {"engine_options": {"attention": "sdpa"}}),
+        (
+            InferOptions,
+            "m --vllm_gpu_memory_utilization 0.5 --tensor-parallel-size 2 --engine_options.a b",
+            {"engine_options": {"gpu_memory_utilization": 0.5, "tensor_parallel_size": 2, "a": "b"}},
+        ),
+        (InferOptions, "m --vllm_max_model_len 64 --result_jsonl r", {"max_length": 64, "result_path": Path("r")}),
+        (InferOptions, "m --stop_words a [b --top_k 5 --max_batch_size 2", {"stop": ("a", "[b"), "top_k": 5}),
+        (EvalOptions, "m --eval_limit 3 --temperature 0.5 --max_tokens 4", {"limit": 3, "max_new_tokens": 4}),
+        (ExportVerbOptions, "--ckpt_dir run --max_shard_size 500MB", {"checkpoint": Path("run"), "shard_size_gb": 0.5}),
+        (ExportVerbOptions, "--model m --adapters a", {"checkpoint": Path("a"), "model": "m"}),
+        (ExportVerbOptions, "run --exist_ok true --hub_model_id a/b", {"exist_ok": True, "push": "a/b"}),
+        (ServeVerbOptions, "--adapters a --adapters b", {"model": "a", "adapters": ("b",)}),
+        (ServeVerbOptions, "--adapters law=a", {"model": "a", "name": "law", "adapters": ()}),
         (PluginsOptions, "--json --try fsdp", {"as_json": True, "tried": "fsdp", "nproc": 2}),
         (ConfigOptions, "--sample", {"sample": 1}),
         (ConfigOptions, "--sample 3", {"sample": 3}),
@@ -85,6 +102,48 @@ def test_a_mistake_names_the_flag_as_it_was_typed(options: type[Section], line: 
     with pytest.raises(UsageError) as caught:
         read(options, line)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("verb", "line", "sentence"),
+    [
+        ("infer", "m --num_beams 4", "--num_beams 4 is not possible: Beam search is not there."),
+        ("infer", "m --n 2", "each repetition draws on its own"),
+        ("infer", "m --logprobs true", "A server takes it in its requests"),
+        ("infer", "m --device_map balanced", "--tensor_parallel_size 2"),
+        ("chat", "m --load_in_4bit true", "--quant w4a16"),
+        ("eval", "m --eval_dataset gsm8k", "Type --tasks gsm8k,arc_easy"),
+        ("eval", "m --eval_backend OpenCompass", "lm-evaluation-harness"),
+        ("export", "m --to_ollama true", "convert_hf_to_gguf.py"),
+        ("export", "m --safe_serialization false", "never as pickles"),
+        ("export", "m --merge_lora false", "Type --to adapter"),
+        ("serve", "m --temperature 0.7", "--override-generation-config"),
+    ],
+)
+def test_flags_of_other_programs_that_would_change_the_result_say_what_to_type(
+    verb: str, line: str, sentence: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_options(verb, line.split(), cast(type[Section], options_of(verb)))
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("verb", "line"),
+    [
+        ("infer", "--merge_lora m --num_beams 1 --use_hf true --load_in_4bit false --device_map auto --n 1"),
+        ("export", "--merge_lora true m --safe_serialization true --device_map auto --use_hf 1 --to_hf"),
+        ("serve", "m --merge_lora true --use_hf true --log_interval 20"),
+    ],
+)
+def test_flags_of_other_programs_that_change_nothing_are_noted_one_by_one(
+    verb: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = dict(read_options(verb, line.split(), cast(type[Section], options_of(verb))).options)
+    assert str(found.get("checkpoint" if verb == "export" else "model")) == "m"
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == line.count("--")
+    assert all(note.startswith("Note: --") and " is not needed: " in note for note in notes)
 
 
 def test_of_a_flag_that_is_given_twice_the_last_one_counts_and_a_note_says_so(

@@ -18,7 +18,7 @@ from swift.checkpoint import Manifest, save_checkpoint
 from swift.checkpoint.names import model_name
 from swift.config.sections import ExportOptions, ExportSection, ModelSection
 from swift.contracts import ExportRequest
-from swift.errors import CheckpointError, ExportError
+from swift.errors import CheckpointError, ExportError, UsageError
 from swift.export.plugins import AdapterExporter, HuggingFaceExporter
 from swift.export.run import export_checkpoint, export_state
 from swift.export.verify.reference import Reference, fixed_prompts, module_logps
@@ -228,16 +228,16 @@ def test_nothing_is_overwritten_unless_it_is_an_export_and_the_user_says_so(tmp_
     out = tmp_path / "out"
     export(checkpoint, "hf", out=out, verify="none")
     assert not (out / "verification.json").exists()
-    with pytest.raises(ExportError, match="already exists") as caught:
+    with pytest.raises(UsageError, match="already exists") as caught:
         export(checkpoint, "hf", out=out)
-    assert "--exist-ok" in (caught.value.hint or "")
+    assert "--exist_ok true" in (caught.value.hint or "")
     export(checkpoint, "hf", out=out, exist_ok=True)
     assert (out / "verification.json").is_file()
 
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.tex").write_text("…")
-    with pytest.raises(ExportError, match="is not an export"):
+    with pytest.raises(UsageError, match="is not an export"):
         export(checkpoint, "hf", out=precious, exist_ok=True)
     assert (precious / "thesis.tex").read_text() == "…"
 

@@ -14,6 +14,7 @@ from tiny_runs import Trained, run_training, write_jsonl
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.cli.main import run
+from swift.infer.chat import COMMANDS
 
 ANSWERS = {"colour?": "blue", "number?": "forty-two", "animal?": "otter", "a longer question?": "a dog"}
 ROWS = [{"query": question, "response": answer} for question, answer in ANSWERS.items()]
@@ -127,12 +128,44 @@ def test_the_loss_of_a_data_set_is_that_of_an_evaluation_in_training(
     assert scores["token_acc"] == pytest.approx(trained.lines[60]["eval_token_acc"])
 
 
-def test_a_conversation_is_piped_through(
-    adapters: Trained, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_conversation_is_piped_through_and_commands_are_not_for_the_model(
+    adapters: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("colour?\n/clear\n\nanimal?\n/exit\nnumber?\n"))
+    saved = tmp_path / "talk.jsonl"
+    typed = ["/help", "colour?", f"/save {saved}", "/clear", "", "/save x", "/clera", "animal?", "quit", "number?"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
     assert run(["chat", str(adapters.folder), "--max_new_tokens", "24"]) == 0
-    assert capsys.readouterr().out == "blue\notter\n"
+    listed = [f"  {command:<13} {text}" for command, text in COMMANDS.items()]
+    assert capsys.readouterr().out.splitlines() == [
+        *listed,
+        "blue",
+        f"Added to {saved}.",
+        "Forgotten.",
+        "Nothing has been said yet.",
+        "There is no command /clera; the model was not asked.",
+        *listed,
+        "otter",
+    ]
+    said = [{"role": "user", "content": "colour?"}, {"role": "assistant", "content": "blue"}]
+    assert json.loads(saved.read_text()) == {"messages": said}
+
+
+def test_a_system_message_is_given_in_the_conversation(
+    weights: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "talk.jsonl"
+    typed = ["/system", "/system Be brief.", "/system", "colour?", "/etc/hosts", f"/save {saved}"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
+    assert run(["chat", str(weights.folder / "export-hf"), "--max_new_tokens", "9"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[1:4] == [
+        "The conversation begins anew with this system message.",
+        "System message: Be brief.",
+        "blue",
+    ]
+    messages = json.loads(saved.read_text())["messages"]
+    assert messages[0] == {"role": "system", "content": "Be brief."}
+    assert messages[3] == {"role": "user", "content": "/etc/hosts"}  # a path is no command
 
 
 def test_questions_without_flags_come_from_the_keyboard(

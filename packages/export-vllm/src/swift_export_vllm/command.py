@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from swift.contracts import ServeRequest
-from swift.errors import UsageError
+from swift.errors import UsageError, did_you_mean
 from swift_export_vllm.adapters import AT_ONCE, room_for
 from swift_export_vllm.interpreter import SERVER, Interpreter
+from swift_export_vllm.known_flags import dashed, known_flags
 from swift_export_vllm.memory import MemoryShare
 
 RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
@@ -23,11 +25,61 @@ _OURS = {
 """Flags of vLLM's that would take the server out of our hands, and what to type instead."""
 
 
-def check_flags(passed_on: tuple[str, ...]) -> None:
-    """Refuse flags of vLLM's that contradict what swift says to it."""
+def flags_for(passed_on: tuple[str, ...], interpreter: Interpreter) -> tuple[str, ...]:
+    """Return flags for vLLM as it spells them; `UsageError` for those that it does not have, or that are swift's.
+
+    `--vllm_NAME` means `--NAME`, as in other programs, and a switch may be followed by true or false.
+    """
+    words = _as_switches([_own_name(word) for word in passed_on])
     for flag, instead in _OURS.items():
-        if given(flag, passed_on) is not None:
+        if given(flag, words) is not None:
             raise UsageError(f"swift serve does not pass {flag} on.", hint=f"Use {instead} instead.")
+    known = known_flags(interpreter.folder)
+    if known is None or interpreter.plugins:  # plugins of vLLM may bring flags
+        return words
+    for word in words:
+        if _is_flag(word) and not known.has(word):
+            flag = word.partition("=")[0]
+            raise UsageError(
+                f"Neither swift serve nor {interpreter} knows {flag}.{did_you_mean(dashed(flag), sorted(known.flags))}",
+                hint="All flags of swift: swift serve --help",
+            )
+    return words
+
+
+def check_options(options: Mapping[str, Any], interpreter: Interpreter) -> None:
+    """Raise `UsageError` for settings that `vllm.LLM` does not take."""
+    known = known_flags(interpreter.folder)
+    unknown = [] if known is None or interpreter.plugins else [name for name in options if name not in known.options]
+    if known is not None and unknown:
+        raise UsageError(
+            f"{interpreter} has no setting {unknown[0]!r}.{did_you_mean(unknown[0], sorted(known.options))}",
+            hint="Settings of the engine are given as --engine_options.NAME VALUE, or as --vllm_NAME VALUE.",
+        )
+
+
+def _own_name(word: str) -> str:
+    for prefix in ("--vllm_", "--vllm-"):
+        if word.startswith(prefix):
+            return f"--{word.removeprefix(prefix)}"
+    return word
+
+
+def _as_switches(words: list[str]) -> tuple[str, ...]:
+    """Return words in which `--x true` is `--x`, and `--x false` is `--no-x`, which is how vLLM has switches."""
+    taken: list[str] = []
+    for word in words:
+        switch = word.lower()
+        if switch in ("true", "false") and taken and taken[-1].startswith("--") and "=" not in taken[-1]:
+            if switch == "false":
+                taken[-1] = taken[-1].replace("--", "--no-", 1)
+        else:
+            taken.append(word)
+    return tuple(taken)
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and len(word) > 1 and not word[1].isdigit() and " " not in word.partition("=")[0]
 
 
 def given(flag: str, words: tuple[str, ...]) -> str | None:
@@ -45,6 +97,7 @@ def given(flag: str, words: tuple[str, ...]) -> str | None:
 
 def server_command(request: ServeRequest, interpreter: Interpreter, share: MemoryShare | None) -> list[str]:
     """Return the command line of the server. `share` is the part of the CPU's memory it may use."""
+    template_arguments = json.dumps(dict(request.template_arguments)) if request.template_arguments else None
     flags: dict[str, str | None] = {
         "--model": str(request.model),
         "--served-model-name": request.name,
@@ -54,6 +107,7 @@ def server_command(request: ServeRequest, interpreter: Interpreter, share: Memor
         "--load-format": "safetensors",  # nothing is unpickled
         "--max-model-len": str(request.max_length) if request.max_length else None,
         "--chat-template": str(request.chat_template) if request.chat_template else None,
+        "--default-chat-template-kwargs": template_arguments,
     }
     switches = ["--trust-remote-code"] if request.trust_remote_code else []
     if share is not None:

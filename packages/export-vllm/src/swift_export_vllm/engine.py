@@ -9,7 +9,7 @@ import random
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
@@ -23,6 +23,7 @@ from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling
 from swift.errors import DataError, ModelError, UsageError
 from swift.toolkit import waiting
 from swift_export_vllm.adapters import check_adapter, room_for
+from swift_export_vllm.command import check_options
 from swift_export_vllm.interpreter import find_interpreter
 from swift_export_vllm.memory import cpu_settings
 from swift_export_vllm.supported import check_heads
@@ -37,6 +38,8 @@ _ADAPTER = "adapter"
 def open_engine(request: EngineRequest) -> InferenceEngine:
     """Return a model in vLLM. Raises `ModelError` with what vLLM cannot do, in plain words."""
     check_installed()
+    if request.options:
+        check_options(request.options, find_interpreter(None))
     _check_group()
     if request.adapter is not None:
         check_adapter(request.adapter)
@@ -80,19 +83,22 @@ class VllmInProcess:
         for prompt in prompts:
             self._check_length(prompt)
         for place, output in self._ask(
-            (place, prompt, self._parameters(sampling, place)) for place, prompt in enumerate(prompts)
+            ((place, prompt, self._parameters(sampling, place)) for place, prompt in enumerate(prompts)),
+            sampling.is_over,
         ):
-            if output.finished:
-                answer = output.outputs[0]
+            answer = output.outputs[0]
+            over = sampling.is_over is not None and sampling.is_over(answer.token_ids)
+            if output.finished or over:
                 ids = list(answer.token_ids)
                 logprobs = [step[token].logprob for token, step in zip(ids, answer.logprobs, strict=True)]
-                yield place, Completion(ids, logprobs, "stop" if answer.finish_reason == "stop" else "length")
+                stopped = over or answer.finish_reason == "stop"
+                yield place, Completion(ids, logprobs, "stop" if stopped else "length")
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Tokens as each step of vLLM brings them."""
         self._check_length(prompt)
         told = 0
-        for _, output in self._ask([(0, prompt, self._parameters(sampling, 0))]):
+        for _, output in self._ask([(0, prompt, self._parameters(sampling, 0))], sampling.is_over):
             ids = output.outputs[0].token_ids
             yield from ids[told:]
             told = len(ids)
@@ -153,8 +159,11 @@ class VllmInProcess:
                 else:
                     os.environ[name] = before
 
-    def _ask(self, requests: Any) -> Iterator[tuple[int, Any]]:
-        """(place, what vLLM says to it) at every step, until all are answered or nobody listens any more."""
+    def _ask(self, requests: Any, is_over: Callable[[Sequence[int]], bool] | None = None) -> Iterator[tuple[int, Any]]:
+        """(place, what vLLM says to it) at every step, until all are answered or nobody listens any more.
+
+        A request whose answer is over before vLLM ends it is withdrawn.
+        """
         engine = self._llm.llm_engine
         places: dict[str, int] = {}
         try:
@@ -166,7 +175,10 @@ class VllmInProcess:
                 for output in self._step():
                     if output.request_id in places:
                         yield places[output.request_id], output
-                        if output.finished:
+                        over = is_over is not None and is_over(output.outputs[0].token_ids)
+                        if over and not output.finished:
+                            engine.abort_request([output.request_id])
+                        if over or output.finished:
                             del places[output.request_id]
         finally:
             if places:
@@ -186,6 +198,8 @@ class VllmInProcess:
             max_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p if sampling.top_p > 0 else 1e-9,
+            top_k=sampling.top_k,
+            repetition_penalty=sampling.repetition_penalty,
             seed=sampling.seed_of(place) if sampling.temperature > 0 else None,
             logprobs=0,
             stop_token_ids=self._ends,

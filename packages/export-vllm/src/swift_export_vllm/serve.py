@@ -14,7 +14,7 @@ import psutil
 from swift.contracts import ServeRequest
 from swift.errors import UsageError
 from swift_export_vllm.adapters import check_adapter
-from swift_export_vllm.command import check_flags, check_reach, given, server_command, server_environment
+from swift_export_vllm.command import check_reach, flags_for, given, server_command, server_environment
 from swift_export_vllm.examples import has_template, summary, url_of
 from swift_export_vllm.interpreter import Interpreter, find_interpreter
 from swift_export_vllm.log import failure
@@ -26,7 +26,7 @@ from swift_export_vllm.supported import check_heads, check_served
 def serve(request: ServeRequest) -> int:
     """Serve until the user stops it; returns 0 where that was after it was ready."""
     interpreter = find_interpreter(request.python)
-    check_flags(request.passed_on)
+    request = dataclasses.replace(request, passed_on=flags_for(request.passed_on, interpreter))
     check_reach(request)
     check_served(request.model, interpreter)
     check_heads(request.model, interpreter)

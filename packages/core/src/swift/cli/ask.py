@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 from swift.errors import UsageError
 from swift.infer.options import ModelOptions, QuestionOptions, is_address
+from swift.plugins.known import ENGINE, ENGINE_TITLE, TRANSFORMERS, TRANSFORMERS_OPTIONS
 from swift.terminal import IMPORTING, print_note, waiting
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from swift.contracts import Sampling
     from swift.infer.answers import Speaker
     from swift.infer.batch import Asked, LineOf
@@ -18,11 +21,18 @@ if TYPE_CHECKING:
 
 
 def check_model(verb: str, options: ModelOptions) -> None:
-    """Raise `UsageError` where nobody is named who could answer."""
+    """Raise `UsageError` where nobody is named who could answer, or the engine has no such setting."""
     if options.model is None and not is_address(options.engine):
         raise UsageError(
             f"swift {verb} needs a model.", hint=f"For example: swift {verb} output/my-model/v0-20260101-120000"
         )
+    if options.engine == TRANSFORMERS:
+        for name in options.engine_options:
+            if name not in TRANSFORMERS_OPTIONS:
+                raise UsageError(
+                    f"The engine transformers has no setting {name!r}.",
+                    hint=f"Add --engine {ENGINE} for a setting of {ENGINE_TITLE}, or leave it out.",
+                )
 
 
 def check_result(result: Path | None) -> None:
@@ -90,6 +100,7 @@ def answer_into(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "seed": sampling.seed,
+        **_further(options, sampling),
         **({} if metric is None else {"metric": metric}),
     }
     with Journal(result, questions, settings, overwrite=options.overwrite) as journal:
@@ -116,3 +127,14 @@ def answer_into(
             speaker.close()
     ending = f"; {cut} cut off after --max_new_tokens {sampling.max_new_tokens}" if cut else ""
     print_note(f"{left} {'answer' if left == 1 else 'answers'} written to {result}{ending}")
+
+
+def _further(options: AskingOptions, sampling: Sampling) -> dict[str, Any]:
+    """Return the settings that say something; files of answers that were made without them are continued."""
+    settings = {
+        "top_k": sampling.top_k,
+        "repetition_penalty": sampling.repetition_penalty,
+        "stop": list(sampling.stop),
+        "chat_template_kwargs": options.template_arguments,
+    }
+    return {name: value for name, value in settings.items() if value not in (0, 1, [], {})}

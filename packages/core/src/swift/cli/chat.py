@@ -8,7 +8,7 @@ from swift.infer.options import ModelOptions, SamplingOptions
 
 
 class ChatOptions(SamplingOptions, ModelOptions):
-    """The model remembers what was said. /clear forgets, /exit or Ctrl-D leaves."""
+    """The model remembers what was said. /help shows what can be typed besides; /exit or Ctrl-D leaves."""
 
     examples = ("swift chat output/my-model/v0-20260101-120000", "swift chat --engine http://127.0.0.1:8000")
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from swift.cli.help import asks_for_help, show_help, show_training_help
 from swift.cli.options import read_options
-from swift.cli.verbs import TRAINING, VERBS
+from swift.cli.verbs import KIN, TRAINING, VERBS
 from swift.config.limits import Rows
 from swift.config.options import Bare, Section
 from swift.errors import UsageError, did_you_mean
@@ -76,6 +76,8 @@ def run(verb: str, args: list[str]) -> int:
             return 0
         actions = ("show", "validate", "import", "schema", *presets)
         raise UsageError(f"There is no `swift config {action}`.{did_you_mean(action, actions)}", hint=USAGE)
+    if rest and rest[0] in KIN:
+        rest = [*KIN[rest[0]], *rest[1:]]
     trained = rest.pop(0) if rest and rest[0] in TRAINING else "train"
     typed = read_options(verb, rest, ConfigOptions, passes_on=True)
     samples = typed.options.sample or 0

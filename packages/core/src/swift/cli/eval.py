@@ -9,30 +9,32 @@ from pydantic import Field
 
 from swift.cli.ask import AskingOptions, answer_into, check_model, check_result, quiet_libraries
 from swift.cli.options import run_verb
-from swift.config.limits import FilePath, Name, Rows, Tokens
+from swift.config.limits import FilePath, Name, Rows
+from swift.config.options import Aliases
 from swift.errors import UsageError
-from swift.infer.options import is_address
+from swift.infer.options import SamplingOptions, is_address
 from swift.terminal import print_line, print_note
 
 if TYPE_CHECKING:
     from swift.contracts import Sampling
 
 
-class EvalOptions(AskingOptions):
+class EvalOptions(SamplingOptions, AskingOptions):
     """Give a data set whose rows end with the assistant's message, or tasks of lm-evaluation-harness."""
 
     examples = (
         "swift eval output/my-model/v0-20260101-120000 --dataset test.jsonl",
         "swift eval qwen3-0.6b --tasks arc_easy,gsm8k --limit 200",
     )
-    max_new_tokens: Tokens = Field(512, description="Longest answer")
     metric: Literal["accuracy", "loss"] = Field(
         "accuracy", description="accuracy counts answers that match exactly; loss needs log-probabilities"
     )
     tasks: Name | None = Field(None, description="Tasks of lm-evaluation-harness instead of --dataset: arc_easy,gsm8k")
     tasks_dir: FilePath | None = Field(None, description="A folder with task files of your own")
     num_fewshot: Annotated[int, Field(ge=0)] | None = Field(None, description="Examples in front, for --tasks")
-    limit: Rows | None = Field(None, description="Questions of each task, for --tasks")
+    limit: Annotated[Rows | None, Aliases("eval_limit")] = Field(
+        None, description="Questions of each task, for --tasks; of a data set: --dataset FILE#200"
+    )
     chat_template: bool = Field(False, description="Ask --tasks through the chat template")
 
 
@@ -59,9 +61,7 @@ def evaluate(options: EvalOptions) -> int:
         )
         scores = run_tasks(request, options, batch_size=options.batch_size, say=print_note)
     else:
-        from swift.contracts import Sampling
-
-        scores = _scores(options, Sampling(options.max_new_tokens))
+        scores = _scores(options, options.sampling)
     print_line(json.dumps(scores))
     return 0
 
@@ -75,6 +75,7 @@ def _check(options: EvalOptions) -> None:
         )
     if options.dataset and options.tasks:
         raise UsageError("--dataset and --tasks are two sources of questions.", hint="Give one of them.")
+    _check_sampling(options)
     check_result(options.result_path)
     if options.metric == "loss" and options.result_path is not None and not options.tasks:
         raise UsageError("--result_path takes answers, and --metric loss generates none.", hint="Leave it out.")
@@ -84,6 +85,21 @@ def _check(options: EvalOptions) -> None:
             "not asked for: its template and its tokenizer are its own.",
             hint="Load the model instead, and name it: --engine transformers MODEL.",
         )
+
+
+def _check_sampling(options: EvalOptions) -> None:
+    """Raise `UsageError` for options that nothing would follow."""
+    asked = options.model_fields_set
+    drawn = [name for name in SamplingOptions.model_fields if name in asked]
+    if options.tasks and drawn:
+        raise UsageError(
+            f"--{drawn[0]} does not apply to --tasks: a task itself says how its answers are drawn.",
+            hint="Leave it out.",
+        )
+    for_tasks = [name for name in ("tasks_dir", "num_fewshot", "limit", "chat_template") if name in asked]
+    if options.dataset and for_tasks:
+        some = " For the first 200 rows: --dataset FILE#200" if for_tasks[0] == "limit" else ""
+        raise UsageError(f"--{for_tasks[0]} applies to --tasks, not to --dataset.", hint=f"Leave it out.{some}")
 
 
 def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:

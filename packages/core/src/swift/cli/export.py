@@ -11,7 +11,8 @@ from swift.cli.options import run_verb
 from swift.config.limits import FilePath, Name
 from swift.config.options import Aliases, Argument
 from swift.config.sections import Dtype, ExportOptions
-from swift.errors import CheckpointError
+from swift.errors import CheckpointError, UsageError
+from swift.export.destination import check_destination, default_destination
 from swift.terminal import IMPORTING, print_line, waiting
 from swift.untrusted import typed_path
 
@@ -20,8 +21,11 @@ class ExportVerbOptions(ExportOptions):
     """Every export is checked against the training state before it is complete."""
 
     examples = ("swift export output/my-model/v1-20260101-120000 --to hf --out exported",)
-    checkpoint: Annotated[FilePath, Argument("RUN_OR_CHECKPOINT"), Aliases("adapters")] = Field(
-        description="Folder of a run (its last checkpoint), of a checkpoint or of a model"
+    checkpoint: Annotated[FilePath | None, Argument("RUN_OR_CHECKPOINT"), Aliases("adapters", "ckpt_dir")] = Field(
+        None, description="Folder of a run (its last checkpoint), of a checkpoint or of a model"
+    )
+    model: Name | None = Field(
+        None, description="Model folder to export; beside a checkpoint, where the model is now that it was trained on"
     )
     to: Name = Field("hf", description="hf (merged), adapter, or an installed exporter")
     out: Annotated[FilePath | None, Aliases("output_dir")] = Field(
@@ -33,6 +37,12 @@ class ExportVerbOptions(ExportOptions):
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model: only if you trust who made it"
     )
+    quant_bits: int | None = Field(None, description="Bits per weight, to be checked against --quant")
+    push_to_hub: bool | None = Field(None, description="Upload to --push; off leaves it out")
+
+
+_BITS = {4: ("w4a16", "gptq", "awq", "bnb"), 8: ("w8a8", "fp8")}
+"""Bits per weight → schemes of this project's exporter."""
 
 
 class MergeLoraOptions(ExportVerbOptions):
@@ -52,10 +62,13 @@ def export(options: ExportVerbOptions) -> int:
     from swift.plugins.load import find
     from swift.plugins.schemes import find_scheme
 
+    options = _pushed(options)
+    checkpoint = _check_source(options)
     find("swift.exporters", options.to)
+    _check_bits(options)
     if options.quant is not None:
         find_scheme(options.quant, options.to)
-    _check_source(options.checkpoint)
+    check_destination(_destination(checkpoint, options), options)
     # Only now: the module imports torch, and a mistake should be answered at once.
     with waiting(IMPORTING):
         from swift.models.quiet import quiet_libraries
@@ -64,19 +77,56 @@ def export(options: ExportVerbOptions) -> int:
         from swift.export.run import export_checkpoint
 
     export_checkpoint(
-        options.checkpoint,
+        checkpoint,
         to=options.to,
         options=options,
         say=print_line,
         trust_remote_code=options.trust_remote_code,
+        model=None if options.checkpoint is None else options.model,
     )
     return 0
 
 
-def _check_source(folder: Path) -> None:
-    """Raise `CheckpointError` where there is neither a model nor a checkpoint."""
+def _check_source(options: ExportVerbOptions) -> Path:
+    """Return what is to be exported; `UsageError` where nothing is named."""
+    if options.checkpoint is not None:
+        return options.checkpoint
+    if options.model is not None:
+        return Path(options.model)
+    raise UsageError(
+        "swift export needs RUN_OR_CHECKPOINT (Folder of a run, of a checkpoint or of a model).",
+        hint=f"For example: {options.examples[0]}",
+    )
+
+
+def _pushed(options: ExportVerbOptions) -> ExportVerbOptions:
+    """Return the options with `push` as `push_to_hub` has it."""
+    if options.push_to_hub and options.push is None:
+        raise UsageError("--push_to_hub needs the name of a repository.", hint="Type: --push OWNER/NAME")
+    return options.model_copy(update={"push": None}) if options.push_to_hub is False else options
+
+
+def _check_bits(options: ExportVerbOptions) -> None:
+    """Raise `UsageError` where the scheme does not have as many bits as are asked for."""
+    bits, scheme = options.quant_bits, options.quant
+    if bits is None:
+        return
+    if bits not in _BITS:
+        raise UsageError(f"Weights are stored in 4 or 8 bits, not in {bits}.", hint="Type: --quant w4a16, or w8a8")
+    if scheme is None:
+        raise UsageError(f"--quant_bits {bits} needs a scheme.", hint=f"Type: --quant {' or '.join(_BITS[bits])}")
+    others = {name for names in _BITS.values() for name in names}
+    if scheme in others and scheme not in _BITS[bits]:
+        raise UsageError(
+            f"--quant {scheme} does not store weights in {bits} bits.", hint=f"Type: --quant {' or '.join(_BITS[bits])}"
+        )
+
+
+def _destination(source: Path, options: ExportVerbOptions) -> Path:
+    """Return where the export goes; `CheckpointError` where there is neither a model nor a checkpoint."""
     from swift.checkpoint.folders import find_checkpoint, is_checkpoint
 
-    path = typed_path(str(folder), "The checkpoint", CheckpointError)
-    if is_checkpoint(path) or not (path / "config.json").exists():
-        find_checkpoint(path)
+    path = typed_path(str(source), "The checkpoint", CheckpointError)
+    trained = is_checkpoint(path) or not (path / "config.json").exists()
+    folder = find_checkpoint(path) if trained else path.resolve()
+    return options.out or default_destination(folder, to=options.to, quant=options.quant, is_checkpoint=trained)

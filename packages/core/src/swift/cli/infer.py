@@ -30,6 +30,9 @@ class InferOptions(SamplingOptions, AskingOptions):
     prompt: Annotated[tuple[str, ...], Aliases("query"), Verbatim()] = Field(
         (), description="A question; may be repeated"
     )
+    stream: bool | None = Field(
+        None, description="Print the answers to --prompt while they are generated; a conversation always does"
+    )
 
 
 def run(verb: str, args: list[str]) -> int:
@@ -42,11 +45,12 @@ def infer(options: InferOptions) -> int:
     check_model("infer", options)
     if options.prompt and options.dataset:
         raise UsageError("--prompt and --dataset are two sources of questions.", hint="Give one of them.")
+    _check_stream(options)
     check_result(options.result_path)
     quiet_libraries(options)
     if not options.prompt and not options.dataset:
         return talk(options, options.sampling)
-    from swift.infer.batch import print_answers
+    from swift.infer.batch import print_answers, stream_answers
     from swift.infer.questions import Question, read_questions
     from swift.infer.speaker import open_speaker
 
@@ -60,7 +64,24 @@ def infer(options: InferOptions) -> int:
         return 0
     speaker = open_speaker(options, batch_size=options.batch_size, say=print_note)
     try:
-        print_answers(speaker, questions, options.sampling)
+        if options.stream:
+            stream_answers(speaker, questions, options.sampling)
+        else:
+            print_answers(speaker, questions, options.sampling)
     finally:
         speaker.close()
     return 0
+
+
+def _check_stream(options: InferOptions) -> None:
+    """Raise `UsageError` where answers cannot be printed as it is asked."""
+    if options.stream and (options.dataset or options.result_path is not None):
+        raise UsageError(
+            "--stream prints one answer after the other; those to a data set are generated together, and each is "
+            "written when it is complete.",
+            hint="Leave --stream out.",
+        )
+    if options.stream is False and not options.prompt and not options.dataset:
+        raise UsageError(
+            "A conversation prints its answers while they are generated.", hint="Leave --stream out, or give --prompt."
+        )

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from swift.cli.verbs import COMMANDS, ELSEWHERE, TRAINING, VERBS, plugin_verbs, verb_name
+from swift.cli.verbs import COMMANDS, KIN, NOT_THERE, TRAINING, VERBS, plugin_verbs, verb_name
 from swift.errors import SHOW_TRACEBACK, SwiftError, UsageError, did_you_mean
 from swift.version import __version__
 
@@ -21,7 +21,7 @@ def main() -> None:
     verb = next(iter(sys.argv[1:]), "")
     if verb in VERBS and {"-h", "--help"} & set(sys.argv):
         gc.disable()  # looking for garbage in what is being imported takes a tenth of help's time
-    elif verb in TRAINING:
+    elif verb in (*TRAINING, *KIN):
         from swift.deferred import has_own_process
 
         has_own_process()
@@ -51,13 +51,18 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    if len(argv) > 1 and argv[0] == "help":
+        argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         sys.stdout.write(overview(styled=sys.stdout.isatty()))
         return 0
-    if argv[0] in ("--version", "-V"):
+    if argv[0] in ("--version", "-V", "-v", "version"):
         sys.stdout.write(f"swift {__version__}\n")
         return 0
     name = verb_name(argv[0])
+    if name in KIN:
+        name, *flags = KIN[name]
+        argv = [name, *flags, *argv[1:]]
     verb = VERBS.get(name)
     if verb is None:
         return _run_plugin_verb(name, argv[1:])
@@ -109,12 +114,12 @@ def _unknown_verb(name: str) -> UsageError:
     from swift.plugins.known import install_command
 
     command = install_command(COMMANDS, name)
-    if command or name in ELSEWHERE:
-        return UsageError(
-            f"This version of swift ({__version__}) does not have `swift {name}`.",
-            hint=f"Run: {command}" if command else "See: swift --help",
-        )
-    known = [*VERBS, *(each.name for each in plugin_verbs())]
+    if command:
+        return UsageError(f"`swift {name}` is not installed.", hint=f"Run: {command}")
+    if name in NOT_THERE:
+        reason, instead = NOT_THERE[name]
+        return UsageError(reason, hint=instead)
+    known = [*VERBS, *KIN, *(each.name for each in plugin_verbs())]
     return UsageError(f"There is no `swift {name}`.{did_you_mean(name, known)}", hint="All verbs: swift --help")
 
 

@@ -10,6 +10,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from swift.cli.help import asks_for_help, show_help
+from swift.cli.other_programs import elsewhere
 from swift.cli.verbs import VERBS
 from swift.config.fields import model_fields
 from swift.config.flags import Alias, CommandLine, Flag, FlagTable, Translation, read_flags
@@ -54,7 +55,7 @@ def read_options(verb: str, args: Sequence[str], options: type[S], *, passes_on:
         raise UsageError(f"swift {verb} needs {needs}.", hint=_example(verb, options))
     if line.words and not passes_on:
         raise UsageError(f"{line.words[0]!r} belongs to no flag.", hint=f"All flags: {table.help_command}")
-    for note in line.notes:
+    for note in (*line.notes, *layer.notes):
         sys.stderr.write(f"Note: {note}\n")
     return Typed(_validated(options, layer, table), tuple(line.passed_on), tuple(line.words))
 
@@ -91,8 +92,19 @@ def flag_table(verb: str, options: type[BaseModel], passes_on: bool = False) -> 
             )
         for short in field.shorthands:
             aliases[short.flag] = Alias(short.flag, key, "switch", _shortened(key, short))
+        for flag, part in field.parts:
+            aliases[flag] = Alias(flag, f"{key}.{part}", "optional", _renamed(f"{key}.{part}"))
     takes_words = passes_on or any(field.argument for field in fields.values())
-    return FlagTable(fields, aliases, f"swift {verb} --help", takes_word=lambda _: takes_words, passes_on=passes_on)
+    others = elsewhere(verb, but={*fields, *aliases})
+    return FlagTable(
+        fields,
+        aliases,
+        f"swift {verb} --help",
+        elsewhere=others.meanings,
+        elsewhere_arity=others.arities,
+        takes_word=lambda _: takes_words,
+        passes_on=passes_on,
+    )
 
 
 def _assigned(line: CommandLine, table: FlagTable) -> Draft:

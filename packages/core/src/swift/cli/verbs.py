@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swift.plugins.known import NO_DISTILLATION, NO_REINFORCEMENT, NO_REWARD
+
 if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry
 
@@ -97,8 +99,27 @@ VERBS = {
     )
 }
 
-ELSEWHERE = ("plan", "ui")
-"""Words that belong to swift's vocabulary but that this version does not have."""
+KIN = {name: ("rlhf", "--rlhf_type", name) for name in ("dpo", "kto", "orpo", "simpo", "cpo")}
+"""Verbs of other programs → the verb and the flags that mean the same here."""
+
+_ASK = "To answer many questions: swift infer MODEL --dataset questions.jsonl --result_path answers.jsonl"
+_SCREEN = "On the terminal: swift chat MODEL; for programs and other interfaces: swift serve MODEL"
+NOT_THERE = {
+    "grpo": NO_REINFORCEMENT,
+    "ppo": NO_REINFORCEMENT,
+    "gkd": NO_DISTILLATION,
+    "rm": NO_REWARD,
+    "rollout": ("swift has no server of rollouts.", "In Python: swift.infer.open_engine; " + _ASK),
+    "sample": ("swift has no verb for sampling answers.", _ASK + " --temperature 1"),
+    "web-ui": ("swift has no web interface.", _SCREEN),
+    "app": ("swift has no web interface.", _SCREEN),
+    "ui": ("swift has no web interface.", _SCREEN),
+    "plan": (
+        "swift has no verb for plans.",
+        "How a run is laid out: swift config show sft --model M --dataset FILE",
+    ),
+}
+"""Verbs of other programs that swift does not have: what is missing, and what there is."""
 
 
 def plugin_verbs() -> list[PluginEntry]:
@@ -114,7 +135,7 @@ def plugin_verbs() -> list[PluginEntry]:
 
 def collision(entry: PluginEntry) -> str | None:
     """Return why a plugin's verb is refused, to be read after the plugin's name; None where nothing is wrong."""
-    if entry.group == COMMANDS and verb_name(entry.name) in (*VERBS, "help"):
+    if entry.group == COMMANDS and verb_name(entry.name) in (*VERBS, *KIN, "help", "version"):
         return "has the name of a verb of swift itself, which a plugin cannot replace"
     return None
 

@@ -69,7 +69,7 @@ class Draft:
 
     def add_flag(self, flag: Flag) -> None:
         """Add one flag of the command line: an alias, or a key. Lists of several names are joined."""
-        if flag.arity == "words":
+        if flag.arity == "words" or flag.name in self._table.elsewhere_arity:
             self.notes.append(self._table.elsewhere[flag.name].answer(flag.typed, flag.value))
             return
         if flag.arity == "switch" and self._left_open(flag.name, flag.value):

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from swift.config.options import Aliases, Argument, Bare, Shorthand, Verbatim
+from swift.config.options import Aliases, Argument, Bare, Parts, Shorthand, Verbatim
 from swift.config.own_options import AdamOptions, FullOptions, LoraOptions
 
 _TYPE_NAMES = {
@@ -52,6 +52,8 @@ class Field:
     """Whether its values are texts that are never read as JSON."""
     bare: str | None = None
     """What its flag means without a value."""
+    parts: tuple[tuple[str, str], ...] = ()
+    """Of a mapping: (flag, the key in it that the flag sets)."""
 
     @property
     def section(self) -> str:
@@ -60,7 +62,7 @@ class Field:
     @property
     def flags(self) -> tuple[str, ...]:
         """Every further flag that sets it, or sets it to something."""
-        return (*self.aliases, *(each.flag for each in self.shorthands))
+        return (*self.aliases, *(each.flag for each in self.shorthands), *(flag for flag, _ in self.parts))
 
 
 _OPTIONS: dict[str, dict[str, type[BaseModel]]] = {
@@ -133,6 +135,7 @@ def _field(key: str, info: FieldInfo) -> Field:
         verbatim=any(isinstance(each, Verbatim) for each in info.metadata),
         argument=next((each.name for each in info.metadata if isinstance(each, Argument)), None),
         bare=next((each.value for each in info.metadata if isinstance(each, Bare)), None),
+        parts=tuple(pair for each in info.metadata if isinstance(each, Parts) for pair in each.keys.items()),
     )
 
 

@@ -57,6 +57,8 @@ class FlagTable:
     ignored: tuple[str, ...] = ()
     elsewhere: Mapping[str, Meaning] = field(default_factory=dict)
     """Flags of other programs, and what each means here."""
+    elsewhere_arity: Mapping[str, Arity] = field(default_factory=dict)
+    """How many values they take, where a word behind them may also be an argument of the command."""
     takes_word: Callable[[str], bool] = lambda _: False
     """Whether a word may stand without a flag: a configuration file, an argument."""
     passes_on: bool = False
@@ -82,7 +84,7 @@ class FlagTable:
             found = self.fields[name]
             return "optional" if found.bare is not None else found.kind
         if name in self.elsewhere:
-            return "words"
+            return self.elsewhere_arity.get(name, "words")
         section, dot, _key = name.partition(".")
         if dot and section in self.open_sections:
             return "any"

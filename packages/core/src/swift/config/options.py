@@ -36,6 +36,13 @@ class Shorthand:
     value: str
 
 
+class Parts:
+    """Lists flags that set one key of a mapping: `Parts(attn_impl="attention")` for `--engine_options.attention`."""
+
+    def __init__(self, **keys: str) -> None:
+        self.keys = keys
+
+
 @dataclass(frozen=True)
 class Bare:
     """Lets the flag stand without a value, which means `value`."""

@@ -5,6 +5,7 @@ Field descriptions are what `swift sft --help` and the configuration reference s
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -331,9 +332,12 @@ class ExportOptions(ExportSection):
     """How the export is written, checked and quantised."""
 
     verify: Annotated[Literal["transformers", "all", "none"], Shorthand("no_verify", "none")] = Field(
-        "all",
-        description="Who reloads the export and is compared with the training state: transformers, all (an inference "
-        "engine as well where one is installed) or none",
+        "transformers",
+        description="Who reloads the export and is compared with the training state: transformers (seconds), all (an "
+        "inference engine as well where one is installed, which takes a minute or more) or none",
+    )
+    shard_size_gb: Annotated[float, Field(ge=1e-6, le=1e6), Aliases("max_shard_size")] = Field(
+        5.0, description="Largest safetensors file; 5GB and 500MB are understood"
     )
     quant: Annotated[Name | None, Aliases("quant_method")] = Field(
         None,
@@ -344,11 +348,22 @@ class ExportOptions(ExportSection):
         None,
         description="How much the loss per token may rise, in nats, by quantising; default: the scheme's own tolerance",
     )
-    calibration_dataset: tuple[Name, ...] = Field(
+    calibration_dataset: Annotated[tuple[Name, ...], Aliases("dataset")] = Field(
         (), description="Calibration data, as for --dataset; default: the run's own training data"
     )
-    calibration_samples: Rows = Field(128, description="Samples to calibrate with")
-    push: Name | None = Field(None, description="Repository on the Hugging Face Hub to upload to, once verified")
+    calibration_samples: Annotated[Rows, Aliases("quant_n_samples")] = Field(
+        128, description="Samples to calibrate with"
+    )
+    push: Annotated[Name | None, Aliases("hub_model_id")] = Field(
+        None, description="Repository on the Hugging Face Hub to upload to, once verified"
+    )
+
+    @field_validator("shard_size_gb", mode="before")
+    @classmethod
+    def _size(cls, value: Any) -> Any:
+        """Accept a size with its unit, as the Hugging Face libraries do: 5GB."""
+        found = re.fullmatch(r"([\d.]+) ?(G|M)i?B", value.strip(), re.IGNORECASE) if isinstance(value, str) else None
+        return value if found is None else float(found[1]) / (1 if found[2] in "Gg" else 1000)
 
 
 class Config(Section):

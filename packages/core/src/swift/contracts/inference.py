@@ -26,6 +26,15 @@ class Sampling:
     numbers: Sequence[int] | None = None
     """The prompts' numbers, by which they draw; their places where nothing is said. Part of a larger set of prompts
     draws what it draws as part of the whole."""
+    top_k: int = 0
+    """Draw among so many of the likeliest tokens, and others as likely as the last of them; 0 means all."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens in the prompt or the answer so far, and multiplies negative ones."""
+    stop: Sequence[str] = ()
+    """Texts that end an answer and are no part of it. A server is sent them; an engine is given `is_over` for them."""
+    is_over: Callable[[Sequence[int]], bool] | None = None
+    """Tells of the tokens of an answer so far whether it is over, because its text holds a stop string. The engine ends
+    the answer with that token, by 'stop'."""
 
     def seed_of(self, place: int) -> int:
         """Return the 63-bit seed that alone decides the draws of the prompt at index `place` of a call."""
@@ -145,3 +154,5 @@ class ServeRequest:
     """Whether the server's own log is shown while it is written."""
     passed_on: tuple[str, ...] = ()
     """Flags that are not swift's, for the server as they stand."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given where a request does not say."""

@@ -127,7 +127,7 @@ def _by_transformers(
             account = account_of_module(model, reference.prompts, greedy=False)
     except (ImportError, ModelError) as error:
         reason = str(error).splitlines()[0]
-        say(f"transformers was not asked: {reason}")
+        say(f"transformers was not asked: {reason}. --verify all asks {ENGINE_TITLE}")
         return {"asked": False, "reason": reason}
     cause = "The format is not what transformers takes it for. Report it with this model's config.json."
     told = compare(reference, account, tolerance, cause=cause)

@@ -24,6 +24,7 @@ from swift.config.tasks import CAUSAL_LM, task_of, task_of_config
 from swift.contracts import ExportRequest, ModelSource, Run, WeightStream
 from swift.errors import CheckpointError, ExportError, SwiftError, UsageError
 from swift.export.calibration import calibration_rows
+from swift.export.destination import check_destination, default_destination
 from swift.export.precision import export_dtypes, main_dtype
 from swift.export.push import push
 from swift.export.quantised import requested_scheme, scratch, write_quantised
@@ -70,17 +71,19 @@ def export_checkpoint(
     say: Say,
     exporter: Exporter | None = None,
     trust_remote_code: bool = False,
+    model: str | None = None,
 ) -> Path:
     """Export a checkpoint, the last one of a run, or a model folder, without the engine that trained it. One process.
 
     `to` is the name of an exporter; `exporter` replaces the installed one of that name. With `ExportOptions` the model
-    may be quantised, and uploaded. `trust_remote_code` lets Python code run that comes with the model.
+    may be quantised, and uploaded. `trust_remote_code` lets Python code run that comes with the model. `model`
+    is where the model is now that a checkpoint was trained on.
     """
     requested = options if isinstance(options, ExportOptions) else ExportOptions(**options.model_dump())
     scheme = requested_scheme(to, requested)
-    origin = _origin(typed_path(str(path), "The checkpoint", CheckpointError), trust_remote_code, say)
-    destination = options.out or origin.beside(
-        f"export-{to}" if requested.quant is None else f"export-{requested.quant}"
+    origin = _origin(typed_path(str(path), "The checkpoint", CheckpointError), trust_remote_code, say, model=model)
+    destination = options.out or default_destination(
+        origin.folder, to=to, quant=requested.quant, is_checkpoint=origin.checkpoint is not None
     )
     check_destination(destination, options)
     exporter = exporter or _installed(to)
@@ -105,17 +108,13 @@ class _Origin:
     def adapter(self) -> Mapping[str, Any] | None:
         return None if self.checkpoint is None else self.checkpoint.facts.adapter
 
-    def beside(self, name: str) -> Path:
-        """Return where an export goes that was given no place."""
-        return self.folder.parent / (name if self.checkpoint is not None else f"{self.folder.name}-{name}")
-
     def weights(self) -> WeightStream:
         if self.checkpoint is not None:
             return stored_weights(self.checkpoint, self.source, self.adapter)
         return ((name, self.source.read(name)) for name in self.source.names())
 
 
-def _origin(path: Path, trust_remote_code: bool, say: Say) -> _Origin:
+def _origin(path: Path, trust_remote_code: bool, say: Say, *, model: str | None = None) -> _Origin:
     from swift.models.source import open_source
 
     if (path / "config.json").exists() and not is_checkpoint(path):
@@ -135,7 +134,7 @@ def _origin(path: Path, trust_remote_code: bool, say: Say) -> _Origin:
     folder = find_checkpoint(path)
     checkpoint = open_checkpoint(folder)
     say(f"Exporting step {checkpoint.facts.step} of {folder}")
-    return _Origin(folder, base_of(checkpoint, say, trust_remote_code=trust_remote_code), checkpoint)
+    return _Origin(folder, base_of(checkpoint, say, trust_remote_code=trust_remote_code, model=model), checkpoint)
 
 
 def _export_whole(
@@ -214,8 +213,8 @@ def _quantise(
     say(f"Exported ({to}, {scheme.name}) to {destination}")
 
 
-def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False) -> HfSource:
-    """Return the model that training started from, which must be what it was."""
+def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False, model: str | None = None) -> HfSource:
+    """Return the model that training started from, which must be what it was; `model` is where it is now."""
     from swift.models.source import open_source
 
     facts = checkpoint.facts
@@ -226,6 +225,8 @@ def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False
         checkpoint.folder / MANIFEST,
         trust_remote_code=trust_remote_code,
     )
+    if model is not None:
+        section = section.model_copy(update={"path": model})
     source = open_source(section, say=say, seed=facts.seed)
     if source.fingerprint != facts.model_fingerprint:
         raise CheckpointError(
@@ -471,27 +472,6 @@ def _adapter_digests(adapters: Mapping[str, torch.Tensor], request: ExportReques
     for name, tensor in stream:
         digests.take(name, tensor)
     return digests
-
-
-def check_destination(
-    destination: Path, options: ExportSection, *, out: str = "--out", exist_ok: str = "--exist-ok"
-) -> None:
-    """Refuse to write over what is there; `out` and `exist_ok` are the flags that choose otherwise."""
-    if not destination.exists() and not destination.is_symlink():  # a link to nowhere is something that is there
-        return
-    if not options.exist_ok:
-        raise ExportError(
-            f"{destination} already exists.",
-            hint=f"Choose another folder with {out}, or add {exist_ok} to replace it.",
-        )
-    if not destination.is_dir() or (any(destination.iterdir()) and not _is_export(destination)):
-        raise ExportError(
-            f"{destination} is not an export, and is left unchanged.", hint=f"Choose another folder with {out}."
-        )
-
-
-def _is_export(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (VERIFICATION, "config.json", "adapter_config.json"))
 
 
 def put_in_place(temporary: Path, destination: Path) -> None:

@@ -70,6 +70,15 @@ def print_answers(speaker: Speaker, questions: Asked, sampling: Sampling) -> Non
             told += 1
 
 
+def stream_answers(speaker: Speaker, questions: Asked, sampling: Sampling) -> None:
+    """Answer one question after the other on the terminal, with the text as it is generated."""
+    for row, question in enumerate(questions):
+        for piece in speaker.stream(question.messages, replace(sampling, numbers=(row,))):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.write("\n")
+
+
 def write_answers(
     speaker: Speaker, questions: Asked, sampling: Sampling, journal: Journal, *, line: LineOf | None = None
 ) -> int:

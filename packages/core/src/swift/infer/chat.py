@@ -1,22 +1,35 @@
-"""A conversation on the terminal."""
+"""A conversation on the terminal, and the commands that are for swift and not for the model."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from swift.contracts import Sampling
 from swift.errors import UsageError
 from swift.infer.answers import Speaker
+from swift.infer.questions import with_system
 from swift.untrusted import check_unicode
+
+COMMANDS = {
+    "/help": "show these commands",
+    "/system TEXT": "give the model a system message, and begin anew; without a text show the one in force",
+    "/clear": "forget the conversation",
+    "/save FILE": "write the conversation to a file, as a line of JSON that swift sft reads",
+    "/exit": "leave; so do /quit, exit, quit and Ctrl-D",
+}
+_LEAVE = ("/exit", "/quit", "exit", "quit")
 
 
 def converse(speaker: Speaker, sampling: Sampling) -> None:
     """Ask, answer, remember, until the user leaves."""
     interactive = sys.stdin.isatty()
     if interactive:
-        sys.stdout.write("/clear forgets the conversation; /exit or Ctrl-D leaves.\n")
-    messages: list[dict[str, Any]] = []
+        sys.stdout.write("/help shows the commands; /exit or Ctrl-D leaves.\n")
+    talk = _Conversation(speaker)
     while True:
         try:
             said = input("> " if interactive else "").strip()
@@ -25,21 +38,89 @@ def converse(speaker: Speaker, sampling: Sampling) -> None:
         except UnicodeDecodeError:
             raise UsageError("What was typed is not UTF-8 text.", hint="Write it in UTF-8.") from None
         check_unicode(said, "What was typed", UsageError)
-        if said == "/exit":
+        if said in _LEAVE:
             return
-        if said == "/clear":
-            messages.clear()
-            continue
-        if not said:
-            continue
-        messages.append({"role": "user", "content": said})
+        if _is_command(said):
+            sys.stdout.write("".join(f"{line}\n" for line in talk.command(said)))
+        elif said:
+            for piece in talk.answer(said, sampling):
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+            sys.stdout.write("\n")
+
+
+def _is_command(said: str) -> bool:
+    """Whether a line is for swift: `/word`, but not a path such as /etc/hosts."""
+    word = said.split(maxsplit=1)[0] if said else ""
+    return word.startswith("/") and "/" not in word[1:]
+
+
+class _Conversation:
+    """What was said so far."""
+
+    def __init__(self, speaker: Speaker) -> None:
+        self._speaker = speaker
+        self._system: str | None = None
+        self._messages: list[dict[str, Any]] = []
+        """What the model is told; empty again after each answer of a model without a chat template."""
+        self._said: list[dict[str, Any]] = []
+
+    def answer(self, said: str, sampling: Sampling) -> Any:
+        """Yield the pieces of an answer."""
+        question = {"role": "user", "content": said}
+        self._messages.append(question)
         answer = ""
-        for piece in speaker.stream(messages, sampling):
+        for piece in self._speaker.stream(with_system(self._messages, self._system), sampling):
             answer += piece
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
-        if speaker.multi_turn:
-            messages.append({"role": "assistant", "content": answer})
+            yield piece
+        answered = {"role": "assistant", "content": answer}
+        self._said += [question, answered]
+        if self._speaker.multi_turn:
+            self._messages.append(answered)
         else:
-            messages.clear()
+            self._messages.clear()
+
+    def command(self, typed: str) -> list[str]:
+        """Do what a command says; returns the lines to show."""
+        word, _, text = typed.partition(" ")
+        commands: dict[str, Callable[[str], list[str]]] = {
+            "/help": lambda _: _listed(),
+            "/system": self._set_system,
+            "/clear": self._clear,
+            "/save": self._save,
+        }
+        if word not in commands:
+            return [f"There is no command {word}; the model was not asked.", *_listed()]
+        return commands[word](text.strip())
+
+    def _set_system(self, text: str) -> list[str]:
+        if not text:
+            return [f"System message: {self._system or 'that of the run or of --system, if there is one'}"]
+        if not self._speaker.multi_turn:
+            return ["This model has no chat template, and so no place for a system message."]
+        self._clear("")
+        self._system = text
+        return ["The conversation begins anew with this system message."]
+
+    def _clear(self, _: str) -> list[str]:
+        self._messages.clear()
+        self._said.clear()
+        return ["Forgotten."]
+
+    def _save(self, name: str) -> list[str]:
+        if not name:
+            return ["Where to? Type: /save FILE"]
+        if not self._said:
+            return ["Nothing has been said yet."]
+        path = Path(name).expanduser()
+        line = json.dumps({"messages": with_system(self._said, self._system)}, ensure_ascii=False)
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+        except OSError as error:
+            return [f"{path} cannot be written: {error.strerror}."]
+        return [f"Added to {path}."]
+
+
+def _listed() -> list[str]:
+    return [f"  {command:<13} {text}" for command, text in COMMANDS.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from queue import Queue
@@ -18,12 +18,13 @@ from swift.data.batch import collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError, ModelError, UsageError, did_you_mean
 from swift.infer.sampling import Sampler
-from swift.models.attention import choose_attention
+from swift.models.attention import FLASH, AttentionChoice, choose_attention, use_attention
 from swift.models.load_adapter import load_adapter
 from swift.models.names import base_model, name_map
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.source import open_source
 from swift.models.view import ViewModule
+from swift.plugins.known import TRANSFORMERS_OPTIONS
 
 BATCH = 8
 """Prompts at a time where nothing else is said."""
@@ -34,15 +35,18 @@ class LocalEngine:
     """Implements `swift.contracts.InferenceEngine`."""
 
     def __init__(self, request: EngineRequest) -> None:
-        if request.options:
+        if unknown := [name for name in request.options if name not in TRANSFORMERS_OPTIONS]:
+            meant = did_you_mean(unknown[0], TRANSFORMERS_OPTIONS)
             raise UsageError(
-                f"The engine transformers has no settings of its own, such as {next(iter(request.options))!r}.",
-                hint="Leave out --engine_options, or choose another engine.",
+                f"The engine transformers has no setting {unknown[0]!r}.{meant}",
+                hint="Leave it out, or choose another engine.",
             )
         self._device = torch.device(_device(request.device))
         section = ModelSection(path=str(request.model), trust_remote_code=request.trust_remote_code)
         source = open_source(section, say=request.say)
         model: Any = source.build(dtype=_dtype(request.dtype, self._device), device=str(self._device))
+        if "attention" in request.options:
+            use_attention(model, _attention(str(request.options["attention"]), model, self._device))
         self._ends = _end_tokens(model, request.end_tokens)
         self._model: Any = model if request.adapter is None else load_adapter(model, request.adapter, trainable=False)
         self._model.eval()
@@ -55,11 +59,12 @@ class LocalEngine:
         for prompt in prompts:
             self._check_length(prompt, sampling)
         for places in _by_length(prompts, self._batch):
-            sampler = Sampler(sampling, places, self._device)
-            output = self._generate([prompts[place] for place in places], sampling, sampler)
+            asked = [prompts[place] for place in places]
+            sampler = Sampler(sampling, places, asked, self._device)
+            output = self._generate(asked, sampling, sampler)
             logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
             for place, ids, logps in zip(places, output, logprobs, strict=True):
-                yield place, self._completion(ids, logps)
+                yield place, self._completion(ids, logps, sampling)
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """`generate` runs in a thread and hands tokens over; what it fails with is raised here."""
@@ -68,7 +73,7 @@ class LocalEngine:
 
         def work() -> None:
             try:
-                self._generate([prompt], sampling, Sampler(sampling, [0], self._device), streamer=tokens)
+                self._generate([prompt], sampling, Sampler(sampling, [0], [prompt], self._device), streamer=tokens)
             except BaseException as failure:
                 tokens.queue.put(failure)
             else:
@@ -137,9 +142,10 @@ class LocalEngine:
 
         Nothing but `sampling` decides: the folder's defaults do not.
         """
-        from transformers import GenerationConfig, LogitsProcessorList
+        from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
         longest = max(len(prompt) for prompt in prompts)
+        over = None if sampling.is_over is None else _Over(sampling.is_over, longest)
         ids = torch.zeros((len(prompts), longest), dtype=torch.long)
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(prompts):
@@ -156,14 +162,15 @@ class LocalEngine:
             attention_mask=mask.to(self._device),
             generation_config=settings,
             logits_processor=LogitsProcessorList([sampler]),
+            stopping_criteria=StoppingCriteriaList([] if over is None else [over]),
             streamer=streamer,
         )
         answers: list[list[int]] = output[:, longest:].tolist()
         return answers
 
-    def _completion(self, ids: list[int], logprobs: list[float]) -> Completion:
+    def _completion(self, ids: list[int], logprobs: list[float], sampling: Sampling) -> Completion:
         for length, token in enumerate(ids, 1):
-            if token in self._ends:
+            if token in self._ends or (sampling.is_over is not None and sampling.is_over(ids[:length])):
                 return Completion(ids[:length], logprobs[:length], "stop")
         return Completion(ids, logprobs[: len(ids)], "length")
 
@@ -181,6 +188,19 @@ class LocalEngine:
     def _view(self) -> ViewModule:
         attention = choose_attention("auto", self._model.config, flat=False, device=self._device.type)
         return ViewModule(self._model, attention=attention, say=self._say)
+
+
+class _Over:
+    """Stopping criterion for `generate` that ends the rows whose answers are over."""
+
+    def __init__(self, is_over: Callable[[Sequence[int]], bool], start: int) -> None:
+        self._is_over = is_over
+        self._start = start
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        """Return which rows end, from what was generated after the prompts."""
+        over = [self._is_over(row) for row in input_ids[:, self._start :].tolist()]
+        return torch.tensor(over, device=input_ids.device)
 
 
 class _Tokens:
@@ -234,6 +254,16 @@ def _device(wanted: str | None) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"There is no GPU that could be {wanted!r} here.", hint="Leave it out to use the CPU.")
     return wanted
+
+
+def _attention(wanted: str, model: Any, device: torch.device) -> AttentionChoice:
+    name = FLASH if wanted in ("flash_attn", "flash_attn_2", "flash") else wanted
+    known = ("auto", FLASH, "sdpa", "eager")
+    if name not in known:
+        raise UsageError(
+            f"There is no attention {wanted!r}.{did_you_mean(wanted, known)}", hint=f"There are: {', '.join(known)}."
+        )
+    return choose_attention(name, model.config, flat=False, device=device.type, dtype=model.dtype)
 
 
 def _dtype(wanted: str, device: torch.device) -> torch.dtype:

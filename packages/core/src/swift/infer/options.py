@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
-from swift.config.options import Aliases, Argument, Section
+from swift.config.options import Aliases, Argument, Parts, Section, Verbatim
+from swift.errors import UsageError
+from swift.plugins.known import TRANSFORMERS
 
 if TYPE_CHECKING:
     from swift.contracts import Sampling
+
+
+StopText = Annotated[str, Field(min_length=1, max_length=512)]
+_VLLM = (
+    *("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("max_num_seqs", "enforce_eager", "enable_prefix_caching", "quantization", "kv_cache_dtype"),
+    *("limit_mm_per_prompt", "disable_custom_all_reduce", "max_lora_rank", "enable_expert_parallel"),
+)
+"""Settings of vLLM that other programs call `--vllm_NAME`, and some of them `--NAME`."""
 
 
 class ModelOptions(Section):
@@ -20,38 +31,108 @@ class ModelOptions(Section):
         None, description="Run, checkpoint, adapter, model folder or hub id; of a server, its name"
     )
     engine: Annotated[Name, Aliases("infer_backend")] = Field(
-        "transformers", description="An installed inference engine, or the address of a server: http://HOST:PORT"
+        TRANSFORMERS,
+        description="An installed inference engine (pt is another word for transformers), or the address of a server: "
+        "http://HOST:PORT",
     )
-    adapters: Annotated[FilePath | None, Aliases("adapter")] = Field(None, description="Adapter on top of the model")
+    adapters: Annotated[FilePath | None, Aliases("adapter")] = Field(
+        None, description="Adapter on top of the model; alone, with the model that it was trained on"
+    )
     system: str | None = Field(None, description="System message where a conversation has none")
+    enable_thinking: bool | None = Field(
+        None, description="What the chat template is told about thinking; default: the template decides"
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description='Further arguments of the chat template: {"reasoning_effort": "low"}'
+    )
     dtype: Annotated[Name, Aliases("torch_dtype")] = Field("auto", description="auto, float32, bfloat16, float16")
     device: Name | None = Field(None, description="cpu or cuda; default: a GPU if there is one")
-    max_length: Annotated[Tokens | None, Aliases("max_model_len")] = Field(
+    max_length: Annotated[Tokens | None, Aliases("max_model_len", "vllm_max_model_len")] = Field(
         None, description="Longest question and answer together; default: the engine decides"
     )
-    engine_options: dict[str, Any] = Field(
-        default_factory=dict, description='The engine\'s own options: {"max_num_seqs": 64}'
+    engine_options: Annotated[
+        dict[str, Any],
+        Aliases("vllm_engine_kwargs"),
+        Parts(
+            attn_impl="attention",
+            attn_implementation="attention",
+            gpu_memory_utilization="gpu_memory_utilization",
+            tensor_parallel_size="tensor_parallel_size",
+            max_num_seqs="max_num_seqs",
+            enforce_eager="enforce_eager",
+            **{f"vllm_{name}": name for name in _VLLM},
+        ),
+    ] = Field(
+        default_factory=dict,
+        description='The engine\'s own options: {"max_num_seqs": 64}. transformers has attention: sdpa, eager or '
+        "flash_attention_2",
     )
     api_key: str | None = Field(None, description="For a server; default: SWIFT_API_KEY or OPENAI_API_KEY")
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model: only if you trust who made it"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _adapters_know_their_model(cls, values: Any) -> Any:
+        """Take the adapters for the model where no model is named: their folder says which one they adapt."""
+        alone = isinstance(values, dict) and values.get("model") is None and values.get("adapters") is not None
+        if alone and not is_address(str(values.get("engine", ""))):
+            return {**values, "model": str(values["adapters"]), "adapters": None}
+        return values
+
+    @field_validator("engine")
+    @classmethod
+    def _by_another_name(cls, engine: str) -> str:
+        return TRANSFORMERS if engine in ("pt", "hf", "huggingface") else engine
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """Return what the chat template is given besides the messages."""
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return {**self.chat_template_kwargs, **thinking}
+
 
 class SamplingOptions(Section):
     """How answers are drawn."""
 
-    max_new_tokens: Tokens = Field(512, description="Longest answer")
+    max_new_tokens: Annotated[Tokens, Aliases("max_tokens", "max_completion_tokens")] = Field(
+        512, description="Longest answer"
+    )
     temperature: NonNegativeFloat = Field(0.0, description="0 takes the most likely token, always")
+    do_sample: bool | None = Field(
+        None, description="off takes the most likely token; on draws, at temperature 1 where none is given"
+    )
     top_p: Fraction = Field(1.0, description="Nucleus sampling")
+    top_k: Annotated[int, Field(ge=-1)] = Field(0, description="Draw among the likeliest so many tokens; 0 means all")
+    repetition_penalty: PositiveFloat = Field(
+        1.0, description="Above 1 makes tokens of the question and of the answer so far less likely"
+    )
+    stop: Annotated[tuple[StopText, ...], Aliases("stop_words", "stop_sequences"), Verbatim()] = Field(
+        (), description="Texts that end an answer, and are left out of it"
+    )
     seed: int = Field(0, description="Seed of sampling at a temperature above 0")
 
     @property
     def sampling(self) -> Sampling:
-        """Return the sampling for an engine."""
+        """Return the sampling for an engine; `UsageError` where it is to draw and not to draw."""
+        if self.do_sample and self.temperature == 0 and "temperature" in self.model_fields_set:
+            raise UsageError(
+                "--do_sample true draws, and --temperature 0 takes the most likely token.",
+                hint="Leave one of them out.",
+            )
         from swift.contracts import Sampling  # only now: help needs no contract
 
-        return Sampling(self.max_new_tokens, self.temperature, self.top_p, self.seed)
+        drawn = self.temperature > 0 if self.do_sample is None else self.do_sample
+        return Sampling(
+            self.max_new_tokens,
+            (self.temperature or 1.0) if drawn else 0.0,
+            self.top_p,
+            self.seed,
+            top_k=max(0, self.top_k),
+            repetition_penalty=self.repetition_penalty,
+            stop=self.stop,
+        )
 
 
 class QuestionOptions(Section):
@@ -59,8 +140,12 @@ class QuestionOptions(Section):
 
     dataset: Annotated[tuple[Name, ...], Aliases("val_dataset")] = Field((), description="Questions, one per row")
     columns: dict[Name, Name] = Field(default_factory=dict, description='Renames columns: {"question": "query"}')
-    batch_size: Rows | None = Field(None, description="Questions at a time; default: the engine decides")
-    result_path: FilePath | None = Field(None, description="File to write every answer to, as JSON lines")
+    batch_size: Annotated[Rows | None, Aliases("max_batch_size")] = Field(
+        None, description="Questions at a time; default: the engine decides"
+    )
+    result_path: Annotated[FilePath | None, Aliases("result_jsonl")] = Field(
+        None, description="File to write every answer to, as JSON lines"
+    )
     overwrite: bool = Field(False, description="Start over instead of continuing what is in --result_path")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from swift.contracts import Sampling
@@ -27,11 +27,13 @@ class RemoteSpeaker:
         api_key: str | None = None,
         system: str | None = None,
         at_a_time: int | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
         self._server = OpenAiServer(address, api_key)
         self._system = system
         self._at_a_time = at_a_time or AT_A_TIME
+        self._template_arguments = dict(template_arguments or {})
         self.name = self._server.choose(model, say)
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
@@ -65,6 +67,15 @@ class RemoteSpeaker:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
+        # Only where they say something: the first is OpenAI's, the others are known to vLLM, SGLang and their like.
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if sampling.top_k:
+            body["top_k"] = sampling.top_k
+        if sampling.repetition_penalty != 1:
+            body["repetition_penalty"] = sampling.repetition_penalty
+        if self._template_arguments:
+            body["chat_template_kwargs"] = self._template_arguments
         if sampling.temperature > 0:
             body["seed"] = sampling.seed_of(place) & 0x7FFFFFFF  # what every server can read
         return body

@@ -6,6 +6,8 @@ every prompt has its own, which is all that an answer depends on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from swift.contracts import Sampling
@@ -17,10 +19,15 @@ class Sampler:
     `generate` is told to take the most likely token, and keeps doing everything else: caches, masks, stopping.
     """
 
-    def __init__(self, sampling: Sampling, places: list[int], device: torch.device) -> None:
+    def __init__(
+        self, sampling: Sampling, places: list[int], prompts: Sequence[Sequence[int]], device: torch.device
+    ) -> None:
         self.logprobs: list[torch.Tensor] = []
         """One per step: of the token in every row, under the model as it is."""
         self._sampling = sampling
+        self._prompts = prompts
+        self._seen: torch.Tensor | None = None
+        """For each row, which tokens are in its prompt or its answer; kept only for the repetition penalty."""
         self._chance: torch.Tensor | None = None
         if sampling.temperature > 0:
             rows = [_chance(sampling.seed_of(place), sampling.max_new_tokens) for place in places]
@@ -28,21 +35,38 @@ class Sampler:
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Choose the next token of every row from the model's logits, for `generate`."""
+        penalised = self._penalised(scores)
         if self._chance is None:
-            chosen = scores.argmax(-1)
+            chosen = penalised.argmax(-1)
         else:
             # On a GPU `generate` may look a step further than it has to.
             step = min(len(self.logprobs), self._chance.shape[1] - 1)
-            chosen = self._draw(scores, self._chance[:, step])
+            chosen = self._draw(penalised, self._chance[:, step])
+        if self._seen is not None:
+            self._seen.scatter_(-1, chosen[:, None], True)
         logps = scores.float().log_softmax(-1)
         self.logprobs.append(logps.gather(-1, chosen[:, None])[:, 0])
         return torch.full_like(scores, -torch.inf).scatter_(-1, chosen[:, None], 0.0)
 
+    def _penalised(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the logits after the repetition penalty. Padding in front of a prompt counts for nothing."""
+        penalty = self._sampling.repetition_penalty
+        if penalty == 1:
+            return scores
+        if self._seen is None:
+            self._seen = torch.zeros_like(scores, dtype=torch.bool)
+            for row, prompt in enumerate(self._prompts):
+                self._seen[row, torch.tensor(prompt, device=scores.device)] = True
+        return torch.where(self._seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+
     def _draw(self, scores: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
         """Return the tokens whose intervals of cumulative probability contain the numbers in `chance`.
 
-        Under `top_p` the likeliest tokens come first, and the rest is cut off.
+        `top_k` comes before `top_p`, under which the likeliest tokens come first, and the rest is left out.
         """
+        if 0 < self._sampling.top_k < scores.shape[-1]:
+            least = scores.topk(self._sampling.top_k, dim=-1).values[:, -1:]
+            scores = scores.masked_fill(scores < least, -torch.inf)
         probabilities = (scores.double() / self._sampling.temperature).softmax(-1)
         if self._sampling.top_p >= 1:
             return _fallen_on(probabilities, chance)

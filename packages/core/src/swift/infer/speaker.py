@@ -5,7 +5,7 @@ An inference engine behind a chat template, or a server that renders its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.infer.answers import Answer, Messages, Speaker
 from swift.infer.options import ModelOptions, is_address
 from swift.infer.questions import Question, with_system
+from swift.infer.stop import StopStrings
 from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
 from swift.terminal import IMPORTING, waiting
@@ -39,6 +40,7 @@ def open_speaker(options: ModelOptions, *, batch_size: int | None = None, say: C
             api_key=options.api_key,
             system=options.system,
             at_a_time=batch_size,
+            template_arguments=options.template_arguments,
             say=say,
         )
     return open_local(find_model(options, say=say), options, batch_size=batch_size, say=say)
@@ -100,14 +102,29 @@ def open_local(
     )
     with waiting(f"Loading {found.name}"):
         inference = open_inference(found.engine, request)
-    return EngineSpeaker(inference, tokenizer, options.system or found.location.system, found.name)
+    return EngineSpeaker(
+        inference,
+        tokenizer,
+        options.system or found.location.system,
+        found.name,
+        template_arguments=options.template_arguments,
+    )
 
 
 class EngineSpeaker:
     """An engine, and the tokenizer and template that stand between messages and tokens."""
 
-    def __init__(self, engine: InferenceEngine, tokenizer: Any, system: str | None, name: str) -> None:
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        tokenizer: Any,
+        system: str | None,
+        name: str,
+        *,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         self.engine = engine
+        self._template_arguments = dict(template_arguments or {})
         self.tokenizer = tokenizer
         self.system = system
         """Where a conversation has none: that of the run's data section, or the user's."""
@@ -125,31 +142,46 @@ class EngineSpeaker:
                 )
             return list(self.tokenizer(messages[0]["content"])["input_ids"])
         text = render_chat(
-            self.tokenizer, messages, place="The prompt", tools=tools or None, add_generation_prompt=True
+            self.tokenizer,
+            messages,
+            place="The prompt",
+            tools=tools or None,
+            add_generation_prompt=True,
+            **self._template_arguments,
         )
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
         """Yield answers as they are ready; all prompts go to the engine at once, which batches them as it can."""
         prompts = [self.prompt(question.messages, question.tools) for question in questions]
-        for place, completion in self.engine.generate(prompts, sampling):
-            ended = completion.finish_reason == "stop"
-            ids = completion.token_ids[:-1] if ended else completion.token_ids
-            yield place, Answer(self.tokenizer.decode(ids, skip_special_tokens=True), completion.finish_reason)
+        stops = StopStrings(self.tokenizer, sampling.stop)
+        for place, completion in self.engine.generate(prompts, stops.told(sampling)):
+            text, found = stops.before(self._text(completion.token_ids))
+            if not found:
+                ended = completion.finish_reason == "stop"
+                text = self._text(completion.token_ids[:-1] if ended else completion.token_ids)
+            yield place, Answer(text, "stop" if found else completion.finish_reason)
 
     def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:
-        """Text is held back while its last letter is not whole."""
+        """Text is held back while its last letter is not whole, or while a stop string may have begun."""
+        stops = StopStrings(self.tokenizer, sampling.stop)
         ids: list[int] = []
         said = ""
-        for token in self.engine.stream(self.prompt(messages), sampling):
+        for token in self.engine.stream(self.prompt(messages), stops.told(sampling)):
             ids.append(token)
-            text = self.tokenizer.decode(ids, skip_special_tokens=True)
-            if len(text) > len(said) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                yield text[len(said) :]
-                said = text
-        whole = self.tokenizer.decode(ids, skip_special_tokens=True)
+            text, found = stops.before(self._text(ids))
+            if found:
+                break
+            certain = "" if text.endswith("\N{REPLACEMENT CHARACTER}") else stops.certain(text)
+            if len(certain) > len(said):
+                yield certain[len(said) :]
+                said = certain
+        whole, _ = stops.before(self._text(ids))
         if len(whole) > len(said):
             yield whole[len(said) :]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def close(self) -> None:
         """Close the engine."""

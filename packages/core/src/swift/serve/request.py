@@ -61,6 +61,7 @@ def serve_request(
         python=options.python,
         verbose=options.verbose,
         passed_on=passed_on,
+        template_arguments={} if options.enable_thinking is None else {"enable_thinking": options.enable_thinking},
     )
 
 

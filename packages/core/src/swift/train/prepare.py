@@ -210,7 +210,7 @@ def _prepare(
 
 def _check_export(config: Config) -> None:
     """Refuse an export that could not be written, before it has been trained for."""
-    from swift.export.run import check_destination
+    from swift.export.destination import check_destination
 
     options = config.export
     if options.to is not None and options.out is not None:

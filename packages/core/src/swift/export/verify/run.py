@@ -17,13 +17,13 @@ from swift.checkpoint.safetensors_write import tensor_bytes
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
+from swift.export.destination import VERIFICATION as VERIFICATION
 from swift.export.verify.compare import Account, account_of_module, compare, tolerance_of
 from swift.export.verify.reference import Reference, module_vectors
 from swift.export.verify.rendering import compare_rendering
 from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
 from swift.models.heads import class_of_task, loads_in_transformers
 
-VERIFICATION = "verification.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _CONFIGURATION = (
     "All weights are equal: its configuration does not describe the model that was trained. See its config.json."

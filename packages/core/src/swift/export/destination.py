@@ -1,0 +1,38 @@
+"""Whether an export may be written to a folder, told without loading anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swift.config.sections import ExportSection
+from swift.errors import UsageError
+
+VERIFICATION = "verification.json"
+"""What a verified export says about itself."""
+
+
+def default_destination(folder: Path, *, to: str, quant: str | None, is_checkpoint: bool) -> Path:
+    """Return where an export of a checkpoint or a model goes that was given no place."""
+    name = f"export-{to if quant is None else quant}"
+    return folder.parent / (name if is_checkpoint else f"{folder.name}-{name}")
+
+
+def check_destination(
+    destination: Path, options: ExportSection, *, out: str = "--out", exist_ok: str = "--exist_ok true"
+) -> None:
+    """Refuse to write over what is there; `out` and `exist_ok` are the flags that choose otherwise."""
+    if not destination.exists() and not destination.is_symlink():  # a link to nowhere is something that is there
+        return
+    if not options.exist_ok:
+        raise UsageError(
+            f"{destination} already exists.",
+            hint=f"Choose another folder with {out}, or add {exist_ok} to replace it.",
+        )
+    if not destination.is_dir() or (any(destination.iterdir()) and not _is_export(destination)):
+        raise UsageError(
+            f"{destination} is not an export, and is left unchanged.", hint=f"Choose another folder with {out}."
+        )
+
+
+def _is_export(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (VERIFICATION, "config.json", "adapter_config.json"))

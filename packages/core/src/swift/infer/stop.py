@@ -1,0 +1,43 @@
+"""Texts that end an answer: engines know tokens only, so the tokenizer is asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from swift.contracts import Sampling
+
+_BYTES = 4
+"""Tokens that one letter may take at most, where a token is a byte."""
+_BEFORE = 8
+"""Tokens read in front of those that may hold a stop string: the first of a text may be decoded differently."""
+
+
+class StopStrings:
+    """Finds the first of some texts in an answer."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        self._span = _BYTES * max(map(len, self._stops), default=0) + _BEFORE
+
+    def told(self, sampling: Sampling) -> Sampling:
+        """Return the sampling with which an engine ends an answer at the first of the texts."""
+        return replace(sampling, is_over=self._is_over) if self._stops else sampling
+
+    def before(self, text: str) -> tuple[str, bool]:
+        """Return the text in front of the first stop string, and whether there is one."""
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        return (text[: min(places)], True) if places else (text, False)
+
+    def certain(self, text: str) -> str:
+        """Return the text without an end that may be the beginning of a stop string."""
+        begun = max(
+            (size for stop in self._stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0
+        )
+        return text[: len(text) - begun]
+
+    def _is_over(self, tokens: Sequence[int]) -> bool:
+        text = self._tokenizer.decode(tokens[-self._span :], skip_special_tokens=True)
+        return any(stop in text for stop in self._stops)

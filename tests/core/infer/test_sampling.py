@@ -1,0 +1,126 @@
+"""How answers are drawn by the transformers engine, against the logits processors of transformers themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from swift.contracts import Sampling
+from swift.errors import UsageError
+from swift.infer.options import ModelOptions, SamplingOptions
+from swift.infer.questions import Question
+from swift.infer.sampling import Sampler
+from swift.infer.speaker import EngineSpeaker, find_model, open_local
+from swift.infer.stop import StopStrings
+from swift.terminal import say_nothing
+
+VOCABULARY, ROWS = 12, 4000
+
+
+@pytest.mark.parametrize(
+    ("sampling", "processors"),
+    [
+        (Sampling(temperature=0.7, top_k=3), [TemperatureLogitsWarper(0.7), TopKLogitsWarper(3)]),
+        (Sampling(temperature=1.0, repetition_penalty=1.8), [RepetitionPenaltyLogitsProcessor(1.8)]),
+        (
+            Sampling(temperature=1.5, top_k=6, top_p=0.8, repetition_penalty=1.4),
+            [
+                RepetitionPenaltyLogitsProcessor(1.4),
+                TemperatureLogitsWarper(1.5),
+                TopKLogitsWarper(6),
+                TopPLogitsWarper(0.8),
+            ],
+        ),
+    ],
+)
+def test_tokens_are_drawn_with_the_probabilities_of_transformers(sampling: Sampling, processors: list[Any]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    scores, prompt = torch.randn(1, VOCABULARY, generator=generator) * 2, [1, 4, 4, 7]
+    expected = LogitsProcessorList(processors)(torch.tensor([prompt]), scores.clone()).softmax(-1)[0].double()
+    sampler = Sampler(replace(sampling, max_new_tokens=1), list(range(ROWS)), [prompt] * ROWS, torch.device("cpu"))
+    drawn = sampler(torch.tensor([prompt] * ROWS), scores.expand(ROWS, -1)).argmax(-1)
+    found = torch.bincount(drawn, minlength=VOCABULARY) / ROWS
+    assert not found[expected == 0].any()
+    # The seeds are fixed, so this is the same each time: four standard deviations leave room for another seed, too.
+    assert ((found - expected).abs() < 4 * (expected * (1 - expected) / ROWS).sqrt() + 1e-9).all()
+
+
+@pytest.fixture(scope="module")
+def speaker(tied: Path) -> Iterator[EngineSpeaker]:
+    options = ModelOptions(model=str(tied), dtype="float32")
+    opened = open_local(find_model(options, say=say_nothing), options, say=say_nothing)
+    yield opened
+    opened.close()
+
+
+def test_a_penalty_is_that_of_generate_whatever_stands_beside_a_prompt(speaker: EngineSpeaker, tied: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32).eval()
+    prompts = [[5, 9, 11], [3, 7, 7, 40, 41, 42, 43, 44, 45]]
+    said = dict(speaker.engine.generate(prompts, Sampling(max_new_tokens=12, repetition_penalty=1.6)))
+    for place, prompt in enumerate(prompts):
+        alone = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=12,
+            repetition_penalty=1.6,
+        )[0, len(prompt) :]
+        assert said[place].token_ids == alone.tolist()
+
+
+def test_a_stop_string_ends_an_answer_and_is_left_out(speaker: EngineSpeaker) -> None:
+    question = Question([{"role": "user", "content": "?"}])
+    free = Sampling(max_new_tokens=40)
+    ((_, whole),) = speaker.answers([question], free)
+    stop = whole.text[9:12]
+    kept = whole.text[: whole.text.find(stop)]
+    asked = Sampling(max_new_tokens=40, stop=("never said", stop))
+    ((_, answer),) = speaker.answers([question], asked)
+    assert (answer.text, answer.finish_reason) == (kept, "stop")
+    assert "".join(speaker.stream(question.messages, asked)) == kept
+    told = StopStrings(speaker.tokenizer, asked.stop).told(asked)
+    prompt = speaker.prompt(question.messages)
+    ((_, completion),) = speaker.engine.generate([prompt], told)
+    assert stop in speaker.tokenizer.decode(completion.token_ids)
+    assert stop not in speaker.tokenizer.decode(completion.token_ids[:-1])
+    assert len(completion.token_ids) < 40
+
+
+def test_text_that_may_be_the_beginning_of_a_stop_string_waits(speaker: EngineSpeaker) -> None:
+    stops = StopStrings(speaker.tokenizer, ("###", "\nQ:"))
+    assert stops.certain("an answer#") == "an answer"
+    assert stops.certain("an answer\nQ") == "an answer"
+    assert stops.certain("an answer\nA") == "an answer\nA"
+    assert stops.before("one### two\nQ:") == ("one", True)
+    assert stops.before("one## two") == ("one## two", False)
+
+
+@pytest.mark.parametrize(
+    ("options", "temperature"),
+    [
+        ({}, 0.0),
+        ({"do_sample": True}, 1.0),
+        ({"do_sample": False, "temperature": 0.7}, 0.0),
+        ({"temperature": 2.0}, 2.0),
+    ],
+)
+def test_do_sample_decides_whether_answers_are_drawn(options: dict[str, Any], temperature: float) -> None:
+    assert SamplingOptions(**options).sampling.temperature == temperature
+
+
+def test_drawing_at_temperature_zero_is_refused() -> None:
+    with pytest.raises(UsageError, match="--do_sample true draws"):
+        _ = SamplingOptions(do_sample=True, temperature=0).sampling
