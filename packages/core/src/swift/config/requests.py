@@ -138,6 +138,8 @@ def _weights_of_checkpoint(merged: Merged, notes: list[str]) -> None:
             hint="For example: --resume_from_checkpoint output/MODEL/RUN/checkpoint-100 --resume_only_model true",
         )
     folder = Path(str(named.value))
+    if not folder.is_dir():
+        raise ConfigError(f"{named.source}: there is no checkpoint at {folder}.")
     folder = folder / "last-checkpoint" if (folder / "last-checkpoint").exists() else folder
     key = "tuner.adapter" if (folder / "adapter_config.json").is_file() else "model.path"
     if key == "model.path" and not any(folder.glob("*.safetensors*")):

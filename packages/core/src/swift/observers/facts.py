@@ -133,6 +133,8 @@ def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
         ]
     config = run.folder / "config.yaml"
     resume = ["swift", "train", "--config", config, "--resume_from_checkpoint", summary.last_checkpoint]
+    if not run.config.checkpoint.optimizer_state:
+        resume += ["--resume_only_model", "true"]  # its weights are all that there is to go on from
     on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(run.world.size)
     processes = ["--nproc", run.world.size] if run.world.size > 1 and on_one_machine else []
     return [("Resume", _command(*resume, *processes))]
