@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from swift.data.batch import Batch, MicroBatch, collate
+from swift.data.batch import Batch, MicroBatch, check_candidates, collate
 from swift.data.media import Media, MediaRef
 from swift.data.samples import Encoded, Segment
+from swift.errors import PluginError
 
 
 def sample(number: int, *tokens: int, values: dict[str, float] | None = None) -> Encoded:
@@ -80,6 +81,18 @@ def test_segments_of_a_batch_have_the_same_values_and_as_many_candidates() -> No
     fewer = Encoded(1, (replace(segment, candidates=segment.candidates[:, :1]),))
     with pytest.raises(ValueError, match="as many candidates"):
         collate([with_candidates(0, 1, 2), fewer], flat=True)
+
+
+def test_a_candidate_that_is_no_token_of_the_model_is_named_with_its_row() -> None:
+    check_candidates([(with_candidates(0, 1, 2, 3), sample(2, 1, 2))], vocabulary=10)
+    with pytest.raises(PluginError, match="Sample 7: token 1 has the candidate 15, and the model's tokens are 0 to 14"):
+        check_candidates([(with_candidates(0, 1, 2),), (with_candidates(7, 1, 5),)], vocabulary=15)
+    (segment,) = with_candidates(3, 1, 2).segments
+    below = Encoded(3, (replace(segment, candidates=segment.candidates - 3),))
+    with pytest.raises(PluginError, match="the candidate -1"):
+        check_candidates([(below,)], vocabulary=15)
+    unlearned = replace(segment, candidates=segment.candidates - 9, weights=segment.weights * 0)
+    check_candidates([(Encoded(3, (unlearned,)),)], vocabulary=15)
 
 
 def test_a_batch_takes_values_per_token_and_hands_its_temperature_on() -> None:

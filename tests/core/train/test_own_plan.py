@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from commands import typed
@@ -15,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.config.sections import DataSection
 from swift.data.pipeline import prepare_data
-from swift.errors import CheckpointError
+from swift.data.samples import Encoded
+from swift.errors import CheckpointError, PluginError
 
 __all__ = ["rounds_installed"]
 
@@ -76,6 +79,24 @@ def test_a_checkpoint_with_a_plans_state_does_not_resume_without_that_plan(
     resume = {"checkpoint.resume": str(whole.folder / "checkpoint-1"), "logging.run_name": "resumed"}
     with pytest.raises(CheckpointError, match="the state of an objective's own plan"):
         run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 2, **resume})
+
+
+def test_a_candidate_outside_of_the_vocabulary_stops_the_first_step_by_name(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import rounds_plugin
+
+    plain = rounds_plugin._with_advantage
+
+    def with_candidate(sample: Encoded, advantage: float) -> Encoded:
+        made = plain(sample, advantage)
+        (segment,) = made.segments
+        outside = np.full((len(segment), 1), 10**6)
+        return replace(made, segments=(replace(segment, candidates=outside),))
+
+    monkeypatch.setattr(rounds_plugin, "_with_advantage", with_candidate)
+    with pytest.raises(PluginError, match=r"Sample \d+: token \d+ has the candidate 1000000, and the model's tokens"):
+        run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 1})
 
 
 def test_an_encoding_of_a_plugins_own_trains_packed_streamed_and_evaluated(tied: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swift.contracts import HOOK_API, Capabilities, Need, Reads, Trains
+from swift.contracts import EVERY_VIEW, HOOK_API, Capabilities, Reads, Trains
 from swift.hookspecs import hookimpl
 from swift_backend_fsdp.config import FsdpConfig
 
@@ -39,19 +39,7 @@ class FsdpBackend:
         tuners=frozenset(Trains),
         quantisers=frozenset({"bnb-nf4", "bnb-fp4", "torchao-nf4"}),
         optimizers=frozenset({Reads.ELEMENTS, Reads.BLOCKS}),
-        provides=frozenset(
-            {
-                Need.TOKEN_LOGPS,
-                Need.TOKEN_CORRECT,
-                Need.MEAN_LOGPS,
-                Need.REFERENCE_LOGPS,
-                Need.TOKEN_ENTROPY,
-                Need.CANDIDATE_LOGPS,
-                Need.SCORES,
-                Need.VALUES,
-                Need.POOLED,
-            }
-        ),
+        provides=EVERY_VIEW,
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing"}),

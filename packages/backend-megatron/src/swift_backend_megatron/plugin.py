@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swift.contracts import HOOK_API, Capabilities, Need
+from swift.contracts import EVERY_VIEW, HOOK_API, Capabilities
 from swift.hookspecs import hookimpl
 from swift_backend_megatron.config import MegatronConfig
 
@@ -42,19 +42,9 @@ class MegatronBackend:
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "sequence_parallel"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         tuners=frozenset({"full", "lora"}),
-        provides=frozenset(
-            {
-                Need.TOKEN_LOGPS,
-                Need.TOKEN_CORRECT,
-                Need.MEAN_LOGPS,
-                Need.REFERENCE_LOGPS,
-                Need.TOKEN_ENTROPY,
-                Need.CANDIDATE_LOGPS,
-                Need.SCORES,
-                Need.VALUES,
-                Need.POOLED,
-            }
-        ),
+        quantisers=frozenset(),
+        # `optimizers` is left open: of core's own it takes AdamW (`plan.py` refuses the others), of a plugin's none.
+        provides=EVERY_VIEW,
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset({"train.gradient_checkpointing"}),

@@ -20,7 +20,7 @@ from swift.contracts.inference import (
     ServeRequest,
 )
 from swift.contracts.model import ModelSource, WeightStream
-from swift.contracts.objective import LossSums, ModelView, Need, Objective
+from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RunSummary, StepRecord
 from swift.contracts.optimizer import Optimizer, Reads, Slot
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
@@ -29,6 +29,7 @@ from swift.contracts.run import Run, Topology, World
 from swift.contracts.tuner import Trains, Tuner, TunerContext
 
 __all__ = [
+    "EVERY_VIEW",
     "HOOK_API",
     "POLICY",
     "CalibrationRow",

@@ -41,6 +41,11 @@ class Need(StrEnum):
     """One vector per segment: its embedding."""
 
 
+EVERY_VIEW = frozenset(Need)
+"""All views, for the `Capabilities.provides` of a backend that builds its model by `swift.toolkit.build_view`, or has
+them all in a way of its own."""
+
+
 @dataclass
 class LossSums:
     """An objective's sums over one micro-batch: never means, so that batches add up exactly."""

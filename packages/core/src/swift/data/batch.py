@@ -12,6 +12,7 @@ import torch
 
 from swift.data.media import Media, MediaRef
 from swift.data.samples import Encoded, Segment
+from swift.errors import PluginError
 
 
 @dataclass
@@ -224,6 +225,24 @@ def collate(samples: Sequence[Encoded], *, flat: bool, seed: int = 0, pad_to_mul
         token_values=token_values,
         candidates=candidates,
     )
+
+
+def check_candidates(rows: Sequence[Row], vocabulary: int) -> None:
+    """Refuse candidates of learned tokens that are no tokens of the model, naming the sample and the token."""
+    for sample in (sample for row in rows for sample in row):
+        for segment in sample.segments:
+            if segment.candidates is None:
+                continue
+            outside = (segment.candidates < 0) | (segment.candidates >= vocabulary)
+            wrong = np.argwhere(outside & (segment.weights > 0)[:, None])
+            if len(wrong):
+                token, which = (int(index) for index in wrong[0])
+                candidate = int(segment.candidates[token, which])
+                raise PluginError(
+                    f"Sample {sample.sample_id}: token {token} has the candidate {candidate}, "
+                    f"and the model's tokens are 0 to {vocabulary - 1}.",
+                    hint="Candidates are set by the objective's plan: take them from the tokenizer of this model.",
+                )
 
 
 def _muted(sample: Encoded) -> Encoded:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from swift.checkpoint.manifest import Manifest
 from swift.contracts import Objective, Plan, Run, Topology, TrainState
+from swift.data.batch import check_candidates
 from swift.data.pipeline import PreparedData
 from swift.data.plans import BatchLayout
 from swift.data.plans.epochs import evaluation_batches
@@ -62,7 +63,8 @@ class Job:
         return self.topology.is_main
 
     def ready(self, batch: Batch) -> tuple[Batch, Objective]:
-        """Return the batch with reference log-probabilities, and the objective with its baseline, if needed."""
+        """Return the batch, checked and with reference log-probabilities, and the objective with its baseline."""
+        check_candidates(batch.rows, self.source.config.get_text_config().vocab_size)
         if self.reference == "adapter":
             batch = reference.with_adapter_off(self.hooks, self.run, self.state, batch)
         objective = self.objective

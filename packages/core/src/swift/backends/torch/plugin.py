@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swift.backends.torch.config import TorchConfig
-from swift.contracts import HOOK_API, Capabilities, Need, Reads, Trains
+from swift.contracts import EVERY_VIEW, HOOK_API, Capabilities, Reads, Trains
 from swift.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -39,19 +39,7 @@ class TorchBackend:
         tuners=frozenset(Trains),
         quantisers=frozenset({"bnb-nf4", "bnb-fp4", "bnb-int8", "torchao-nf4"}),
         optimizers=frozenset(Reads),
-        provides=frozenset(
-            {
-                Need.TOKEN_LOGPS,
-                Need.TOKEN_CORRECT,
-                Need.MEAN_LOGPS,
-                Need.REFERENCE_LOGPS,
-                Need.TOKEN_ENTROPY,
-                Need.CANDIDATE_LOGPS,
-                Need.SCORES,
-                Need.VALUES,
-                Need.POOLED,
-            }
-        ),
+        provides=EVERY_VIEW,
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing", "model.liger"}),
