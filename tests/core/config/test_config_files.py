@@ -28,7 +28,11 @@ train_type: full
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration file, in a working folder with the data that it names."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.jsonl"):
+        Path(name).touch()
     path = tmp_path / "run.yaml"
     path.write_text(GOOD)
     return path

@@ -1,6 +1,7 @@
 """What a run would refuse, as far as it shows without torch and without weights: data, packages, a missing GPU.
 
-`swift config show` asks here, and a run does before it imports anything.
+`swift config show` asks here, and a run does before it imports anything. `swift config validate` leaves out what
+another machine may have.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ if TYPE_CHECKING:
     from swift.config.sections import Config
 
 
-def check_beforehand(config: Config) -> None:
-    """Raise the error with which a run of this configuration would end here before its first step."""
-    for name in (*config.data.train, *config.data.validation):
-        parse_source(name)
+def check_anywhere(config: Config) -> None:
+    """Raise the error with which a run of this configuration would end on any machine."""
     if config.data.streaming and config.data.split_ratio:
         raise unsplit_stream()
     if config.data.streaming and config.train.max_steps is None:
         raise endless_stream()
+
+
+def check_here(config: Config) -> None:
+    """Raise the error with which a run of this configuration would end on this machine before its first step."""
+    check_anywhere(config)
+    for name in (*config.data.train, *config.data.validation):
+        parse_source(name)
     if config.model.liger and find_spec("liger_kernel") is None:
         raise no_liger()
     on_cpu = no_gpu_to_see(getattr(config.backend, "device", "auto"))

@@ -81,13 +81,13 @@ def run(verb: str, args: list[str]) -> int:
     trained = rest.pop(0) if rest and rest[0] in TRAINING else "train"
     typed = read_options(verb, rest, ConfigOptions, passes_on=True)
     samples = typed.options.sample or 0
-    from swift.cli.beforehand import check_beforehand
+    from swift.cli.beforehand import check_anywhere, check_here
     from swift.config.parse import parse
     from swift.imports.sources import check_is_own
 
     check_is_own(typed.words)
     parsed = parse([*typed.words, *typed.passed_on], trained, complete=samples > 0 or action == "validate")
-    check_beforehand(parsed.config)
+    (check_anywhere if action == "validate" else check_here)(parsed.config)
     if action == "validate":
         print_line("The configuration is right.")
         return 0

@@ -13,7 +13,7 @@ def run(verb: str, args: list[str]) -> int:
     if asks_for_help(args):
         show_training_help(verb, args)
         return 0
-    from swift.cli.beforehand import check_beforehand
+    from swift.cli.beforehand import check_here
     from swift.cli.launch import STARTED_BY_SWIFT, launch, reported_errors
     from swift.config.parse import parse
     from swift.imports.sources import check_is_own
@@ -23,7 +23,7 @@ def run(verb: str, args: list[str]) -> int:
         check_is_own(args)
         parsed = parse(args, verb)
         if not is_worker():
-            check_beforehand(parsed.config)
+            check_here(parsed.config)
     first_of_its_launcher = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     if first_of_its_launcher and STARTED_BY_SWIFT not in os.environ:
         for note in parsed.notes:

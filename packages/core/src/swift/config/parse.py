@@ -6,6 +6,7 @@ the keys that are its own. Flags take precedence over a YAML file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,9 +69,9 @@ def parse(argv: Sequence[str], verb: str, *, complete: bool = True) -> Parsed:
     if complete:
         _check_complete(parsed.config, verb)
     machines = {name.upper(): str(line.flags[name].value) for name in MACHINES if name in line.flags}
-    if machines and "NNODES" not in machines:
+    if machines and "NNODES" not in machines and not os.environ.get("NNODES"):
         typed = " and ".join(f"--{name.lower()}" for name in machines)
-        parsed.notes.append(f"{typed} only counts with --nnodes: on one machine swift finds a free port itself.")
+        parsed.notes.append(f"{typed} only counts with --nnodes: processes of one machine meet on a port of their own.")
     return replace(parsed, machines=machines)
 
 
