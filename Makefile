@@ -50,6 +50,9 @@ imports: setup ## Who may import whom
 docs: setup ## Write the generated pages in docs/reference
 	@$(BIN)/python tools/docs.py
 
+picture: setup ## Train a tiny model on a terminal and draw the picture in the README
+	@$(BIN)/python tools/picture.py
+
 docs-check: setup
 	@$(BIN)/python tools/docs.py --check
 

@@ -16,6 +16,25 @@ import pytest
 _CODE = re.compile(r"\x1b\[(\??)([\d;]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)|\x1b.")
 
 
+def shown(written: str) -> list[str]:
+    """Return the lines that stand on a terminal, from the first on, once this has been written to it."""
+    rows, row, column = [""], 0, 0
+    for private, numbers, code, move, text in _CODE.findall(written):
+        if text:
+            rows[row] = rows[row][:column].ljust(column) + text + rows[row][column + len(text) :]
+            column += len(text)
+        elif move == "\r":
+            column = 0
+        elif move == "\n":
+            row, column = row + 1, 0
+            rows += [""] * (row == len(rows))
+        elif code == "A":
+            row = max(0, row - int(numbers or 1))
+        elif code == "K" and not private:
+            rows[row] = rows[row][:column] if numbers in ("", "0") else ""
+    return rows
+
+
 class Screen:
     """Lines of text that control codes move over. Lines longer than the terminal are not wrapped."""
 
@@ -28,21 +47,7 @@ class Screen:
     @property
     def lines(self) -> list[str]:
         """What stands there, from the first line on."""
-        rows, row, column = [""], 0, 0
-        for private, numbers, code, move, text in _CODE.findall(self.raw):
-            if text:
-                rows[row] = rows[row][:column].ljust(column) + text + rows[row][column + len(text) :]
-                column += len(text)
-            elif move == "\r":
-                column = 0
-            elif move == "\n":
-                row, column = row + 1, 0
-                rows += [""] * (row == len(rows))
-            elif code == "A":
-                row = max(0, row - int(numbers or 1))
-            elif code == "K" and not private:
-                rows[row] = rows[row][:column] if numbers in ("", "0") else ""
-        return rows
+        return shown(self.raw)
 
     def wait_for(self, text: str) -> bool:
         """Whether the text is written at some time."""
