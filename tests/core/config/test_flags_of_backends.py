@@ -99,6 +99,7 @@ def test_a_file_of_fsdp_is_read_and_each_of_its_keys_is_answered(tmp_path: Path)
             },
         ),
         ("--distributed_backend nccl --finetune true --num_layers 2 --moe_permute_fusion true --no_save_rng true", {}),
+        ("--no_save_optim true", {"checkpoint.optimizer_state": False}),
     ],
 )
 def test_megatrons_names_set_what_they_mean(line: str, meant: dict[str, Any]) -> None:

@@ -397,7 +397,7 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("resume_from_checkpoint", "resume"), "checkpoint.resume", "optional", _resume),
     (("save_total_limit",), "checkpoint.keep", "value", _keep),
     (
-        ("save_only_model",),
+        ("save_only_model", "no_save_optim"),
         "checkpoint.optimizer_state",
         "switch",
         _when_on({"checkpoint.optimizer_state": False}),

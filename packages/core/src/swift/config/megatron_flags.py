@@ -102,7 +102,6 @@ ROWS: Mapping[tuple[str, ...], Meaning] = {
     ),
     ("finetune",): NotNeeded("a run starts at step 0 unless --resume_from_checkpoint names another"),
     ("eval_iters",): NotNeeded("an evaluation reads all rows that are held out; --val_dataset FILE#N takes N"),
-    ("no_save_optim",): off("a checkpoint can always be resumed.", "Leave it out."),
     ("no_save_rng",): NotNeeded("the state of random generators is saved, in a few bytes, so that resuming is exact"),
     ("no_load_optim", "no_load_rng"): off(
         "a checkpoint is resumed whole.", "To start anew from its weights: --model or --adapters with its folder"
