@@ -76,6 +76,7 @@ def test_the_deepspeed_launcher_starts_a_script_on_the_hosts_of_a_file(place: Pa
 
 
 LORA = {"tuner.kind": "lora"}
+QLORA = {**LORA, "tuner.quantize": "bnb-nf4"}
 BATCH = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}
 
 
@@ -85,13 +86,30 @@ def nvme(stage: int = 3, **section: Any) -> dict[str, Any]:
     return {"backend.config": {"zero_optimization": {"stage": stage, "offload_optimizer": place}}}
 
 
+def zero3(**keys: Any) -> dict[str, Any]:
+    return {"backend.config": {"zero_optimization": {"stage": 3, **keys}}}
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "more shards than processes": ({"parallel.dp_shard": 4}, "takes 4 processes, but 2 were started"),
     "ulysses beyond the processes": ({"parallel.ulysses": 4}, "takes 4 processes, but 2 were started"),
-    "quantised under zero 3": (
-        {**LORA, "tuner.quantize": "bnb-nf4", "backend.config": "zero3"},
-        "flat pieces, which bnb-nf4 cannot be cut into",
+    "dora of quantised weights under zero 3": (
+        {**QLORA, "tuner.dora": True, "backend.config": "zero3"},
+        "ZeRO 3 gathers those of bnb-nf4 for their layers alone",
     ),
+    "packed weights that are quantised again": (
+        {**QLORA, **zero3(zero_quantized_weights=True)},
+        "zero_quantized_weights changes bits of weights on their way",
+    ),
+    "packed weights that are added up": (
+        {**QLORA, **zero3(use_all_reduce_for_fetch_params=True)},
+        "use_all_reduce_for_fetch_params changes bits of weights on their way",
+    ),
+    "packed weights under autocast": (
+        {**QLORA, "backend.config": {"zero_optimization": {"stage": 3}, "torch_autocast": {"enabled": True}}},
+        "torch_autocast changes bits of weights on their way",
+    ),
+    "a format that ZeRO does not know": ({**LORA, "tuner.quantize": "torchao-nf4"}, "torchao-nf4"),
     "tensor parallel under zero 3": (
         {"parallel.tp": 2, "backend.config": "zero3"},
         "cut into flat pieces as they are read, before AutoTP",

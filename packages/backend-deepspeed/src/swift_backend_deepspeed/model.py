@@ -14,6 +14,7 @@ from swift.contracts import ModelView, Need
 from swift.toolkit import SequenceView, ViewModule, build_view, check_heads, check_widths, sequence_attention
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import stage_of
+from swift_backend_deepspeed.packed import multiply_gathered, partition_when_read
 from swift_backend_deepspeed.topology import sequence_group
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class BuiltModel:
-    """A view of the model; for ZeRO 3 its parameters are on the meta device until they are partitioned."""
+    """A view of the model; for ZeRO 3 its parameters are on the meta device until they are partitioned.
+
+    Quantised ones are partitioned as soon as they are read.
+    """
 
     view: ViewModule
     source: ModelSource
@@ -39,7 +43,11 @@ def build(run: Run, source: ModelSource) -> BuiltModel:
     if run.config.parallel.ulysses > 1:
         attention = sequence_attention(run, source.config, cp=False)
         view_class = partial(SequenceView, group=sequence_group(run))  # type: ignore[assignment]  # called like a class
-    view = build_view(run, source, weights=not on_meta, attention=attention, view_class=view_class)
+    packed = on_meta and run.config.tuner.quantize != "none"
+    place = partition_when_read(run) if packed else None
+    view = build_view(run, source, weights=not on_meta, attention=attention, view_class=view_class, place=place)
+    if packed:
+        multiply_gathered(view)
     return BuiltModel(view, source, on_meta)
 
 

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any
 from swift.config.own_options import LoraOptions
 from swift.errors import ConfigError, UnsupportedPlan
 from swift_backend_deepspeed.config import DeepSpeedOptions
-from swift_backend_deepspeed.ds_json import check_batch, offload_device, stage_of
+from swift_backend_deepspeed.ds_json import check_batch, is_on, offload_device, stage_of
 
 if TYPE_CHECKING:
+    from swift.config.sections import TunerSection
     from swift.contracts import Run
+
+
+_CHANGE_BITS = (
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "use_all_reduce_for_fetch_params",
+)
+"""Keys under which what is gathered is equal as numbers, and not as bits."""
 
 
 def data_size(run: Run) -> int:
@@ -30,15 +39,31 @@ def check_plan(run: Run) -> None:
     stage = stage_of(content)
     parallel.data_parallel(world)
     if stage == 3 and tuner.quantize != "none":
-        raise UnsupportedPlan(
-            f"ZeRO 3 cuts weights into flat pieces, which {tuner.quantize} cannot be cut into.",
-            hint="Type --deepspeed zero2 (each process keeps the quantised weights), or --backend fsdp to shard them.",
-        )
+        _check_quantised(content, tuner)
     if parallel.tp > 1:
         _check_tensor_parallel(run, stage)
     _check_slots(run)
     _check_offload(run)
     check_batch(content, config, data_size(run))
+
+
+def _check_quantised(content: dict[str, Any], tuner: TunerSection) -> None:
+    """Refuse what takes packed weights for numbers, under ZeRO 3."""
+    if tuner.options(LoraOptions).dora:
+        raise UnsupportedPlan(
+            f"DoRA computes with whole matrices, and ZeRO 3 gathers those of {tuner.quantize} for their layers alone.",
+            hint="Type --deepspeed zero2, or --tuner.dora false.",
+        )
+    zero = content["zero_optimization"]
+    keys = [f"zero_optimization.{key}" for key in _CHANGE_BITS if zero.get(key)]
+    if is_on(content, "torch_autocast"):
+        keys.append("torch_autocast")
+    if keys:
+        raise UnsupportedPlan(
+            f"DeepSpeed's {keys[0]} changes bits of weights on their way to other processes, which packed ones "
+            f"({tuner.quantize}) do not survive.",
+            hint='Leave the key out, or write "stage": 2.',
+        )
 
 
 def _check_slots(run: Run) -> None:

@@ -18,13 +18,11 @@ from swift.toolkit import (
     causal_lm_of,
     fill,
     parameter_groups,
-    resolve_dtype,
     slots_of,
 )
 from swift_backend_deepspeed import nvme
-from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.diagnosis import Watch
-from swift_backend_deepspeed.ds_json import offload_device, resolved
+from swift_backend_deepspeed.ds_json import offload_device
 from swift_backend_deepspeed.model import BuiltModel, EngineRoot, EngineView
 from swift_backend_deepspeed.partitions import Partitions, partitions_of
 from swift_backend_deepspeed.tensor_parallel import (
@@ -34,7 +32,7 @@ from swift_backend_deepspeed.tensor_parallel import (
     record_full_shapes,
     tensor_shard_of,
 )
-from swift_backend_deepspeed.topology import Session, quiet_deepspeed
+from swift_backend_deepspeed.topology import Session, engine_config, quiet_deepspeed
 
 if TYPE_CHECKING:
     from swift.contracts import Run, Slot
@@ -79,16 +77,8 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
     """Partition → optimizer → engine → exact fp32 weights."""
     deepspeed, session = quiet_deepspeed(), Session.of(run)
     device = torch.device(run.topology.device)
-    precision, _ = resolve_dtype(run.config.model.dtype, str(device))
-    config = resolved(
-        run.options(DeepSpeedOptions).content,
-        run.config,
-        precision=precision,
-        world=run.world.size,
-        data_size=run.topology.data_size,
-    )
+    config, compute = engine_config(run)
     run.facts["deepspeed"] = json.dumps(config)
-    compute: torch.dtype = getattr(torch, precision)
     view, model = built.view, built.view.model
     root = EngineRoot(view)
     if built.on_meta:
@@ -145,13 +135,18 @@ def _to_precision(model: nn.Module, compute: torch.dtype) -> None:
 def _shard_and_fill(
     run: Run, built: BuiltModel, root: EngineRoot, config: dict[str, Any], compute: torch.dtype
 ) -> None:
-    """Allocate, partition and read parameters one at a time: no process ever holds two full ones."""
+    """Allocate, partition and read parameters one at a time: no process ever holds two full ones.
+
+    Quantised weights are partitioned already.
+    """
     from deepspeed import zero
 
     init = zero.Init(config_dict_or_path=config, dtype=compute)
     partitioned: dict[int, nn.Parameter] = {}
     for module in root.modules():
         for name, parameter in module.named_parameters(recurse=False):
+            if hasattr(parameter, "ds_id") and id(parameter) not in partitioned:
+                continue
             if id(parameter) not in partitioned:
                 memory = torch.empty(parameter.shape, dtype=compute, device=init.local_device)
                 fresh = nn.Parameter(memory, requires_grad=parameter.requires_grad)

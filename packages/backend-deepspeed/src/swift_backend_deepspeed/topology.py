@@ -16,7 +16,7 @@ from swift.errors import UnsupportedPlan
 from swift.toolkit import choose_device, join_group, leave_group, resolve_dtype
 from swift_backend_deepspeed import nvme
 from swift_backend_deepspeed.config import DeepSpeedOptions
-from swift_backend_deepspeed.ds_json import remarks, stage_in_force
+from swift_backend_deepspeed.ds_json import remarks, resolved, stage_in_force
 from swift_backend_deepspeed.plan import data_size
 
 if TYPE_CHECKING:
@@ -75,6 +75,17 @@ def setup(run: Run) -> Topology:
     if parallel.tp > 1:
         layout["tp"] = parallel.tp
     return Topology(world=world, data_rank=world.rank // sharing, data_size=slices, device=str(device), layout=layout)
+
+
+def engine_config(run: Run) -> tuple[dict[str, Any], torch.dtype]:
+    """Return the JSON that DeepSpeed gets, and the precision of the arithmetic."""
+    import torch
+
+    precision, _ = resolve_dtype(run.config.model.dtype, run.topology.device)
+    content = run.options(DeepSpeedOptions).content
+    size = run.topology.data_size
+    config = resolved(content, run.config, precision=precision, world=run.world.size, data_size=size)
+    return config, getattr(torch, precision)
 
 
 def _start_deepspeed(device: torch.device, precision: str) -> None:

@@ -11,7 +11,7 @@ from swift.contracts import Decision, ModelFacts
 from swift.models.attention import AttentionChoice, choose_attention
 from swift.models.meta import meta_model
 from swift.models.precision import resolve_dtype
-from swift.models.quantize import quantized_build
+from swift.models.quantize import Place, quantized_build
 from swift.models.tuners import adapter_config, apply_tuner, weight_counts
 from swift.models.view import ViewModule
 from swift.tuners.selected import tuner_of
@@ -27,12 +27,14 @@ def build_view(
     weights: bool = True,
     attention: AttentionChoice | None = None,
     view_class: Callable[..., ViewModule] = ViewModule,
+    place: Place | None = None,
 ) -> ViewModule:
     """Model → tuner → gradient checkpointing → compile → view, in this order.
 
     With `weights=False` the parameters of all but a quantised model are on the meta device, for the backend to lay out
     and fill. `attention` is a kernel of the backend's own; by default the `model` section chooses. `view_class` is
-    called with the model, `attention` and `say`.
+    called with the model, `attention` and `say`, and `place` with each quantised weight as soon as it is read: the
+    backend leaves a part of it in this process, and fills all other weights, which are on the meta device.
     """
     config, device = run.config, run.topology.device
     dtype_name, dtype_reason = resolve_dtype(config.model.dtype, device)
@@ -49,7 +51,7 @@ def build_view(
         stored = compute if tuner_of(config.tuner).adapter else torch.float32
         model = source.build(dtype=stored, device=device) if weights else meta_model(source, stored)
     else:
-        model = quantized_build(source, config.tuner, compute, device)
+        model = quantized_build(source, config.tuner, compute, device, place)
     model.config.use_cache = False
     if config.model.liger:
         _apply_liger(model)

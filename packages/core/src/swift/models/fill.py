@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map, whole_shape
+from swift.models.quantize import is_quantised
 from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
@@ -20,10 +21,15 @@ Keep = Callable[[torch.Tensor, torch.Tensor], None]
 
 @torch.no_grad()
 def fill(run: Run, model: torch.nn.Module, source: ModelSource, keep: Keep) -> None:
-    """Read weights one after the other, and keep this process's part of each. No process ever holds all of them."""
+    """Read weights one after the other, and keep this process's part of each. No process ever holds all of them.
+
+    Quantised weights are left as they are: they were read when the model was built.
+    """
     names = name_map(model)
     copies = _copies(model)
     for name in names.parameters():
+        if is_quantised(copies[name][0]):
+            continue
         whole = torch.empty(whole_shape(copies[name][0]), dtype=copies[name][0].dtype)
         for piece in names.pieces(name):
             piece.view_of(whole).copy_(source.read(piece.name))

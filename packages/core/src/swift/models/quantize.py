@@ -25,14 +25,28 @@ if TYPE_CHECKING:
 NF4_BLOCK = 64
 """Weights that share one scale in torchao's NF4."""
 NF4_SCALER_BLOCK = 256
+_QUANTISED = frozenset({"Params4bit", "Int8Params", "NF4Tensor"})
+
+Place = Callable[[torch.nn.Parameter], None]
+
+
+def is_quantised(weight: torch.Tensor) -> bool:
+    """Return whether a weight is stored in 4 or 8 bits, so that a tensor on disk is no part of it."""
+    return type(weight).__name__ in _QUANTISED
 
 
 def quantized_build(
-    source: ModelSource, section: TunerSection, dtype: torch.dtype, device: torch.device | str
+    source: ModelSource,
+    section: TunerSection,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    place: Place | None = None,
 ) -> torch.nn.Module:
     """Return the model on `device` with linear layers quantised as `tuner.quantize` says, all else frozen in `dtype`.
 
-    The output head stays as it is, and so do experts that are stacked into one parameter.
+    The output head stays as it is, and so do experts that are stacked into one parameter. `place` is called with each
+    quantised weight before the next one is read, to leave a part of it in this process; all other weights are on the
+    meta device then.
     """
     quantisers: dict[str, Callable[[torch.nn.Module, str, torch.Tensor], None]] = {
         "bnb-nf4": partial(_bnb_4bit, "nf4", section.double_quant),
@@ -51,7 +65,7 @@ def quantized_build(
     }
     buffers = {name for name, _ in model.named_buffers()}
     for name in names.parameters():
-        if name in buffers:
+        if name in buffers or (place is not None and name not in linear):
             continue
         weight = torch.empty(model.get_parameter(name).shape, dtype=dtype)
         for piece in names.pieces(name):
@@ -59,6 +73,8 @@ def quantized_build(
         weight = weight.to(device)
         if name in linear:
             quantise(model, linear[name], weight)
+            if place is not None:
+                place(model.get_parameter(name))
         else:
             _set(model, name, torch.nn.Parameter(weight, requires_grad=False))
     _read_buffers(model, source, device)
