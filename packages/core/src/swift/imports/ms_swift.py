@@ -12,7 +12,7 @@ from typing import Any
 
 from swift.imports import trainer
 from swift.imports.carrying import Carrying, Verb, is_off, number, share, words
-from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, to, unneeded, when_on
+from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, unneeded
 
 NAME = "ms-swift"
 
@@ -25,54 +25,25 @@ _OPTIMIZER = absent("swift has no such optimizer: it has adamw, adamw_8bit and a
 
 TABLE: Table = {
     **trainer.TABLE,
-    "template": changed("the model's own chat template is used: see swift config show sft run.yaml --sample 1"),
-    "agent_template": changed("tools are written as the model's chat template writes them"),
-    "response_prefix": absent("the chat template writes what stands before an answer"),
-    "use_chat_template": absent("without a chat template: swift pt", "true"),
-    "enable_thinking": changed("what the chat template does by default; else data.template_kwargs"),
     "add_non_thinking_prefix": changed("what the chat template does by default; else data.template_kwargs"),
-    "packing_length": to("data.max_length"),
-    "merge_lora": when_on({"export.to": "hf"}),
-    "max_epochs": to("train.epochs"),
-    "vit_gradient_checkpointing": _MULTIMODAL,
-    "router_aux_loss_coef": absent("the router's auxiliary loss is the model's own here"),
-    "moe_aux_loss_coeff": absent("the router's auxiliary loss is the model's own here"),
-    "enable_dft_loss": absent("this loss is not available; it can be written as an objective of your own"),
-    "acc_strategy": unneeded("is about a metric"),
     "loss_weights": absent("an objective has one loss here"),
-    "interleave_prob": absent("data sets are concatenated here"),
-    "shuffle_buffer_size": unneeded("streamed data are shuffled by swift's own buffer"),
-    "cached_dataset": absent("name the data set itself: tokenised data is kept in data.cache"),
-    "cached_val_dataset": absent("name the data set itself: tokenised data is kept in data.cache"),
-    "rope_scaling": absent("scale the rope in the model's config.json"),
-    "max_model_len": _GENERATING,
-    "new_special_tokens": absent("the vocabulary is the model's"),
-    "external_plugins": absent("a plugin of swift is a package with entry points: see swift plugins"),
     "callbacks": absent("an observer of swift is a package with entry points: see swift plugins"),
-    "custom_dataset_info": absent("dataset_info.json of LLaMA-Factory is read: see the page on data sets"),
-    "custom_register_path": absent("a plugin of swift is a package with entry points: see swift plugins"),
     "optimizer": choice(
         {**trainer.OPTIMIZERS, "lorap": {}, "adam": {"optim.name": "adamw"}},
         "swift has no such optimizer: it has adamw, adamw_8bit and adafactor",
     ),
-    "freeze_llm": absent("the language model is what swift trains"),
     "tuner_backend": absent("adapters are PEFT's here", "peft"),
-    "remove_unused_columns": unneeded("columns that are not known are left out"),
     "f_divergence_type": absent("swift's dpo has the reverse KL divergence", "reverse_kl"),
-    "ref_model": absent("the reference is the model that training begins with"),
-    "ref_adapters": absent("the reference is the model that training begins with"),
-    "rpo_alpha": absent("swift's dpo has no part of plain likelihood; cpo and orpo have one"),
     "sft_alpha": absent("a part of plain likelihood: cpo and orpo have one"),
     "ld_alpha": absent("LD-DPO is not available"),
     "reference_free": absent("without a reference: cpo, orpo or simpo"),
     "center_rewards_coefficient": absent("reward models are not trained here"),
-    "mtp_num_layers": absent("multi-token prediction is not available"),
-    **each(("use_galore", "lisa_activated_layers", "galore_quantization"), _OPTIMIZER),
-    **each(("vit_lr", "aligner_lr"), _MULTIMODAL),
+    **each(("galore_quantization"), _OPTIMIZER),
+    **each((), _MULTIMODAL),
     **each(
         (
-            "freeze_vit", "freeze_aligner", "max_pixels", "norm_bbox", "video_max_pixels", "fps_max_frames",
-            "galore_rank", "galore_update_proj_gap", "galore_scale", "galore_optim_per_parameter", "lisa_step_interval",
+            "fps_max_frames",
+            "galore_rank", "galore_update_proj_gap", "galore_scale", "galore_optim_per_parameter",
         ),
         _MULTIMODAL,
     ),
@@ -86,24 +57,23 @@ TABLE: Table = {
     ),
     **each(
         (
-            "lazy_tokenize", "write_batch_size", "experts_impl", "use_logits_to_keep", "move_model_batches",
-            "load_from_cache_file", "download_mode", "zero_hpz_partition_size",
-            "ds3_gather_for_generation", "device_map", "max_memory", "local_repo_path", "init_strategy",
+            "write_batch_size", "experts_impl", "move_model_batches",
+            "download_mode",
+            "ds3_gather_for_generation", "local_repo_path", "init_strategy",
         ),
         _FASTER,
     ),
     **each(
         (
-            "use_hf", "hub_token", "add_version", "create_checkpoint_symlink", "check_model", "use_flash_ckpt",
-            "load_args", "load_data_args", "ignore_args_error", "model_kwargs", "swanlab_project", "swanlab_exp_name",
+            "use_flash_ckpt",
+            "load_args", "load_data_args", "ignore_args_error", "swanlab_project", "swanlab_exp_name",
             "swanlab_mode", "swanlab_token", "swanlab_workspace", "wandb_project", "wandb_exp_name",
-            "safe_serialization",
-            "max_shard_size", "save_safetensors", "problem_type", "template_backend", "template_mode",
-            "resume_only_model", "acc_steps", "global_world_size", "rank", "local_world_size", "model_suffix",
-            "model_info", "model_meta", "model_dir", "hub", "ckpt_dir", "evaluation_strategy", "training_args",
-            "val_dataset_shuffle", "disable_auto_column_mapping", "stopping_strategy", "port", "host",
-            "dataset_info", "eval_generation_config", "eval_dataset_args", "eval_limit", "padding_side",
-            "train_dataloader_shuffle", "swift_version", "bnb_4bit_quant_storage",
+            "max_shard_size", "problem_type", "template_mode",
+            "acc_steps", "global_world_size", "rank", "local_world_size", "model_suffix",
+            "model_info", "model_meta", "model_dir", "hub", "ckpt_dir", "training_args",
+            "val_dataset_shuffle", "disable_auto_column_mapping", "port", "host",
+            "dataset_info", "eval_generation_config", "eval_dataset_args", "eval_limit",
+            "swift_version",
         ),
         unneeded("is about how ms-swift runs, not about what is learned"),
     ),
@@ -111,51 +81,27 @@ TABLE: Table = {
 
 MEGATRON: Table = {
     **TABLE,
-    "lr": to("optim.lr"),
-    "lr_warmup_fraction": to("optim.warmup_ratio"),
-    "lr_warmup_iters": to("optim.warmup_steps"),
-    "train_iters": to("train.max_steps"),
-    "lr_decay_style": choice(
-        {name: {"optim.schedule": name} for name in ("cosine", "linear", "constant")},
-        "swift has no such schedule for it: optim.schedule lists them",
+    **each(
+        ("no_save_optim", "no_save_rng", "optimizer_cpu_offload", "optimizer_offload_fraction"),
+        unneeded("is about memory and checkpoints, not about what is learned"),
     ),
-    "attention_backend": _FASTER,
-    "recompute_granularity": choice(
-        {
-            "full": {"train.gradient_checkpointing": True},
-            "selective": {"train.gradient_checkpointing": True},
-            "none": {"train.gradient_checkpointing": False},
-        },
-        "swift recomputes whole layers, or none",
-    ),
-    "save": to("logging.output"),
-    "load": absent("name weights in the Hugging Face format as model.path"),
     "mcore_model": absent("name weights in the Hugging Face format as model.path"),
     "mcore_adapter": absent("name an adapter of PEFT as tuner.adapter"),
-    "expert_model_parallel_size": to("parallel.ep"),
-    "sequence_parallel": to("parallel.sequence_parallel"),
-    "eval_iters": unneeded("all of the validation data are evaluated"),
-    "moe_expert_capacity_factor": absent("experts take all tokens that are sent to them"),
-    "optimizer_offload_fraction": _FASTER,
     **each(
         (
-            "recompute_method", "recompute_num_layers", "recompute_modules", "cross_entropy_loss_fusion",
-            "cross_entropy_fusion_impl", "moe_permute_fusion", "moe_grouped_gemm", "moe_shared_expert_overlap",
-            "masked_softmax_fusion", "bias_dropout_fusion", "bias_activation_fusion", "apply_rope_fusion",
-            "gradient_accumulation_fusion", "overlap_grad_reduce", "overlap_param_gather", "optimizer_cpu_offload",
-            "use_precision_aware_optimizer", "offload_bridge", "moe_router_dtype", "linear_decoupled_in_proj",
-            "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype", "manual_gc",
-            "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "moe_token_dispatcher_type",
+            "bias_activation_fusion",
+            "offload_bridge", "linear_decoupled_in_proj",
+            "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype",
             "offload_model", "offload_optimizer", "microbatch_group_size_per_vp_stage",
         ),
         unneeded("changes speed, memory or the last digits, not what is learned; see the section backend"),
     ),
     **each(
-        ("no_save_optim", "no_save_rng", "no_load_optim", "no_load_rng", "finetune", "use_persistent_ckpt_worker",
-         "dist_ckpt_save_pre_mcore_014", "use_cpu_initialization", "perform_initialization"),
+        ("use_persistent_ckpt_worker",
+         "dist_ckpt_save_pre_mcore_014", ),
         unneeded("checkpoints are swift's own"),
     ),
-    **each(("fp8_format", "fp8_recipe", "fp8_param_gather"), absent("FP8 is an option of the section backend")),
+    **each((), absent("FP8 is an option of the section backend")),
 }  # fmt: skip
 
 

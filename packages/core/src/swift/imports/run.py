@@ -26,6 +26,8 @@ TRANSLATIONS: dict[str, Callable[[Carrying], None]] = {
     nemo.NAME: nemo.translate,
 }
 _ATTEMPTS = 40
+_FASTER = ("model.liger",)
+"""Keys that change speed alone, so that nothing is lost where a backend refuses them."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def _refused(run: Carrying) -> None:
                 run.lose("", "", f"swift {run.verb} will say: {error.message}")
                 return
             carried = run.settings.pop(key)
-            run.lose(carried.origin, carried.value, _reason(error, key))
+            say = run.unneeded if key in _FASTER else run.lose
+            say(carried.origin, carried.value, _reason(error, key))
 
 
 def _other_optimizer(run: Carrying, error: SwiftError) -> bool:

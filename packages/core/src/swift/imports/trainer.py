@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.imports.carrying import Carrying, NotTrainable, is_off, number, share, words
-from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, unneeded
+from swift.imports.rules import Table, absent, apply, as_flag, choice, each, unneeded
 from swift.plugins.discover import list_plugins
 
 NAME = "Hugging Face Trainer"
@@ -36,17 +36,15 @@ OPTIMIZERS = {
 TABLE: Table = {
     **each(
         (
-            "local_rank", "do_train", "do_eval", "do_predict", "overwrite_output_dir", "remove_unused_columns",
-            "label_names", "use_cpu", "no_cuda", "use_mps_device", "log_on_each_node", "save_on_each_node",
-            "include_for_metrics", "accelerator_config", "ddp_backend", "ddp_find_unused_parameters",
-            "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph", "ignore_data_skip", "debug",
-            "restore_callback_states_from_checkpoint", "enable_jit_checkpoint", "length_column_name", "past_index",
-            "save_safetensors", "logging_dir", "half_precision_backend", "fp16_opt_level", "fp16_backend",
-            "include_inputs_for_metrics", "eval_use_gather_object", "dispatch_batches", "split_batches",
+            "local_rank",
+            "use_mps_device",
+            "ddp_static_graph", "debug",
+            "restore_callback_states_from_checkpoint", "enable_jit_checkpoint", "past_index",
+            "half_precision_backend", "fp16_opt_level", "fp16_backend",
+            "include_inputs_for_metrics",
             "use_legacy_prediction_loop", "tpu_num_cores", "tpu_metrics_debug", "mp_parameters", "_n_gpu",
-            "distributed_state", "deepspeed_plugin", "use_cache", "run_id", "ray_scope", "include_tokens_per_second",
-            "fsdp_min_num_params",
-            "fsdp_transformer_layer_cls_to_wrap", "include_num_input_tokens_seen", "jit_mode_eval",
+            "distributed_state", "deepspeed_plugin", "use_cache", "run_id", "ray_scope",
+            "jit_mode_eval",
             "use_ipex", "xpu_backend", "torchdynamo", "project",
         ),
         _LIBRARY,
@@ -61,37 +59,26 @@ TABLE: Table = {
     ),
     **each(
         (
-            "log_level", "log_level_replica", "disable_tqdm", "logging_strategy", "logging_first_step",
-            "logging_nan_inf_filter", "prediction_loss_only", "eval_do_concat_batches", "batch_eval_metrics",
-            "skip_memory_metrics", "eval_accumulation_steps", "plot_loss", "eval_on_start", "eval_delay",
+            "eval_do_concat_batches",
+            "skip_memory_metrics", "plot_loss", "eval_delay",
         ),
         _LOGGING,
     ),
     **each(
         (
-            "gradient_checkpointing_kwargs", "dataloader_num_workers", "dataloader_pin_memory",
-            "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context",
-            "dataloader_in_order", "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps",
-            "bf16_full_eval", "fp16_full_eval", "full_determinism", "liger_kernel_config", "low_cpu_mem_usage",
-            "tf32", "overwrite_cache", "preprocessing_batch_size", "load_from_cache_file",
+            "dataloader_multiprocessing_context",
+            "dataloader_in_order", "torch_empty_cache_steps",
+            "bf16_full_eval", "fp16_full_eval", "liger_kernel_config",
         ),
         _SPEED,
     ),
     "ddp_timeout": unneeded("a process that stops answering is named after train.timeout_minutes"),
-    "data_seed": changed("one seed decides here: train.seed"),
-    "dataloader_drop_last": absent("the last, smaller batch of an epoch is trained on here"),
-    "group_by_length": absent("samples are not sorted by length here: their order differs"),
-    "train_sampling_strategy": absent("samples come in random order here, or in the file's (data.shuffle)", "random"),
-    "average_tokens_across_devices": absent("tokens are averaged over all processes here", "true"),
-    "neftune_noise_alpha": absent("noise on the embeddings (NEFTune) is not available"),
-    "optim_args": absent("options of the optimizer are keys of the section optim here: write them there"),
-    "optim_target_modules": absent("GaLore and its kin are not available"),
-    "auto_find_batch_size": absent("the batch is never changed here: choose one that fits"),
+    "train_sampling_strategy": choice(
+        {"random": {"data.shuffle": True}, "sequential": {"data.shuffle": False}},
+        "samples come in random order here, or in the file's (data.shuffle)",
+    ),
     "parallelism_config": absent("write tp, cp and dp into the section parallel"),
-    "load_best_model_at_end": changed("the best checkpoint is named at the end and in report.html, and kept"),
-    "save_only_model": changed("checkpoints hold the state of the optimizer too"),
     "sortish_sampler": absent("samples are not sorted by length here"),
-    "predict_with_generate": changed("evaluation measures the loss; for answers: swift infer, swift eval"),
     "optim": choice(OPTIMIZERS, "swift has no such optimizer: it has adamw, adamw_8bit and adafactor"),
 }  # fmt: skip
 
@@ -209,28 +196,25 @@ def _peak(run: Carrying) -> float | None:
 def saving(run: Carrying, every: int | None = 500) -> None:
     """Translate save_strategy and save_steps."""
     strategy, steps = run.take("save_strategy"), run.take("save_steps")
-    strategy = "no" if strategy is False else str(strategy or "steps")
-    if strategy == "no":
-        run.changed("save_strategy", strategy, "a checkpoint is saved after each epoch, and the newest are kept")
-    elif strategy == "best":
-        run.changed("save_strategy", strategy, "a checkpoint is saved after each epoch; the best one is kept")
-    elif strategy == "steps" and steps is not None:
+    strategy = "no" if strategy is False else strategy
+    if strategy is not None:
+        as_flag(run, "save_strategy", strategy)
+    if strategy in (None, "steps") and steps is not None:
         run.set("checkpoint.save_steps", steps, "save_steps")
-    elif strategy == "steps" and every is not None:
+    elif strategy in (None, "steps") and every is not None:
         run.default("checkpoint.save_steps", every)
 
 
 def evaluation(run: Carrying) -> None:
-    """Translate eval_strategy and eval_steps: where nothing is evaluated, the number says nothing."""
+    """Translate eval_strategy and eval_steps, which default to logging_steps."""
     strategy, steps = run.take("eval_strategy", "evaluation_strategy"), run.take("eval_steps")
-    run.take("evaluation_strategy")
     strategy = "no" if strategy is False else strategy
-    if steps is not None and strategy not in ("no", "epoch"):
+    if strategy is not None:
+        as_flag(run, "eval_strategy", strategy)
+    if steps is not None and strategy in (None, "steps"):
         run.set("train.eval_steps", steps, "eval_steps")
     elif strategy == "steps":
         run.set("train.eval_steps", run.values.get("logging_steps", 500), "eval_strategy")
-    elif strategy == "no":
-        run.unneeded("eval_strategy", strategy, "nothing is evaluated without validation data")
 
 
 def trackers(run: Carrying) -> None:
