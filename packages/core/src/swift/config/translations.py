@@ -1,0 +1,257 @@
+"""How flags turn their values into settings: `--bf16` into `model.dtype`, `--cutoff_len` into two keys.
+
+Each takes a flag as it was typed and its value; `swift.config.aliases` says which flag is translated by which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from swift.config.draft import NOTE
+from swift.config.fields import core_fields
+from swift.config.flags import Settings, Translation
+from swift.config.meanings import Refused
+from swift.config.other_programs import other_programs
+from swift.config.other_values import (
+    OPTIMIZERS_ELSEWHERE,
+)
+from swift.config.sections import Shape
+from swift.config.values import as_number, as_switch, coerce, divided, quoted
+from swift.errors import ConfigError, did_you_mean
+from swift.plugins.discover import list_plugins
+
+
+def choice(choices: Mapping[str, Settings], refused: Mapping[str, Refused] | None = None) -> Translation:
+    """Return a translation that takes one of some names; of those `refused`, it says why."""
+
+    def translate(source: str, value: Any) -> Settings:
+        name = str(value).lower()
+        if refused and name in refused:
+            refused[name].answer(source, value)
+        if name not in choices:
+            raise ConfigError(
+                f"{source} does not know {quoted(value)}.{did_you_mean(name, choices)}",
+                hint=f"It takes one of: {', '.join(choices)}",
+            )
+        return dict(choices[name])
+
+    return translate
+
+
+def when_on(settings: Settings, otherwise: Settings | None = None) -> Translation:
+    """Return a translation of a switch: the settings that it makes when it is on, and when it is off."""
+
+    def translate(source: str, value: Any) -> Settings:
+        return dict(settings if as_switch(value, source) else otherwise or {})
+
+    return translate
+
+
+def deepspeed(_source: str, value: Any) -> Settings:
+    """Choose DeepSpeed with a file, or a preset by ms-swift's or LLaMA-Factory's name."""
+    return {"backend.name": "deepspeed", "backend.config": DEEPSPEED_PRESETS.get(value, value)}
+
+
+def patterns(key: str) -> Translation:
+    """Let a name without `*` stand for all weights that begin with it, as in ms-swift."""
+
+    def translate(_source: str, value: Any) -> Settings:
+        names = value if isinstance(value, list | tuple) else (value,)
+        return {key: tuple(name if "*" in str(name) else f"{name}*" for name in names)}
+
+    return translate
+
+
+def optimizer(source: str, value: Any) -> Settings:
+    """Take core's names, then installed plugins' names; of well-known others say that they are not there."""
+    name = str(value).lower()
+    if name in OPTIMIZERS or not any(entry.name == str(value) for entry in list_plugins("swift.optimizers")):
+        return choice(OPTIMIZERS, OPTIMIZERS_ELSEWHERE)(source, value)
+    return {"optim.name": value}
+
+
+def loss_type(source: str, value: Any) -> Settings:
+    """Take the name of a loss for the objective; cross entropy is what sft and pt have anyway."""
+    if str(value).lower() in ("cross_entropy", "nll"):
+        return {NOTE: "is not needed: sft and pt take the cross entropy of the tokens that are learned."}
+    if str(value).lower() == "dft":
+        other_programs()["use_dft_loss"].answer(source, value)
+    return {"objective.loss": value}
+
+
+def learn(text: str) -> Settings:
+    """Return the setting that says which text is learned."""
+    return {"data.loss_on": text}
+
+
+def truncation(_source: str, value: Any) -> Settings:
+    """Let ms-swift's `raise` refuse samples that are too long, as `data.strict` does."""
+    return {"data.truncation": "delete", "data.strict": True} if value == "raise" else {"data.truncation": value}
+
+
+def cutoff(_source: str, value: Any) -> Settings:
+    """Truncate, as LLaMA-Factory does, unless the user says what is to become of longer samples."""
+    return {"data.max_length": value, "?data.truncation": "right"}
+
+
+def val_size(source: str, value: Any) -> Settings:
+    """Read a part of the data; LLaMA-Factory also takes a number of rows."""
+    try:
+        part = float(value)
+    except (TypeError, ValueError, OverflowError):
+        part = math.nan
+    if 0 <= part < 1:
+        return {"data.split_ratio": value}
+    raise ConfigError(
+        f"{source} takes the part of the data to hold out, from 0 to less than 1, not {quoted(value)}.",
+        hint="For example: --val_size 0.1, or rows of their own: --val_dataset FILE",
+    )
+
+
+def text_field(_source: str, value: Any) -> Settings:
+    """Rename the column that holds plain text."""
+    return (
+        {NOTE: "is not needed: 'text' is the column's name here too."}
+        if value == "text"
+        else {f"data.columns.{value}": "text"}
+    )
+
+
+def thinking(source: str, value: Any) -> Settings:
+    """Pass the switch on to the chat template."""
+    return {"data.template_kwargs.enable_thinking": as_switch(value, source)}
+
+
+def request(name: str) -> Translation:
+    """Return a translation that leaves the value to `swift.config.requests`."""
+    return lambda _, value: {f"@{name}": value}
+
+
+def max_steps(_source: str, value: Any) -> Settings:
+    """Take -1 for no limit."""
+    return {} if str(value) == "-1" else {"train.max_steps": value}
+
+
+def keep(_source: str, value: Any) -> Settings:
+    """Keep all for what the Trainer takes for no limit."""
+    return {"checkpoint.keep": None if str(value).lower() in ("all", "none", "null", "0", "-1") else value}
+
+
+def timeout(source: str, value: Any) -> Settings:
+    """Read seconds."""
+    seconds = as_number(value)
+    if seconds is None:
+        raise ConfigError(f"{source} takes seconds, not {quoted(value)}.", hint=f"For example: {source} 1800")
+    return {"train.timeout_minutes": seconds / 60}
+
+
+def resume(_source: str, value: Any) -> Settings:
+    """Read a folder, or a switch that stands for the newest run."""
+    words = {"true": "last", "false": None}
+    return {"checkpoint.resume": words.get(str(value).lower(), value)}
+
+
+def report_to(_source: str, value: Any) -> Settings:
+    """`tensorboard` adds to what every run writes; `none` leaves only that."""
+    names = [name for each in (value if isinstance(value, list | tuple) else [value]) for name in divided(each)]
+    if names == ["all"]:
+        return {}
+    always = ("console", "jsonl", "report")
+    return {"logging.report_to": (*always, *(name for name in names if name not in ("none", *always)))}
+
+
+def schedule(source: str, value: Any) -> Settings:
+    """Read the name of a schedule; those that follow the losses are refused."""
+    if str(value).lower() in STATEFUL:
+        raise ConfigError(
+            f"{source} {value} follows the losses, and a learning rate here is a function of the step alone, so that "
+            "a checkpoint continues the same on any backend.",
+            hint=f"Type: {source} cosine, with --early_stopping N to stop when evaluations get no better",
+        )
+    return choice(SCHEDULES)(source, value)
+
+
+def schedule_options(source: str, value: Any) -> Settings:
+    """Divide transformers' options of a schedule into the floor, which has keys of its own, and the rest."""
+    options = dict(coerce(core_fields()["optim.schedule_options"], value, source) or {})
+    floors = {"min_lr": "optim.min_lr", "lr_end": "optim.min_lr"}
+    floors |= dict.fromkeys(("min_lr_rate", "min_lr_ratio"), "optim.min_lr_ratio")
+    settings = {key: options.pop(name) for name, key in floors.items() if options.get(name) is not None}
+    rest = {name: option for name, option in options.items() if name not in floors}
+    return {**settings, **({"optim.schedule_options": rest} if rest else {})}
+
+
+def warmup_steps(_source: str, value: Any) -> Settings:
+    """Take a number below 1 for a part of all steps, as the Trainer does."""
+    part = as_number(value)
+    return {"optim.warmup_ratio" if part is not None and 0 < part < 1 else "optim.warmup_steps": value}
+
+
+DEEPSPEED_PRESETS = {
+    **{f"zero{stage}_cpu_offload": f"zero{stage}_offload" for stage in (2, 3)},
+    **{f"default-zero{stage}": f"zero{stage}" for stage in (2, 3)},
+}
+TRAIN_TYPES: dict[str, Settings] = {
+    "full": {"tuner.kind": "full"},
+    "lora": {"tuner.kind": "lora"},
+    "qlora": {"tuner.kind": "lora", "tuner.quantize": "bnb-nf4"},
+    "dora": {"tuner.kind": "lora", "tuner.dora": True},
+    "rslora": {"tuner.kind": "lora", "tuner.rslora": True},
+    "pt": {"objective.name": "pt"},
+    "cpt": {"objective.name": "pt"},
+    **{name: {"objective.name": name} for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo")},
+}
+DTYPES: dict[str, Settings] = {
+    "auto": {"model.dtype": "auto"},
+    **{name: {"model.dtype": "float32"} for name in ("float32", "fp32", "float")},
+    **{name: {"model.dtype": "bfloat16"} for name in ("bfloat16", "bf16")},
+    **{name: {"model.dtype": "float16"} for name in ("float16", "fp16", "half")},
+}
+ATTENTION: dict[str, Settings] = {
+    name: {"model.attention": name} for name in ("auto", "flash_attention_2", "sdpa", "eager")
+} | {name: {"model.attention": "flash_attention_2"} for name in ("flash_attn", "flash_attn_2", "flash", "fa2")}
+FLASH: dict[str, Settings] = {
+    **ATTENTION,
+    **dict.fromkeys(("true", "yes", "on", "1"), ATTENTION["fa2"]),
+    **dict.fromkeys(("false", "no", "off", "0"), ATTENTION["sdpa"]),
+    "disabled": ATTENTION["eager"],
+}
+"""`--flash_attn` is a switch in ms-swift, and a kernel in LLaMA-Factory."""
+DEVICES: dict[str, Settings] = {
+    **{name: {"backend.device": name} for name in ("auto", "cpu", "cuda")},
+    "gpu": {"backend.device": "cuda"},
+}
+FSDP_PRESETS: dict[str, Settings] = {
+    "fsdp": {"backend.name": "fsdp"},
+    "fsdp_offload": {"backend.name": "fsdp", "backend.offload": True},
+    "hsdp": {"backend.name": "fsdp", "backend.hybrid": True},
+}
+METHODS: dict[str, Settings] = {
+    **{name: {"backend.name": name} for name in ("megatron", "deepspeed", "torch")},
+    **FSDP_PRESETS,
+    "ddp": {"backend.name": "torch"},
+    "fsdp2": {"backend.name": "fsdp"},
+    "zero": {"backend.name": "deepspeed"},
+}
+SCHEDULES: dict[str, Settings] = {name: {"optim.schedule": name} for name in get_args(Shape)} | {
+    "constant_with_warmup": {"optim.schedule": "constant"},
+    "cosine_with_min_lr": {"optim.schedule": "cosine", "@min_lr": "cosine_with_min_lr"},
+}
+DECAY_STYLES: dict[str, Settings] = {
+    **{name: {"optim.schedule": name} for name in ("cosine", "linear", "constant", "wsd")},
+    "inverse-square-root": {"optim.schedule": "inverse_sqrt"},
+}
+STATEFUL = ("reduce_lr_on_plateau", "greedy")
+"""Schedules of transformers that follow the losses."""
+OPTIMIZERS: dict[str, Settings] = {
+    **{name: {"optim.name": "adamw"} for name in ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adam")},
+    **{name: {"optim.name": "adamw_8bit"} for name in ("adamw_8bit", "adamw_bnb_8bit")},
+    "adafactor": {"optim.name": "adafactor"},
+}
+LOSS_SCALES: dict[str, Settings] = {
+    "default": {"data.loss_on": "assistant"},
+    "all": {"data.loss_on": "all"},
+    "last_round": {"data.loss_on": "last_round"},
+}
