@@ -118,9 +118,15 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
         {**NF4, **zero3(offload_param={"device": "cpu"}), "train.gradient_checkpointing": True},
         2,
     ),
-    "nf4, tied, with a head of its own": (
-        {**WIDE, "tie_word_embeddings": True},
-        {**NF4, **zero3(), "tuner.modules_to_save": ["embed_tokens"]},
+    "fp4 with plain scales, and the head trained": (
+        WIDE,
+        {
+            **LORA,
+            "tuner.quantize": "bnb-fp4",
+            "tuner.double_quant": False,
+            "tuner.modules_to_save": ["lm_head"],
+            **zero3(),
+        },
         2,
     ),
 }
