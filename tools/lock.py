@@ -31,8 +31,13 @@ def main() -> None:
     write("built.txt", [entry for entry in everything if BUILT_HERE.match(entry)])
     write("dev.txt", [entry for entry in everything if not (WITH_TORCH.match(entry) or BUILT_HERE.match(entry))])
     there = {pinned(entry) for entry in everything}
-    more = entries(export("--all-packages", "--group", "dev", "--group", "harness"))
-    write("harness.txt", [entry for entry in more if pinned(entry) not in there])
+    write("harness.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "harness")))
+    write("trackers.txt", beyond(there, export("--only-group", "trackers")))
+
+
+def beyond(there: set[str], requirements: str) -> list[str]:
+    """Return the entries of packages that are not installed already, torch and what comes with it aside."""
+    return [entry for entry in entries(requirements) if pinned(entry) not in there and not WITH_TORCH.match(entry)]
 
 
 def export(*what: str) -> str:
@@ -55,8 +60,8 @@ def entries(requirements: str) -> list[str]:
 
 
 def pinned(entry: str) -> str:
-    """Name, version, and where it is wanted."""
-    return entry.partition(" \\\n")[0]
+    """Return name and version."""
+    return entry.partition(" ")[0]
 
 
 def write(name: str, pins: list[str]) -> None:

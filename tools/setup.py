@@ -23,6 +23,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "setup-fingerprint"
 HARNESS = VENV / "harness"
+TRACKERS = VENV / "trackers"
 PINS = ROOT / "requirements"
 
 
@@ -83,6 +84,10 @@ def install() -> None:
     say("lm-evaluation-harness, in a folder of its own")
     harness = ("--target", str(HARNESS), "--requirement", str(PINS / "harness.txt"))
     uv_install(offered, "--no-deps", "--require-hashes", *harness)
+    say("experiment trackers, in an environment of their own")
+    make_inner_venv(TRACKERS)
+    trackers = ("--no-deps", "--require-hashes", "--requirement", str(PINS / "trackers.txt"))
+    uv_install(offered, *trackers, python=TRACKERS / "bin" / "python")
     say("what is built here: deepspeed")
     built_here = {**offered, "DS_BUILD_OPS": "0", **({} if has_nvidia_driver() else {"DS_ACCELERATOR": "cpu"})}
     built = ("--no-deps", "--no-build-isolation", "--require-hashes", "--requirement", str(PINS / "built.txt"))
@@ -98,6 +103,13 @@ def make_venv() -> None:
     say(f"{VENV.name} with Python {version}")
     if not (VENV / "lib" / f"python{version}").is_dir() or not PYTHON.exists():
         run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(VENV)])
+
+
+def make_inner_venv(folder: Path) -> None:
+    """Make an environment that has all of `.venv` too. What it adds is found first, and not found from `.venv`."""
+    run([str(PYTHON), "-m", "venv", "--clear", "--without-pip", str(folder)])
+    packages, inner = (next(each.glob("lib/python*/site-packages")) for each in (VENV, folder))
+    (inner / "outer.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")
 
 
 def install_torch(offered: dict[str, str], index_only: dict[str, str]) -> None:
@@ -148,10 +160,10 @@ def pip(*arguments: str, quiet: bool = False) -> None:
     run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(PYTHON), *arguments], quiet=quiet)
 
 
-def uv_install(settings: dict[str, str], *arguments: str) -> None:
+def uv_install(settings: dict[str, str], *arguments: str, python: Path | None = None) -> None:
     """Install with uv, which compiles what it installs: its own progress bars on a terminal, silence in a log."""
     silent = [] if sys.stderr.isatty() else ["--quiet"]
-    command = [str(VENV / "bin" / "uv"), "pip", "install", *silent, "--no-config", "--python", str(PYTHON)]
+    command = [str(VENV / "bin" / "uv"), "pip", "install", *silent, "--no-config", "--python", str(python or PYTHON)]
     run([*command, "--compile-bytecode", *arguments], environment={**settings, **os.environ})
 
 

@@ -54,6 +54,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     module = _HOME_OF.get(name)
     if module is None:
+        from swift.elsewhere import advice
+
+        if instead := advice(name):
+            raise ImportError(instead)  # an AttributeError would lose its words: `from swift import ...` has its own
         raise AttributeError(f"module 'swift' has no attribute {name!r}")
     return getattr(importlib.import_module(module), name)
 

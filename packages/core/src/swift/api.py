@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.parse import Parsed, config_from_mapping
 from swift.errors import UsageError
+from swift.script import speaking_to_a_script
 
 if TYPE_CHECKING:
     from swift.contracts import RunSummary, StepRecord
@@ -40,7 +41,8 @@ class TrainerConfig:
 
     def parse(self) -> Parsed:
         """Return the validated configuration."""
-        return config_from_mapping(self.options, "train", source="TrainerConfig")
+        with speaking_to_a_script():
+            return config_from_mapping(self.options, "train", source="TrainerConfig")
 
 
 class Swift:
@@ -54,22 +56,25 @@ class Swift:
     @classmethod
     def from_config(cls, config: TrainerConfig | Mapping[str, Any]) -> Swift:
         """From keywords, or from a mapping of sections as in a YAML file."""
-        parsed = config.parse() if isinstance(config, TrainerConfig) else config_from_mapping(config)
+        with speaking_to_a_script():
+            parsed = config.parse() if isinstance(config, TrainerConfig) else config_from_mapping(config)
         return cls(parsed)
 
     def train(self) -> RunSummary:
         """Train in this process, or as the member of the group that a launcher started."""
-        self._check()
-        from swift.train.loop import train
+        with speaking_to_a_script():
+            self._check()
+            from swift.train.loop import train
 
-        return train(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
+            return train(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
 
     def steps(self) -> Iterator[StepRecord]:
         """Train as `train` does, and yield a record after each step, when all that was due after it is done."""
-        self._check()
-        from swift.train.loop import steps
+        with speaking_to_a_script():
+            self._check()
+            from swift.train.loop import steps
 
-        yield from steps(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
+            yield from steps(self.parsed, rows=self._rows, validation_rows=self._validation_rows)
 
     def _check(self) -> None:
         """Raise `UsageError` where something to train, or to train on, is missing."""
@@ -112,7 +117,8 @@ class Trainer:
         options: dict[str, Any] = {"model": chosen.path, **chosen.options, **(args or {})}
         rows = _rows(train_dataset, options, "dataset")
         validation_rows = _rows(eval_dataset, options, "val_dataset")
-        parsed = config_from_mapping(options, "train", source="Trainer")
+        with speaking_to_a_script():
+            parsed = config_from_mapping(options, "train", source="Trainer")
         self._swift = Swift(parsed, rows=rows, validation_rows=validation_rows)
 
     @property

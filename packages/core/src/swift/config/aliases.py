@@ -109,6 +109,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "checkpoint.asynchronous": ("async_save",),
     "logging.output": ("output_dir",),
     "logging.run_name": ("run_name",),
+    "logging.project": ("project", "wandb_project", "swanlab_project", "trackio_project"),
     "logging.strategy": ("logging_strategy",),
     "logging.steps": ("logging_steps", "log_interval"),
     "backend.name": ("backend",),

@@ -1,4 +1,4 @@
-"""What a flag of another program means to swift: nothing to change, only some of its values, or a refusal."""
+"""The meaning of another program's flag to swift: nothing to change, only some of its values, or a refusal."""
 
 from __future__ import annotations
 

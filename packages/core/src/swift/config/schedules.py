@@ -1,4 +1,4 @@
-"""What a schedule of the learning rate may be asked for: its options, and the floor where it ends."""
+"""Options of a schedule of the learning rate, and the floor where it ends."""
 
 from __future__ import annotations
 

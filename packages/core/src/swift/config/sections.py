@@ -134,7 +134,7 @@ _StepCount = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
 class ScheduleOptions(Section):
-    """What some schedules take besides warm-up and floor, by the names that transformers gives them."""
+    """Options of some schedules besides warm-up and floor, by the names that transformers gives them."""
 
     num_cycles: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
         None, description="Waves of cosine (0.5 unless given), or restarts of cosine_with_restarts (1)"
@@ -297,6 +297,9 @@ class LoggingSection(Section):
     steps: Interval = Field(5, description="Log every N steps; 0.1 is a tenth of all steps")
     report_to: tuple[Name, ...] = Field(
         ("console", "jsonl", "tensorboard", "report"), description="Observers, by entry point name"
+    )
+    project: Name | None = Field(
+        None, description="Project in an experiment tracker; default: the tracker's own environment variable, or swift"
     )
 
 

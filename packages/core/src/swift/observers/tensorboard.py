@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from swift.contracts import Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
-from swift.observers.lines import EVAL_PREFIX, Line, Meter
+from swift.observers.lines import Line, Meter
 from swift.observers.mfu import mfu_of
+from swift.observers.scalars import scalars_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -52,8 +53,5 @@ class TensorBoardObserver:
 
 
 def _write(writer: SummaryWriter, line: Line) -> None:
-    for name, value in line.items():
-        if name == "step" or isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        tag = f"eval/{name.removeprefix(EVAL_PREFIX)}" if name.startswith(EVAL_PREFIX) else f"train/{name}"
+    for tag, value in scalars_of(line).items():
         writer.add_scalar(tag, value, line["step"])

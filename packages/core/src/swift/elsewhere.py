@@ -1,0 +1,49 @@
+"""Names that users of ms-swift and the Hugging Face trainer import, and what to write instead."""
+
+from __future__ import annotations
+
+_CONFIG = 'Swift.from_config(TrainerConfig(model="...", dataset="...", learning_rate=1e-5)).train()'
+_TRAINER = 'Trainer(model="...", args={"learning_rate": 1e-5}, train_dataset=rows).train()'
+_COMMAND = "on the command line: swift {verb} --help"
+
+INSTEAD: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "TrainingArguments",
+            "Seq2SeqTrainingArguments",
+            "TrainArguments",
+            "SftArguments",
+            "BaseArguments",
+            "SFTConfig",
+            "DPOConfig",
+        ),
+        f"Arguments are keywords, or a mapping of the same names: {_TRAINER}",
+    ),
+    **dict.fromkeys(("Seq2SeqTrainer", "TrainerFactory"), f"There is one trainer: {_TRAINER}"),
+    **dict.fromkeys(
+        ("SFTTrainer", "DPOTrainer", "KTOTrainer", "ORPOTrainer", "CPOTrainer"),
+        'The objective is a keyword: Trainer(model="...", args={"objective": "dpo"}, train_dataset=rows).train()',
+    ),
+    **dict.fromkeys(("sft_main", "pt_main", "rlhf_main", "train_main"), _CONFIG),
+    **dict.fromkeys(("infer_main", "InferArguments", "PtEngine", "TransformersEngine"), _COMMAND.format(verb="infer")),
+    **dict.fromkeys(("VllmEngine", "LmdeployEngine", "SglangEngine"), _COMMAND.format(verb="infer") + " (--engine)"),
+    **dict.fromkeys(("InferRequest", "RequestConfig", "InferClient"), _COMMAND.format(verb="infer")),
+    **dict.fromkeys(("deploy_main", "DeployArguments", "run_deploy"), _COMMAND.format(verb="serve")),
+    **dict.fromkeys(("export_main", "ExportArguments", "merge_lora"), _COMMAND.format(verb="export")),
+    **dict.fromkeys(("eval_main", "EvalArguments"), _COMMAND.format(verb="eval")),
+    **dict.fromkeys(
+        ("get_model_tokenizer", "get_model_processor", "get_template", "get_model_and_template", "load_dataset"),
+        f"Models, templates and data sets are named, and opened by the run: {_CONFIG}",
+    ),
+    **dict.fromkeys(
+        ("LoRAConfig", "LoraConfig", "AdaLoraConfig", "SwiftConfig", "PeftModel", "get_peft_model"),
+        'Adapters are keywords: TrainerConfig(model="...", dataset="...", tuner_type="lora", lora_rank=8)',
+    ),
+}
+"""Name → what to write instead of importing it from `swift`."""
+
+
+def advice(name: str) -> str | None:
+    """Return the message for a name of another program, None for one that nobody knows."""
+    instead = INSTEAD.get(name)
+    return None if instead is None else f"swift has no {name}. {instead}"
