@@ -1,4 +1,4 @@
-"""Errors as a script sees them: they name keywords and torchrun instead of flags, as one message without a traceback."""
+"""Errors as a script sees them: keywords and torchrun instead of flags, one message without a traceback."""
 
 from __future__ import annotations
 
