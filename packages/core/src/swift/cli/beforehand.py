@@ -1,4 +1,4 @@
-"""What a run would refuse, as far as it shows without torch and without weights: data, packages, a missing GPU.
+"""Refusals of a run, as far as they show without torch and without weights: data, packages, a missing GPU.
 
 `swift config show` asks here, and a run does before it imports anything. `swift config validate` leaves out what
 another machine may have.
