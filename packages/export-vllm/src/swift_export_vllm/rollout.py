@@ -67,17 +67,26 @@ class VllmServer:
 
         def ask(place: int) -> Completion:
             choice = self._completion(prompts[place], self._settings(sampling, place))
-            reason = "stop" if choice["finish_reason"] == "stop" else "length"
-            return Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"], reason)
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            # The server knows no function: what it said after the end of an answer is left out here.
+            for length in range(1, len(ids) + 1 if sampling.is_over is not None else 0):
+                if sampling.is_over is not None and sampling.is_over(ids[:length]):
+                    return Completion(ids[:length], logprobs[:length], "stop")
+            return Completion(ids, logprobs, "stop" if choice["finish_reason"] == "stop" else "length")
 
         yield from at_once(ask, range(len(prompts)), self._at_a_time)
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Stream server-sent events."""
         body = {**self._settings(sampling, 0), "model": self._model, "prompt": list(prompt), "stream": True}
+        told: list[int] = []
         for event in self._server.events("/v1/completions", body):
             for choice in event.get("choices") or ():
-                yield from choice.get("token_ids") or ()
+                for token in choice.get("token_ids") or ():
+                    yield token
+                    told.append(token)
+                    if sampling.is_over is not None and sampling.is_over(told):
+                        return
 
     def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
         """Yield a request for each prompt; the one token that is made is not looked at."""
@@ -113,6 +122,8 @@ class VllmServer:
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p if sampling.top_p > 0 else 1e-9,
+            "top_k": sampling.top_k,
+            "repetition_penalty": sampling.repetition_penalty,
             "seed": sampling.seed_of(place) if sampling.temperature > 0 else None,
             "stop_token_ids": self._ends,
             "logprobs": 0,

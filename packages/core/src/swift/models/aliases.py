@@ -77,5 +77,10 @@ def resolve_name(name: str) -> tuple[str, str | None]:
 
 
 def nearest_alias(name: str) -> str:
-    """`" Did you mean 'x'?"` for the nearest short name, or an empty string."""
-    return did_you_mean(name.lower(), (*RELEASED, *NEAREST))
+    """`" Did you mean 'x'?"` for the nearest name of a released model, or an empty string.
+
+    A model that was found under its name is not taken for another, and no name is suggested that stands for another.
+    """
+    if name in RELEASED.values():
+        return ""
+    return did_you_mean(name.lower(), RELEASED)

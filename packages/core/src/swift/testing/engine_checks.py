@@ -51,6 +51,21 @@ class TransformersReference:
         return (tokens[: ends[0] + 1], "stop") if ends else (tokens, "length")
 
     @torch.no_grad()
+    def penalised(self, prompt: Sequence[int], penalty: float) -> list[int]:
+        """Return an answer in which tokens of the prompt and of the answer are less likely, as `generate` has it."""
+        ids = torch.tensor([list(prompt)])
+        made = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=6,
+            repetition_penalty=penalty,
+            pad_token_id=self.end_tokens[0],
+        )
+        answer: list[int] = made[0, len(prompt) :].tolist()
+        return answer
+
+    @torch.no_grad()
     def logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
         """Return the log-probabilities of the whole vocabulary after each of these tokens but the last."""
         logits: torch.Tensor = self._model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, :-1]
@@ -169,6 +184,29 @@ def tokens_come_as_often_as_they_are_probable(engine: InferenceEngine, reference
     assert set(nucleus) == set(tokens[:count].tolist())
 
 
+def penalties_candidates_and_stops_are_those_of_transformers(
+    engine: InferenceEngine, reference: TransformersReference
+) -> None:
+    """Check `repetition_penalty`, `top_k` and `is_over`."""
+    penalised = dict(engine.generate(reference.prompts, Sampling(max_new_tokens=6, repetition_penalty=1.5)))
+    for place, prompt in enumerate(reference.prompts):
+        said = penalised[place].token_ids
+        assert said == reference.penalised(prompt, 1.5)[: len(said)], f"prompt {place}"
+
+    prompt = reference.prompts[2]
+    likeliest = reference.logprobs([*prompt, 0])[-1].topk(3).indices.tolist()
+    among = Sampling(max_new_tokens=1, temperature=2.0, top_k=3, seed=3)
+    drawn = {completion.token_ids[0] for _, completion in engine.generate([prompt] * 64, among)}
+    assert drawn == set(likeliest)
+
+    last = reference.prompts[1]
+    whole, _ = reference.answer(last)
+    stopped = replace(GREEDY, is_over=lambda tokens: len(tokens) >= 3)
+    ((_, completion),) = engine.generate([last], stopped)
+    assert (completion.token_ids, completion.finish_reason) == (whole[:3], "stop")
+    assert list(engine.stream(last, stopped)) == whole[:3]
+
+
 def weights_can_be_replaced(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Check that answers follow transformers with new weights, and with the old ones after them."""
     for state in (reference.changed(), reference):
@@ -218,6 +256,7 @@ CHECKS: tuple[Check, ...] = (
     scores_are_those_of_transformers,
     draws_depend_on_seed_and_number_alone,
     tokens_come_as_often_as_they_are_probable,
+    penalties_candidates_and_stops_are_those_of_transformers,
     an_empty_prompt_is_refused,
     weights_can_be_replaced,
     half_an_update_is_refused,
