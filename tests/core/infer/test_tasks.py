@@ -60,11 +60,10 @@ metric_list:
 
 @pytest.fixture(scope="module", autouse=True)
 def harness() -> Iterator[None]:
-    """The packages that `make setup` puts aside, since every import of transformers would import them as well."""
-    folder = str(Path(sys.prefix) / "harness")
-    sys.path.append(folder)
+    """Leave nothing of the packages that `make setup` puts aside, and `swift eval` finds, to the tests after these."""
+    before = list(sys.path)
     yield
-    sys.path.remove(folder)
+    sys.path[:] = before
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +148,7 @@ def test_without_the_harness_the_extra_is_named(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("swift.infer.harness.SET_ASIDE", Path("nowhere"))
     assert run(["eval", str(model), "--tasks", "arc_easy"]) == 2
     assert 'pip install "swift-core[eval]"' in capsys.readouterr().err
 

@@ -18,7 +18,7 @@ from tiny_models import batch, configurations, tiny, write_architecture, write_t
 
 from swift.config.sections import ModelSection
 from swift.errors import ConfigError, ModelError
-from swift.models.aliases import resolve_name
+from swift.models.aliases import nearest_alias, resolve_name
 from swift.models.source import HfSource, open_source
 
 torch.set_num_threads(1)
@@ -290,3 +290,9 @@ def test_short_names_stand_for_released_models_and_say_so() -> None:
     assert note is not None
     assert "taking Qwen/Qwen2.5-72B" in note
     assert resolve_name("my/own") == ("my/own", None)
+
+
+def test_no_model_is_suggested_that_cannot_be_loaded() -> None:
+    assert nearest_alias("Qwen/Qwen3-0.6B") == ""  # the model that was asked for, where the hub is out of reach
+    assert nearest_alias("qwen3-06b") == " Did you mean 'qwen3-0.6b'?"
+    assert "qwen-" not in nearest_alias("qwen-7b-x")

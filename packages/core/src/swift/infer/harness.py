@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 from swift.errors import DataError, SwiftError, UsageError, did_you_mean
 from swift.infer.options import ModelOptions
 from swift.infer.speaker import find_model, open_local
+
+SET_ASIDE = Path(sys.prefix) / "harness"
+"""Where `make setup` installs it: transformers would import its dependencies wherever it found them."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,9 @@ def run_tasks(
 ) -> dict[str, dict[str, Any]]:
     """Run tasks of the harness on a model; returns task → metric → value."""
     folder, names = request.folder, request.names
-    if importlib.util.find_spec("lm_eval") is None:
+    if importlib.util.find_spec("lm_eval") is None and (SET_ASIDE / "lm_eval").is_dir():
+        sys.path.append(str(SET_ASIDE))
+    elif importlib.util.find_spec("lm_eval") is None:
         raise UsageError(
             "--tasks needs lm-evaluation-harness, which is not installed.", hint='Run: pip install "swift-core[eval]"'
         )
