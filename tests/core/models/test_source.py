@@ -261,7 +261,7 @@ def test_offline_and_not_cached_is_one_sentence_and_exit_code_2(tmp_path: Path) 
     done = run_open("qwen3-7b", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
     assert done.returncode == 2
     assert done.stderr == ""
-    assert "taking Qwen/Qwen3-8B" in done.stdout
+    assert "Qwen/Qwen3-8B is the nearest" in done.stdout
     assert "Qwen/Qwen3-8B is not in the hub cache" in done.stdout
 
 
@@ -288,7 +288,7 @@ def test_short_names_stand_for_released_models_and_say_so() -> None:
     path, note = resolve_name("qwen/Qwen-72B")
     assert path == "Qwen/Qwen2.5-72B"
     assert note is not None
-    assert "taking Qwen/Qwen2.5-72B" in note
+    assert "Qwen/Qwen2.5-72B is the nearest" in note
     assert resolve_name("my/own") == ("my/own", None)
 
 
