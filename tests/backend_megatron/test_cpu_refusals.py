@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from swift.config.sections import OptimSection
+from swift.errors import CheckpointError
 from swift_backend_megatron.cpu import transformer_engine as te
+from swift_backend_megatron.native_writer import decay_style
 
 
 @pytest.mark.parametrize(
@@ -26,3 +29,13 @@ from swift_backend_megatron.cpu import transformer_engine as te
 def test_what_is_missing_is_refused(refused: Any) -> None:
     with pytest.raises(NotImplementedError, match="needs CUDA and Transformer Engine"):
         refused()
+
+
+def test_a_schedule_that_megatron_lm_does_not_have_is_not_written_into_its_checkpoints() -> None:
+    assert decay_style(OptimSection(schedule="inverse_sqrt")) == "inverse-square-root"
+    assert decay_style(OptimSection(schedule="warmup_stable_decay")) == "WSD"
+    assert decay_style(OptimSection(schedule="polynomial")) == "linear"
+    for options in ({"power": 2.0}, {"num_cycles": 3}):
+        shape = "polynomial" if "power" in options else "cosine_with_restarts"
+        with pytest.raises(CheckpointError, match=f"{shape}.*, which Megatron-LM does not have"):
+            decay_style(OptimSection(schedule=shape, schedule_options=options))
