@@ -69,7 +69,9 @@ def _mode(source: str, value: Any) -> Settings:
     """Read Trainer's words in any order, joined by spaces or commas."""
     listed = value if isinstance(value, list | tuple) else [value]
     words = [word.lower() for each in listed for word in str(each).replace(",", " ").split()]
-    if words in (["false"], ["none"], []):
+    if not words:
+        raise ConfigError(f"{source} names no way to shard.", hint=f"It takes: {', '.join(_WORDS)}")
+    if words in (["false"], ["none"]):
         return {}
     settings: Settings = {"backend.name": "fsdp"}
     for word in words:

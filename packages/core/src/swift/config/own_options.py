@@ -14,6 +14,8 @@ from swift.errors import ConfigError
 
 def _expression(text: str) -> str:
     """Refuse what is no regular expression."""
+    if not text.strip():
+        raise ValueError("must not be empty")
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as problem:
@@ -134,7 +136,7 @@ class LoraOptions(Section):
         """Take `all`, and names that are joined by commas: no module has one in its name."""
         if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
             return value
-        names = [name.strip() for each in value for name in each.split(",") if name.strip()]
+        names = [name.strip() for each in value for name in each.split(",") if name.strip() or not each.strip()]
         for name in names:
             if reason := _OTHER_TARGETS.get(name.lower().replace("_", "-")):
                 raise ValueError(f"takes names of modules or {ALL_LINEAR} ({reason})")
