@@ -19,8 +19,10 @@ from swift.checkpoint.names import model_name
 from swift.config.sections import ExportOptions, ExportSection, ModelSection
 from swift.contracts import ExportRequest
 from swift.errors import CheckpointError, ExportError, UsageError
+from swift.export.job import ExportJob
 from swift.export.plugins import AdapterExporter, HuggingFaceExporter
-from swift.export.run import export_checkpoint, export_state
+from swift.export.run import export_checkpoint
+from swift.export.state import export_state
 from swift.export.verify.reference import Reference, fixed_prompts, module_logps
 from swift.models.names import canonical_parameters
 from swift.models.source import HfSource, open_source
@@ -197,19 +199,18 @@ def test_a_live_state_is_compared_with_what_it_says_itself(tmp_path: Path) -> No
     model, tensors = trained(base)
     source = source_of(base)
 
-    def go(reference: Any, name: str) -> Path:
-        return export_state(
+    def go(reference: Any, name: str) -> None:
+        job = ExportJob(
             Exporters(),
-            iter(tensors.items()),
             to="hf",
             source=source,
             adapter=None,
             options=ExportSection(),
             destination=tmp_path / name,
-            is_main=True,
             say=lambda _: None,
             reference=reference,
         )
+        export_state(job, iter(tensors.items()), is_main=True)
 
     go(lambda prompts: module_logps(model, prompts), "good")
     stored = Reference.ask(lambda prompts: module_logps(model, prompts), fixed_prompts(source))

@@ -14,7 +14,7 @@ from processes import on_processes, succeeded
 from safetensors.torch import load_file
 from tiny_runs import BASE, conversations
 
-import swift.export.run
+import swift.export.stored
 from swift.config.parse import config_from_mapping
 from swift.errors import CheckpointError
 from swift.train.loop import Loop
@@ -54,7 +54,7 @@ def delay(monkeypatch: pytest.MonkeyPatch, work: Callable[..., None]) -> threadi
         assert step_after.wait(100)
         work(*arguments, **more)
 
-    monkeypatch.setattr(swift.export.run, "write_model_weights", later)
+    monkeypatch.setattr(swift.export.stored, "write_model_weights", later)
     return step_after
 
 
@@ -70,7 +70,7 @@ def delay(monkeypatch: pytest.MonkeyPatch, work: Callable[..., None]) -> threadi
 def test_weights_ready_to_load_are_those_of_the_saved_step_though_training_went_on(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], file: str, size: int
 ) -> None:
-    step_after = delay(monkeypatch, swift.export.run.write_model_weights)
+    step_after = delay(monkeypatch, swift.export.stored.write_model_weights)
     ((live, *_),) = (
         map(succeeded, ranks) for ranks in on_processes(size, partial(run, tied, tmp_path, changes, step_after))
     )

@@ -17,7 +17,7 @@ from swift.config.sections import Config, ModelSection
 from swift.convert.hf_folder import has_weights, is_whole, open_hf_folder
 from swift.convert.ms_swift import TrainingArgs, find_adapter_config, read_args
 from swift.errors import CheckpointError, PluginError, SwiftError
-from swift.export.run import write_model_weights
+from swift.export.stored import write_model_weights
 from swift.models.names import ADAPTER
 from swift.models.quiet import quiet_libraries
 from swift.models.source import HfSource, open_source

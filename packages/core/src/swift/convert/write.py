@@ -17,7 +17,9 @@ from swift.convert.hf_folder import OPTIMIZER
 from swift.convert.stored_state import StoredState
 from swift.convert.trainer_folder import write_optimizer, write_trainer_state
 from swift.errors import CheckpointError, SwiftError, UsageError, did_you_mean
-from swift.export.run import base_of, export_checkpoint, put_in_place, stored_weights
+from swift.export.in_place import put_in_place
+from swift.export.run import export_checkpoint
+from swift.export.stored import base_of, stored_weights
 from swift.models.quiet import quiet_libraries
 from swift.models.tokenizer import copy_tokenizer
 from swift.plugins.discover import list_plugins

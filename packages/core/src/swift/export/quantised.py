@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import redirect_stderr
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from swift.config.sections import ExportOptions, ModelSection
 from swift.contracts import ModelSource, Quantized, QuantizeRequest
 from swift.errors import ModelError, UsageError
 from swift.export.calibration import Calibration
+from swift.export.job import ExportJob
 from swift.export.verify.compare import Tolerance, account_of_module, compare
 from swift.export.verify.reference import Reference, fixed_prompts
 from swift.export.verify.rendering import compare_rendering
@@ -61,106 +63,92 @@ def requested_scheme(to: str, options: ExportOptions) -> OfferedScheme | None:
 
 
 def write_quantised(
-    whole: Path,
-    temporary: Path,
-    *,
-    trained: ModelSource,
-    calibration: Calibration,
-    scheme: OfferedScheme,
-    options: ExportOptions,
-    to: str,
-    say: Say,
+    unquantised: Path, job: ExportJob, *, calibration: Calibration, scheme: OfferedScheme, options: ExportOptions
 ) -> None:
-    """Quantise the model in `whole` into `temporary`, check the result, and write what was found beside it."""
+    """Quantise a model into the job's temporary folder, check the result, and write what was found beside it."""
     from swift.models.source import open_source
 
-    section = ModelSection(path=str(whole), trust_remote_code=trusted(trained))
-    source: HfSource = open_source(section, say=say)
+    section = ModelSection(path=str(unquantised), trust_remote_code=trusted(job.source))
+    source: HfSource = open_source(section, say=job.say)
     prompts = fixed_prompts(source)
     request = QuantizeRequest(
         source=source,
-        destination=temporary,
+        destination=job.temporary,
         scheme=scheme.name,
         calibration=calibration.rows,
         held_out=calibration.held_out,
         prompts=prompts,
         options=options,
-        say=say,
+        say=job.say,
     )
     exporter = open_hooks(exporter=scheme.exporter)
-    found: Quantized = exporter.quantize(request)
-    check_written(temporary, str(exporter.plugins[0].entry))
+    quantised: Quantized = exporter.quantize(request)
+    check_written(job.temporary, str(exporter.plugins[0].entry))
     if options.verify == "none":
         return
-    reference = Reference(prompts, found.logps)
-    tolerance = Tolerance(largest=float("inf"), mean=found.tolerance)
+    expected = _Expected(Reference(prompts, quantised.logps), Tolerance(largest=float("inf"), mean=quantised.tolerance))
     report: dict[str, Any] = {
         "verified": True,
         "quantised": scheme.name,
-        "transformers": _by_transformers(temporary, reference, tolerance, source, say=say),
-        ENGINE: _by_engine(
-            temporary,
-            reference,
-            tolerance,
-            options,
-            reason=scheme.facts.not_served_by.get(ENGINE),
-            dtype=found.dtype,
-            required=to == ENGINE,
-            trust_remote_code=trusted(trained),
-            say=say,
-        ),
-        "rendering": compare_rendering(trained.tokenizer, temporary, trust_remote_code=trusted(trained)),
+        "transformers": _by_transformers(job, expected, source),
+        ENGINE: _by_engine(job, expected, quantised.dtype, scheme, options),
+        "rendering": compare_rendering(job.source.tokenizer, job.temporary, trust_remote_code=trusted(job.source)),
         "calibration": calibration.described,
         "versions": installed_versions(),
     }
-    write_json(temporary / VERIFICATION, report)
+    write_json(job.temporary / VERIFICATION, report)
 
 
-def _by_transformers(
-    folder: Path, reference: Reference, tolerance: Tolerance, source: ModelSource, *, say: Say
-) -> dict[str, Any]:
-    """Return which decodes what it loads; some formats it leaves to libraries that may not be there."""
+@dataclass(frozen=True)
+class _Expected:
+    """Log-probabilities of the quantised weights, and how near to them arithmetic in fewer bits must come."""
+
+    reference: Reference
+    tolerance: Tolerance
+
+
+def _by_transformers(job: ExportJob, expected: _Expected, source: ModelSource) -> dict[str, Any]:
+    """Compare the model as transformers decodes it; some formats need libraries that may not be installed."""
     try:
         check_memory(model_bytes(source, 4), "Decoded, the model", hint="")
         with redirect_stderr(StringIO()):  # progress bars of compressed-tensors
-            model = reload(folder, source)
-            account = account_of_module(model, reference.prompts, greedy=False)
+            model = reload(job.temporary, source)
+            account = account_of_module(model, expected.reference.prompts, greedy=False)
     except (ImportError, ModelError) as error:
         reason = str(error).splitlines()[0]
-        say(f"transformers was not asked: {reason}. --verify all asks {ENGINE_TITLE}")
+        job.say(f"transformers was not asked: {reason}. --verify all asks {ENGINE_TITLE}")
         return {"asked": False, "reason": reason}
     cause = "The format is not what transformers takes it for. Report it with this model's config.json."
-    told = compare(reference, account, tolerance, cause=cause)
-    _say_verified("transformers", told, say)
-    return {"asked": True, "dtype": "float32", **told}
+    found = compare(expected.reference, account, expected.tolerance, cause=cause)
+    _say_verified("transformers", found, job.say)
+    return {"asked": True, "dtype": "float32", **found}
 
 
 def _by_engine(
-    folder: Path,
-    reference: Reference,
-    tolerance: Tolerance,
-    options: ExportOptions,
-    *,
-    reason: str | None,
-    dtype: str,
-    required: bool,
-    trust_remote_code: bool,
-    say: Say,
+    job: ExportJob, expected: _Expected, dtype: str, scheme: OfferedScheme, options: ExportOptions
 ) -> dict[str, Any]:
-    if options.verify != "all" or reason is not None:
-        if reason is not None:
-            say(f"{ENGINE_TITLE} was not asked: {reason}")
-        return {"asked": False, "reason": reason or f"--verify {options.verify}"}
-    told = compare_by_engine(
-        folder, reference, tolerance, dtype=dtype, required=required, say=say, trust_remote_code=trust_remote_code
+    """Compare the model as the inference engine computes it; return why not where it is not asked."""
+    unserved = scheme.facts.not_served_by.get(ENGINE)
+    if unserved is not None:
+        job.say(f"{ENGINE_TITLE} was not asked: {unserved}")
+    if options.verify != "all" or unserved is not None:
+        return {"asked": False, "reason": unserved or f"--verify {options.verify}"}
+    found = compare_by_engine(
+        job.temporary,
+        expected.reference,
+        expected.tolerance,
+        dtype=dtype,
+        required=job.to == ENGINE,
+        say=job.say,
+        trust_remote_code=trusted(job.source),
     )
-    if told["asked"]:
-        _say_verified(ENGINE_TITLE, told, say)
-    return told
+    if found["asked"]:
+        _say_verified(ENGINE_TITLE, found, job.say)
+    return found
 
 
-def _say_verified(who: str, told: dict[str, Any], say: Say) -> None:
-    mean = told["log_probabilities"]["mean_difference"]
+def _say_verified(who: str, found: dict[str, Any], say: Say) -> None:
+    mean = found["log_probabilities"]["mean_difference"]
     say(f"Verified by {who}: log-probabilities {mean:.1e} from those of the quantised weights, in the mean")
 
 

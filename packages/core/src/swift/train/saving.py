@@ -82,23 +82,21 @@ class CheckpointSaver:
         job, options = self._job, self._job.run.config.export
         if options.to is None:
             return
-        from swift.export.run import export_state
-        from swift.plugins.hooks import open_hooks
-        from swift.plugins.load import load_exporter
+        from swift.export.job import ExportJob, installed_exporter
+        from swift.export.state import export_state
 
         self._settle()
-        export_state(
-            open_hooks(exporter=load_exporter(options.to)),
-            job.hooks.iter_weights(job.run, job.state),
-            to=options.to,
-            source=job.source,
-            adapter=job.run.adapter_config,
-            options=options,
-            destination=options.out or job.run.folder / f"export-{options.to}",
-            is_main=job.is_main,
-            say=job.run.say,
-            run=job.run,
+        export = ExportJob(
+            installed_exporter(options.to),
+            options.to,
+            job.source,
+            job.run.adapter_config,
+            options,
+            options.out or job.run.folder / f"export-{options.to}",
+            job.run.say,
+            job.run,
         )
+        export_state(export, job.hooks.iter_weights(job.run, job.state), is_main=job.is_main)
 
     def wait(self) -> None:
         """Wait for work in the background, and raise the error of a save that failed."""
@@ -119,7 +117,7 @@ class CheckpointSaver:
         It uses only its arguments.
         """
         from swift.export.precision import export_dtypes
-        from swift.export.run import write_model_weights
+        from swift.export.stored import write_model_weights
 
         source, adapter = self._job.source, self._job.run.adapter_config
         if self._job.is_main and adapter is None and not self._source_is_known:

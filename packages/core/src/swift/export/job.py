@@ -1,0 +1,66 @@
+"""One export in typed facts: who writes which model where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from swift.config.sections import ExportSection
+from swift.contracts import ExportRequest, ModelSource, Run, WeightStream
+from swift.export.verify.reference import LogProbabilities, Reference
+from swift.terminal import Say
+
+
+class Exporter(Protocol):
+    """Writer of the folder: `swift.plugins.hooks.Hooks` with an exporter registered."""
+
+    def export(self, run: Run | None, weights: WeightStream, request: ExportRequest) -> Path:
+        """Write `weights` into `request.destination`."""
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """One export: who writes which model where, and what is checked of it."""
+
+    exporter: Exporter
+    to: str
+    """Name of the exporter, as it is typed."""
+    source: ModelSource
+    adapter: Mapping[str, Any] | None
+    """The PEFT configuration when adapters were trained."""
+    options: ExportSection
+    destination: Path
+    say: Say
+    run: Run | None = None
+    """The run that is going on, if it exports."""
+    reference: LogProbabilities | Reference | None = None
+    """What the training state says about the prompts of `fixed_prompts`; None asks a plain fp32 model that is filled
+    from the stream."""
+    intermediate: bool = False
+    """Whether it is a step on the way to something else, and is not announced."""
+
+    @property
+    def temporary(self) -> Path:
+        """Where it is written before it is complete."""
+        return self.destination.with_name(f".{self.destination.name}.tmp")
+
+    @property
+    def request(self) -> ExportRequest:
+        """What the exporter is asked."""
+        return ExportRequest(self.temporary, self.source, self.adapter, self.options)
+
+    @property
+    def writer(self) -> str:
+        """The exporter, with the distribution that it came with where that is known."""
+        entries = [plugin.entry for plugin in getattr(self.exporter, "plugins", ())]
+        return str(entries[0]) if entries else f"exporter {self.to!r}"
+
+
+def installed_exporter(name: str) -> Exporter:
+    """Return the installed exporter of a name."""
+    from swift.plugins.hooks import open_hooks
+    from swift.plugins.load import load_exporter
+
+    return open_hooks(exporter=load_exporter(name))

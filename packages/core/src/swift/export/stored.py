@@ -1,0 +1,70 @@
+"""Weights out of a checkpoint, and the model that its training started from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swift.checkpoint.load import Checkpoint
+from swift.checkpoint.manifest import MANIFEST
+from swift.checkpoint.names import model_name, weight_name
+from swift.checkpoint.storage import StoredTensors
+from swift.config.sections import ExportSection, ModelSection
+from swift.contracts import ExportRequest, ModelSource
+from swift.errors import CheckpointError
+from swift.export.job import installed_exporter
+from swift.models.trust import section_from_file
+from swift.terminal import Say
+
+if TYPE_CHECKING:
+    from swift.models.source import HfSource
+
+
+def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False, model: str | None = None) -> HfSource:
+    """Return the model that training started from, which must be what it was; `model` is where it is now."""
+    from swift.models.source import open_source
+
+    facts = checkpoint.facts
+    if not facts.config.get("model"):
+        raise CheckpointError(f"{checkpoint.folder / MANIFEST} does not say which model training started from.")
+    section = section_from_file(
+        ModelSection.model_validate(facts.config.get("model", {})),
+        checkpoint.folder / MANIFEST,
+        trust_remote_code=trust_remote_code,
+    )
+    if model is not None:
+        section = section.model_copy(update={"path": model})
+    source = open_source(section, say=say, seed=facts.seed)
+    if source.fingerprint != facts.model_fingerprint:
+        raise CheckpointError(
+            f"The model {section.path} is not the one that training started from.",
+            hint="Put the original model back in its place.",
+        )
+    return source
+
+
+def stored_weights(
+    checkpoint: Checkpoint | StoredTensors, source: ModelSource, adapter: Mapping[str, Any] | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the canonical stream out of a checkpoint; what was frozen comes from the base model."""
+    stored = [name for name in map(weight_name, checkpoint.names()) if name is not None]
+    if adapter is not None:
+        for name in stored:
+            yield name, checkpoint.read(model_name(name))
+        return
+    trained = set(stored)
+    for name in source.names():
+        yield name, checkpoint.read(model_name(name)) if name in trained else source.read(name)
+
+
+def write_model_weights(stored: StoredTensors, *, source: ModelSource, adapter: Mapping[str, Any] | None) -> None:
+    """Put weights that others can load beside the tensors that they are made of: the adapter, or all weights.
+
+    For `extra` of `save_checkpoint`: one process, a tensor at a time, out of what is on disk already, so that training
+    may go on meanwhile. The manifest's checksums stand in for verification.
+    """
+    exporter = installed_exporter("hf" if adapter is None else "adapter")
+    weights = stored_weights(stored, source, adapter)
+    exporter.export(None, weights, ExportRequest(stored.folder, source, adapter, ExportSection()))

@@ -1,0 +1,181 @@
+"""Writing an export, and checking what was written: weights, outputs, and where it is asked for an inference engine."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swift.checkpoint.checksums import write_json
+from swift.config.tasks import CAUSAL_LM, task_of
+from swift.contracts import ModelSource, WeightStream
+from swift.errors import ExportError, SwiftError
+from swift.export.job import ExportJob
+from swift.export.precision import export_dtypes, main_dtype
+from swift.export.verify.compare import tolerance_of
+from swift.export.verify.reference import PlainState, Reference, fixed_prompts
+from swift.export.verify.run import (
+    ADAPTER_WEIGHTS,
+    VERIFICATION,
+    Digests,
+    can_verify,
+    is_adapter,
+    trusted,
+    verify_export,
+)
+from swift.export.verify.with_engine import compare_by_engine
+from swift.export.written import check_written, note_unverified
+from swift.models.memory import check_memory, model_bytes
+from swift.models.merge import merged
+from swift.plugins.blame import words_of
+from swift.plugins.known import ENGINE, ENGINE_TITLE
+from swift.terminal import Say
+
+
+def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
+    """Write the weights into the job's temporary folder, and compare what lies there with them."""
+    if job.options.verify == "none":
+        job.exporter.export(job.run, weights, job.request)
+        check_written(job.temporary, job.writer)
+        return
+    check_memory(
+        model_bytes(job.source, 4),
+        "Comparing the export with the training state loads the model in fp32, which",
+        hint="Export without comparing (--verify none), or on a machine with more memory.",
+    )
+    plain = PlainState(job.source) if job.reference is None else None
+    digests = _write(job, weights, plain)
+    check_written(job.temporary, job.writer)
+    with _loading(job):
+        loads = can_verify(job.temporary)
+    if not loads:
+        reason = "transformers and PEFT do not load this format as it is, so nothing was compared"
+        note_unverified(job.temporary, job.writer, reason)
+        job.say(f"NOT VERIFIED: {reason}. Only the {job.writer} knows whether it holds what was trained")
+        return
+    reference = _reference(job, plain)
+    del plain  # as large as the model that is reloaded next
+    _say_verified(_compared(job, digests, reference), job.say)
+
+
+def _write(job: ExportJob, weights: WeightStream, plain: PlainState | None) -> Digests:
+    """Let the exporter write the weights, and return the digests of what ought to be in the folder."""
+    if job.adapter is None:
+        digests = Digests(export_dtypes(job.source, job.options.dtype))
+        job.exporter.export(job.run, digests.watch(weights if plain is None else plain.watch(weights)), job.request)
+        # An exporter that stopped halfway is not to be measured by the half that it read.
+        deque(digests.watch(weights if plain is None else plain.watch(weights)), maxlen=0)
+        return digests
+    # Adapters are small, and the stream can only be read once.
+    adapters = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
+    job.exporter.export(job.run, iter(adapters.items()), job.request)
+    if plain is not None:
+        plain.attach(adapters, job.adapter)
+    return _adapter_digests(job, job.adapter, adapters)
+
+
+def _reference(job: ExportJob, plain: PlainState | None) -> Reference:
+    """Return what the training state says about the fixed prompts."""
+    if isinstance(job.reference, Reference):
+        return job.reference
+    prompts = fixed_prompts(job.source)
+    if job.reference is not None:
+        return Reference.ask(job.reference, prompts)
+    assert plain is not None
+    return plain.reference(prompts)
+
+
+def _compared(job: ExportJob, digests: Digests, reference: Reference) -> dict[str, Any]:
+    """Compare the folder with the reference, and return the report that was written into it."""
+    dtype = main_dtype(digests.dtypes.values())
+    with _loading(job):
+        report = verify_export(
+            job.temporary, expected=digests.found, reference=reference, source=job.source, dtype=dtype
+        )
+    if job.options.verify == "all":
+        report[ENGINE] = _by_engine(job, reference, dtype)
+        write_json(job.temporary / VERIFICATION, report)
+    return report
+
+
+@contextmanager
+def _loading(job: ExportJob) -> Iterator[None]:
+    """Turn whatever libraries raise that load an export into a refusal that names who wrote it."""
+    try:
+        yield
+    except ExportError as error:
+        error.message = f"{error.message} It was written by the {job.writer}."
+        raise
+    except SwiftError:
+        raise
+    except Exception as error:
+        failure = ExportError(
+            f"What the {job.writer} wrote into {job.temporary} does not load. {words_of(error)}",
+            hint="Nothing was exported. Report it to those who publish the exporter.",
+        )
+        failure.traceback_of = error
+        raise failure from error
+
+
+def _by_engine(job: ExportJob, reference: Reference, dtype: str) -> dict[str, Any]:
+    """Compare the folder as an inference engine computes it; return why not where it cannot be asked."""
+    if task_of(job.source) != CAUSAL_LM:
+        return _not_asked("this model does not generate text", job.say)
+    base = None
+    if is_adapter(job.temporary):
+        base = _folder_of(job.source)
+        if base is None:
+            reason = "the adapter's base model has random weights, which are stored in no folder"
+            return _not_asked(reason, job.say)
+    return compare_by_engine(
+        job.temporary,
+        reference,
+        tolerance_of(dtype),
+        dtype="float32",
+        required=job.to == ENGINE,
+        say=job.say,
+        base=base,
+        trust_remote_code=trusted(job.source),
+    )
+
+
+def _not_asked(reason: str, say: Say) -> dict[str, Any]:
+    say(f"{ENGINE_TITLE} was not asked: {reason}")
+    return {"asked": False, "reason": reason}
+
+
+def _folder_of(source: ModelSource) -> Path | None:
+    """Return where others can load a model from."""
+    from swift.models.source import HfSource
+
+    return source.folder if isinstance(source, HfSource) and not source.random else None
+
+
+def _say_verified(report: Mapping[str, Any], say: Say) -> None:
+    who = ["transformers", *([ENGINE_TITLE] if report.get(ENGINE, {}).get("asked") else [])]
+    kind, what = ("outputs", "outputs") if "outputs" in report else ("log_probabilities", "log-probabilities")
+    largest = max(each[kind]["largest_difference"] for each in (report, report.get(ENGINE, {})) if len(each) > 2)
+    agreed = [f"{report['weights']['compared']} weights equal", f"{what} within {largest:.1e}"]
+    if "greedy" in report:
+        agreed.append(f"{report['greedy']['tokens_equal']} greedy tokens equal")
+    if report["rendering"] is not None:
+        agreed.append("conversations rendered alike")
+    say(f"Verified by {' and '.join(who)}: {', '.join(agreed)}")
+
+
+def _adapter_digests(job: ExportJob, config: Mapping[str, Any], adapters: Mapping[str, torch.Tensor]) -> Digests:
+    """Return the digests expected in the folder: of the adapters, or of every weight with them merged in."""
+    choice = job.options.dtype
+    if (job.temporary / ADAPTER_WEIGHTS).is_file():
+        digests = Digests({} if choice == "auto" else dict.fromkeys(adapters, getattr(torch, choice)))
+        stream: WeightStream = iter(adapters.items())
+    else:
+        digests = Digests(export_dtypes(job.source, choice))
+        stream = merged(job.source, adapters, config)
+    for name, tensor in stream:
+        digests.take(name, tensor)
+    return digests
