@@ -122,6 +122,8 @@ class Small:
         "acme-rounded": SchemeFacts("2-bit weights", calibrated=False),
     }
 
+    tasks = frozenset({"causal_lm", "embedding"})
+
     @hookimpl
     def swift_export(self, request): ...
 
@@ -135,6 +137,13 @@ class Smaller(Small):
 
 class Boastful:
     schemes = {"acme1": SchemeFacts("1-bit weights")}
+
+    @hookimpl
+    def swift_export(self, request): ...
+
+
+class Spelled:
+    tasks = "causal_lm"
 
     @hookimpl
     def swift_export(self, request): ...
@@ -193,7 +202,13 @@ DISTRIBUTIONS = [
         "acme-exporters",
         EXPORTERS,
         {
-            "swift.exporters": {"small": "Small", "smaller": "Smaller", "boastful": "Boastful", "vague": "Vague"},
+            "swift.exporters": {
+                "small": "Small",
+                "smaller": "Smaller",
+                "boastful": "Boastful",
+                "spelled": "Spelled",
+                "vague": "Vague",
+            },
             "swift.engines": {"ask": "Ask", "mumble": "Mumble"},
         },
     ),

@@ -171,7 +171,8 @@ class ExporterHooks:
     """At most one exporter per run implements these.
 
     An exporter that quantises has an attribute `schemes` as well: name, as in `--quant NAME`, →
-    `swift.contracts.SchemeFacts`.
+    `swift.contracts.SchemeFacts`. One that writes models of some tasks only has an attribute `tasks`, a frozenset of
+    values of `model.task`: a run that ends with an export of another task is refused before it begins.
     """
 
     @hookspec(firstresult=True)

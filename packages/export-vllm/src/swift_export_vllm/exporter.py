@@ -19,6 +19,7 @@ class VllmExporter:
 
     HOOK_API = HOOK_API
     schemes = MappingProxyType({name: scheme.facts for name, scheme in SCHEMES.items()})
+    tasks = frozenset({"causal_lm"})
 
     @hookimpl
     def swift_export(self, weights: WeightStream, request: ExportRequest) -> Path:

@@ -13,7 +13,7 @@ from swift.plugins.blame import failing
 from swift.plugins.discover import duplicates, list_plugins
 from swift.plugins.entry import CORE
 from swift.plugins.known import PARALLEL_OFFERS, REMARKS, install_command
-from swift.plugins.load import load, load_optimizer, load_tuner
+from swift.plugins.load import load, load_exporter, load_optimizer, load_tuner
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
@@ -63,6 +63,20 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
     offers = {offer for requirement in lacking for offer in PARALLEL_OFFERS.get(requirement.item, ())}
     advice = "\n".join([advice, *(REMARKS[name, offer] for offer in sorted(offers) if (name, offer) in REMARKS)])
     raise UnsupportedPlan(f"The {name} backend does not have {missing}.", hint=advice)
+
+
+def check_export(config: Config) -> None:
+    """Raise `UnsupportedPlan` where the exporter that the run is to end with does not write models of its task."""
+    if config.export.to is None:
+        return
+    tasks = getattr(load_exporter(config.export.to).object, "tasks", None)
+    if tasks is None or config.model.task in tasks:
+        return
+    raise UnsupportedPlan(
+        f"The exporter {config.export.to!r} does not write models of model.task {config.model.task}: it writes "
+        f"{', '.join(sorted(tasks))}.",
+        hint="Type --export.to hf. What that writes is loaded by transformers.",
+    )
 
 
 def _requirements(config: Config, objective: Objective | None) -> Iterator[Requirement]:

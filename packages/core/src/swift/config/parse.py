@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from swift.config.aliases import MACHINES, VERB_OBJECTIVES, training_flags
-from swift.config.capabilities import check_capabilities
+from swift.config.capabilities import check_capabilities, check_export
 from swift.config.draft import Assignment, Draft, merge, nest, source_of
 from swift.config.fields import core_fields, core_keys, default_options, model_fields, plugins_with
 from swift.config.files import read_yaml
@@ -166,6 +166,7 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]
     made = make_objective(objective, objective_options)
     check_capabilities(backend.capabilities, config, made)
     check_task(config.model, made)
+    check_export(config)
     return Parsed(config, backend_options, objective_options, notes, nproc)
 
 

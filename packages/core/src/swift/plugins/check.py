@@ -125,7 +125,7 @@ def check_capabilities_declared(entry: PluginEntry, plugin: Any) -> None:
 
 
 def check_exporter(entry: PluginEntry, exporter: Any) -> None:
-    """Refuse an exporter whose `schemes` are not what `swift.contracts.SchemeFacts` says, or that cannot write them."""
+    """Refuse an exporter whose `schemes` or `tasks` are not what `swift.hookspecs.ExporterHooks` says."""
     schemes = getattr(exporter, "schemes", {})
     if not isinstance(schemes, Mapping) or not all(isinstance(facts, SchemeFacts) for facts in schemes.values()):
         raise _faulty(
@@ -136,6 +136,9 @@ def check_exporter(entry: PluginEntry, exporter: Any) -> None:
         raise _faulty(entry, f"offers a scheme under the name {unfit[0]!r}", "It is what is typed after --quant")
     if schemes and "swift_quantize" not in {found.hook for found in implementations(entry, exporter)}:
         raise _faulty(entry, f"offers {', '.join(schemes)}, and does not implement swift_quantize", "Implement it")
+    tasks = getattr(exporter, "tasks", None)
+    if tasks is not None and (not isinstance(tasks, frozenset) or not all(isinstance(each, str) for each in tasks)):
+        raise _faulty(entry, f"writes the tasks {tasks!r}", "It is a frozenset of values of model.task, or None")
 
 
 def check_engine(entry: PluginEntry, engine: Any) -> None:

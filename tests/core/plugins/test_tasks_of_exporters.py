@@ -1,0 +1,40 @@
+"""A run that ends with an export is refused before it begins where the exporter does not write models of its task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swift.config.capabilities import check_export
+from swift.config.parse import config_from_mapping
+from swift.config.sections import Config
+from swift.errors import PluginError, UnsupportedPlan
+from swift.plugins.load import load_exporter
+from swift.testing.objectives import install_objectives
+
+
+def ends_with(exporter: str, task: str) -> Config:
+    return Config.model_validate({"export": {"to": exporter}, "model": {"task": task}})
+
+
+def test_an_exporter_is_asked_for_models_of_its_own_tasks_only(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWIFT_PLUGINS", "acme-exporters")
+    check_export(ends_with("small", "embedding"))
+    check_export(ends_with("hf", "reward"))
+    with pytest.raises(UnsupportedPlan, match=r"'small' does not write models of model\.task reward") as caught:
+        check_export(ends_with("small", "reward"))
+    assert "--export.to hf" in caught.value.hint
+    with pytest.raises(PluginError, match=r"'spelled' .* writes the tasks 'causal_lm'"):
+        load_exporter("spelled")
+
+
+def test_a_reward_model_for_vllm_is_refused_while_the_configuration_is_read() -> None:
+    install_objectives()
+    settings = {"objective.name": "kit-scores", "tuner.kind": "full", "model.path": "nowhere"}
+    reward = {**settings, "model.task": "reward"}
+    config_from_mapping({**reward, "export.to": "hf"})
+    with pytest.raises(UnsupportedPlan, match=r"'vllm' does not write models of model\.task reward"):
+        config_from_mapping({**reward, "export.to": "vllm"})
