@@ -43,7 +43,7 @@ class ExportJob:
 
     @property
     def temporary(self) -> Path:
-        """Where it is written before it is complete."""
+        """Return where it is written before it is complete."""
         return self.destination.with_name(f".{self.destination.name}.tmp")
 
     @property
@@ -53,7 +53,7 @@ class ExportJob:
 
     @property
     def writer(self) -> str:
-        """The exporter, with the distribution that it came with where that is known."""
+        """Return the exporter, with the distribution that it came with where that is known."""
         entries = [plugin.entry for plugin in getattr(self.exporter, "plugins", ())]
         return str(entries[0]) if entries else f"exporter {self.to!r}"
 
