@@ -25,6 +25,7 @@ def value_of(flags: str, key: str) -> Any:
     ("flags", "key", "value"),
     [
         ("--save_strategy epoch", "checkpoint.save_strategy", "epoch"),
+        ("--save_strategy epoch --save_steps 100", "checkpoint.save_steps", None),
         ("--save_strategy no", "checkpoint.save_strategy", "no"),
         ("--save_strategy best", "checkpoint.save_strategy", "best"),
         ("--save_strategy steps", "checkpoint.save_steps", 500),
