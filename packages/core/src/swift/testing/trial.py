@@ -84,7 +84,7 @@ class Trial:
 
     def whole(self) -> Outcome:
         """From the first step to the last, with a checkpoint on the way in some cases; then the weights."""
-        with _cleanliness() as left_behind:
+        with _cleanliness(thawed=self.case.weighed) as left_behind:
             outcome = self._whole()  # a function of its own, so that nothing of the run is held here when it is over
         outcome.left_behind = left_behind
         return outcome
@@ -227,17 +227,19 @@ def _memory_of_tensors() -> dict[int, int]:
 
 
 @contextmanager
-def _cleanliness() -> Iterator[list[str]]:
-    """Compare this process before and after; the list holds the leftovers when the block has ended."""
+def _cleanliness(*, thawed: bool) -> Iterator[list[str]]:
+    """Compare this process before and after; the list holds the leftovers when the block has ended.
+
+    `thawed`: the block looks at every object, those that the crew had frozen as well.
+    """
     found: list[str] = []
     process = psutil.Process()
     environment = dict(os.environ)
     threads = set(threading.enumerate())
     listening = set(_listening(process))
-    had_frozen = gc.get_freeze_count() > 0
     yield found
     gc.collect()
-    if had_frozen and not gc.get_freeze_count():
+    if thawed:
         gc.freeze()  # as the crew has done: what was there before is looked at once, not after every case
     if dist.is_initialized():
         found.append("a process group")
