@@ -197,8 +197,8 @@ def test_a_mistake_gets_one_clear_sentence(line: str, sentence: str) -> None:
 def test_a_plugin_that_is_needed_later_must_be_there_now(without_vllm: None) -> None:
     with pytest.raises(PluginError, match="Did you mean 'megatron'"):
         parsed("--backend megatorn")
-    with pytest.raises(PluginError, match="no observer 'wandb'"):
-        parsed("--report_to wandb")
+    with pytest.raises(PluginError, match="no observer 'wandbb'"):
+        parsed("--report_to wandbb")
     with pytest.raises(PluginError, match=r"swift-core\[vllm\]"):
         parsed("--export.to vllm")
 

@@ -19,7 +19,7 @@ _FRONTEND = "FrontendArgs"
 
 @dataclass(frozen=True)
 class KnownFlags:
-    """What the server's parser and `vllm.LLM` take."""
+    """The flags that the server's parser and `vllm.LLM` take."""
 
     flags: frozenset[str]
     """Of the server, with `-` between words, and short ones; a switch is there without its `--no-` form."""

@@ -10,6 +10,7 @@ from pydantic import Field
 from swift.cli.options import run_verb
 from swift.config.limits import FilePath, Name
 from swift.config.options import Aliases, Argument
+from swift.config.other_programs.verbs import check_bits
 from swift.config.sections import Dtype, ExportOptions
 from swift.errors import CheckpointError, UsageError
 from swift.export.destination import check_destination, default_destination
@@ -41,10 +42,6 @@ class ExportVerbOptions(ExportOptions):
     push_to_hub: bool | None = Field(None, description="Upload to --push; off leaves it out")
 
 
-_BITS = {4: ("w4a16", "gptq", "awq", "bnb"), 8: ("w8a8", "fp8")}
-"""Bits per weight → schemes of this project's exporter."""
-
-
 class MergeLoraOptions(ExportVerbOptions):
     """Short for swift export --to hf."""
 
@@ -65,7 +62,7 @@ def export(options: ExportVerbOptions) -> int:
     options = _pushed(options)
     checkpoint = _check_source(options)
     find("swift.exporters", options.to)
-    _check_bits(options)
+    check_bits(options.quant_bits, options.quant)
     if options.quant is not None:
         find_scheme(options.quant, options.to)
     check_destination(_destination(checkpoint, options), options)
@@ -104,22 +101,6 @@ def _pushed(options: ExportVerbOptions) -> ExportVerbOptions:
     if options.push_to_hub and options.push is None:
         raise UsageError("--push_to_hub needs the name of a repository.", hint="Type: --push OWNER/NAME")
     return options.model_copy(update={"push": None}) if options.push_to_hub is False else options
-
-
-def _check_bits(options: ExportVerbOptions) -> None:
-    """Raise `UsageError` where the scheme does not have as many bits as are asked for."""
-    bits, scheme = options.quant_bits, options.quant
-    if bits is None:
-        return
-    if bits not in _BITS:
-        raise UsageError(f"Weights are stored in 4 or 8 bits, not in {bits}.", hint="Type: --quant w4a16, or w8a8")
-    if scheme is None:
-        raise UsageError(f"--quant_bits {bits} needs a scheme.", hint=f"Type: --quant {' or '.join(_BITS[bits])}")
-    others = {name for names in _BITS.values() for name in names}
-    if scheme in others and scheme not in _BITS[bits]:
-        raise UsageError(
-            f"--quant {scheme} does not store weights in {bits} bits.", hint=f"Type: --quant {' or '.join(_BITS[bits])}"
-        )
 
 
 def _destination(source: Path, options: ExportVerbOptions) -> Path:

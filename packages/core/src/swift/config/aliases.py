@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from swift.config import fsdp_flags, megatron_flags, quantisation
-from swift.config import translations as to
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, Translation
-from swift.config.other_programs import other_programs
-from swift.config.other_values import (
+from swift.config.other_programs import fsdp, megatron, quantisation
+from swift.config.other_programs import translations as to
+from swift.config.other_programs.table import other_programs
+from swift.config.other_programs.values import (
     ATTENTION_ELSEWHERE,
     DEVICES_ELSEWHERE,
     LOSS_SCALES_ELSEWHERE,
@@ -192,8 +192,8 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("report_to",), "logging.report_to", "list", to.report_to),
     (("deepspeed", "deepspeed_config"), "backend.name", "value", to.deepspeed),
     (("parallel_method",), "backend.name", "value", to.choice(to.METHODS)),
-    *fsdp_flags.FLAGS,
-    *megatron_flags.FLAGS,
+    *fsdp.FLAGS,
+    *megatron.FLAGS,
     *quantisation.FLAGS,
     (("merge_lora",), "export.to", "switch", to.when_on({"export.to": "hf"})),
 )

@@ -17,7 +17,7 @@ from swift.errors import ConfigError
 
 if TYPE_CHECKING:
     from swift.config.fields import Field
-    from swift.config.meanings import Meaning
+    from swift.config.other_programs.meanings import Meaning
 
 Settings = dict[str, Any]
 Translation = Callable[[str, Any], Settings]

@@ -9,9 +9,9 @@ from typing import Any
 
 from swift.config.cadence import settle_cadence
 from swift.config.draft import Assignment, Draft
-from swift.config.fsdp_flags import settle_fsdp
-from swift.config.megatron_flags import settle_megatron
-from swift.config.quantisation import settle_quantisation
+from swift.config.other_programs.fsdp import settle_fsdp
+from swift.config.other_programs.megatron import settle_megatron
+from swift.config.other_programs.quantisation import settle_quantisation
 from swift.config.values import as_switch, quoted
 from swift.errors import ConfigError
 from swift.untrusted import parse_json

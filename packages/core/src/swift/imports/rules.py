@@ -11,8 +11,8 @@ from typing import Any
 from swift.config.aliases import aliases
 from swift.config.fields import core_fields
 from swift.config.flags import Settings
-from swift.config.meanings import NotNeeded
-from swift.config.other_programs import other_program
+from swift.config.other_programs.meanings import NotNeeded
+from swift.config.other_programs.table import other_program
 from swift.errors import SwiftError
 from swift.imports.carrying import Carrying, is_off, words
 

@@ -56,7 +56,7 @@ def _is_command(said: str) -> bool:
 
 
 class _Conversation:
-    """What was said so far."""
+    """The conversation so far."""
 
     def __init__(self, speaker: Speaker) -> None:
         self._speaker = speaker

@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, mo
 
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
 from swift.config.options import Aliases, Argument, Parts, Section, Verbatim
+from swift.config.other_programs.verbs import ENGINE_KWARGS, ENGINE_OPTIONS, MAX_LENGTH
 from swift.errors import UsageError
 from swift.plugins.known import TRANSFORMERS
 
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
 
 
 StopText = Annotated[str, Field(min_length=1, max_length=512)]
-_VLLM = (
-    *("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-    *("max_num_seqs", "enforce_eager", "enable_prefix_caching", "quantization", "kv_cache_dtype"),
-    *("limit_mm_per_prompt", "disable_custom_all_reduce", "max_lora_rank", "enable_expert_parallel"),
-)
-"""Settings of vLLM that other programs call `--vllm_NAME`, and some of them `--NAME`."""
 
 
 class ModelOptions(Section):
@@ -47,12 +42,12 @@ class ModelOptions(Section):
     )
     dtype: Annotated[Name, Aliases("torch_dtype")] = Field("auto", description="auto, float32, bfloat16, float16")
     device: Name | None = Field(None, description="cpu or cuda; default: a GPU if there is one")
-    max_length: Annotated[Tokens | None, Aliases("max_model_len", "vllm_max_model_len")] = Field(
+    max_length: Annotated[Tokens | None, Aliases(*MAX_LENGTH)] = Field(
         None, description="Longest question and answer together; default: the engine decides"
     )
     engine_options: Annotated[
         dict[str, Any],
-        Aliases("vllm_engine_kwargs"),
+        Aliases(ENGINE_KWARGS),
         Parts(
             attn_impl="attention",
             attn_implementation="attention",
@@ -60,7 +55,7 @@ class ModelOptions(Section):
             tensor_parallel_size="tensor_parallel_size",
             max_num_seqs="max_num_seqs",
             enforce_eager="enforce_eager",
-            **{f"vllm_{name}": name for name in _VLLM},
+            **ENGINE_OPTIONS,
         ),
     ] = Field(
         default_factory=dict,

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from swift.config.limits import FilePath, Name, Tokens
 from swift.config.options import Aliases, Argument, Section
+from swift.config.other_programs.verbs import MAX_LENGTH
 
 
 class ServeOptions(Section):
@@ -28,7 +29,7 @@ class ServeOptions(Section):
         None, description="API key that requests must send; SWIFT_API_KEY is safer, since others can see command lines"
     )
     dtype: Annotated[Name, Aliases("torch_dtype")] = Field("auto", description="auto is what the model's folder says")
-    max_length: Annotated[Tokens | None, Aliases("max_model_len", "vllm_max_model_len")] = Field(
+    max_length: Annotated[Tokens | None, Aliases(*MAX_LENGTH)] = Field(
         None, description="Longest prompt and answer together; default: the model's"
     )
     enable_thinking: bool | None = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swift.config.meanings import Refused
+from swift.config.other_programs.meanings import Refused
 
 _KERNELS = "Type --attn_impl flash_attn (FlashAttention 2), or leave it out for the fastest that this machine has."
 _OPTIMIZERS = (

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from swift.config import megatron_flags
-from swift.config.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.other_programs import megatron
+from swift.config.other_programs.meanings import Default, Meaning, NotNeeded, Refused, off
 
 Rows = Mapping[tuple[str, ...], Meaning]
 
@@ -357,7 +357,7 @@ TOPICS: Mapping[str, Rows] = {
     "Chat template and what is learned": TEMPLATE,
     "Model": MODEL,
     "Tuners": TUNERS,
-    "Megatron": megatron_flags.ROWS,
+    "Megatron": megatron.ROWS,
     "Output, checkpoints and the hub": RESULTS,
     "Processes": PROCESSES,
 }

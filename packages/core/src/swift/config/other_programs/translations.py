@@ -12,9 +12,9 @@ from typing import Any, get_args
 from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Settings, Translation
-from swift.config.meanings import Refused
-from swift.config.other_programs import other_programs
-from swift.config.other_values import (
+from swift.config.other_programs.meanings import Refused
+from swift.config.other_programs.table import other_programs
+from swift.config.other_programs.values import (
     OPTIMIZERS_ELSEWHERE,
 )
 from swift.config.sections import Shape

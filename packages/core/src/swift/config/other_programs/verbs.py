@@ -1,6 +1,6 @@
 """Flags that the verbs of other programs have where swift's infer, chat, eval, export and serve have none.
 
-Rows are those of `swift.config.other_programs`, which is the table for training: read there what a row may be.
+Rows are those of `swift.config.other_programs.table`, which is the table for training: read there what a row may be.
 """
 
 from __future__ import annotations
@@ -9,8 +9,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from swift.config.flags import Arity
-from swift.config.meanings import Default, Meaning, NotNeeded, Refused, off
-from swift.config.other_programs import Rows
+from swift.config.other_programs.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.other_programs.table import Rows
+from swift.errors import UsageError
+
+ENGINE_SETTINGS = (
+    *("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("max_num_seqs", "enforce_eager", "enable_prefix_caching", "quantization", "kv_cache_dtype"),
+    *("limit_mm_per_prompt", "disable_custom_all_reduce", "max_lora_rank", "enable_expert_parallel"),
+)
+ENGINE_OPTIONS = {f"vllm_{name}": name for name in ENGINE_SETTINGS}
+"""Flags of other programs for a setting of vLLM → the setting's own name."""
+MAX_LENGTH = ("max_model_len", "vllm_max_model_len")
+"""Flags for the longest prompt and answer together."""
+ENGINE_KWARGS = "vllm_engine_kwargs"
+_SCHEMES_OF_BITS = {4: ("w4a16", "gptq", "awq", "bnb"), 8: ("w8a8", "fp8")}
+"""Bits per weight, as other programs name them → schemes of `--quant`."""
 
 _ZERO = ("0", "0.0")
 _HUB: Rows = {
@@ -202,3 +216,16 @@ def _arity(flag: str, meaning: Meaning) -> Arity:
     """Return 'switch' where a word behind the flag may be an argument: `swift infer --merge_lora MODEL`."""
     on_or_off = isinstance(meaning, Default) and bool({"true", "false"} & set(meaning.values))
     return "switch" if on_or_off or flag in _SWITCHES else "optional"
+
+
+def check_bits(bits: int | None, scheme: str | None) -> None:
+    """Raise `UsageError` where the scheme of an export does not have as many bits as are asked for."""
+    if bits is None:
+        return
+    if bits not in _SCHEMES_OF_BITS:
+        raise UsageError(f"Weights are stored in 4 or 8 bits, not in {bits}.", hint="Type: --quant w4a16, or w8a8")
+    instead = f"Type: --quant {' or '.join(_SCHEMES_OF_BITS[bits])}"
+    if scheme is None:
+        raise UsageError(f"--quant_bits {bits} needs a scheme.", hint=instead)
+    if any(scheme in schemes for other, schemes in _SCHEMES_OF_BITS.items() if other != bits):
+        raise UsageError(f"--quant {scheme} does not store weights in {bits} bits.", hint=instead)
