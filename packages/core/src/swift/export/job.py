@@ -48,7 +48,7 @@ class ExportJob:
 
     @property
     def request(self) -> ExportRequest:
-        """What the exporter is asked."""
+        """Return the request that the exporter gets."""
         return ExportRequest(self.temporary, self.source, self.adapter, self.options)
 
     @property
