@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,7 +14,11 @@ DOCS = ROOT / "docs"
 
 _FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"\d[\d,.]*(?:e[-+]?\d+)?")
+_MEASURED = re.compile(r"\s*(?:tokens/s|ms|s|[KMG]i?B)\b")
+"""What follows a figure that another machine, or another hour, makes another."""
 ANYTHING = "..."
+TOLERANCE = 0.05
+"""How far, as a share, a figure with a decimal point may be from the one on a page: processors round differently."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +66,39 @@ def commands(block: Block) -> Iterator[Command]:
 
 
 def missing(shown: list[str], printed: str) -> list[str]:
-    """Lines that a page shows and a command did not print, in their order. `...` stands for anything; so does any
-    number for any other, and any run of spaces: columns are as wide as what is installed."""
-    rest = iter(_without_numbers(printed).splitlines())
+    """Lines that a page shows and a command did not print, in their order. `...` stands for anything, and any run of
+    spaces for any other: columns are as wide as what is installed. Whole numbers are equal, others within `TOLERANCE`;
+    times, speeds and sizes in bytes may be any."""
+    rest = iter(_narrow(printed).splitlines())
     wanted = [line for line in shown if line.strip() and line.strip() != ANYTHING]
-    return [line for line in wanted if not any(_pattern(line).fullmatch(found) for found in rest)]
+    return [line for line in wanted if not any(_shows(line, found) for found in rest)]
 
 
-def _pattern(line: str) -> re.Pattern[str]:
-    parts = (re.escape(_without_numbers(part.strip())) for part in line.split(ANYTHING))
-    return re.compile(r"\s*" + r".*".join(parts) + r"\s*")
+def _shows(line: str, printed: str) -> bool:
+    parts = [_narrow(part.strip()) for part in line.split(ANYTHING)]
+    found = re.fullmatch(r"\s*" + r".*".join(map(_pattern, parts)) + r"\s*", printed)
+    figures = [each for part in parts for each in _NUMBER.finditer(part)]
+    return found is not None and all(
+        _MEASURED.match(shown.string, shown.end()) or _close(shown[0], figure)
+        for shown, figure in zip(figures, found.groups(), strict=True)
+    )
 
 
-def _without_numbers(text: str) -> str:
-    return _NUMBER.sub("0", re.sub(r"[ \t]+", " ", text))
+def _pattern(part: str) -> str:
+    """The text as it is, with a group for each figure."""
+    texts = map(re.escape, _NUMBER.split(part))
+    return rf"(?<![\d.,])({_NUMBER.pattern})".join(texts)
+
+
+def _close(shown: str, printed: str) -> bool:
+    shown, printed = (text.rstrip(".,").replace(",", "") for text in (shown, printed))
+    if shown == printed or (shown.isdigit() and printed.isdigit()):
+        return shown == printed
+    try:
+        return math.isclose(float(shown), float(printed), rel_tol=TOLERANCE)
+    except ValueError:  # a version, or an address
+        return False
+
+
+def _narrow(text: str) -> str:
+    return re.sub(r"[ \t]+", " ", text)
