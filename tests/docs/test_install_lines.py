@@ -1,0 +1,64 @@
+"""Every `pip install` of a documentation page is one that works in a checkout, since nothing is released yet."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from pages import DOCS, ROOT
+
+INSTALL = DOCS / "how-to" / "install.md"
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")), *sorted(DOCS.rglob("*.md"))]
+LINE = re.compile(r"pip install [^`\n]*")
+OF_THE_CHECKOUT = re.compile(r"\./packages/([\w-]+)(?:\[([\w,-]+)\])?")
+
+
+def _lines(page: Path) -> list[str]:
+    return LINE.findall(page.read_text(encoding="utf-8"))
+
+
+def _problem(line: str) -> str | None:
+    """Why the line cannot be typed in the root of a checkout."""
+    named = {folder: set(filter(None, extras.split(","))) for folder, extras in OF_THE_CHECKOUT.findall(line)}
+    needed = set()
+    for folder, extras in named.items():
+        file = ROOT / "packages" / folder / "pyproject.toml"
+        if not file.is_file():
+            return f"there is no packages/{folder}"
+        project = tomllib.loads(file.read_text())["project"]
+        options = project.get("optional-dependencies", {})
+        if unknown := extras - options.keys():
+            return f"packages/{folder} has no extra {unknown}"
+        wanted = [*project["dependencies"], *(each for extra in extras for each in options[extra])]
+        needed |= {name for each in wanted if (name := Requirement(each).name).startswith("swift-")}
+    missing = needed - {f"swift-{folder}" for folder in named}
+    if missing:
+        return f"{sorted(missing)} cannot be found"
+    released = "swift-" in line and "--find-links" not in line
+    return "it names a package that is not released" if released else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_tells_to_install_is_in_the_checkout(page: Path) -> None:
+    text = INSTALL.read_text(encoding="utf-8")
+    later = LINE.findall(text[text.index("## Once swift is released") :]) if page == INSTALL else []
+    assert [(line, _problem(line)) for line in _lines(page) if line not in later and _problem(line)] == []
+
+
+def test_every_package_and_extra_is_on_the_page_about_installing() -> None:
+    text = INSTALL.read_text(encoding="utf-8")
+    for file in ROOT.glob("packages/*/pyproject.toml"):
+        assert f"./packages/{file.parent.name}" in text
+        extras = tomllib.loads(file.read_text())["project"].get("optional-dependencies", {})
+        assert [extra for extra in extras if not re.search(rf"\b{extra}\b", text)] == []
+
+
+def test_lines_that_do_not_work_in_a_checkout_are_noticed() -> None:
+    assert _problem('pip install "swift-core[megatron]"')
+    assert _problem("pip install ./packages/backend-megatron")
+    assert _problem('pip install ./packages/core "./packages/backend-megatron[engine]"')
+    assert _problem('pip install "./packages/core[megatron]"')
+    assert not _problem("pip install ./packages/core ./packages/backend-megatron")
