@@ -14,7 +14,7 @@ from plain_torch import answer_logp, conversation_tokens
 from tiny_runs import Trained, conversations, run_training, write_model
 from transformers import AutoTokenizer
 
-from swift.errors import ExportError
+from swift.errors import UsageError
 
 ROWS = conversations(12)
 HELD_OUT = conversations(4, seed=3)
@@ -74,7 +74,7 @@ def test_an_export_that_would_overwrite_another_is_refused_before_training(tiny:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "precious.txt").write_text("mine")
     settings = {"train.max_steps": 2, "export.to": "hf", "export.out": str(tmp_path / "model")}
-    with pytest.raises(ExportError, match=r"already exists[\s\S]*--export.out"):
+    with pytest.raises(UsageError, match=r"already exists[\s\S]*--export.out"):
         run_training(tiny, tmp_path, ROWS, settings)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["precious.txt"]
