@@ -53,6 +53,9 @@ def test_a_command_on_a_page_is_understood(
 ) -> None:
     for each in ROOT.iterdir():
         (tmp_path / each.name).symlink_to(each)
+    for block in blocks(page):
+        if block.language == "json" and block.file:
+            (tmp_path / block.file).write_text(block.text)
     for written, words in _presets_saved(page):
         (tmp_path / written).write_text(_preset_of(words))
     monkeypatch.chdir(tmp_path)
