@@ -32,6 +32,13 @@ def test_every_page_is_in_the_overview() -> None:
     assert pages == {page for page in pages if f"({page})" in overview}
 
 
+def test_the_readme_shows_where_each_claim_beside_others_is_proven() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| | swift:")[2].partition("\n\n")[0]
+    claims = [line.split(" | ")[1] for line in table.splitlines()[2:]]
+    assert len(claims) > 10
+    assert [claim for claim in claims if not re.search(r"\]\((?:docs|packages)/[^)]+\)", claim)] == []
+
+
 def _anchors(page: Path) -> set[str]:
     """Of a page's headings, in the manner of code hosts: lower case, hyphens for spaces, no punctuation."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
