@@ -18,7 +18,6 @@ _STAGES: dict[str, tuple[Verb, str]] = {
     "kto": ("rlhf", "kto"),
 }
 _OTHER_STAGES = {"rm": "a reward model", "ppo": "PPO"}
-_OPTIMIZERS = "swift has no such optimizer: it has adamw, adamw_8bit and adafactor"
 _MULTIMODAL = unneeded("is about images, video or audio, which swift does not train on")
 
 TABLE: Table = {
@@ -58,7 +57,6 @@ TABLE: Table = {
     "moe_aux_loss_coef": absent("the router's auxiliary loss is the model's own here"),
     "add_special_tokens": absent("the vocabulary is the model's"),
     "use_kt": absent("KTransformers is not available"),
-    **each((), absent(_OPTIMIZERS)),
     **each(
         (
             "oft_block_size", "oft_target", "oft_rank", "module_dropout", "kt_cpu_activation", "kt_config",
