@@ -136,15 +136,15 @@ def test_a_conversation_is_piped_through_and_commands_are_not_for_the_model(
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
     assert run(["chat", str(adapters.folder), "--max_new_tokens", "24"]) == 0
     listed = [f"  {command:<13} {text}" for command, text in COMMANDS.items()]
-    assert capsys.readouterr().out.splitlines() == [
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ["blue", "otter"]
+    assert [line for line in printed.err.splitlines() if line] == [
         *listed,
-        "blue",
         f"Added to {saved}.",
         "Forgotten.",
         "Nothing has been said yet.",
         "There is no command /clera; the model was not asked.",
         *listed,
-        "otter",
     ]
     said = [{"role": "user", "content": "colour?"}, {"role": "assistant", "content": "blue"}]
     assert json.loads(saved.read_text()) == {"messages": said}
@@ -157,11 +157,12 @@ def test_a_system_message_is_given_in_the_conversation(
     typed = ["/system", "/system Be brief.", "/system", "colour?", "/etc/hosts", f"/save {saved}"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(typed)))
     assert run(["chat", str(weights.folder / "export-hf"), "--max_new_tokens", "9"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[1:4] == [
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[0] == "blue"
+    assert [line for line in printed.err.splitlines() if line][-3:] == [
         "The conversation begins anew with this system message.",
         "System message: Be brief.",
-        "blue",
+        f"Added to {saved}.",
     ]
     messages = json.loads(saved.read_text())["messages"]
     assert messages[0] == {"role": "system", "content": "Be brief."}

@@ -41,7 +41,7 @@ def converse(speaker: Speaker, sampling: Sampling) -> None:
         if said in _LEAVE:
             return
         if _is_command(said):
-            sys.stdout.write("".join(f"{line}\n" for line in talk.command(said)))
+            sys.stderr.write("".join(f"{line}\n" for line in talk.command(said)))  # answers alone on stdout
         elif said:
             for piece in talk.answer(said, sampling):
                 sys.stdout.write(piece)
