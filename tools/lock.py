@@ -36,8 +36,9 @@ def main() -> None:
 
 
 def beyond(there: set[str], requirements: str) -> list[str]:
-    """Return the entries of packages that are not installed already, torch and what comes with it aside."""
-    return [entry for entry in entries(requirements) if pinned(entry) not in there and not WITH_TORCH.match(entry)]
+    """Return the entries of packages that are not installed already on every machine, torch and its company aside."""
+    found = entries(requirements)
+    return [each for each in found if not ({pinned(each), anywhere(each)} & there or WITH_TORCH.match(each))]
 
 
 def export(*what: str) -> str:
@@ -60,7 +61,12 @@ def entries(requirements: str) -> list[str]:
 
 
 def pinned(entry: str) -> str:
-    """Return name and version."""
+    """Return name, version, and where it is wanted."""
+    return entry.partition(" \\\n")[0]
+
+
+def anywhere(entry: str) -> str:
+    """Return name and version, as a package is pinned that every machine gets."""
     return entry.partition(" ")[0]
 
 
