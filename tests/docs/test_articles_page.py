@@ -100,7 +100,7 @@ def test_what_runs_on_one_process_trains(place: Path) -> None:
     file = place / "ds_config_zero2.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "train_batch_size": 16}))
     script = place / "zero2.py"
-    script.write_text(script.read_text().replace("'qwen-7b'", "'./tiny'"))
+    script.write_text(script.read_text().replace('"qwen-7b"', '"./tiny"'))
     done = reader.types(Command("python zero2.py"))
     assert done.code == 0, done.printed + done.complained
     assert "Completed after 4 steps" in done.printed
