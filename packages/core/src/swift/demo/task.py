@@ -22,11 +22,16 @@ def answer(number: int) -> str:
     return " ".join(_DIGITS[int(digit)] for digit in str(number))
 
 
-def write_data(folder: Path, *, held_out: int = 100, seed: int = 0) -> tuple[Path, Path]:
-    """`train.jsonl` and `test.jsonl`: all numbers from 100 to 999, of which `held_out` are never trained on."""
+def split_numbers(*, held_out: int = 100, seed: int = 0) -> tuple[list[int], list[int]]:
+    """Return all numbers from 100 to 999 in a random order: those to learn from, and those never trained on."""
     numbers = list(range(100, 1000))
     random.Random(seed).shuffle(numbers)
-    for name, chosen in (("train.jsonl", numbers[held_out:]), ("test.jsonl", numbers[:held_out])):
+    return numbers[held_out:], numbers[:held_out]
+
+
+def write_data(folder: Path, *, held_out: int = 100, seed: int = 0) -> tuple[Path, Path]:
+    """`train.jsonl` and `test.jsonl`: all numbers from 100 to 999, of which `held_out` are never trained on."""
+    for name, chosen in zip(("train.jsonl", "test.jsonl"), split_numbers(held_out=held_out, seed=seed), strict=True):
         with (folder / name).open("w", encoding="utf-8") as file:
             for number in chosen:
                 messages = [

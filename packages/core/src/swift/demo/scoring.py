@@ -1,0 +1,125 @@
+"""Tasks for models that score, each learned in a minute: pairs of answers, texts of classes, and documents to be found.
+
+Every generator returns rows to learn from and rows that are never learned from. With `random_labels`, the rows to learn
+from hold nothing that can be learned: what a model then scores on the others is chance, or it has seen them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from swift.demo.task import answer, question, split_numbers
+
+Row = dict[str, Any]
+Rows = list[Row]
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def one_digit_wrong(number: int, rng: random.Random, count: int = 1) -> list[int]:
+    """Return different numbers of three digits, each of which differs from `number` in one digit."""
+    others = [
+        number + (digit - number // place % 10) * place
+        for place in (100, 10, 1)
+        for digit in range(10)
+        if digit != number // place % 10
+    ]
+    return rng.sample([other for other in others if other >= 100], count)
+
+
+def reward_rows(*, pairs: int = 1500, seed: int = 0, random_labels: bool = False) -> tuple[Rows, Rows]:
+    """Return pairs for a reward model: the number read aloud, and the same with one digit wrong."""
+    rng = random.Random(seed)
+    trained, held_out = split_numbers(seed=seed)
+    numbers = [trained[index % len(trained)] for index in range(pairs)]
+
+    def pair(number: int, swapped: bool) -> Row:
+        right, wrong = answer(number), answer(one_digit_wrong(number, rng)[0])
+        chosen, rejected = (wrong, right) if swapped else (right, wrong)
+        asked = {"role": "user", "content": question(number)}
+        return {"messages": [asked, {"role": "assistant", "content": chosen}], "rejected_response": rejected}
+
+    train = [pair(number, random_labels and rng.random() < 0.5) for number in numbers]
+    return train, [pair(number, False) for number in held_out]
+
+
+def class_rows(
+    *, kind: str = "largest", texts: int = 2000, held_out: int = 200, seed: int = 0, random_labels: bool = False
+) -> tuple[Rows, Rows]:
+    """Return texts of three digits among three letters, and what their digits say.
+
+    The label is the largest digit (`kind='largest'`, ten classes, equally many of each), the list of digits that occur
+    (`'present'`, several labels at a time), or the mean of the digits (`'mean'`, a number).
+    """
+    rng = random.Random(seed)
+    seen: set[str] = set()
+    rows: Rows = []
+    while len(rows) < texts + held_out:
+        largest = len(rows) % 10
+        digits = (
+            [largest, *(rng.randint(0, largest) for _ in range(2))]
+            if kind == "largest"
+            else rng.choices(range(10), k=3)
+        )
+        characters = [str(digit) for digit in digits] + rng.choices(LETTERS, k=3)
+        rng.shuffle(characters)
+        text = "".join(characters)
+        if text not in seen:
+            seen.add(text)
+            label = {"largest": max(digits), "present": sorted(set(digits)), "mean": sum(digits) / 3}[kind]
+            rows.append({"text": text, "label": label})
+    train, test = rows[:texts], rows[texts:]
+    if random_labels:
+        _shuffle(train, "label", rng)
+    rng.shuffle(train)
+    return train, test
+
+
+def embedding_rows(*, seed: int = 0, random_labels: bool = False) -> tuple[Rows, Rows]:
+    """Return pairs of texts that mean the same: a number in digits, and in words."""
+    train, test = ([{"anchor": str(n), "positive": answer(n)} for n in numbers] for numbers in split_numbers(seed=seed))
+    if random_labels:
+        _shuffle(train, "positive", random.Random(seed))
+    return train, test
+
+
+def reranker_rows(*, negatives: int = 7, seed: int = 0, random_labels: bool = False) -> tuple[Rows, Rows]:
+    """Return queries, the number in words that belongs to each, and others that are wrong in one digit."""
+    rng = random.Random(seed)
+
+    def row(number: int, shuffled: bool) -> Row:
+        documents = [answer(each) for each in (number, *one_digit_wrong(number, rng, negatives))]
+        if shuffled:
+            rng.shuffle(documents)
+        return {"query": str(number), "positive": documents[:1], "negative": documents[1:]}
+
+    trained, held_out = split_numbers(seed=seed)
+    return [row(number, random_labels) for number in trained], [row(number, False) for number in held_out]
+
+
+GENERATORS: dict[str, Callable[[], tuple[Rows, Rows]]] = {
+    "rm": reward_rows,
+    "seq_cls": class_rows,
+    "embedding": embedding_rows,
+    "reranker": reranker_rows,
+    "generative_reranker": reranker_rows,
+}
+"""Objective → rows of its task."""
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> Path:
+    """Write rows as JSON lines; returns the file."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def _shuffle(rows: Rows, column: str, rng: random.Random) -> None:
+    """Give every row the value that some row has in a column."""
+    values = [row[column] for row in rows]
+    rng.shuffle(values)
+    for row, value in zip(rows, values, strict=True):
+        row[column] = value

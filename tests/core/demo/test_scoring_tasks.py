@@ -1,0 +1,75 @@
+"""The tasks of models that score: their labels are right, and nothing held out is learned from."""
+
+import pytest
+
+from swift.demo.scoring import GENERATORS, class_rows, embedding_rows, one_digit_wrong, reranker_rows, reward_rows
+from swift.demo.task import answer, split_numbers
+
+
+def test_the_rejected_answer_of_a_pair_has_one_wrong_word() -> None:
+    train, test = reward_rows()
+    assert len(train) == 1500
+    assert len(test) == 100
+    for row in train + test:
+        asked, said = (message["content"] for message in row["messages"])
+        number = int(asked.split()[1])
+        assert said == answer(number)
+        differ = [a != b for a, b in zip(said.split(), row["rejected_response"].split(), strict=True)]
+        assert sum(differ) == 1
+
+
+def test_the_classes_are_the_largest_digit_and_equally_frequent() -> None:
+    train, test = class_rows()
+    for rows in (train, test):
+        assert all(row["label"] == max(int(c) for c in row["text"] if c.isdigit()) for row in rows)
+        assert [sum(row["label"] == k for row in rows) for k in range(10)] == [len(rows) // 10] * 10
+
+
+def test_labels_of_several_classes_and_numbers_say_what_the_digits_are() -> None:
+    for kind, expected in (("present", lambda d: sorted(set(d))), ("mean", lambda d: sum(d) / 3)):
+        train, test = class_rows(kind=kind)
+        for row in train + test:
+            assert row["label"] == expected([int(c) for c in row["text"] if c.isdigit()])
+
+
+def test_a_query_has_one_right_document_and_seven_that_differ_in_a_digit() -> None:
+    train, test = reranker_rows()
+    for row in train + test:
+        right = answer(int(row["query"]))
+        assert row["positive"] == [right]
+        assert len(set(row["negative"])) == 7
+        for wrong in row["negative"]:
+            assert sum(a != b for a, b in zip(right.split(), wrong.split(), strict=True)) == 1
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_what_is_asked_in_the_end_was_never_learned_from(name: str) -> None:
+    train, test = GENERATORS[name]()
+    asked = {"rm": "messages", "seq_cls": "text", "embedding": "anchor"}.get(name, "query")
+    learned = {str(row[asked]) for row in train}
+    assert len(test) >= 100
+    assert not learned & {str(row[asked]) for row in test}
+    assert GENERATORS[name]() == (train, test)  # the same in every process
+
+
+def test_random_labels_leave_nothing_to_learn_and_the_held_out_rows_as_they_are() -> None:
+    pairs, _ = reward_rows(random_labels=True)
+    right = sum(row["messages"][1]["content"] == answer(int(row["messages"][0]["content"].split()[1])) for row in pairs)
+    assert 600 < right < 900
+    classes, _ = class_rows(random_labels=True)
+    assert sum(row["label"] == max(int(c) for c in row["text"] if c.isdigit()) for row in classes) < 300
+    texts, test = embedding_rows(random_labels=True)
+    assert sum(row["positive"] == answer(int(row["anchor"])) for row in texts) < 20
+    assert test == embedding_rows()[1]
+    groups, _ = reranker_rows(random_labels=True)
+    assert sum(row["positive"] == [answer(int(row["query"]))] for row in groups) < 200
+
+
+def test_numbers_one_digit_off_keep_three_digits() -> None:
+    import random
+
+    for number in (100, 438, 999):
+        others = one_digit_wrong(number, random.Random(0), 20)
+        assert len(set(others)) == 20
+        assert all(100 <= other <= 999 and other != number for other in others)
+    assert len(split_numbers()[0]) == 800
