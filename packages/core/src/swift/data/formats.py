@@ -40,6 +40,8 @@ class Sample:
     conversation: Conversation
     rejected: Conversation | None = None
     """The worse one of a pair; it shares the prompt."""
+    others: tuple[Conversation, ...] = ()
+    """Further texts of the row, for encodings whose samples have a varying number of segments: documents of a query."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Numbers by name, those that the encoding declares: 'label' of KTO (1.0 or 0.0), 'margin' of a pair."""
     extras: Mapping[str, Any] = field(default_factory=dict)

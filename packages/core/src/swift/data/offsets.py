@@ -18,7 +18,7 @@ import numpy as np
 
 from swift.data.ascii_tokens import bytes_of_tokens, word_table
 from swift.data.samples import Segment
-from swift.data.texts import CompletionText, Raw, Rendered, Span, Text
+from swift.data.texts import CompletionText, Raw, Rendered, Span, Text, Whole
 from swift.errors import ModelError
 
 
@@ -47,9 +47,9 @@ class TextEncoder:
         """Return the tokens of each text, and which of them are learned."""
         rendered = iter(self._rendered([text for text in texts if isinstance(text, Rendered)]))
         begun = [
-            text.text if isinstance(text, Raw) else text.prompt
+            text.prompt if isinstance(text, CompletionText) else text.text
             for text in texts
-            if isinstance(text, Raw | CompletionText)
+            if not isinstance(text, Rendered)
         ]
         starts = iter(self._ids(begun, special=True))
         rests = iter(self._ids([text.text for text in texts if isinstance(text, CompletionText)], special=False))
@@ -59,14 +59,12 @@ class TextEncoder:
                 case Rendered():
                     segments.append(next(rendered))
                 case Raw():
-                    segments.append(self._raw(next(starts)))
+                    segments.append(_all_of(self._with_end(np.array(next(starts), dtype=np.int32))))
+                case Whole():
+                    segments.append(_all_of(np.array(next(starts), dtype=np.int32)))
                 case CompletionText():
                     segments.append(self._completed(next(starts), next(rests), text.weight))
         return segments
-
-    def _raw(self, found: Sequence[int]) -> Segment:
-        ids = self._with_end(np.array(found, dtype=np.int32))
-        return Segment(ids, _without_first(np.ones(len(ids), dtype=np.float32)))
 
     def _completed(self, prompt: Sequence[int], completion: Sequence[int], weight: float) -> Segment:
         start = np.array(prompt, dtype=np.int32)
@@ -178,6 +176,10 @@ class TextEncoder:
         return [
             (np.array(ids, dtype=np.int32), np.array(offsets, dtype=np.int64).reshape(-1, 2)) for ids, offsets in pairs
         ]
+
+
+def _all_of(ids: np.ndarray) -> Segment:
+    return Segment(ids, _without_first(np.ones(len(ids), dtype=np.float32)))
 
 
 def _is_plain(tokenizer: Any) -> bool:

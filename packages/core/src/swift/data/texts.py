@@ -35,6 +35,13 @@ class Raw:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """Text as calling the tokenizer gives it, with the special tokens that it adds; all of it counts."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class CompletionText:
     """A prompt and its completion end to end, without a template; the completion and the end are learned."""
 
@@ -43,7 +50,7 @@ class CompletionText:
     weight: float
 
 
-Text = Rendered | Raw | CompletionText
+Text = Rendered | Raw | Whole | CompletionText
 
 Result = TypeVar("Result")
 Steps = Generator[Sequence[Text], "list[Segment]", Result]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from swift.data.conversation import Unusable
@@ -97,7 +97,7 @@ class Encoding(ABC):
         reader = RowReader(row, place, tags)
         sample = self.read(reader)
         extras = {name: value for name, value in row.items() if name not in reader.used}
-        return Sample(sample.conversation, sample.rejected, sample.values, extras)
+        return replace(sample, extras=extras)
 
     def check_format(self, row: RowData, place: str, tags: RoleTags = STANDARD_TAGS) -> None:
         """Refuse a data set whose first row has no known columns."""
