@@ -412,7 +412,8 @@ def test_a_value_that_cannot_be_is_refused_in_one_sentence(line: str) -> None:
     ("line", "named"),
     [
         ("--tp 2", "--parallel.tp 1"),
-        ("--task_type seq_cls --num_labels 2", "--model.task causal_lm"),
+        ("--task_type value", "--model.task causal_lm"),
+        ("--task_type prm", "swift rlhf --rlhf_type rm"),
         ("--loss_type sigmoid", "no key 'objective.loss' for the objective 'sft'"),
         ("--report_to nosuch", "swift plugins"),
     ],

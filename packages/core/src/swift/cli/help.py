@@ -142,6 +142,7 @@ def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
     from swift.config.aliases import VERB_OBJECTIVES, training_flags
     from swift.config.draft import Draft
     from swift.config.flags import read_flags
+    from swift.config.tasks import TRAINED_BY
     from swift.plugins.kinds import KINDS
 
     table = training_flags()
@@ -157,7 +158,9 @@ def _chosen(section: str, verb: str, args: Sequence[str]) -> str:
     if asked is not None:
         return str(asked.value)
     if section == "objective":
-        return VERB_OBJECTIVES.get(verb, "dpo" if verb == "rlhf" else "sft")
+        task = words.assignments.get("model.task")
+        default = VERB_OBJECTIVES.get(verb, ("dpo" if verb == "rlhf" else "sft",))[0]
+        return default if task is None else TRAINED_BY.get(task.value, default)
     return str(core_fields()[selected].default)
 
 

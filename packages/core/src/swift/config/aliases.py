@@ -19,6 +19,7 @@ from swift.config.other_programs.values import (
     ATTENTION_ELSEWHERE,
     DEVICES_ELSEWHERE,
     LOSS_SCALES_ELSEWHERE,
+    TASKS_ELSEWHERE,
     TUNERS_ELSEWHERE,
 )
 
@@ -29,7 +30,6 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "model.chat_template": ("chat_template",),
     "model.trust_remote_code": ("trust_remote_code",),
     "model.liger": ("use_liger_kernel", "enable_liger_kernel"),
-    "model.task": ("task_type",),
     "model.num_labels": ("num_labels",),
     "data.train": ("dataset", "train_dataset"),
     "data.validation": ("val_dataset", "eval_dataset"),
@@ -121,6 +121,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
 
 _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("model_type",), "model.path", "value", to.request("model_type")),
+    (("task_type",), "model.task", "value", to.choice(to.TASKS, TASKS_ELSEWHERE)),
     (("torch_dtype", "dtype"), "model.dtype", "value", to.choice(to.DTYPES)),
     (("bf16",), "model.dtype", "switch", to.when_on({"model.dtype": "bfloat16"}, {"@no_bf16": True})),
     (("fp16", "use_fp16"), "model.dtype", "switch", to.when_on({"model.dtype": "float16"}, {"@no_fp16": True})),
@@ -202,8 +203,8 @@ _IGNORED = ("local_rank",)
 """Flags that launchers add to a command; the environment says the same."""
 OPEN_SECTIONS = ("backend", "objective", "optim", "tuner")
 """Sections whose other keys belong to a plugin."""
-VERB_OBJECTIVES = {"pt": "pt", "sft": "sft"}
-"""Verbs that stand for one objective. `rlhf` takes any of preference learning, `train` takes any."""
+VERB_OBJECTIVES = {"pt": ("pt",), "sft": ("sft", "seq_cls", "embedding", "reranker", "generative_reranker")}
+"""Verbs → the objectives that they minimise, the default first. `rlhf` takes any other one, `train` takes any."""
 MACHINES = ("nnodes", "node_rank", "master_addr", "master_port")
 """Flags of torchrun that say what environment variables of these names say."""
 ABOUT_COMMAND: dict[str, Arity] = dict.fromkeys(("config", "nproc", "nproc_per_node", *MACHINES), "value")

@@ -26,7 +26,7 @@ from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
 from swift.config.sections import Config, OpenSection
-from swift.config.tasks import check_task
+from swift.config.tasks import TRAINED_BY, check_task, for_objective
 from swift.config.values import coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import Blame, failure_of
@@ -164,6 +164,7 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]
     check_schedule(config.optim, config.learning_rate)
     assert backend.capabilities is not None
     made = make_objective(objective, objective_options)
+    config = config.model_copy(update={"model": for_objective(config.model, made)})
     check_capabilities(backend.capabilities, config, made)
     check_task(config.model, made)
     check_export(config)
@@ -268,26 +269,37 @@ def _check_foreign(plugin: LoadedPlugin, section: str, values: BaseModel, source
 
 
 def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) -> None:
-    """Set the objective that the verb implies, unless it leaves that open."""
+    """Set the objective that the verb and the task of the model imply, and refuse one that the verb does not take."""
     asked = merged.get("objective.name")
+    task = merged.get("model.task")
+    if asked is None and task is not None and task.value in TRAINED_BY:
+        asked = merged["objective.name"] = Assignment(TRAINED_BY[task.value], task.source)
     meant = VERB_OBJECTIVES.get(verb)
     if meant is not None:
-        if asked is not None and asked.value != meant:
-            other = str(asked.value) if asked.value in VERB_OBJECTIVES else "train"
+        if asked is not None and asked.value not in meant:
             raise ConfigError(
-                f"swift {verb} minimises the objective {meant!r}, but {asked.source} asks for {quoted(asked.value)}.",
-                hint=f"Type: swift {other}" + ("" if other != "train" else f" --objective {asked.value}"),
+                f"swift {verb} minimises the objective {meant[0]!r}, but {asked.source} asks for "
+                f"{quoted(asked.value)}.",
+                hint=f"Type: swift {_verb_of(asked.value) or f'train --objective {asked.value}'}",
             )
-        merged["objective.name"] = Assignment(meant, f"swift {verb}")
+        merged.setdefault("objective.name", Assignment(meant[0], f"swift {verb}"))
     elif verb == "rlhf":
         if asked is None:
             merged["objective.name"] = Assignment("dpo", "swift rlhf")
             notes.append("The objective is dpo; --rlhf_type names another.")
-        elif asked.value in VERB_OBJECTIVES:
+        elif _verb_of(asked.value):
             raise ConfigError(
                 f"{asked.source} asks for {quoted(asked.value)}, which does not learn from preferences.",
-                hint=f"Type: swift {asked.value}",
+                hint=f"Type: swift {_verb_of(asked.value)}",
             )
+
+
+def _verb_of(objective: Any) -> str | None:
+    """Return what to type after `swift` for an objective that has a verb; None for one that has none."""
+    verb = next((verb for verb, objectives in VERB_OBJECTIVES.items() if objective in objectives), None)
+    if verb is None or objective == VERB_OBJECTIVES[verb][0]:
+        return verb
+    return f"{verb} --task_type {objective}"
 
 
 def _check_complete(config: Config, verb: str) -> None:

@@ -116,7 +116,7 @@ class TunerSection(OpenSection):
 class ObjectiveSection(OpenSection):
     """The loss to minimise. `name` is an entry point of `swift.objectives`; the other keys are that objective's own."""
 
-    name: Name = Field("sft", description="pt, sft, dpo, kto, orpo, simpo, cpo, or an installed plugin's")
+    name: Name = Field("sft", description="pt, sft, dpo, kto, orpo, simpo, cpo, rm, or an installed plugin's")
 
 
 Shape = Literal[

@@ -16,11 +16,14 @@ CAUSAL_LM, EMBEDDING = "causal_lm", "embedding"
 HEADED = ("seq_cls", "reward", "value")
 """Tasks of a model with a head of its own in place of the unembedding."""
 
+TRAINED_BY = {"seq_cls": "seq_cls", EMBEDDING: "embedding", "reward": "rm"}
+"""Task → the objective that trains it where the user names none."""
+
 _OF_LOGITS = frozenset(
     {Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS}
 )
 _OF_HEAD = frozenset({Need.SCORES, Need.VALUES})
-_TRAINED_BY = {CAUSAL_LM: _OF_LOGITS, EMBEDDING: frozenset({Need.POOLED}), **dict.fromkeys(HEADED, _OF_HEAD)}
+_VIEWS_OF = {CAUSAL_LM: _OF_LOGITS, EMBEDDING: frozenset({Need.POOLED}), **dict.fromkeys(HEADED, _OF_HEAD)}
 """Task → views of which an objective must ask for at least one: the others leave a part of the model untrained."""
 
 
@@ -58,6 +61,25 @@ def view_of(task: str) -> Need | None:
     return Need.POOLED if task == EMBEDDING else None
 
 
+def for_objective(section: ModelSection, objective: Objective) -> ModelSection:
+    """Return the section with the objective's task and number of labels where the user named none.
+
+    Raise `ConfigError` where the user asks for another number of labels than the objective's.
+    """
+    settings: dict[str, Any] = {}
+    if "task" not in section.model_fields_set:
+        settings["task"] = getattr(objective, "task", CAUSAL_LM)
+    labels = getattr(objective, "num_labels", None)
+    if labels is not None and settings.get("task", section.task) in HEADED:
+        if section.num_labels not in (None, labels):
+            raise ConfigError(
+                f"model.num_labels is {section.num_labels}, and the objective {objective.name!r} trains {labels}.",
+                hint="Leave model.num_labels out.",
+            )
+        settings["num_labels"] = labels
+    return section.model_copy(update=settings)
+
+
 def check_labels(section: ModelSection) -> None:
     """Raise `ConfigError` where the model of this task has no head, or one with fewer labels than named."""
     task = section.task
@@ -78,14 +100,14 @@ def check_task(section: ModelSection, objective: Objective) -> None:
     check_labels(section)
     task = section.task
     needs = frozenset(objective.needs) - {Need.REFERENCE_LOGPS}
-    missing = needs - _TRAINED_BY[task] - {Need.POOLED}
-    if not missing and needs and not needs & _TRAINED_BY[task]:
+    missing = needs - _VIEWS_OF[task] - {Need.POOLED}
+    if not missing and needs and not needs & _VIEWS_OF[task]:
         missing = needs
     if Need.VALUES in needs and task == "seq_cls" and section.num_labels != 1:
         missing = frozenset({Need.VALUES})
     if missing:
         wanted = ", ".join(sorted(missing))
-        fitting = [each for each, own in _TRAINED_BY.items() if needs <= own | {Need.POOLED} and needs & own]
+        fitting = [each for each, own in _VIEWS_OF.items() if needs <= own | {Need.POOLED} and needs & own]
         if Need.VALUES in needs:
             fitting = [each for each in ("value", "reward") if each in fitting]
         raise ConfigError(

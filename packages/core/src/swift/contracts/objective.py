@@ -98,8 +98,9 @@ class Objective(Protocol):
     may have an option `reference`: 'auto', 'adapter' or 'cached'.
 
     An objective may also have a method `plan(context: PlanContext) -> Plan`, which decides which samples each step
-    takes and may make them itself, in rounds; without it they are those of the data set, epoch after epoch. Objectives
-    of HOOK_API 1.0 call `with_baseline` by its old name, `given`.
+    takes and may make them itself, in rounds; without it they are those of the data set, epoch after epoch. A member
+    `task` is `model.task` where the user names none, `causal_lm` without it, and `num_labels` the number of labels that
+    a head must have for it. Objectives of HOOK_API 1.0 call `with_baseline` by its old name, `given`.
     """
 
     name: str

@@ -31,6 +31,8 @@ class BaseObjective(Generic[Options]):
     name: str
     needs: frozenset[Need] = frozenset({Need.TOKEN_LOGPS})
     encoding: str | Encoding = "chat"
+    task: str = "causal_lm"
+    num_labels: int | None = None
     adapters_off: bool = False
     baseline: Objective | None = None
 

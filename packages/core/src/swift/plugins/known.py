@@ -26,15 +26,10 @@ NO_DISTILLATION = (
     "swift does not distil one model into another (gkd) yet.",
     "From the answers of the larger model: swift infer LARGE --dataset FILE --result_path answers.jsonl, and swift sft",
 )
-NO_REWARD = (
-    "swift brings no objective for reward models (rm).",
-    "A model with a head is there (--model.task reward), and a plugin can add the objective: docs/how-to/heads.md",
-)
 NOT_YET: dict[tuple[str, str], tuple[str, str]] = {
     ("swift.objectives", "grpo"): NO_REINFORCEMENT,
     ("swift.objectives", "ppo"): NO_REINFORCEMENT,
     ("swift.objectives", "gkd"): NO_DISTILLATION,
-    ("swift.objectives", "rm"): NO_REWARD,
     **{
         ("swift.engines", name): (
             f"swift has no engine {name}.",

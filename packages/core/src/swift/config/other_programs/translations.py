@@ -201,8 +201,13 @@ TRAIN_TYPES: dict[str, Settings] = {
     "rslora": {"tuner.kind": "lora", "tuner.rslora": True},
     "pt": {"objective.name": "pt"},
     "cpt": {"objective.name": "pt"},
-    **{name: {"objective.name": name} for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo")},
+    **{name: {"objective.name": name} for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm")},
 }
+TASKS: dict[str, Settings] = {
+    **{name: {"model.task": name} for name in ("causal_lm", "seq_cls", "embedding", "reward", "value")},
+    **{name: {"objective.name": name} for name in ("reranker", "generative_reranker")},
+}
+"""ms-swift's tasks of a reranker are what an objective makes of a classifier, or of a language model."""
 DTYPES: dict[str, Settings] = {
     "auto": {"model.dtype": "auto"},
     **{name: {"model.dtype": "float32"} for name in ("float32", "fp32", "float")},

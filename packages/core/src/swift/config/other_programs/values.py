@@ -76,5 +76,10 @@ TUNERS_ELSEWHERE = {
         ("grpo", "ppo"),
         Refused("learning from rewards is not implemented.", "From pairs: swift rlhf --rlhf_type dpo"),
     ),
-    "rm": Refused("a reward model is a head here.", "See docs/how-to/heads.md: --task_type reward"),
 }  # fmt: skip
+TASKS_ELSEWHERE = {
+    "prm": Refused(
+        "a reward model scores whole answers here, not their steps.",
+        "Type --task_type seq_cls, or to learn from pairs of answers: swift rlhf --rlhf_type rm",
+    )
+}

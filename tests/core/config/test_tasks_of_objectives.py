@@ -1,0 +1,49 @@
+"""Tests of `model.task` and the objective: which of them implies the other, and which do not go together."""
+
+from __future__ import annotations
+
+import pytest
+
+from swift.config.parse import Parsed, parse
+from swift.errors import ConfigError
+
+
+def parsed(line: str) -> Parsed:
+    verb, *words = line.split()
+    return parse(words, verb, complete=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "objective", "task", "labels"),
+    [
+        ("rlhf --rlhf_type rm", "rm", "reward", 1),
+        ("rlhf --model.task reward", "rm", "reward", 1),
+        ("train --objective rm --task_type seq_cls", "rm", "seq_cls", 1),
+        ("train --train_type rm --num_labels 1", "rm", "reward", 1),
+        ("rlhf --rlhf_type dpo", "dpo", "causal_lm", None),
+        ("sft", "sft", "causal_lm", None),
+        ("sft --task_type causal_lm", "sft", "causal_lm", None),
+    ],
+)
+def test_objective_and_task_imply_each_other(line: str, objective: str, task: str, labels: int | None) -> None:
+    config = parsed(line).config
+    assert (config.objective.name, config.model.task, config.model.num_labels) == (objective, task, labels)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("rlhf --rlhf_type rm --num_labels 3", "the objective 'rm' trains 1"),
+        ("rlhf --rlhf_type rm --task_type causal_lm", "--model.task"),
+        ("rlhf --rlhf_type dpo --task_type reward", "--model.task causal_lm"),
+        ("sft --task_type reward", "swift train --objective rm"),
+        ("sft --objective rm", "swift train --objective rm"),
+        ("rlhf --task_type seq_cls", "swift sft --task_type seq_cls"),
+        ("rlhf --objective sft", "Type: swift sft"),
+        ("sft --objective sft --task_type reranker", "contradict"),
+    ],
+)
+def test_objective_and_task_that_do_not_go_together_are_refused(line: str, named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parsed(line)
+    assert named in f"{refused.value} {refused.value.hint}"
