@@ -162,3 +162,39 @@ def test_a_batch_of_text_has_no_media_and_media_without_a_reader_are_not_dropped
     assert batch.media is None
     with pytest.raises(ValueError, match="no media_reader"):
         list(batch_of([with_media(SAMPLES[0], PICTURES)]).micro_batches())
+
+
+def test_a_batch_takes_values_per_segment_and_says_how_many_segments_each_sample_has() -> None:
+    three = Encoded(7, tuple(each.segments[0] for each in SAMPLES))
+    batch = Batch(
+        step=0, rows=[(three,), (SAMPLES[1],)], first_row=0, micro_rows=2, weight=1.0, global_rows=2, tokens=11,
+        flat=False, seed=0, spare_row=(three,),
+    )  # fmt: skip
+    vectors = np.arange(8, dtype=np.float32).reshape(4, 2)
+    valued = batch.with_segment_values({"vector": vectors})
+    (micro_batch,) = valued.micro_batches()
+    assert micro_batch.sample_segments.tolist() == [3, 1]
+    assert torch.equal(micro_batch.segment_values["vector"], torch.from_numpy(vectors))
+    assert torch.equal(micro_batch.map(lambda each: each + 1).sample_segments, torch.tensor([4, 2]))
+    assert torch.equal(micro_batch.map(lambda each: each * 2).segment_values["vector"], torch.from_numpy(vectors * 2))
+    (spare,) = replace(valued, rows=[]).micro_batches()
+    assert torch.equal(spare.segment_values["vector"], torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="4 segments in the batch, but 3 values of 'vector'"):
+        batch.with_segment_values({"vector": vectors[:3]})
+
+
+def test_candidates_of_a_batch_stand_at_every_position_and_must_be_tokens_of_the_model() -> None:
+    batch = Batch(
+        step=0, rows=[(SAMPLES[0],), (SAMPLES[1],)], first_row=0, micro_rows=2, weight=1.0, global_rows=2, tokens=5,
+        flat=False, seed=0, candidates=(6, 1),
+    )  # fmt: skip
+    (micro_batch,) = batch.micro_batches()
+    assert micro_batch.candidates is not None
+    assert micro_batch.candidates.tolist() == [[[6, 1]] * 3] * 2
+    own = replace(batch, rows=[(with_candidates(0, 1, 2, 3),)])
+    (micro_batch,) = own.micro_batches()
+    assert micro_batch.candidates is not None
+    assert torch.equal(micro_batch.candidates[..., 0], micro_batch.targets * 2)
+    check_candidates(batch.rows, 7, batch.candidates)
+    with pytest.raises(PluginError, match="The objective has the candidate 6, and the model's tokens are 0 to 5"):
+        check_candidates(batch.rows, 6, batch.candidates)

@@ -104,7 +104,9 @@ class BackendHooks:
     def swift_forward(self, run: Run, state: TrainState, batch: Batch, objective: Objective) -> ForwardResult:
         """Compute loss and views without gradient, in evaluation mode: for validation, and for reference models.
 
-        With `objective.adapters_off` the model is viewed with its adapter switched off.
+        With `batch.dropout` it is in training mode, and every micro-batch has the dropout that `swift_train_step` will
+        have of it: for the first pass of objectives that have one (`Objective.first_pass`). With
+        `objective.adapters_off` the model is viewed with its adapter switched off.
         """
 
     @hookspec(firstresult=True)

@@ -82,5 +82,5 @@ __all__ = [
     "World",
 ]
 
-HOOK_API = (1, 1)
+HOOK_API = (1, 2)
 """Version of the hooks that this core speaks: (major, minor)."""

@@ -60,6 +60,9 @@ class LossSums:
     tokens: dict[str, torch.Tensor] = field(default_factory=dict)
     """Name → one value per position, shape of `MicroBatch.targets`: the value at position t belongs to the token that t
     predicts. Returned by `swift_forward` as `ForwardResult.tokens`."""
+    reported: torch.Tensor | None = None
+    """The sum that is logged, evaluated and looked at for NaN in place of `loss`, where `loss` has the right gradient
+    and nothing else."""
 
 
 @dataclass
@@ -101,6 +104,22 @@ class Objective(Protocol):
     takes and may make them itself, in rounds; without it they are those of the data set, epoch after epoch. A member
     `task` is `model.task` where the user names none, `causal_lm` without it, and `num_labels` the number of labels that
     a head must have for it. Objectives of HOOK_API 1.0 call `with_baseline` by its old name, `given`.
+
+    Since HOOK_API 1.2 an objective may have these members too. All may be left out; `BaseObjective` has the first two,
+    `swift.objectives.across_rows.AcrossRows` all of them.
+
+    - `for_tokenizer(tokenizer) -> Objective` is called once, before data is read, and returns the objective for this
+      tokenizer.
+    - `candidates: tuple[int, ...]` are the tokens whose probabilities `Need.CANDIDATE_LOGPS` gives at every position,
+      for samples that bring no candidates of their own.
+    - `first_pass: Objective | None` is for losses that compare the rows of the global batch with each other. It is
+      evaluated without gradient over the global batch before the step, with the dropout of the step, and returns one
+      vector per segment as `LossSums.segments`.
+    - `from_first_pass(vectors, samples: GlobalSegments) -> Mapping[str, Tensor]` is given these vectors of the whole
+      global batch, [segments, size] in float64, the same on every process. What it returns, name → [segments, ...],
+      becomes `MicroBatch.segment_values` of the step. `loss` then is a sum over segments whose gradient is that of
+      the loss of the global batch, and `LossSums.reported` the loss itself. Where one micro-batch is the whole global
+      batch there is no first pass: `segment_values` is empty, and `loss` computes the same from the view.
     """
 
     name: str

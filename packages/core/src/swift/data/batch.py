@@ -15,6 +15,10 @@ from swift.data.samples import Encoded, Segment
 from swift.errors import PluginError
 
 
+def _no_samples() -> torch.Tensor:
+    return torch.zeros(0, dtype=torch.int64)
+
+
 @dataclass
 class MicroBatch:
     """Tensors of one micro-batch, already shifted: position t predicts `targets[t]`.
@@ -53,6 +57,10 @@ class MicroBatch:
     """Divisor of the logits, applied after scale and softcap."""
     media: Media | None = None
     """Pictures, videos and sounds, for a backend whose `Capabilities.modalities` have them."""
+    sample_segments: torch.Tensor = field(default_factory=_no_samples)
+    """int64 [samples]: how many segments each sample has; samples and segments lie in the same order."""
+    segment_values: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Per segment, float32 [segments, ...]: what `Objective.from_first_pass` returned, or a plan of its own set."""
 
     def segment_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a per-position tensor over each segment; shape [segments]."""
@@ -76,6 +84,8 @@ class MicroBatch:
             boundaries=mapped(self.boundaries),
             values={name: function(value) for name, value in self.values.items()},
             reference_logps=mapped(self.reference_logps),
+            sample_segments=function(self.sample_segments),
+            segment_values={name: function(value) for name, value in self.segment_values.items()},
             media=None if self.media is None else self.media.map(function),
         )
 
@@ -134,6 +144,11 @@ class Batch:
     """Divisor of the logits; 1 in evaluation and in scoring of text."""
     media_reader: MediaReader | None = None
     """Reads the pictures, videos and sounds of the samples; needed where samples have any."""
+    candidates: tuple[int, ...] = ()
+    """Tokens that might stand in place of every token: `MicroBatch.candidates` of samples that bring none."""
+    dropout: bool = False
+    """Whether `swift_forward` views the model with the dropout that `swift_train_step` has on the same batch: in
+    training mode, and with the random numbers seeded by `MicroBatch.seed` before each micro-batch."""
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """Yield at least one; a process without rows gets the spare row with all weights zero."""
@@ -174,11 +189,46 @@ class Batch:
         rows = [tuple(_valued(sample, lambda _: next(given)) for sample in row) for row in self.rows]
         return replace(self, rows=rows, spare_row=spare)
 
+    def with_segment_values(self, values: Mapping[str, np.ndarray]) -> Batch:
+        """Return the batch with more values per segment: name → [segments of this slice, ...], in order.
+
+        They become `MicroBatch.segment_values`. A spare row gets zeros of the same names and shapes.
+        """
+        expected = sum(len(sample.segments) for row in self.rows for sample in row)
+        for name, value in values.items():
+            if len(value) != expected:
+                raise ValueError(f"{expected} segments in the batch, but {len(value)} values of {name!r}")
+        given = iter(range(expected))
+
+        def of_next(segment: Segment) -> Segment:
+            index = next(given)
+            return replace(segment, values={**segment.values, **{name: value[index] for name, value in values.items()}})
+
+        def blank(segment: Segment) -> Segment:
+            zeros = {name: np.zeros(value.shape[1:], dtype=np.float32) for name, value in values.items()}
+            return replace(segment, values={**segment.values, **zeros})
+
+        rows = [tuple(_changed(sample, of_next) for sample in row) for row in self.rows]
+        spare = self.spare_row
+        if spare is not None:
+            spare = tuple(_changed(sample, blank) for sample in spare)
+        return replace(self, rows=rows, spare_row=spare)
+
     def _collate(self, rows: Sequence[Row], row: int) -> MicroBatch:
         samples = [sample for each in rows for sample in each]
         seed = (self.seed * 1_000_003 + self.step) * 1_000_003 + row
         micro_batch = collate(samples, flat=self.flat, seed=seed % 2**63, pad_to_multiple=self.pad_to_multiple)
-        return replace(micro_batch, temperature=self.temperature, media=self._media(samples, micro_batch))
+        return replace(
+            micro_batch,
+            temperature=self.temperature,
+            candidates=self._candidates(micro_batch),
+            media=self._media(samples, micro_batch),
+        )
+
+    def _candidates(self, micro_batch: MicroBatch) -> torch.Tensor | None:
+        if micro_batch.candidates is not None or not self.candidates:
+            return micro_batch.candidates
+        return torch.tensor(self.candidates, dtype=torch.int64).repeat(*micro_batch.targets.shape, 1)
 
     def _media(self, samples: Sequence[Encoded], micro_batch: MicroBatch) -> Media | None:
         references = [segment.media for sample in samples for segment in sample.segments]
@@ -224,11 +274,22 @@ def collate(samples: Sequence[Encoded], *, flat: bool, seed: int = 0, pad_to_mul
         seed=seed,
         token_values=token_values,
         candidates=candidates,
+        sample_segments=torch.tensor([len(sample.segments) for sample in samples], dtype=torch.int64),
+        segment_values=_per_segment(segments),
     )
 
 
-def check_candidates(rows: Sequence[Row], vocabulary: int) -> None:
-    """Refuse candidates of learned tokens that are no tokens of the model, naming the sample and the token."""
+def check_candidates(rows: Sequence[Row], vocabulary: int, everywhere: Sequence[int] = ()) -> None:
+    """Refuse candidates of learned tokens that are no tokens of the model, naming the sample and the token.
+
+    `everywhere` are candidates of all tokens, `Batch.candidates`.
+    """
+    for candidate in everywhere:
+        if not 0 <= candidate < vocabulary:
+            raise PluginError(
+                f"The objective has the candidate {candidate}, and the model's tokens are 0 to {vocabulary - 1}.",
+                hint="Take its candidates from the tokenizer of this model (Objective.for_tokenizer).",
+            )
     for sample in (sample for row in rows for sample in row):
         for segment in sample.segments:
             if segment.candidates is None:
@@ -245,14 +306,16 @@ def check_candidates(rows: Sequence[Row], vocabulary: int) -> None:
                 )
 
 
+def _changed(sample: Encoded, change: Callable[[Segment], Segment]) -> Encoded:
+    return replace(sample, segments=tuple(change(segment) for segment in sample.segments))
+
+
 def _muted(sample: Encoded) -> Encoded:
-    segments = tuple(replace(segment, weights=np.zeros_like(segment.weights)) for segment in sample.segments)
-    return replace(sample, segments=segments)
+    return _changed(sample, lambda segment: replace(segment, weights=np.zeros_like(segment.weights)))
 
 
 def _valued(sample: Encoded, values: Callable[[Segment], Mapping[str, np.ndarray]]) -> Encoded:
-    segments = (replace(each, token_values={**each.token_values, **values(each)}) for each in sample.segments)
-    return replace(sample, segments=tuple(segments))
+    return _changed(sample, lambda each: replace(each, token_values={**each.token_values, **values(each)}))
 
 
 def _zeros(segment: Segment, names: set[str]) -> dict[str, np.ndarray]:
@@ -278,6 +341,15 @@ def _per_token(
         return values, None
     blank = np.zeros((*shape, *first.shape[1:]), np.int64)
     return values, _laid_out([np.asarray(segment.candidates) for segment in segments], blank, flat=flat)
+
+
+def _per_segment(segments: Sequence[Segment]) -> dict[str, torch.Tensor]:
+    """Return the values of segments, [segments, ...] each. All segments must have the same."""
+    shapes = [{name: np.shape(value) for name, value in segment.values.items()} for segment in segments]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ValueError("all segments of a batch must have the same values, in the same shapes")
+    stacked = {name: np.stack([segment.values[name] for segment in segments]) for name in sorted(shapes[0])}
+    return {name: torch.from_numpy(value.astype(np.float32)) for name, value in stacked.items()}
 
 
 def _laid_out(arrays: Sequence[np.ndarray], blank: np.ndarray, *, flat: bool) -> torch.Tensor:

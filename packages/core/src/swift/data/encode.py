@@ -87,9 +87,12 @@ class SampleEncoder:
         """Raise `PluginError` unless the samples are what the encoding declares."""
         encoding = self.encoding
         for sample in made.samples:
-            if len(sample.segments) != len(encoding.segment_names):
+            if not encoding.segments_vary and len(sample.segments) != len(encoding.segment_names):
                 raise _undeclared(encoding, f"{len(sample.segments)} segments", "segment_names", encoding.segment_names)
-            if any(each.token_values or each.candidates is not None or each.media for each in sample.segments):
+            if any(
+                each.token_values or each.candidates is not None or each.media or each.values
+                for each in sample.segments
+            ):
                 raise PluginError(
                     f"The encoding {encoding.name!r} made a segment with more than tokens and weights, which tokenised "
                     "data cannot hold.",

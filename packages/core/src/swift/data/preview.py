@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ def preview(tokenizer: Any, encoded: Encoded, encoding: Encoding) -> Group:
     Without colours the marks ⟦ ⟧ remain.
     """
     parts: list[Text] = []
-    for name, segment in zip(encoding.segment_names, encoded.segments, strict=True):
+    names = encoding.segment_names
+    for name, segment in zip(chain(names, repeat(names[-1])), encoded.segments, strict=False):
         parts += _segment(tokenizer, name, segment)
     if encoded.values:
         parts.append(Text(", ".join(f"{name} {value:g}" for name, value in encoded.values.items())))

@@ -51,6 +51,9 @@ class Segment:
     `Need.CANDIDATE_LOGPS`. All segments of a batch have as many, or none."""
     media: tuple[MediaRef, ...] = ()
     """Pictures, videos and sounds that some of the tokens stand for, in order."""
+    values: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Numbers of the whole segment that objectives read, name → float32 of any fixed shape. All segments of a batch
+    have the same names, with the same shapes."""
 
     def __len__(self) -> int:
         return len(self.input_ids)

@@ -6,7 +6,7 @@ Objectives never import torch when they are imported, so that `swift sft --help`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need, Objective
@@ -35,6 +35,7 @@ class BaseObjective(Generic[Options]):
     num_labels: int | None = None
     adapters_off: bool = False
     baseline: Objective | None = None
+    candidates: tuple[int, ...] = ()
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -49,6 +50,10 @@ class BaseObjective(Generic[Options]):
 
     def with_baseline(self, metrics: Mapping[str, float]) -> Objective:
         """Return this objective itself: without a baseline there is nothing to fill in."""
+        return self
+
+    def for_tokenizer(self, tokenizer: Any) -> Objective:
+        """Return this objective itself: it is the same for every tokenizer."""
         return self
 
 

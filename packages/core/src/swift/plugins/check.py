@@ -238,7 +238,21 @@ def check_objective(entry: PluginEntry, objective: Objective) -> None:
         raise _faulty(entry, f"needs {needs!r}", f"It is a frozenset of {offered}")
     if not all(hasattr(objective.baseline or objective, member) for member in ("needs", "adapters_off", "loss")):
         raise _faulty(entry, f"has the baseline {objective.baseline!r}", "It is an objective, or None")
+    _check_first_pass(entry, objective)
     _check_encoding(entry, objective.encoding)
+
+
+def _check_first_pass(entry: PluginEntry, objective: Any) -> None:
+    """Check the members that an objective may have since HOOK_API 1.2."""
+    first = getattr(objective, "first_pass", None)
+    if first is not None:
+        if not all(hasattr(first, member) for member in ("needs", "adapters_off", "loss")):
+            raise _faulty(entry, f"has the first pass {first!r}", "It is an objective, or None")
+        if not hasattr(objective, "from_first_pass"):
+            raise _faulty(entry, "has a first pass and no from_first_pass", f"See {_contract(entry)}")
+    candidates = getattr(objective, "candidates", ())
+    if not isinstance(candidates, tuple) or not all(type(each) is int for each in candidates):
+        raise _faulty(entry, f"has the candidates {candidates!r}", "They are a tuple of token ids")
 
 
 def _check_encoding(entry: PluginEntry, encoding: object) -> None:

@@ -20,17 +20,22 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from swift.data.batch import MicroBatch
+    from swift.data.global_segments import GlobalSegments
     from swift.data.samples import SampleFacts
 
 _VIEWS = tuple(field.name for field in fields(ModelView))
 
 
-def make_objective(plugin: LoadedPlugin, options: BaseModel) -> Objective:
-    """Return the objective of a plugin, made with its options."""
+def make_objective(plugin: LoadedPlugin, options: BaseModel, tokenizer: Any = None) -> Objective:
+    """Return the objective of a plugin, made with its options, and for a tokenizer where there is one already."""
     with failing(plugin.entry, "its constructor"):
         made = plugin.object(options)
         check_objective(plugin.entry, made)
-        return cast(Objective, CheckedObjective(plugin.entry, made))
+    if tokenizer is not None and hasattr(made, "for_tokenizer"):
+        with failing(plugin.entry, "for_tokenizer"):
+            made = made.for_tokenizer(tokenizer)
+            check_objective(plugin.entry, made)
+    return cast(Objective, CheckedObjective(plugin.entry, made))
 
 
 class CheckedObjective:
@@ -43,6 +48,8 @@ class CheckedObjective:
         self.adapters_off = objective.adapters_off
         inner = objective.baseline
         self.baseline = None if inner is None else CheckedObjective(entry, inner)
+        first = getattr(objective, "first_pass", None)
+        self.first_pass = None if first is None else CheckedObjective(entry, first)
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return how much these samples weigh: a number that can be added up and divided by."""
@@ -66,6 +73,8 @@ class CheckedObjective:
         if not is_tensor(loss) or loss.numel() != 1:
             what = f"a tensor of the shape {tuple(loss.shape)}" if is_tensor(loss) else None
             raise wrong(self._entry, "loss", "a LossSums whose loss is a tensor with one value", loss, said=what)
+        if came.reported is not None and not (is_tensor(came.reported) and came.reported.numel() == 1):
+            raise wrong(self._entry, "loss", "a LossSums whose reported is a tensor with one value", came.reported)
         if not loss.requires_grad and _has_gradient(view):
             raise wrong(
                 self._entry,
@@ -90,6 +99,19 @@ class CheckedObjective:
         if not all(hasattr(came, member) for member in ("loss", "row_weight", "needs")):
             raise wrong(self._entry, name, "an objective", came)
         return cast(Objective, CheckedObjective(self._entry, came))
+
+    def from_first_pass(self, vectors: torch.Tensor, samples: GlobalSegments) -> Mapping[str, torch.Tensor]:
+        """Return the values of all segments that the objective makes of their vectors."""
+        with blaming(self._entry, "from_first_pass"):
+            came = self._objective.from_first_pass(vectors, samples)  # type: ignore[attr-defined]  # optional
+        if not isinstance(came, Mapping):
+            raise wrong(self._entry, "from_first_pass", "a mapping", came)
+        for name, values in came.items():
+            if not is_tensor(values) or values.shape[:1] != vectors.shape[:1]:
+                what = f"a tensor of the shape {tuple(values.shape)}" if is_tensor(values) else None
+                expected = f"{name!r} as a tensor with {len(vectors)} rows, one per segment"
+                raise wrong(self._entry, "from_first_pass", expected, values, said=what)
+        return came
 
     def plan(self, context: PlanContext) -> Plan:
         """Return the objective's own plan, or the default one."""

@@ -79,7 +79,7 @@ class TokenJob(Job):
         made.objective = TokenObjective()
         return made
 
-    def ready(self, batch: Batch) -> tuple[Batch, Objective]:
+    def ready(self, batch: Batch, *, training: bool = False) -> tuple[Batch, Objective]:
         """Return the batch with its values, and the objective."""
         spare = None if batch.spare_row is None else _valued_row(batch.spare_row)
         rows = [_valued_row(row) for row in batch.rows]

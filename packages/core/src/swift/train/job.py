@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from swift.data.store import SampleSet
 from swift.plugins.hooks import Hooks
 from swift.processes.comms import Comms
 from swift.processes.watchdog import Watchdog
-from swift.train import reference
+from swift.train import first_pass, reference
 from swift.train.best import BestSoFar
 from swift.train.roles import RoleModel
 
@@ -62,18 +62,26 @@ class Job:
     def is_main(self) -> bool:
         return self.topology.is_main
 
-    def ready(self, batch: Batch) -> tuple[Batch, Objective]:
-        """Return the batch, checked and with reference log-probabilities, and the objective with its baseline."""
-        check_candidates(batch.rows, self.source.config.get_text_config().vocab_size)
+    def ready(self, batch: Batch, *, training: bool = False) -> tuple[Batch, Objective]:
+        """Return the batch, checked and complete, and the objective with its baseline.
+
+        What is added are candidates, reference log-probabilities and the values of a first pass, which has dropout
+        where it precedes a step of `training`.
+        """
+        batch = replace(batch, candidates=tuple(getattr(self.objective, "candidates", ())))
+        check_candidates(batch.rows, self.source.config.get_text_config().vocab_size, batch.candidates)
         if self.reference == "adapter":
             batch = reference.with_adapter_off(self.hooks, self.run, self.state, batch)
         objective = self.objective
-        if objective.baseline is None:
-            return batch, objective
-        sums = self.hooks.forward(self.run, self.state, batch, objective.baseline).metrics
-        return batch, objective.with_baseline(
-            {name: value / weight for name, (value, weight) in sums.items() if weight}
-        )
+        if objective.baseline is not None:
+            sums = self.hooks.forward(self.run, self.state, batch, objective.baseline).metrics
+            means = {name: value / weight for name, (value, weight) in sums.items() if weight}
+            objective = objective.with_baseline(means)
+        first = getattr(objective, "first_pass", None)
+        if first is not None and not first_pass.is_whole(batch, self.topology):
+            seen = self.hooks.forward(self.run, self.state, replace(batch, dropout=training), first)
+            batch = first_pass.completed(batch, objective, seen.segments, self.topology, self.comms)
+        return batch, objective
 
     def validation_batches(self) -> Iterator[Batch] | None:
         """Return the validation set in order, or None when there is none."""
@@ -82,8 +90,12 @@ class Job:
         return in_order(self.run, self.validation, self.objective)
 
 
+def _compares_rows(objective: Objective) -> bool:
+    return getattr(objective, "first_pass", None) is not None
+
+
 def in_order(run: Run, dataset: SampleSet, objective: Objective) -> Iterator[Batch]:
     """Return a data set once, in its own order: for evaluation, and for scoring by a reference model."""
     topology = run.topology
-    layout = BatchLayout.for_evaluation(run.config, topology.data_size)
+    layout = BatchLayout.for_evaluation(run.config, topology.data_size, compared=_compares_rows(objective))
     return evaluation_batches(dataset, objective, layout, topology.data_rank, topology.data_size)

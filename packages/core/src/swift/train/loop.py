@@ -138,7 +138,7 @@ class Loop:
         begin = time.monotonic()
         batch = job.plan.batch(step, job.topology.data_rank, job.topology.data_size)
         data_seconds = time.monotonic() - begin
-        ready, objective = job.ready(batch)
+        ready, objective = job.ready(batch, training=True)
         try:
             result = job.hooks.train_step(job.run, job.state, ready, objective)
         except NonFiniteStep as failure:

@@ -175,7 +175,8 @@ def _prepare(
 
     with waiting(f"Opening {run.config.model.path}"):
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
-    objective = make_objective(load_objective(run.config.objective.name), setup.parsed.objective_options)
+    plugin = load_objective(run.config.objective.name)
+    objective = make_objective(plugin, setup.parsed.objective_options, source.tokenizer)
     data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     samples = SampleSets.of(data, mode)

@@ -140,11 +140,16 @@ def score(
     all_reduce: AllReduce | None,
     passes: int = 0,
 ) -> ForwardResult:
-    """Compute views and sums without dropout, and without the adapters of `model` where the objective says so."""
-    view.eval()
+    """Compute views and sums, without the adapters of `model` where the objective says so.
+
+    There is dropout where `batch.dropout` says so: that of `accumulate` on the same batch.
+    """
+    view.train(batch.dropout)
     sums = GlobalSums(arithmetic.device)
     with adapters_off(model) if objective.adapters_off else contextlib.nullcontext():
         for micro_batch, counts in _passes(batch, passes):
+            if batch.dropout:
+                torch.manual_seed(micro_batch.seed)
             micro_batch = micro_batch.to(arithmetic.device)
             with arithmetic.autocast():
                 losses = objective.loss(view(micro_batch, objective.needs), micro_batch)

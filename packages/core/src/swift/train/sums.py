@@ -41,7 +41,8 @@ class GlobalSums:
 
     def add(self, sums: LossSums, batch: MicroBatch) -> None:
         """Add one micro-batch. No synchronisation with the device happens here."""
-        self._losses.append((sums.loss.detach().to(torch.float64), batch.sample_ids))
+        loss = sums.loss if sums.reported is None else sums.reported
+        self._losses.append((loss.detach().to(torch.float64), batch.sample_ids))
         for name, (value, weight) in sums.metrics.items():
             pair = torch.stack([self._scalar(value), self._scalar(weight)])
             self._metrics.setdefault(name, []).append(pair)

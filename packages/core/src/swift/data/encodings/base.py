@@ -49,6 +49,8 @@ class Encoding(ABC):
     """Part of the cache's key: raise it when the same row is to be encoded differently."""
     segment_names: tuple[str, ...] = ("sample",)
     """What the segments of a sample are, in order, for people."""
+    segments_vary: bool = False
+    """Whether a sample may have fewer or more segments than names: the last name stands for all further ones."""
     values: tuple[str, ...] = ()
     """Numbers that a sample may carry (`Encoded.values`): columns of the store and keys of `MicroBatch.values`."""
     needs_following: bool = False

@@ -58,11 +58,15 @@ class BatchLayout:
         )
 
     @classmethod
-    def for_evaluation(cls, config: Config, data_size: int) -> BatchLayout:
-        """Return the layout of evaluation and scoring: rows in order, as many per process as it evaluates at once."""
+    def for_evaluation(cls, config: Config, data_size: int, *, compared: bool = False) -> BatchLayout:
+        """Return the layout of evaluation and scoring: rows in order, as many per process as it evaluates at once.
+
+        Where the rows of a global batch are `compared` with each other, it has as many rows as in training, so that
+        the loss means the same, on however many processes.
+        """
         per_process = config.train.eval_batch or config.train.micro_batch
         return cls(
-            global_rows=per_process * data_size,
+            global_rows=(config.train.global_batch if compared else None) or per_process * data_size,
             micro_rows=per_process,
             max_length=config.data.max_length,
             shuffle=False,

@@ -1,0 +1,61 @@
+"""What is known of segments that an objective compares with each other: those of a micro-batch, or of all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from swift.data.batch import Batch, MicroBatch
+
+
+@dataclass(frozen=True)
+class GlobalSegments:
+    """Which segments make a sample, which of them count, and the numbers that samples carry."""
+
+    sample_segments: torch.Tensor
+    """int64 [samples]: how many segments each sample has; samples and segments lie in the same order."""
+    counts: torch.Tensor
+    """bool [segments]: whether a token of the segment has weight. No segment of a dummy counts."""
+    values: dict[str, torch.Tensor]
+    """Per sample: `Encoded.values`."""
+
+    @classmethod
+    def of(cls, batch: MicroBatch) -> GlobalSegments:
+        """Return the facts of a micro-batch's segments, where its tensors are."""
+        return cls(batch.sample_segments, batch.segment_sum((batch.weights > 0).float()) > 0, batch.values)
+
+    @classmethod
+    def of_slice(cls, batch: Batch) -> GlobalSegments:
+        """Return the facts of the segments in a process's slice of a batch."""
+        samples = [sample for row in batch.rows for sample in row]
+        names = sorted(samples[0].values) if samples else []
+        counts = [bool(np.any(segment.weights[1:] > 0)) for sample in samples for segment in sample.segments]
+        return cls(
+            torch.tensor([len(sample.segments) for sample in samples], dtype=torch.int64),
+            torch.tensor(counts, dtype=torch.bool),
+            {name: torch.tensor([sample.values[name] for sample in samples], dtype=torch.float32) for name in names},
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[GlobalSegments]) -> GlobalSegments:
+        """Return the facts of all parts, one after another; parts without samples have no values to tell."""
+        parts = [part for part in parts if len(part.sample_segments)]
+        return cls(
+            torch.cat([part.sample_segments for part in parts]),
+            torch.cat([part.counts for part in parts]),
+            {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values},
+        )
+
+    @property
+    def firsts(self) -> torch.Tensor:
+        """Return the index of each sample's first segment."""
+        return self.sample_segments.cumsum(0) - self.sample_segments
+
+    @property
+    def sample_of(self) -> torch.Tensor:
+        """Return the index of the sample that each segment belongs to."""
+        samples = torch.arange(len(self.sample_segments), device=self.sample_segments.device)
+        return samples.repeat_interleave(self.sample_segments)
