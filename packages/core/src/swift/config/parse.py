@@ -22,6 +22,7 @@ from swift.config.fields import core_fields, core_keys, default_options, model_f
 from swift.config.files import read_yaml
 from swift.config.flags import Flag, read_flags
 from swift.config.limits import MOST_PROCESSES
+from swift.config.other_programs.environment import set_by_environment
 from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
@@ -136,6 +137,7 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]
     merged = merge(layers)
     notes = [*notes, *(note for layer in layers for note in layer.notes), *settle(merged)]
     _name_objective(merged, verb, notes)
+    notes += set_by_environment(merged, os.environ)
 
     source = partial(source_of, merged)
     config = _validated(merged, source)

@@ -200,6 +200,12 @@ class RowReader:
         self.used.update(present)
         return self._row[present[0]] if present else None
 
+    def numbered(self, name: str) -> list[str]:
+        """Return the columns `name_1`, `name_2` and so on, in the order of their numbers."""
+        found = [column for column in self._row if column.startswith(f"{name}_")]
+        numbers = {int(column[len(name) + 1 :]): column for column in found if column[len(name) + 1 :].isdecimal()}
+        return [numbers[number] for number in sorted(numbers)]
+
     def unknown(self, what: str) -> Unusable:
         """Return the error of a row without the columns that the encoding reads."""
         return Unusable(UNKNOWN_FORMAT, f"{what}; the columns are {', '.join(self._row) or 'none'}")

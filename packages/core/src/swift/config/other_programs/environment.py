@@ -1,0 +1,38 @@
+"""ms-swift's environment variables that set what is an option of an objective here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from swift.config.draft import Assignment
+
+OPTIONS_OF: dict[str, dict[str, str]] = {
+    "embedding": {
+        "INFONCE_TEMPERATURE": "temperature",
+        "INFONCE_USE_BATCH": "in_batch_negatives",
+        "INFONCE_HARD_NEGATIVES": "hard_negatives",
+        "INFONCE_MASK_FAKE_NEGATIVE": "mask_false_negatives",
+        "INFONCE_FAKE_NEG_MARGIN": "false_negative_margin",
+        "INFONCE_INCLUDE_QQ": "include_qq",
+        "INFONCE_INCLUDE_DD": "include_dd",
+    },
+}
+"""Objective → variable → the option that it sets."""
+
+
+def set_by_environment(merged: dict[str, Assignment], environment: Mapping[str, str]) -> list[str]:
+    """Set what variables ask of the objective and neither flags nor files set; return a line for each variable."""
+    objective, loss = merged.get("objective.name"), merged.get("objective.loss")
+    notes = []
+    for variable, option in OPTIONS_OF.get("" if objective is None else str(objective.value), {}).items():
+        value, key = environment.get(variable, ""), f"objective.{option}"
+        if not value:
+            continue
+        if variable.startswith("INFONCE_") and loss is not None and loss.value != "infonce":
+            notes.append(f"{variable} has no effect: the loss is {loss.value}.")
+        elif key in merged:
+            notes.append(f"{variable} has no effect: {merged[key].source} sets {key}.")
+        else:
+            merged[key] = Assignment(value, f"the environment variable {variable}")
+            notes.append(f"{variable} sets --{key} {value}, which is the flag for it.")
+    return notes

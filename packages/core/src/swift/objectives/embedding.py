@@ -1,0 +1,81 @@
+"""Learning vectors of texts: those that belong together become similar.
+
+Every loss is a mean over the samples of the *global* batch. A sample is a query, its positives and its negatives
+(InfoNCE), or a pair with a label (the other losses). Where a loss compares samples with each other, they are those of
+the whole global batch on every layout; see `AcrossRows`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift.errors import ConfigError
+from swift.objectives.across_rows import AcrossRows, Compared
+from swift.objectives.embedding_options import EmbeddingOptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift.data.encodings.embedding import EmbeddingEncoding, Labels
+    from swift.data.global_segments import GlobalSegments
+
+
+class Embedding(AcrossRows[EmbeddingOptions]):
+    """Vectors by InfoNCE (arXiv 1807.03748, with the extensions of Qwen3-Embedding), or by pairs with labels."""
+
+    options_model = EmbeddingOptions
+    name = "embedding"
+    task = "embedding"
+
+    def __init__(self, options: EmbeddingOptions) -> None:
+        super().__init__(options)
+        alone = options.loss in ("cosine_similarity", "contrastive")
+        if alone or (options.loss == "infonce" and not options.in_batch_negatives):
+            self.first_pass = None  # no sample is compared with another
+
+    @property
+    def encoding(self) -> EmbeddingEncoding:  # type: ignore[override] # the base class has a plain member
+        """Return how rows are read: groups for InfoNCE, pairs with labels for the other losses."""
+        from swift.data.encodings.embedding import EmbeddingEncoding
+
+        options = self.options
+        labels: dict[str, Labels] = {"infonce": "none", "cosine_similarity": "similarity"}
+        return EmbeddingEncoding(
+            labels.get(options.loss, "binary"),
+            query_prompt=options.query_prompt,
+            document_prompt=options.document_prompt,
+            most_negatives=options.hard_negatives,
+            needs_negatives=not options.in_batch_negatives,
+        )
+
+    def compare(self, vectors: torch.Tensor, samples: GlobalSegments) -> Compared:
+        """Return the loss of each sample; with matryoshka_dims the weighted sum of those of the shortened vectors."""
+        dims, options = self.options.matryoshka_dims, self.options
+        size = vectors.shape[1]
+        if not dims:
+            return self._compare(vectors, samples)
+        if max(dims) > size:
+            raise ConfigError(
+                f"objective.matryoshka_dims has {max(dims)}, and the model's vectors have {size} numbers.",
+                hint=f"Type numbers up to {size}.",
+            )
+        weights = options.matryoshka_weights or [1.0] * len(dims)
+        parts = {dim: self._compare(vectors[:, :dim], samples) for dim in dims}
+        losses = sum(
+            (weight * part.losses for weight, part in zip(weights, parts.values(), strict=True)),
+            start=vectors.new_zeros(len(samples.sample_segments)),
+        )
+        return Compared(losses, parts[max(dims)].metrics)
+
+    def _compare(self, vectors: torch.Tensor, samples: GlobalSegments) -> Compared:
+        from torch.nn.functional import normalize
+
+        from swift.objectives.embedding_losses import Roles, infonce, labelled_pairs
+
+        options = self.options
+        if options.normalize:
+            vectors = normalize(vectors, dim=1)
+        roles = Roles.of(samples, options.hard_negatives)
+        if options.loss == "infonce":
+            return infonce(vectors, roles, options)
+        return labelled_pairs(vectors, roles, samples.values["label"].to(vectors.dtype), options)

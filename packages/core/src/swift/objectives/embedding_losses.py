@@ -1,0 +1,124 @@
+"""The arithmetic of `embedding`: from vectors of queries and documents to one loss per sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from swift.data.global_segments import GlobalSegments
+from swift.objectives.across_rows import Compared
+
+if TYPE_CHECKING:
+    from swift.objectives.embedding_options import EmbeddingOptions
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Roles of the segments in their samples: query, positive or negative."""
+
+    sample: torch.Tensor
+    """[segments]: index of the sample."""
+    place: torch.Tensor
+    """[segments]: index within the sample; 0 is the query."""
+    positive: torch.Tensor
+    """[segments], bool."""
+    copies: torch.Tensor
+    """[segments]: how often a document counts among the negatives; 0 in a dummy."""
+    queries: torch.Tensor
+    """[samples]: index of the segment that is the query."""
+    active: torch.Tensor
+    """[samples], bool: False for a dummy."""
+
+    @classmethod
+    def of(cls, samples: GlobalSegments, hard_negatives: int | None) -> Roles:
+        """Return the roles; with `hard_negatives`, the negatives of a sample count as if they were so many."""
+        sample = samples.sample_of
+        positives = samples.values["positives"].long()
+        active = torch.zeros_like(positives).index_add(0, sample, samples.counts.long()) > 0
+        place = torch.arange(len(sample), device=sample.device) - samples.firsts[sample]
+        copies = torch.ones_like(place)
+        if hard_negatives is not None:
+            number = (samples.sample_segments - 1 - positives)[sample].clamp(min=1)
+            at = place - 1 - positives[sample]
+            copies = torch.where(at >= 0, hard_negatives // number + (at < hard_negatives % number), copies)
+        positive = (place > 0) & (place <= positives[sample]) & active[sample]
+        return cls(sample, place, positive, copies * active[sample], samples.firsts, active)
+
+
+def infonce(vectors: torch.Tensor, roles: Roles, options: EmbeddingOptions) -> Compared:
+    """Return the cross entropy of finding each positive; of several positives of a query, the mean of their losses.
+
+    The other positives of a query are no negatives of it.
+    """
+    documents, positives = (roles.place > 0).nonzero()[:, 0], roles.positive.nonzero()[:, 0]
+    owners = roles.sample[positives]
+    asked, meant, asking = vectors[roles.queries[owners]], vectors[positives], vectors[roles.queries]
+    similar = asked @ vectors[documents].T  # [positives, documents]
+    target = positives[:, None] == documents
+    own = owners[:, None] == roles.sample[documents]
+    right = own & roles.positive[documents]
+    strange = torch.zeros_like(own) if options.in_batch_negatives else ~own
+    copies = roles.copies[documents].to(vectors.dtype).log()  # -inf for dummies
+    found = similar[target]
+    ceiling = (found.detach() + options.false_negative_margin)[:, None]
+
+    def logits(similar: torch.Tensor, left_out: torch.Tensor) -> torch.Tensor:
+        return (similar / options.temperature).masked_fill(left_out, -torch.inf)
+
+    def too_near(similar: torch.Tensor) -> torch.Tensor:
+        return similar > ceiling if options.mask_false_negatives else torch.zeros_like(similar, dtype=torch.bool)
+
+    parts = [logits(similar, strange | ((right | too_near(similar)) & ~target)) + copies]
+    if options.include_qq:
+        others = asked @ asking.T
+        itself = owners[:, None] == torch.arange(len(asking), device=owners.device)
+        parts.append(logits(others, itself | ~roles.active | too_near(others)))
+    if options.include_dd:  # not masked by the margin: neither do Qwen3-Embedding and ms-swift
+        parts.append(logits(meant @ vectors[documents].T, right) + copies)
+    losses = torch.cat(parts, dim=1).logsumexp(1) - found / options.temperature
+    if options.symmetric:
+        back = logits(meant @ asking.T, ~roles.active.expand(len(owners), -1)).logsumexp(1)
+        losses = (losses + back - found / options.temperature) / 2
+    zeros = vectors.new_zeros(len(roles.queries))
+    shares = zeros.index_add(0, owners, torch.ones_like(found.detach()))[owners]
+    candidates = similar.detach().masked_fill(strange | (copies == -torch.inf), -torch.inf)
+    first = roles.place[positives] == 1  # one row of `similar` per query
+    best = right.gather(1, candidates.argmax(1, keepdim=True))[:, 0]
+    active = roles.active.to(vectors.dtype)
+    return Compared(
+        zeros.index_add(0, owners, losses / shares),
+        {
+            "recall_at_1": (zeros.index_copy(0, owners[first], best[first].to(vectors.dtype)), active),
+            "similarity_positive": (zeros.index_add(0, owners, found.detach() / shares), active),
+        },
+    )
+
+
+def labelled_pairs(vectors: torch.Tensor, roles: Roles, labels: torch.Tensor, options: EmbeddingOptions) -> Compared:
+    """Return the loss of each pair of texts by its label, [samples]: how similar they are, or 1 and 0."""
+    similar = torch.cosine_similarity(vectors[roles.queries], vectors[roles.queries + 1])
+    active = roles.active.to(vectors.dtype)
+    if options.loss == "cosine_similarity":
+        metrics = {"similarity_error": ((similar - labels).detach().abs(), active)}
+        return Compared((similar - labels).square() * active, metrics)
+    distances = 1 - similar
+    same, different = (roles.active & (labels == 1)), (roles.active & (labels != 1))
+    near = (options.margin - distances).clamp(min=0).square()
+    if options.loss == "contrastive":
+        losses = (same * distances.square() + different * near) / 2
+    else:
+        losses = _hard(distances, same, different) * distances.square() + _hard(-distances, different, same) * near
+    parts = {"similarity_positive": same, "similarity_negative": different}
+    return Compared(losses, {name: (similar.detach(), part.to(vectors.dtype)) for name, part in parts.items()})
+
+
+def _hard(distances: torch.Tensor, these: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Return which of `these` are farther than the nearest of `others`; without two of those, than their mean."""
+    distances = distances.detach()
+    if others.sum() > 1:
+        limit = distances[others].min()
+    else:
+        limit = distances[these].mean() if these.any() else distances.new_zeros(())
+    return these & (distances > limit)

@@ -1,0 +1,69 @@
+"""Options of the objective `embedding`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from swift.config.sections import Section
+
+_INFONCE_ONLY = (
+    "in_batch_negatives",
+    "hard_negatives",
+    "mask_false_negatives",
+    "include_qq",
+    "include_dd",
+    "symmetric",
+    "normalize",
+)
+_IN_BATCH_ONLY = ("include_qq", "include_dd", "symmetric")
+
+
+class EmbeddingOptions(Section):
+    """Options of `embedding`. Defaults as in ms-swift."""
+
+    loss: Literal["infonce", "cosine_similarity", "contrastive", "online_contrastive"] = Field(
+        "infonce", description="InfoNCE over documents, or a loss of pairs with labels"
+    )
+    temperature: PositiveFloat = Field(
+        0.1, description="InfoNCE: divisor of the similarities (sentence-transformers' scale 20 is 0.05)"
+    )
+    in_batch_negatives: bool = Field(
+        True, description="InfoNCE: the documents of all other queries of the global batch are negatives"
+    )
+    hard_negatives: PositiveInt | None = Field(
+        None,
+        description="InfoNCE: negatives per row; more are left out, fewer count several times (default: all, once)",
+    )
+    mask_false_negatives: bool = Field(
+        False, description="InfoNCE: leave out negatives that are more similar than the positive by the margin"
+    )
+    false_negative_margin: float = Field(
+        0.1, description="Margin of mask_false_negatives, a difference of similarities"
+    )
+    include_qq: bool = Field(False, description="InfoNCE: the other queries are negatives of a query too")
+    include_dd: bool = Field(False, description="InfoNCE: the other documents are negatives of the positive too")
+    symmetric: bool = Field(False, description="InfoNCE: half the loss is that of finding the query by its positive")
+    normalize: bool = Field(True, description="InfoNCE: compare by cosine similarity; otherwise by the dot product")
+    margin: PositiveFloat = Field(
+        0.5, description="contrastive, online_contrastive: distance from which a negative pair has no loss"
+    )
+    query_prompt: str = Field("", description="Text before every query (or first text of a pair)")
+    document_prompt: str = Field("", description="Text before every document (or second text of a pair)")
+    matryoshka_dims: list[PositiveInt] = Field(
+        [], description="Learn vectors that are also good when cut to their first N numbers, for each N"
+    )
+    matryoshka_weights: list[PositiveFloat] = Field([], description="Weight of each of matryoshka_dims (default: 1)")
+
+    @model_validator(mode="after")
+    def _options_fit_the_loss(self) -> EmbeddingOptions:
+        defaults = type(self).model_fields
+        for names, lacking in ((_INFONCE_ONLY, self.loss != "infonce"), (_IN_BATCH_ONLY, not self.in_batch_negatives)):
+            changed = [name for name in names if getattr(self, name) != defaults[name].default]
+            if lacking and changed:
+                needed = "loss infonce" if self.loss != "infonce" else "in_batch_negatives"
+                raise ValueError(f"{changed[0]} is defined for {needed} only")
+        if self.matryoshka_weights and len(self.matryoshka_weights) != len(self.matryoshka_dims):
+            raise ValueError("matryoshka_weights needs as many numbers as matryoshka_dims")
+        return self

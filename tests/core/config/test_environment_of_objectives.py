@@ -1,0 +1,57 @@
+"""Tests of ms-swift's environment variables that set options of an objective."""
+
+from __future__ import annotations
+
+import pytest
+
+from swift.config.parse import Parsed, parse
+from swift.errors import ConfigError
+
+EMBEDDING = "sft --task_type embedding --model m --dataset d"
+
+
+def parsed(line: str) -> Parsed:
+    verb, *words = line.split()
+    return parse(words, verb, complete=False)
+
+
+@pytest.mark.parametrize(
+    ("variable", "typed", "option", "value"),
+    [
+        ("INFONCE_TEMPERATURE", "0.05", "temperature", 0.05),
+        ("INFONCE_USE_BATCH", "False", "in_batch_negatives", False),
+        ("INFONCE_HARD_NEGATIVES", "3", "hard_negatives", 3),
+        ("INFONCE_MASK_FAKE_NEGATIVE", "1", "mask_false_negatives", True),
+        ("INFONCE_FAKE_NEG_MARGIN", "0.2", "false_negative_margin", 0.2),
+        ("INFONCE_INCLUDE_QQ", "true", "include_qq", True),
+        ("INFONCE_INCLUDE_DD", "yes", "include_dd", True),
+    ],
+)
+def test_a_variable_sets_its_option_and_says_which_flag_that_is(
+    monkeypatch: pytest.MonkeyPatch, variable: str, typed: str, option: str, value: object
+) -> None:
+    monkeypatch.setenv(variable, typed)
+    run = parsed(EMBEDDING)
+    assert getattr(run.config.objective, option) == value
+    (note,) = [note for note in run.notes if variable in note]
+    assert f"--objective.{option} {typed}" in note
+
+
+def test_a_flag_outranks_the_variable_which_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFONCE_TEMPERATURE", "0.05")
+    run = parsed(f"{EMBEDDING} --objective.temperature 0.2")
+    assert run.config.objective.model_dump()["temperature"] == 0.2
+    assert any("INFONCE_TEMPERATURE has no effect" in note for note in run.notes)
+
+
+def test_a_variable_is_for_its_objective_and_loss_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFONCE_TEMPERATURE", "0.05")
+    assert not parsed("sft --model m --dataset d").notes
+    run = parsed(f"{EMBEDDING} --loss_type contrastive")
+    assert run.notes == ["INFONCE_TEMPERATURE has no effect: the loss is contrastive."]
+
+
+def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFONCE_TEMPERATURE", "warm")
+    with pytest.raises(ConfigError, match="INFONCE_TEMPERATURE"):
+        parsed(EMBEDDING)

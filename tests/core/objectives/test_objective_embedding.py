@@ -1,0 +1,247 @@
+"""The losses of `embedding` against their formulas, written sample by sample as papers and sentence-transformers do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from swift.data.global_segments import GlobalSegments
+from swift.errors import ConfigError
+from swift.objectives.across_rows import Compared
+from swift.objectives.embedding import Embedding
+from swift.objectives.embedding_options import EmbeddingOptions
+
+Group = tuple[int, int]
+"""How many positives and negatives a query has."""
+Parts = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]
+
+
+def made_up(groups: list[Group], size: int = 8, seed: int = 0) -> torch.Tensor:
+    """Return vectors, neither orthogonal nor of length 1."""
+    generator = torch.Generator().manual_seed(seed)
+    count = sum(1 + positives + negatives for positives, negatives in groups)
+    return torch.randn(count, size, generator=generator, dtype=torch.float64) + 0.5
+
+
+def facts(groups: list[Group], labels: list[float] | None = None, dummies: int = 0) -> GlobalSegments:
+    sizes = [1 + positives + negatives for positives, negatives in groups]
+    muted = sum(sizes[len(sizes) - dummies :])
+    values = {"positives": torch.tensor([float(positives) for positives, _ in groups])}
+    if labels is not None:
+        values["label"] = torch.tensor(labels)
+    counts = torch.arange(sum(sizes)) < sum(sizes) - muted
+    return GlobalSegments(torch.tensor(sizes), counts, values)
+
+
+def compared(vectors: torch.Tensor, samples: GlobalSegments, **options: Any) -> Compared:
+    return Embedding(EmbeddingOptions(**options)).compare(vectors, samples)
+
+
+def unit(vector: torch.Tensor) -> torch.Tensor:
+    return vector / vector.norm()
+
+
+def split(vectors: torch.Tensor, groups: list[Group]) -> list[Parts]:
+    """Return the query, the positives and the negatives of each group."""
+    rest = list(vectors)
+    out = []
+    for positives, negatives in groups:
+        query, *documents = (rest.pop(0) for _ in range(1 + positives + negatives))
+        out.append((query, documents[:positives], documents[positives:]))
+    return out
+
+
+def by_hand(
+    vectors: torch.Tensor,
+    groups: list[Group],
+    *,
+    temperature: float = 0.1,
+    in_batch_negatives: bool = True,
+    mask_false_negatives: bool = False,
+    include_qq: bool = False,
+    include_dd: bool = False,
+    symmetric: bool = False,
+    normalize: bool = True,
+    hard_negatives: int | None = None,
+) -> list[torch.Tensor]:
+    """Return InfoNCE of each query: the mean over its positives of minus the logarithm of their share."""
+    scaled = split(torch.stack([unit(each) for each in vectors]) if normalize else vectors, groups)
+    if hard_negatives is not None:
+        scaled = [
+            (query, right, [wrong[index % len(wrong)] for index in range(hard_negatives)] if wrong else [])
+            for query, right, wrong in scaled
+        ]
+    losses = []
+    for number, (query, right, wrong) in enumerate(scaled):
+        strangers = [each for other in scaled if other[0] is not query for each in (*other[1], *other[2])]
+        losses_of_one = []
+        for positive in right:
+            found = query @ positive
+            near = [query @ each for each in (*wrong, *(strangers if in_batch_negatives else ()))]
+            near += [query @ other[0] for index, other in enumerate(scaled) if index != number and include_qq]
+            if mask_false_negatives:
+                near = [each for each in near if each <= found + 0.1]
+            near += [positive @ each for each in (*wrong, *strangers) if include_dd]
+            total = torch.stack([found, *near])
+            loss = (total / temperature).logsumexp(0) - found / temperature
+            if symmetric:
+                queries = torch.stack([positive @ other[0] for other in scaled])
+                loss = (loss + (queries / temperature).logsumexp(0) - found / temperature) / 2
+            losses_of_one.append(loss)
+        losses.append(torch.stack(losses_of_one).mean())
+    return losses
+
+
+PAIRS: list[Group] = [(1, 0)] * 5
+UNEVEN: list[Group] = [(1, 2), (2, 0), (1, 3), (3, 1)]
+
+
+@pytest.mark.parametrize("groups", [PAIRS, UNEVEN], ids=["pairs", "uneven groups"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.05},
+        {"in_batch_negatives": False},
+        {"mask_false_negatives": True},
+        {"include_qq": True},
+        {"include_dd": True},
+        {"include_qq": True, "include_dd": True, "mask_false_negatives": True},
+        {"symmetric": True},
+        {"normalize": False, "temperature": 3.0},
+        {"hard_negatives": 5},
+    ],
+    ids=lambda options: " ".join(options) or "defaults",
+)
+def test_infonce_is_the_share_of_the_positive_among_all_that_it_competes_with(
+    groups: list[Group], options: dict[str, Any]
+) -> None:
+    vectors = made_up(groups).requires_grad_()
+    expected = torch.stack(by_hand(vectors, groups, **options))
+    found = compared(vectors, facts(groups), **options).losses
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    of_one, of_other = (torch.autograd.grad(each.sum(), vectors)[0] for each in (found, expected))
+    torch.testing.assert_close(of_one, of_other, rtol=1e-9, atol=1e-12)
+
+
+def test_a_false_negative_is_left_out_only_if_it_is_nearer_than_the_positive_by_the_margin() -> None:
+    vectors = torch.tensor([[1.0, 0.0], [0.6, 0.8], [1.0, 0.1], [0.65, 0.76]], dtype=torch.float64)
+    masked = compared(vectors, facts([(1, 2)]), mask_false_negatives=True).losses
+    torch.testing.assert_close(masked, compared(vectors[[0, 1, 3]], facts([(1, 1)])).losses)
+
+
+def test_the_loss_of_shortened_vectors_is_added_with_its_weight() -> None:
+    vectors = made_up(UNEVEN)
+    samples = facts(UNEVEN)
+    found = compared(vectors, samples, matryoshka_dims=[8, 3], matryoshka_weights=[1.0, 0.25])
+    whole, short = compared(vectors, samples), compared(vectors[:, :3], samples)
+    torch.testing.assert_close(found.losses, whole.losses + 0.25 * short.losses)
+    assert torch.equal(found.metrics["recall_at_1"][0], whole.metrics["recall_at_1"][0])
+
+
+def test_a_dummy_has_no_loss_and_is_nobodys_negative() -> None:
+    for options in ({"include_qq": True, "include_dd": True}, {"symmetric": True}, {"hard_negatives": 2}):
+        real = made_up(UNEVEN)
+        vectors = torch.cat([real, made_up([(1, 1)], seed=1)])
+        found = compared(vectors, facts([*UNEVEN, (1, 1)], dummies=1), **options)
+        torch.testing.assert_close(found.losses[:-1], compared(real, facts(UNEVEN), **options).losses)
+        assert found.losses[-1] == 0
+        assert all(weight[-1] == 0 for _, weight in found.metrics.values())
+        alone = compared(made_up([(1, 1)]).requires_grad_(), facts([(1, 1)], dummies=1), **options)
+        assert alone.losses.sum() == 0
+        assert alone.losses.requires_grad
+
+
+def test_recall_counts_the_queries_whose_nearest_document_of_the_batch_is_theirs() -> None:
+    vectors = torch.tensor(
+        [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.9, 0.2], [0.5, 0.5], [0.1, 0.9], [0.4, 0.6]], dtype=torch.float64
+    )
+    groups = [(1, 0), (1, 0), (2, 0)]  # of the second, the nearest is the third's
+    value, weight = compared(vectors, facts(groups)).metrics["recall_at_1"]
+    assert (value.tolist(), weight.tolist()) == ([1, 0, 1], [1, 1, 1])
+
+
+LABELS = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+
+
+def distances_of(vectors: torch.Tensor) -> list[torch.Tensor]:
+    return [1 - unit(query) @ unit(positives[0]) for query, positives, _ in split(vectors, [(1, 0)] * 6)]
+
+
+def test_cosine_similarity_is_the_squared_error_of_the_cosine() -> None:
+    vectors, labels = made_up([(1, 0)] * 6), [0.9, -0.5, 0.0, 0.3, 1.0, -1.0]
+    found = compared(vectors, facts([(1, 0)] * 6, labels), loss="cosine_similarity").losses
+    expected = [
+        (1 - each - torch.tensor(label)) ** 2 for each, label in zip(distances_of(vectors), labels, strict=True)
+    ]
+    torch.testing.assert_close(found, torch.stack(expected))
+
+
+def test_contrastive_loss_pulls_pairs_together_and_pushes_others_beyond_the_margin() -> None:
+    vectors = made_up([(1, 0)] * 6)
+    found = compared(vectors, facts([(1, 0)] * 6, LABELS), loss="contrastive", margin=0.4).losses
+    expected = [
+        0.5 * (each**2 if label else (0.4 - each).clamp(min=0) ** 2)
+        for each, label in zip(distances_of(vectors), LABELS, strict=True)
+    ]
+    torch.testing.assert_close(found, torch.stack(expected))
+    assert any(loss > 0 for loss, label in zip(expected, LABELS, strict=True) if not label)
+
+
+def test_online_contrastive_loss_takes_the_hard_pairs_of_the_batch_alone() -> None:
+    vectors = made_up([(1, 0)] * 6, seed=29)
+    distances = distances_of(vectors)
+    farthest = max(each for each, label in zip(distances, LABELS, strict=True) if label)
+    nearest = min(each for each, label in zip(distances, LABELS, strict=True) if not label)
+    expected = [
+        (each**2 * (each > nearest)) if label else ((0.5 - each).clamp(min=0) ** 2 * (each < farthest))
+        for each, label in zip(distances, LABELS, strict=True)
+    ]
+    found = compared(vectors, facts([(1, 0)] * 6, LABELS), loss="online_contrastive").losses
+    torch.testing.assert_close(found, torch.stack(expected))
+    assert 0 < sum(loss > 0 for loss in expected) < 6
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({}, 2),
+        ({"loss": "online_contrastive"}, 2),
+        ({"in_batch_negatives": False}, 1),
+        ({"loss": "cosine_similarity"}, 1),
+        ({"loss": "contrastive"}, 1),
+    ],
+    ids=str,
+)
+def test_only_losses_that_compare_samples_take_a_first_pass(options: dict[str, Any], passes: int) -> None:
+    assert (Embedding(EmbeddingOptions(**options)).first_pass is not None) == (passes == 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"loss": "contrastive", "symmetric": True}, "symmetric is defined for loss infonce only"),
+        ({"in_batch_negatives": False, "include_qq": True}, "include_qq is defined for in_batch_negatives only"),
+        ({"matryoshka_dims": [4], "matryoshka_weights": [1.0, 2.0]}, "as many numbers"),
+        ({"temperature": 0.0}, "greater than 0"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        EmbeddingOptions(**options)
+
+
+def test_more_dimensions_than_the_model_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match="matryoshka_dims has 9, and the model's vectors have 8"):
+        compared(made_up(PAIRS), facts(PAIRS), matryoshka_dims=[9])
+
+
+def test_a_perfect_batch_has_next_to_no_loss() -> None:
+    vectors = torch.eye(4, dtype=torch.float64).repeat_interleave(2, dim=0)
+    losses = compared(vectors, facts([(1, 0)] * 4), temperature=0.02).losses
+    assert losses.tolist() == pytest.approx([math.log1p(3 * math.exp(-50))] * 4, abs=1e-15)
