@@ -20,6 +20,17 @@ def parsed(line: str) -> Parsed:
         ("rlhf --model.task reward", "rm", "reward", 1),
         ("train --objective rm --task_type seq_cls", "rm", "seq_cls", 1),
         ("train --train_type rm --num_labels 1", "rm", "reward", 1),
+        ("sft --task_type reranker", "reranker", "seq_cls", 1),
+        ("sft --task_type reranker --loss_type listwise_reranker", "reranker", "seq_cls", 1),
+        ("sft --loss_type pointwise_reranker", "reranker", "seq_cls", 1),
+        ("sft --task_type generative_reranker", "generative_reranker", "causal_lm", None),
+        (
+            "sft --task_type generative_reranker --loss_type pointwise_reranker",
+            "generative_reranker",
+            "causal_lm",
+            None,
+        ),
+        ("sft --loss_type listwise_generative_reranker", "generative_reranker", "causal_lm", None),
         ("rlhf --rlhf_type dpo", "dpo", "causal_lm", None),
         ("sft", "sft", "causal_lm", None),
         ("sft --task_type causal_lm", "sft", "causal_lm", None),
@@ -41,9 +52,25 @@ def test_objective_and_task_imply_each_other(line: str, objective: str, task: st
         ("rlhf --task_type seq_cls", "swift sft --task_type seq_cls"),
         ("rlhf --objective sft", "Type: swift sft"),
         ("sft --objective sft --task_type reranker", "contradict"),
+        ("sft --task_type reranker --num_labels 2", "the objective 'reranker' trains 1"),
+        ("sft --task_type reranker --loss_type generative_reranker", "contradict"),
+        ("sft --task_type reranker --loss_type infonce", "pointwise"),
     ],
 )
 def test_objective_and_task_that_do_not_go_together_are_refused(line: str, named: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parsed(line)
     assert named in f"{refused.value} {refused.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("pointwise_reranker", "pointwise"),
+        ("listwise_reranker", "listwise"),
+        ("generative_reranker", "pointwise"),
+        ("listwise_generative_reranker", "listwise"),
+    ],
+)
+def test_the_losses_of_rerankers_have_the_names_of_ms_swift_too(name: str, loss: str) -> None:
+    assert parsed(f"sft --loss_type {name}").objective_options.loss == loss

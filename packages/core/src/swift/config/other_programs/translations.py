@@ -78,7 +78,7 @@ def loss_type(source: str, value: Any) -> Settings:
         return {NOTE: "is not needed: sft and pt take the cross entropy of the tokens that are learned."}
     if str(value).lower() == "dft":
         other_programs()["use_dft_loss"].answer(source, value)
-    return {"objective.loss": value}
+    return LOSSES_OF_RERANKERS.get(str(value).lower(), {"objective.loss": value})
 
 
 def learn(text: str) -> Settings:
@@ -208,6 +208,13 @@ TASKS: dict[str, Settings] = {
     **{name: {"objective.name": name} for name in ("reranker", "generative_reranker")},
 }
 """ms-swift's tasks of a reranker are what an objective makes of a classifier, or of a language model."""
+LOSSES_OF_RERANKERS: dict[str, Settings] = {
+    "pointwise_reranker": {"?objective.name": "reranker", "objective.loss": "pointwise"},
+    "listwise_reranker": {"?objective.name": "reranker", "objective.loss": "listwise"},
+    "generative_reranker": {"objective.name": "generative_reranker", "objective.loss": "pointwise"},
+    "listwise_generative_reranker": {"objective.name": "generative_reranker", "objective.loss": "listwise"},
+}
+"""ms-swift's names of losses, of which the latter two name the model too."""
 DTYPES: dict[str, Settings] = {
     "auto": {"model.dtype": "auto"},
     **{name: {"model.dtype": "float32"} for name in ("float32", "fp32", "float")},

@@ -1,0 +1,255 @@
+"""Queries with documents: each document, together with its query, is a segment, those that answer the query first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count, takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swift.data.conversation import Conversation, Unusable, parse_json, raw_text
+from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
+from swift.data.formats import MESSAGES, RowReader, Sample
+from swift.data.samples import Encoded, Segment
+from swift.data.texts import Raw, Rendered, Span, Steps, Text
+from swift.errors import ModelError
+
+if TYPE_CHECKING:
+    from swift.data.conversation_tokens import ConversationEncoder
+    from swift.data.template import ChatTemplate
+
+QUERY = ("query", "question", "anchor")
+INSTRUCTION = ("instruction", "prompt")
+POSITIVE = ("positive", "positives", "pos")
+NEGATIVE = ("negative", "negatives", "neg")
+DOCUMENT = ("document", "doc", "passage", "response")
+DOCUMENTS = ("documents", "docs", "passages")
+LABELS = ("label", "labels", "score")
+
+JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "{yes}" or "{no}".'
+)
+"""What Qwen3-Reranker's system message says."""
+_PROBE = "0123456789"
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Which documents of a row make a sample."""
+
+    listwise: bool
+    """Whether each document that answers the query makes a sample of its own, with those that don't."""
+    instruction: str | None = None
+    max_positives: int | None = None
+    max_negatives: int | None = None
+
+    def samples(self, segments: Sequence[Segment], positives: int) -> tuple[Encoded, ...]:
+        """Return the samples that a row becomes."""
+        if not self.listwise:
+            return (_sample(segments, positives),)
+        negatives = segments[positives:]
+        return tuple(_sample((right, *negatives), 1) for right in segments[:positives])
+
+
+def _sample(segments: Sequence[Segment], positives: int) -> Encoded:
+    return Encoded(0, tuple(segments), values={"positives": float(positives), "documents": float(len(segments))})
+
+
+def text_of(query: str, document: str, instruction: str | None) -> str:
+    """Return what a reranker reads, in the words of Qwen3-Reranker."""
+    start = "" if instruction is None else f"<Instruct>: {instruction}\n"
+    return f"{start}<Query>: {query}\n<Document>: {document}"
+
+
+class RerankerEncoding(Encoding):
+    """One segment per document: the text of `text_of`, and the token that ends a text."""
+
+    name = "reranker"
+    segment_names = ("document",)
+    segments_vary = True
+    values = ("positives", "documents")
+    columns = (
+        "query, positive, negative (texts, or lists of them); query, document, label (0 or 1); query, documents, "
+        "labels; messages, positive_messages, negative_messages"
+    )
+
+    def __init__(self, documents: Documents) -> None:
+        self._documents = documents
+
+    def read(self, row: RowReader) -> Sample:
+        """Return the query, and the documents that are learned from."""
+        query, instruction = _query(row)
+        positives, negatives = _documents(row)
+        _check(query, positives, negatives, self._documents.listwise)
+        positives = positives[: self._documents.max_positives]
+        negatives = negatives[: self._documents.max_negatives]
+        instruction = instruction or self._documents.instruction
+        return Sample(
+            raw_text(query),
+            others=tuple(raw_text(text_of(query, text, instruction)) for text in (*positives, *negatives)),
+            values={"positives": float(len(positives))},
+        )
+
+    def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
+        """Return a sample of all documents, or one for each that answers the query."""
+        texts = [str(document.messages[0]["content"]) for document in row.sample.others]
+        segments = yield self.texts(texts, row.place, encoder)
+        segments = [self.scored(encoder.fit(segment)[0]) for segment in segments]
+        return EncodedRow(self._documents.samples(segments, int(row.sample.values["positives"])))
+
+    def texts(self, texts: Sequence[str], place: str, encoder: ConversationEncoder) -> Sequence[Text]:
+        """Return what is tokenised."""
+        return [Raw(text) for text in texts]
+
+    def scored(self, segment: Segment) -> Segment:
+        """Return the segment with weight where it is scored; raise `Unusable` where there is no such place."""
+        return segment
+
+    def cache_key(self) -> str:
+        """Return what decides what rows become."""
+        return f"{self.name} {self.version} {asdict(self._documents)}"
+
+
+class GenerativeRerankerEncoding(RerankerEncoding):
+    """One segment per document: the chat template's text up to the answer, of which only the last token counts.
+
+    Its target is the token that says yes; what the model is asked for is how much more likely that is than no.
+    """
+
+    name = "generative_reranker"
+
+    def __init__(self, documents: Documents, positive: str, negative: str) -> None:
+        super().__init__(documents)
+        self._positive, self._negative = positive, negative
+
+    def texts(self, texts: Sequence[str], place: str, encoder: ConversationEncoder) -> Sequence[Text]:
+        """Return the conversations in which a model is asked about these texts, each up to the answer."""
+        if encoder.template is None:
+            raise ModelError(
+                f"{place}: a generative reranker is asked in a conversation, and the tokenizer has no chat template.",
+                hint="Give one with --model.chat_template FILE, or type --task_type reranker.",
+            )
+        judge = encoder.section.system or JUDGE.format(yes=self._positive, no=self._negative)
+        return [self._asked(encoder.template, judge, text, place) for text in texts]
+
+    def _asked(self, template: ChatTemplate, judge: str, text: str, place: str) -> Rendered:
+        roles = {"system": judge, "user": text, "assistant": _PROBE}
+        messages = tuple({"role": role, "content": content} for role, content in roles.items())
+        whole = template.render(Conversation(messages, (1.0,) * len(messages)), (), place)[0].text
+        start = whole.rindex(_PROBE)
+        asked = whole[:start] + self._positive
+        return Rendered(asked, (Span(start, len(asked), 1.0),))
+
+    def scored(self, segment: Segment) -> Segment:
+        """Return the segment if it ends with the answer, and with nothing else of it."""
+        if not segment.weights[-1]:
+            raise Unusable("too long", "the answer was cut off; data.truncation left cuts at the start")
+        if np.count_nonzero(segment.weights) > 1:
+            raise ModelError(
+                f"{self._positive!r} is more than one token after this chat template.",
+                hint="Name an answer that is one: --objective.positive_token TEXT --objective.negative_token TEXT",
+            )
+        return segment
+
+    def cache_key(self) -> str:
+        """Return what decides what rows become."""
+        return f"{super().cache_key()} {self._positive!r} {self._negative!r}"
+
+
+def _query(row: RowReader) -> tuple[str, str | None]:
+    """Return the query, and what it asks for where the row says so."""
+    if row.has(*MESSAGES):
+        messages = parse_json(row.take(MESSAGES), "messages")
+        contents = {each.get("role"): each.get("content") for each in _dicts(messages)}
+        if len(contents) != len(messages) or not contents.keys() <= {"system", "user"}:
+            raise Unusable("malformed query", "the messages are not a question, perhaps after a system message")
+        return _text(contents.get("user"), "query"), contents.get("system")
+    instruction = row.take(INSTRUCTION) if row.has(*QUERY) else None
+    query = row.take(QUERY)
+    if query is None:
+        raise row.unknown("no query")
+    return _text(query, "query"), None if instruction is None else _text(instruction, "instruction")
+
+
+def _documents(row: RowReader) -> tuple[list[str], list[str]]:
+    """Return the documents that answer the query, and those that don't."""
+    if row.has("positive_messages", "negative_messages"):
+        sides = [row.value(name) if row.has(name) else () for name in ("positive_messages", "negative_messages")]
+        return _said(sides[0]), _said(sides[1])
+    if row.has(*DOCUMENT, *DOCUMENTS):
+        return _labelled(row)
+    if not row.has(*POSITIVE, *NEGATIVE):
+        raise row.unknown("no documents")
+    numbered = takewhile(row.has, (f"negative_{index}" for index in count(1)))
+    more = [text for name in numbered for text in _texts(row.value(name))]
+    return _texts(row.take(POSITIVE)), [*_texts(row.take(NEGATIVE)), *more]
+
+
+def _labelled(row: RowReader) -> tuple[list[str], list[str]]:
+    """Return the documents by the labels next to them."""
+    texts = _texts(row.take(DOCUMENTS if row.has(*DOCUMENTS) else DOCUMENT))
+    labels = row.take(LABELS)
+    if labels is None:
+        raise row.unknown("documents, but no labels that say which of them answer the query (label or labels)")
+    labels = parse_json(labels, "labels") if isinstance(labels, str) else labels
+    labels = [_label(each) for each in (labels if isinstance(labels, list | tuple) else [labels])]
+    if len(labels) != len(texts):
+        raise Unusable("malformed label", f"{len(texts)} documents, and {len(labels)} labels")
+    sides: tuple[list[str], list[str]] = ([], [])
+    for text, label in zip(texts, labels, strict=True):
+        sides[0 if label else 1].append(text)
+    return sides
+
+
+def _label(label: object) -> bool:
+    if label in (0, 1):
+        return bool(label)
+    raise Unusable("malformed label", f"the label of a document is {label!r}; it should be 1 or 0")
+
+
+def _said(conversations: object) -> list[str]:
+    """Return the last message's text of each conversation."""
+    conversations = parse_json(conversations, "messages")
+    if not isinstance(conversations, list | tuple):
+        raise Unusable("malformed document", "the documents are not a list of lists of messages")
+    texts = []
+    for each in conversations:
+        messages = _dicts(each if isinstance(each, list | tuple) else [each])
+        texts.append(_text(messages[-1].get("content") if messages else None, "document"))
+    return texts
+
+
+def _dicts(messages: object) -> list[Mapping[str, Any]]:
+    if not isinstance(messages, list | tuple) or not all(isinstance(each, Mapping) for each in messages):
+        raise Unusable("malformed messages", "this is not a list of messages with role and content")
+    return list(messages)
+
+
+def _texts(written: object) -> list[str]:
+    """Return the texts of a column that holds one or several."""
+    if written is None:
+        return []
+    return [_text(each, "document") for each in (written if isinstance(written, list | tuple) else [written])]
+
+
+def _text(text: object, what: str) -> str:
+    if not isinstance(text, str):
+        raise Unusable("not a text", f"the {what} is a {type(text).__name__}, not a text")
+    if not text.strip():
+        raise Unusable(f"empty {what}", f"the {what} has no text")
+    return text
+
+
+def _check(query: str, positives: Sequence[str], negatives: Sequence[str], listwise: bool) -> None:
+    """Raise `Unusable` where there is nothing to rank."""
+    if not positives and not negatives:
+        raise Unusable("no documents", f"the query {query!r} has none")
+    if both := set(positives) & set(negatives):
+        raise Unusable("a document is both right and wrong", repr(min(both)))
+    if listwise and not positives:
+        raise Unusable("no right document", "the loss listwise needs one that answers the query")
+    if listwise and not negatives:
+        raise Unusable("no wrong document", "the loss listwise needs one that doesn't answer the query")

@@ -1,0 +1,204 @@
+"""Learning to rank: which of the documents of a query answer it.
+
+A sample is a query with its documents, one segment each, those that answer it first. The score of a document is the
+output of a head of one label, or what a language model says: how much rather `yes` than `no`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from swift.config.sections import Section
+from swift.contracts import LossSums, ModelView, Need, Objective
+from swift.errors import ConfigError
+from swift.objectives.base import BaseObjective, Options, log_sigmoid, viewed
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift.data.batch import MicroBatch
+    from swift.data.encodings.reranker import Documents
+    from swift.data.samples import SampleFacts
+
+
+class RerankerOptions(Section):
+    """Options of `reranker`."""
+
+    loss: Literal["pointwise", "listwise"] = Field(
+        "pointwise", description="pointwise: each document by itself; listwise: the right one among those of its query"
+    )
+    temperature: PositiveFloat = Field(1.0, description="Divisor of the scores in the loss listwise")
+    instruction: str | None = Field(None, description="What the query asks for, in front of it; a row may have its own")
+    max_positives: PositiveInt | None = Field(
+        None, description="Documents of a row that answer its query and are learned from, the first ones (default: all)"
+    )
+    max_negatives: PositiveInt | None = Field(
+        None, description="Documents of a row that don't, and are learned from, the first ones (default: all)"
+    )
+
+
+class GenerativeRerankerOptions(RerankerOptions):
+    """Options of `generative_reranker`."""
+
+    instruction: str | None = Field(
+        "Given a web search query, retrieve relevant passages that answer the query",
+        description="What the query asks for, in front of it; a row may have its own",
+    )
+    positive_token: str = Field("yes", description="The token that says that a document answers the query")
+    negative_token: str = Field("no", description="The token that says that it doesn't")
+
+
+@dataclass
+class Groups:
+    """The scores of a micro-batch, [groups, documents of the longest], and what they belong to."""
+
+    scores: torch.Tensor
+    """-inf where a group has no such document."""
+    exists: torch.Tensor
+    """bool: whether a group has such a document."""
+    positive: torch.Tensor
+    """bool: whether the document answers the query."""
+    active: torch.Tensor
+    """bool [groups]: False for a dummy."""
+
+    @classmethod
+    def of(cls, scores: torch.Tensor, batch: MicroBatch) -> Groups:
+        """Return the scores, one per segment, by group."""
+        import torch
+
+        sizes = batch.sample_segments.to(scores.device)
+        place = torch.arange(int(sizes.max()), device=scores.device)
+        exists = place < sizes[:, None]
+        counts = torch.zeros_like(exists).masked_scatter(exists, batch.segment_sum((batch.weights > 0).float()) > 0)
+        return cls(
+            scores.new_full(exists.shape, -torch.inf).masked_scatter(exists, scores),
+            exists,
+            place < batch.values["positives"][:, None],
+            counts.any(1),
+        )
+
+
+class _Reranker(BaseObjective[Options]):
+    """A loss over the documents of each query; a subclass reads their scores from the view."""
+
+    options: Any
+
+    def scores(self, view: ModelView, batch: MicroBatch) -> torch.Tensor:
+        """Return the score of each segment, [segments]."""
+        raise TypeError(f"{type(self).__name__} must define scores(view, batch)")
+
+    @property
+    def documents(self) -> Documents:
+        """Return which documents of a row make a sample."""
+        from swift.data.encodings.reranker import Documents
+
+        options = self.options
+        listwise = options.loss == "listwise"
+        return Documents(listwise, options.instruction, options.max_positives, options.max_negatives)
+
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+        """Return the number of queries (listwise) or of documents (pointwise) that count."""
+        active = [sample for sample in samples if sample.loss_weight > 0]
+        return float(
+            len(active) if self.options.loss == "listwise" else sum(each.values["documents"] for each in active)
+        )
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Return the sum over the queries of the micro-batch, or over their documents."""
+        groups = Groups.of(self.scores(view, batch).float(), batch)
+        counts = groups.exists & groups.active[:, None]
+        if self.options.loss == "listwise":
+            # One document of each group is right, and it is the first one.
+            losses = -(groups.scores / self.options.temperature).log_softmax(1)[:, 0]
+            loss = (losses * groups.active).sum()
+        else:
+            signed = groups.scores.masked_fill(~groups.exists, 0) * (2 * groups.positive.float() - 1)
+            loss = -(log_sigmoid(signed) * counts).sum()
+        return LossSums(loss=loss, metrics=_metrics(groups, counts))
+
+
+class Reranker(_Reranker[RerankerOptions]):
+    """A head of one label scores each document at its end (a cross encoder).
+
+    The loss pointwise is the binary cross entropy, a mean over the documents of the global batch; listwise the cross
+    entropy of the right document among those of its query, a mean over queries.
+    """
+
+    options_model = RerankerOptions
+    name = "reranker"
+    needs = frozenset({Need.SCORES})
+    task = "seq_cls"
+    num_labels = 1
+
+    def __init__(self, options: RerankerOptions) -> None:
+        super().__init__(options)
+        from swift.data.encodings.reranker import RerankerEncoding
+
+        self.encoding = RerankerEncoding(self.documents)
+
+    def scores(self, view: ModelView, batch: MicroBatch) -> torch.Tensor:
+        """Return the head's output at the end of each segment."""
+        return viewed(view.scores, Need.SCORES)[:, 0]
+
+
+class GenerativeReranker(_Reranker[GenerativeRerankerOptions]):
+    """A language model says yes or no to each document; its score is logit(yes) - logit(no).
+
+    The losses are those of `reranker`: pointwise is the cross entropy between the two answers.
+    """
+
+    options_model = GenerativeRerankerOptions
+    name = "generative_reranker"
+    needs = frozenset({Need.CANDIDATE_LOGPS})
+
+    def __init__(self, options: GenerativeRerankerOptions, candidates: tuple[int, ...] = ()) -> None:
+        super().__init__(options)
+        from swift.data.encodings.reranker import GenerativeRerankerEncoding
+
+        self.encoding = GenerativeRerankerEncoding(self.documents, options.positive_token, options.negative_token)
+        self.candidates = candidates
+
+    def for_tokenizer(self, tokenizer: Any) -> Objective:
+        """Return the objective with the two answers as tokens."""
+        options = self.options
+        tokens = {
+            "positive_token": _single_token(tokenizer, "positive_token", options.positive_token),
+            "negative_token": _single_token(tokenizer, "negative_token", options.negative_token),
+        }
+        if len(set(tokens.values())) < len(tokens):
+            raise ConfigError(f"objective.positive_token and negative_token are both {options.positive_token!r}.")
+        return GenerativeReranker(options, tuple(tokens.values()))
+
+    def scores(self, view: ModelView, batch: MicroBatch) -> torch.Tensor:
+        """Return how much rather yes than no: log-probabilities differ by what the logits differ by."""
+        logps = viewed(view.candidate_logps, Need.CANDIDATE_LOGPS)
+        return batch.segment_sum((logps[..., 0] - logps[..., 1]) * (batch.weights > 0))
+
+
+def _single_token(tokenizer: Any, key: str, text: str) -> int:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) == 1:
+        return int(ids[0])
+    raise ConfigError(
+        f"objective.{key} is {text!r}, which is {len(ids)} tokens of this model, and the score is read from one.",
+        hint=f"Name a text that is one token: --objective.{key} TEXT",
+    )
+
+
+def _metrics(groups: Groups, counts: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor | float]]:
+    """Return how well the documents are ranked: ties count half."""
+    scores = groups.scores.detach()
+    right, wrong = groups.positive & counts, ~groups.positive & counts
+    ranked = right.any(1) & wrong.any(1)
+    best = scores.masked_fill(~right, float("-inf")).amax(1, keepdim=True)
+    rank = 1 + ((scores > best) & wrong).sum(1) + ((scores == best) & wrong).sum(1) / 2
+    said = (scores > 0) == groups.positive
+    return {
+        "mrr": ((ranked / rank).sum(), ranked.sum()),
+        "accuracy": ((ranked & (rank == 1)).sum().float(), ranked.sum()),
+        "document_accuracy": ((said & counts).sum().float(), counts.sum()),
+    }
