@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +13,17 @@ import torch
 from commands import typed
 from safetensors.torch import load_file
 from tiny_runs import conversations, run_training, write_model
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from swift.config.sections import ExportOptions
 from swift.errors import ExportError, ModelError
+from swift.export.objective import add_files_of_objective
 from swift.export.plugins import HuggingFaceExporter
 from swift.export.run import export_checkpoint
 from swift.infer.find import find_weights
+from swift.models.sentence_files import stored_pooling, stored_prompts, write_sentence_files
 from swift.testing.objectives import install_objectives
+from swift_export_vllm.supported import check_task
 
 OBJECTIVES = {"reward": "kit-scores", "seq_cls": "kit-scores", "value": "kit-values", "embedding": "kit-vectors"}
 TOKENS = torch.arange(5, 35)[None]
@@ -105,8 +110,48 @@ def test_an_embedding_model_is_exported_without_any_head(tmp_path: Path) -> None
     _, info = AutoModel.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    with pytest.raises(ModelError, match="returns vectors"):
-        find_weights(str(folder))
+    assert find_weights(str(folder)).weights.pooling == "mean"
+    # As sentence-transformers reads it.
+    modules = json.loads((folder / "modules.json").read_text())
+    assert [(each["path"], each["type"].rpartition(".")[2]) for each in modules] == [
+        ("", "Transformer"),
+        ("1_Pooling", "Pooling"),
+        ("2_Normalize", "Normalize"),
+    ]
+    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    assert pooling["word_embedding_dimension"] == 64
+    assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_mean_tokens", "include_prompt"]
+
+
+def test_a_folder_keeps_its_pooling_and_its_prompts_when_it_is_exported_again(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    folder = tmp_path / "vectors"
+    AutoModel.from_pretrained(model).save_pretrained(folder)
+    for file in [*model.glob("tokenizer*"), *model.glob("*.jinja")]:
+        shutil.copy(file, folder)
+    write_sentence_files(folder, size=64, pooling="mean")
+    add_files_of_objective(folder, {"name": "embedding", "query_prompt": "Query: "}, model=None)
+    again = tmp_path / "again"
+    export_checkpoint(folder, to="hf", options=ExportOptions(out=again, verify="transformers"), say=lambda _: None)
+    assert stored_pooling(again) == "mean"
+    assert stored_prompts(again) == {"query": "Query: ", "document": ""}
+
+
+def test_the_template_of_a_reranker_renders_a_query_with_a_document_and_conversations_as_before(
+    tmp_path: Path,
+) -> None:
+    folder = write_model(tmp_path / "model")
+    before = AutoTokenizer.from_pretrained(folder)
+    add_files_of_objective(folder, {"name": "reranker"}, model=None)
+    after = AutoTokenizer.from_pretrained(folder)
+    talk = [{"role": "user", "content": "colour?"}, {"role": "assistant", "content": "blue"}]
+    rendered = before.apply_chat_template(talk, tokenize=False)
+    assert after.apply_chat_template(talk, tokenize=False) == rendered
+    pair: list[dict[str, Any]] = [{"role": "query", "content": "colour?"}, {"role": "document", "content": "blue"}]
+    assert after.apply_chat_template(pair, tokenize=False) == rendered
+    # As sentence-transformers has it.
+    parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in pair]
+    assert after.apply_chat_template(parts, tokenize=False) == rendered
 
 
 @pytest.mark.full
@@ -123,8 +168,8 @@ def test_an_adapter_brings_its_head_and_is_merged_with_it(tmp_path: Path) -> Non
     merged = AutoModelForSequenceClassification.from_pretrained(exported(run)[0]).eval()
     with torch.no_grad():
         torch.testing.assert_close(adapted(TOKENS).logits, merged(TOKENS).logits, atol=1e-5, rtol=1e-5)
-    with pytest.raises(ModelError, match="generates no text"):
-        find_weights(str(adapter))
+    assert (found := find_weights(str(adapter)).weights).num_labels == 3
+    assert found.task == "seq_cls"
     onward = trained(tmp_path / "onward", "seq_cls", **{**LORA, "model.num_labels": 3, "tuner.adapter": str(adapter)})
     assert (onward / "logging.jsonl").exists()
 
@@ -141,19 +186,29 @@ def test_an_adapter_without_a_head_is_no_beginning_for_a_model_with_one(tmp_path
         trained(tmp_path / "next", "reward", **{**LORA, "tuner.adapter": str(adapter)})
 
 
-@pytest.mark.parametrize("verb", ["infer", "serve"])
-def test_nobody_talks_to_a_reward_model(verb: str, reward: Path) -> None:
+def test_nobody_talks_to_a_reward_model(reward: Path) -> None:
     folder, _ = exported(reward)
     for named in (reward, folder):
-        ended = typed([verb, str(named)], reward.parent)
+        ended = typed(["chat", str(named)], reward.parent)
         assert ended.code == 2
         assert "returns scores" in ended.output
         assert "swift export" in ended.output
 
 
-def test_what_is_served_or_quantised_generates_text(reward: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="trained for reward"):
-        export_checkpoint(reward, to="vllm", options=ExportOptions(out=tmp_path / "served"), say=lambda _: None)
+def test_an_adapter_with_a_head_is_merged_before_it_is_served(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "base_model_name_or_path": str(tmp_path)}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    ended = typed(["serve", str(adapter)], tmp_path)
+    assert ended.code == 2
+    assert "with its adapter merged" in ended.output
+    assert "--to hf --out merged" in ended.output
+
+
+def test_values_of_tokens_are_not_served_and_what_is_quantised_generates_text(reward: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="no values of single tokens"):
+        check_task(SimpleNamespace(task="value"))  # type: ignore[arg-type]  # all that it looks at
     options = ExportOptions(out=tmp_path / "small", quant="w8a8")
     with pytest.raises(ExportError, match="does not return"):
         export_checkpoint(reward, to="vllm", options=options, say=lambda _: None)

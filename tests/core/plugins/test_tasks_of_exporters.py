@@ -31,10 +31,10 @@ def test_an_exporter_is_asked_for_models_of_its_own_tasks_only(
         load_exporter("spelled")
 
 
-def test_a_reward_model_for_vllm_is_refused_while_the_configuration_is_read() -> None:
+def test_a_model_of_values_for_vllm_is_refused_while_the_configuration_is_read() -> None:
     install_objectives()
-    settings = {"objective.name": "kit-scores", "tuner.kind": "full", "model.path": "nowhere"}
-    reward = {**settings, "model.task": "reward"}
-    config_from_mapping({**reward, "export.to": "hf"})
-    with pytest.raises(UnsupportedPlan, match=r"'vllm' does not write models of model\.task reward"):
-        config_from_mapping({**reward, "export.to": "vllm"})
+    settings = {"objective.name": "kit-values", "tuner.kind": "full", "model.path": "nowhere"}
+    value = {**settings, "model.task": "value"}
+    config_from_mapping({**value, "export.to": "hf"})
+    with pytest.raises(UnsupportedPlan, match=r"'vllm' does not write models of model\.task value"):
+        config_from_mapping({**value, "export.to": "vllm"})

@@ -198,7 +198,8 @@ class EngineHooks:
     """Inference engines (`--engine NAME`) implement these; `swift serve` asks one engine as well.
 
     An engine that runs a library of its own may say so in an attribute `library`, a `swift.contracts.EngineLibrary`:
-    `swift doctor` then says whether it is installed, and what installs it.
+    `swift doctor` then says whether it is installed, and what installs it. One that serves models of other tasks than
+    'causal_lm' has an attribute `tasks`, a frozenset of values of `model.task`: `swift serve` refuses the others.
     """
 
     @hookspec(firstresult=True)

@@ -13,6 +13,7 @@ from swift_export_vllm.adapters import AT_ONCE, room_for
 from swift_export_vllm.interpreter import SERVER, Interpreter
 from swift_export_vllm.known_flags import dashed, known_flags
 from swift_export_vllm.memory import MemoryShare
+from swift_export_vllm.tasks import GENERATES
 
 RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -109,6 +110,8 @@ def server_command(request: ServeRequest, interpreter: Interpreter, share: Memor
         "--chat-template": str(request.chat_template) if request.chat_template else None,
         "--default-chat-template-kwargs": template_arguments,
     }
+    if request.task != GENERATES:
+        flags["--runner"] = "pooling"
     switches = ["--trust-remote-code"] if request.trust_remote_code else []
     if share is not None:
         # Compiling would need a C++ compiler and minutes, and vLLM's own idea is to take nearly all of the memory.

@@ -10,8 +10,10 @@ from pathlib import Path
 from swift.contracts import ServeRequest
 from swift.errors import ModelError
 from swift.untrusted import read_json_object
+from swift_export_vllm.tasks import EMBEDDING, GENERATES
 
 QUESTION = "Hello! Who are you?"
+DOCUMENTS = ("I am a language model.", "It is raining.")
 TOKENS = 64
 KEY = "SWIFT_API_KEY"
 
@@ -32,11 +34,24 @@ def has_template(request: ServeRequest) -> bool:
 
 def curl_line(request: ServeRequest, url: str) -> str:
     """Return one line for a shell."""
-    chat = has_template(request)
-    body = {"model": asked_model(request), **_question(request, chat), "max_tokens": TOKENS}
-    words = ["curl", f"{url}/v1/{'chat/' if chat else ''}completions", "-H", "Content-Type: application/json"]
+    path, body = asked(request)
+    words = ["curl", f"{url}{path}", "-H", "Content-Type: application/json"]
     line = shlex.join([*words, "-d", json.dumps(body, ensure_ascii=False)])
     return f'{line} -H "Authorization: Bearer ${KEY}"' if request.api_key else line
+
+
+def asked(request: ServeRequest) -> tuple[str, dict[str, object]]:
+    """Return where to ask the model, and what."""
+    model = {"model": asked_model(request)}
+    if request.task == EMBEDDING:
+        return "/v1/embeddings", {**model, "input": [QUESTION]}
+    if request.task != GENERATES and request.chat_template:
+        return "/rerank", {**model, "query": QUESTION, "documents": list(DOCUMENTS)}
+    if request.task != GENERATES:
+        return "/classify", {**model, "input": [QUESTION]}
+    chat = has_template(request)
+    question = {**model, **_question(request, chat), "max_tokens": TOKENS}
+    return f"/v1/{'chat/' if chat else ''}completions", question
 
 
 def python_lines(request: ServeRequest, url: str) -> Iterator[str]:
@@ -49,7 +64,13 @@ def python_lines(request: ServeRequest, url: str) -> Iterator[str]:
     key = f'os.environ["{KEY}"]' if request.api_key else '"none"'
     yield f'client = OpenAI(base_url="{url}/v1", api_key={key})'
     model = json.dumps(asked_model(request), ensure_ascii=False)
-    if has_template(request):
+    path, body = asked(request)
+    if request.task == EMBEDDING:
+        yield f'answer = client.embeddings.create(model={model}, input=["{QUESTION}"])'
+        yield "print(answer.data[0].embedding)"
+    elif request.task != GENERATES:
+        yield f'print(client.post("{url}{path}", body={json.dumps(body, ensure_ascii=False)}, cast_to=object))'
+    elif has_template(request):
         messages = json.dumps(_question(request, True)["messages"], ensure_ascii=False)
         yield f"answer = client.chat.completions.create(model={model}, messages={messages}, max_tokens={TOKENS})"
         yield "print(answer.choices[0].message.content)"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from swift import HOOK_API, hookimpl
 from swift_export_vllm.quantise.schemes import SCHEMES
+from swift_export_vllm.tasks import TASKS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,7 @@ class VllmExporter:
 
     HOOK_API = HOOK_API
     schemes = MappingProxyType({name: scheme.facts for name, scheme in SCHEMES.items()})
-    tasks = frozenset({"causal_lm"})
+    tasks = TASKS
 
     @hookimpl
     def swift_export(self, weights: WeightStream, request: ExportRequest) -> Path:

@@ -21,6 +21,7 @@ from swift_export_vllm.log import failure
 from swift_export_vllm.memory import UTILISATION, MemoryShare, check_gpus, gib, need_of, share_of_memory
 from swift_export_vllm.server import Ended, Server, Terminated
 from swift_export_vllm.supported import check_heads, check_served
+from swift_export_vllm.tasks import GENERATES
 
 
 def serve(request: ServeRequest) -> int:
@@ -39,7 +40,7 @@ def serve(request: ServeRequest) -> int:
     log = _log_file(request.port)
     command = server_command(request, interpreter, share)
     _say(f"{interpreter} on the {'CPU' if interpreter.on_cpu else 'GPU'}, log in {log}")
-    if not has_template(request):
+    if request.task == GENERATES and not has_template(request):
         _say("The model has no chat template: requests for chats will be refused, completions answered.")
     try:
         with Server(command, server_environment(request, interpreter), log, verbose=request.verbose) as server:

@@ -14,6 +14,7 @@ from swift.errors import ExportError, ModelError, did_you_mean
 from swift.untrusted import read_json_object
 from swift_export_vllm.interpreter import Interpreter, find_interpreter
 from swift_export_vllm.memory import head_size
+from swift_export_vllm.tasks import GENERATES, TASKS
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
@@ -22,6 +23,9 @@ _REGISTRY = "model_executor/models/registry.py"
 _TABLE = "_VLLM_MODELS"
 _ATTENTION_ON_CPU = "v1/attention/backends/cpu_attn.py"
 _SIZES = "get_supported_head_sizes"
+_GENERATING = "ForCausalLM"
+_CONVERTED = ("ForSequenceClassification", "Model")
+"""Ends of the names of architectures that vLLM converts the generating model of a family to."""
 _ASK_REGISTRY = """
 import json
 from vllm.model_executor.models.registry import ModelRegistry
@@ -51,7 +55,7 @@ def check_served(model: Path, interpreter: Interpreter) -> None:
     config: Any = read_json_object(model / "config.json", ModelError)
     named = [str(each) for each in config.get("architectures") or ()]
     known = architectures_of(interpreter)
-    if any(name in known for name in named):
+    if any(_runs(name, known) for name in named):
         return
     if interpreter.plugins or config.get("auto_map"):
         return  # a plugin of vLLM, or the code that comes with the model, may know it: vLLM will tell
@@ -65,11 +69,11 @@ def check_served(model: Path, interpreter: Interpreter) -> None:
 
 
 def check_task(source: ModelSource) -> None:
-    """Refuse a model with a head for scores, or with none: what this package serves generates text."""
-    task = getattr(source, "task", "causal_lm")
-    if task != "causal_lm":
+    """Refuse a model of a task that vLLM has no endpoint for."""
+    task = getattr(source, "task", GENERATES)
+    if task not in TASKS:
         raise ExportError(
-            f"This model was trained for {task}, and swift serves models that generate text.",
+            f"This model was trained for {task}, and vLLM returns no values of single tokens.",
             hint="Type: swift export ... --to hf. What that writes is loaded by transformers.",
         )
 
@@ -82,11 +86,17 @@ def check_exported(source: ModelSource) -> None:
 
     interpreter = find_interpreter(None)
     name, known = architecture_of(source), architectures_of(interpreter)
-    if name not in known and not interpreter.plugins:
+    if not _runs(name, known) and not interpreter.plugins:
         raise ExportError(
             f"The installed vLLM does not run {name}.{did_you_mean(name, known)}",
             hint="Export for transformers: --to hf. A newer vLLM may run it.",
         )
+
+
+def _runs(name: str, known: frozenset[str]) -> bool:
+    """Return whether vLLM knows an architecture, or makes it of the generating model of the same family."""
+    made_of = {name.removesuffix(suffix) + _GENERATING for suffix in _CONVERTED if name.endswith(suffix)}
+    return name in known or not known.isdisjoint(made_of)
 
 
 def check_heads(model: Path, interpreter: Interpreter) -> None:

@@ -12,6 +12,7 @@ from swift.cli.options import read_options
 from swift.cli.verbs import VERBS
 from swift.config.limits import Name
 from swift.config.options import Aliases
+from swift.config.tasks import CAUSAL_LM
 from swift.errors import UsageError
 from swift.plugins.known import ENGINE
 from swift.serve.options import ServeOptions
@@ -57,4 +58,5 @@ def serve(options: ServeVerbOptions, passed_on: tuple[str, ...]) -> int:
 
     key = options.api_key or next(filter(None, map(os.environ.get, KEYS)), None)
     asked = options.model_copy(update={"api_key": key})
-    return serve_with(engine, serve_request(asked, passed_on=passed_on, say=print_note))
+    tasks = getattr(engine.object, "tasks", None) or (CAUSAL_LM,)
+    return serve_with(engine, serve_request(asked, passed_on=passed_on, tasks=tasks, say=print_note))

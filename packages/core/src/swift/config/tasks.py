@@ -43,13 +43,17 @@ def task_of_config(config: Mapping[str, Any]) -> str:
     return EMBEDDING if bare and "auto_map" not in config else CAUSAL_LM
 
 
+def returns(task: str) -> str:
+    """Return the word for what a model of a task returns."""
+    return {CAUSAL_LM: "text", EMBEDDING: "vectors"}.get(task, "scores")
+
+
 def check_generates(name: str, task: str) -> None:
     """Raise `ModelError` where text is asked of a model for another task."""
     if task == CAUSAL_LM:
         return
-    returns = "vectors" if task == EMBEDDING else "scores"
     raise ModelError(
-        f"{name} returns {returns} ({task}) and generates no text: there is nothing to talk to.",
+        f"{name} returns {returns(task)} ({task}) and generates no text: there is nothing to talk to.",
         hint="Type: swift export MODEL --to hf, and load that with transformers.",
     )
 

@@ -156,3 +156,5 @@ class ServeRequest:
     """Flags that are not swift's, for the server as they stand."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """What the chat template is given where a request does not say."""
+    task: str = "causal_lm"
+    """What the model returns: a value of `model.task`, of those that the engine names in its `tasks`."""

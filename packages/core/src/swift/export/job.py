@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +38,8 @@ class ExportJob:
     reference: LogProbabilities | Reference | None = None
     """What the training state says about the prompts of `fixed_prompts`; None asks a plain fp32 model that is filled
     from the stream."""
+    objective: Mapping[str, Any] = field(default_factory=dict)
+    """The `objective` section of the run that trained the model; empty where no run is known."""
     intermediate: bool = False
     """Whether it is a step on the way to something else, and is not announced."""
 

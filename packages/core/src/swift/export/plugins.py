@@ -51,6 +51,8 @@ class AdapterExporter:
         from peft import PeftConfig
 
         from swift.checkpoint.safetensors_write import write_safetensors
+        from swift.config.tasks import EMBEDDING, task_of
+        from swift.models.sentence_files import write_sentence_files
 
         if request.adapter is None:
             raise ExportError(
@@ -61,4 +63,7 @@ class AdapterExporter:
         write_safetensors(request.destination / "adapter_model.safetensors", tensors, {"format": "pt"})
         config = PeftConfig.from_peft_type(**{**request.adapter, "inference_mode": True})
         config.save_pretrained(request.destination)
+        if task_of(request.source) == EMBEDDING:
+            size = request.source.config.get_text_config().hidden_size
+            write_sentence_files(request.destination, size=size, pooling=getattr(request.source, "pooling", "last"))
         return request.destination

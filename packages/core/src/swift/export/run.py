@@ -12,7 +12,7 @@ from swift.checkpoint.coordination import write_failure
 from swift.checkpoint.folders import find_checkpoint, is_checkpoint
 from swift.checkpoint.load import Checkpoint, open_checkpoint
 from swift.config.sections import ExportOptions, ExportSection, ModelSection
-from swift.config.tasks import CAUSAL_LM, task_of, task_of_config
+from swift.config.tasks import CAUSAL_LM, task_of
 from swift.contracts import WeightStream
 from swift.errors import CheckpointError, ExportError, UsageError
 from swift.export.calibration import calibration_rows
@@ -23,7 +23,7 @@ from swift.export.push import push
 from swift.export.quantised import requested_scheme, scratch, write_quantised
 from swift.export.state import export_state
 from swift.export.stored import base_of, stored_weights
-from swift.infer.find import check_finished
+from swift.infer.find import check_finished, settings_of_folder
 from swift.models.config_file import read_config
 from swift.terminal import Say
 from swift.untrusted import typed_path
@@ -57,7 +57,7 @@ def export_checkpoint(
     )
     check_destination(destination, options)
     exporter = exporter or installed_exporter(to)
-    job = ExportJob(exporter, to, origin.source, origin.adapter, options, destination, say)
+    job = ExportJob(exporter, to, origin.source, origin.adapter, options, destination, say, objective=origin.objective)
     if scheme is not None:
         _quantise(origin, job, scheme, requested)
     else:
@@ -78,6 +78,12 @@ class _Origin:
     @property
     def adapter(self) -> Mapping[str, Any] | None:
         return None if self.checkpoint is None else self.checkpoint.facts.adapter
+
+    @property
+    def objective(self) -> Mapping[str, Any]:
+        config: Any = {} if self.checkpoint is None else self.checkpoint.facts.config
+        said: Mapping[str, Any] = config.get("objective", {})
+        return said
 
     def weights(self) -> WeightStream:
         if self.checkpoint is not None:
@@ -100,7 +106,7 @@ def _origin(path: Path, trust_remote_code: bool, say: Say, *, model: str | None 
             )
         say(f"Exporting the model in {folder}")
         section = ModelSection(path=str(folder), trust_remote_code=trust_remote_code)
-        section = section.model_copy(update={"task": task_of_config(settings)})
+        section = section.model_copy(update=settings_of_folder(folder))
         return _Origin(folder, open_source(section, say=say))
     folder = find_checkpoint(path)
     checkpoint = open_checkpoint(folder)

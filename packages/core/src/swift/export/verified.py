@@ -15,6 +15,7 @@ from swift.config.tasks import CAUSAL_LM, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError, SwiftError
 from swift.export.job import ExportJob
+from swift.export.objective import add_files_of_objective
 from swift.export.precision import export_dtypes, main_dtype
 from swift.export.verify.compare import tolerance_of
 from swift.export.verify.reference import PlainState, Reference, fixed_prompts
@@ -39,7 +40,7 @@ from swift.terminal import Say
 def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
     """Write the weights into the job's temporary folder, and compare what lies there with them."""
     if job.options.verify == "none":
-        job.exporter.export(job.run, weights, job.request)
+        _export(job, weights)
         check_written(job.temporary, job.writer)
         return
     check_memory(
@@ -62,17 +63,22 @@ def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
     _say_verified(_compared(job, digests, reference), job.say)
 
 
+def _export(job: ExportJob, weights: WeightStream) -> None:
+    job.exporter.export(job.run, weights, job.request)
+    add_files_of_objective(job.temporary, job.objective, model=_folder_of(job.source))
+
+
 def _write(job: ExportJob, weights: WeightStream, plain: PlainState | None) -> Digests:
     """Let the exporter write the weights, and return the digests of what ought to be in the folder."""
     if job.adapter is None:
         digests = Digests(export_dtypes(job.source, job.options.dtype))
-        job.exporter.export(job.run, digests.watch(weights if plain is None else plain.watch(weights)), job.request)
+        _export(job, digests.watch(weights if plain is None else plain.watch(weights)))
         # An exporter that stopped halfway is not to be measured by the half that it read.
         deque(digests.watch(weights if plain is None else plain.watch(weights)), maxlen=0)
         return digests
     # Adapters are small, and the stream can only be read once.
     adapters = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
-    job.exporter.export(job.run, iter(adapters.items()), job.request)
+    _export(job, iter(adapters.items()))
     if plain is not None:
         plain.attach(adapters, job.adapter)
     return _adapter_digests(job, job.adapter, adapters)

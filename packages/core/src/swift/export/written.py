@@ -24,6 +24,8 @@ _BESIDE_WEIGHTS = (
     "merges.txt",
     "chat_template*",
     "quantisation.json",
+    "modules.json",
+    "config_sentence_transformers.json",
     VERIFICATION,
     "*.index.json",
     "*.py",

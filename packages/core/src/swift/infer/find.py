@@ -6,6 +6,7 @@ Nothing here imports torch: `swift serve` hands the weights to a process of its 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,18 @@ from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.config.sections import ModelSection
-from swift.config.tasks import CAUSAL_LM, EMBEDDING, check_generates, task_of_config
+from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of_config
 from swift.errors import CheckpointError, ModelError
 from swift.models.adapter_file import read_adapter_config
 from swift.models.config_file import CONFIG, read_config
-from swift.models.files import HASHED_WHOLE
+from swift.models.files import HASHED_WHOLE, SafetensorsFolder
+from swift.models.sentence_files import stored_pooling
 from swift.models.trust import section_from_file
 from swift.untrusted import check_regular, typed_path
 
 ADAPTER_FILE = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_HEAD = ".score.weight"
 _TASKS = {"SEQ_CLS": "seq_cls", "FEATURE_EXTRACTION": EMBEDDING}
 """PEFT's word for the task of an adapter → the task of the model."""
 _UNFINISHED = re.compile(r"(checkpoint-\d+)(?:\.\w+)?\.tmp")
@@ -52,14 +56,31 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
         check_finished(path)
     if (path / ADAPTER_FILE).is_file():
         config = read_adapter_config(path)
-        check_generates(str(path), _TASKS.get(str(config.get("task_type")), CAUSAL_LM))
         base = config.get("base_model_name_or_path")
         if not base:
             raise ModelError(f"{path} does not say which model it adapts.", hint="Type: --model BASE --adapter ADAPTER")
-        return WeightsLocation(ModelSection(path=base, trust_remote_code=trust_remote_code), path)
-    if (path / CONFIG).is_file():
-        check_generates(str(path), task_of_config(read_config(path)))
-    return WeightsLocation(ModelSection(path=name, trust_remote_code=trust_remote_code), adapter)
+        settings = _settings_of_adapter(path, config)
+        return WeightsLocation(ModelSection(path=base, trust_remote_code=trust_remote_code, **settings), path)
+    settings = settings_of_folder(path) if (path / CONFIG).is_file() else {}
+    return WeightsLocation(ModelSection(path=name, trust_remote_code=trust_remote_code, **settings), adapter)
+
+
+def settings_of_folder(path: Path) -> dict[str, Any]:
+    """Return what the files of a model's folder say of its task, as settings of the `model` section."""
+    task = task_of_config(read_config(path))
+    pooling = stored_pooling(path) if task == EMBEDDING else None
+    return {"task": task} | ({} if pooling is None else {"pooling": pooling})
+
+
+def _settings_of_adapter(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    task = _TASKS.get(str(config.get("task_type")), CAUSAL_LM)
+    settings: dict[str, Any] = {"task": task}
+    if task in HEADED and (path / ADAPTER_WEIGHTS).is_file():
+        weights = SafetensorsFolder(path, file=ADAPTER_WEIGHTS)
+        heads = [name for name in weights.names() if name.endswith(_HEAD)]
+        settings |= {"num_labels": weights.shape(heads[0])[0]} if heads else {}
+    pooling = stored_pooling(path) if task == EMBEDDING else None
+    return settings | ({} if pooling is None else {"pooling": pooling})
 
 
 def display_name(name: str) -> str:
@@ -149,7 +170,6 @@ def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) 
     model = section_from_file(
         ModelSection.model_validate(config["model"]), folder / MANIFEST, trust_remote_code=trust_remote_code
     )
-    check_generates(str(folder), model.task)
     system = config.get("data", {}).get("system")
     if manifest.adapter is not None:
         if not (folder / ADAPTER_FILE).is_file():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.config.tasks import check_generates
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
 from swift.data.rendering import render_chat
 from swift.errors import DataError, ModelError, SwiftError, UsageError
@@ -74,6 +75,7 @@ def find_model(options: ModelOptions, *, say: Callable[[str], None]) -> FoundMod
 
     engine = load_engine(options.engine)
     place = find_weights(name, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
+    check_generates(name, place.weights.task)
     if place.weights.random_weights:
         raise ModelError(
             f"{name} adapts a model of random weights, which are stored in no folder.",

@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from swift.config.sections import ModelSection
-from swift.config.tasks import CAUSAL_LM, HEADED
+from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED
 from swift.errors import ModelError
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
@@ -23,6 +23,7 @@ from swift.models.locate import locate
 from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
 from swift.models.quiet import quiet_libraries
+from swift.models.sentence_files import write_sentence_files
 from swift.models.tokenizer import TOKENIZER_FILES, copy_tokenizer, load_tokenizer
 from swift.models.trust import TRUST_FLAG
 from swift.models.weights_check import check_finite, check_weights
@@ -177,6 +178,9 @@ class HfSource:
             config.setdefault("architectures", [_causal_class(self.config, self._section)])
         else:
             config |= self._task_settings(config)
+        if self.task == EMBEDDING:
+            size = self.config.get_text_config().hidden_size
+            write_sentence_files(folder, size=size, pooling=self.pooling)
         (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         generation = self.folder / "generation_config.json"
         if self.task != CAUSAL_LM:

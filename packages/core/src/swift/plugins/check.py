@@ -136,16 +136,21 @@ def check_exporter(entry: PluginEntry, exporter: Any) -> None:
         raise _faulty(entry, f"offers a scheme under the name {unfit[0]!r}", "It is what is typed after --quant")
     if schemes and "swift_quantize" not in {found.hook for found in implementations(entry, exporter)}:
         raise _faulty(entry, f"offers {', '.join(schemes)}, and does not implement swift_quantize", "Implement it")
-    tasks = getattr(exporter, "tasks", None)
-    if tasks is not None and (not isinstance(tasks, frozenset) or not all(isinstance(each, str) for each in tasks)):
-        raise _faulty(entry, f"writes the tasks {tasks!r}", "It is a frozenset of values of model.task, or None")
+    _check_tasks(entry, exporter, "writes")
 
 
 def check_engine(entry: PluginEntry, engine: Any) -> None:
-    """Refuse an engine whose `library` is not what `swift.contracts.EngineLibrary` says."""
+    """Refuse an engine whose `library` or `tasks` are not what `swift.hookspecs.EngineHooks` says."""
     library = getattr(engine, "library", None)
     if library is not None and not isinstance(library, EngineLibrary):
         raise _faulty(entry, f"has the library {library!r}", "It is a swift.contracts.EngineLibrary, or None")
+    _check_tasks(entry, engine, "serves")
+
+
+def _check_tasks(entry: PluginEntry, plugin: Any, does: str) -> None:
+    tasks = getattr(plugin, "tasks", None)
+    if tasks is not None and (not isinstance(tasks, frozenset) or not all(isinstance(each, str) for each in tasks)):
+        raise _faulty(entry, f"{does} the tasks {tasks!r}", "It is a frozenset of values of model.task, or None")
 
 
 def check_options(entry: PluginEntry, model: Any, member: str, section: str) -> None:

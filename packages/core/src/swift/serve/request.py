@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from swift.config.sections import ModelSection
+from swift.config.tasks import CAUSAL_LM, check_generates, returns
 from swift.contracts import ServeRequest
 from swift.errors import ModelError, UsageError
-from swift.infer.find import ADAPTER_FILE, display_name, find_weights
+from swift.infer.find import ADAPTER_FILE, WeightsLocation, display_name, find_weights
 from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.locate import locate
-from swift.models.tokenizer import TOKENIZER_FILES, check_settings
+from swift.models.pair_template import renders_pairs
+from swift.models.tokenizer import TEMPLATE, TOKENIZER_FILES, check_settings
 from swift.models.weights_check import check_weights
 from swift.serve.fit import check_fit, read_adapter
 from swift.serve.options import ServeOptions
-from swift.untrusted import typed_path
+from swift.untrusted import read_text, typed_path
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def serve_request(
-    options: ServeOptions, *, passed_on: tuple[str, ...] = (), say: Callable[[str], None]
+    options: ServeOptions,
+    *,
+    passed_on: tuple[str, ...] = (),
+    tasks: Collection[str] = (CAUSAL_LM,),
+    say: Callable[[str], None],
 ) -> ServeRequest:
-    """Find everything, and check that it is there, whole, and belongs together."""
+    """Find everything, and check that it is there, whole, and belongs together. The engine serves models of `tasks`."""
     model = str(options.model)
     place = find_weights(model, trust_remote_code=options.trust_remote_code)
+    task = place.weights.task
+    _check_task(place, options, tasks)
     known_as, folder = locate(place.weights, say=say)
     _check_model(folder, place.weights)
     called = display_name(model)
@@ -55,14 +63,37 @@ def serve_request(
         dtype=_dtype(options.dtype, folder),
         max_length=options.max_length,
         system=place.system,
-        chat_template=place.weights.chat_template,
+        chat_template=place.weights.chat_template or _pair_template(folder, task),
         trust_remote_code=options.trust_remote_code,
         runtime_adapters=options.runtime_adapters,
         python=options.python,
         verbose=options.verbose,
         passed_on=passed_on,
+        task=task,
         template_arguments={} if options.enable_thinking is None else {"enable_thinking": options.enable_thinking},
     )
+
+
+def _check_task(place: WeightsLocation, options: ServeOptions, tasks: Collection[str]) -> None:
+    """Refuse a model of a task that the engine does not serve, and adapters of one that returns scores or vectors."""
+    task = place.weights.task
+    if task not in tasks:
+        check_generates(str(options.model), task)
+    if task != CAUSAL_LM and (place.adapter is not None or options.adapters or options.runtime_adapters):
+        raise ModelError(
+            f"{options.model} returns {returns(task)} ({task}): such a model is served with its adapter merged.",
+            hint=f"Type: swift export {options.model} --to hf --out merged && swift serve merged",
+        )
+
+
+def _pair_template(folder: Path, task: str) -> Path | None:
+    """Return the folder's own chat template where it renders a query with a document.
+
+    Engines use one for the scores of pairs only where it is named: most models have templates that know no pairs.
+    """
+    template = folder / TEMPLATE
+    pairs = task != CAUSAL_LM and template.is_file() and renders_pairs(read_text(template, ModelError))
+    return template if pairs else None
 
 
 def _named(text: str) -> tuple[str, Path]:

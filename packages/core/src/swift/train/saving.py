@@ -95,6 +95,7 @@ class CheckpointSaver:
             options.out or job.run.folder / f"export-{options.to}",
             job.run.say,
             job.run,
+            objective=job.run.config.objective.model_dump(mode="json"),
         )
         export_state(export, job.hooks.iter_weights(job.run, job.state), is_main=job.is_main)
 

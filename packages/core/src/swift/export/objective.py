@@ -1,0 +1,42 @@
+"""What an objective adds to an export besides weights: how the inputs of the model are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swift.errors import ExportError
+from swift.models.pair_template import with_pairs
+from swift.models.sentence_files import SETTINGS, stored_prompts, write_prompts
+from swift.models.tokenizer import LARGEST_TEMPLATE, TEMPLATE
+from swift.untrusted import read_json_object, read_text
+
+_RERANKER = "reranker"
+_PROMPTS = {"query": "query_prompt", "document": "document_prompt"}
+"""Name of a prompt for sentence-transformers → option of the objective that it was trained with."""
+
+
+def add_files_of_objective(folder: Path, objective: Mapping[str, Any], *, model: Path | None) -> None:
+    """Write into an export how its inputs were made in training; those of the `model` folder where no run says it."""
+    if (folder / SETTINGS).is_file():
+        known = {} if objective or model is None else stored_prompts(model)
+        given = {name: str(objective[option]) for name, option in _PROMPTS.items() if objective.get(option)}
+        write_prompts(folder, {**known, **given})
+    if objective.get("name") == _RERANKER:
+        _add_pair_template(folder)
+
+
+def _add_pair_template(folder: Path) -> None:
+    """Let the chat template render a query with a document, as sentence-transformers and vLLM ask for it."""
+    template = _template_of(folder)
+    if template is not None:
+        (folder / TEMPLATE).write_text(with_pairs(template), encoding="utf-8")
+
+
+def _template_of(folder: Path) -> str | None:
+    if (folder / TEMPLATE).is_file():
+        return read_text(folder / TEMPLATE, ExportError, limit=LARGEST_TEMPLATE)
+    settings = folder / "tokenizer_config.json"
+    said = read_json_object(settings, ExportError).get("chat_template") if settings.is_file() else None
+    return said if isinstance(said, str) else None

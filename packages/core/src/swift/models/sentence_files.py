@@ -1,0 +1,94 @@
+"""Files by which sentence-transformers, and engines that read its format, know how vectors are made from a model.
+
+The names of classes and keys are those that every release of sentence-transformers reads, not those of the newest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swift.errors import ModelError
+from swift.untrusted import read_json, read_json_object
+
+MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
+_POOLING = "1_Pooling"
+_NORMALISE = "2_Normalize"
+_MODES = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "last": "pooling_mode_lasttoken",
+}
+"""`model.pooling` → the switch of sentence-transformers."""
+_NEWER = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+"""The word for the same in the newest releases → `model.pooling`."""
+
+
+def write_sentence_files(folder: Path, *, size: int, pooling: str) -> None:
+    """Write what makes a folder with a model of vectors one of sentence-transformers: pooling, then unit length."""
+    modules = [("", "Transformer"), (_POOLING, "Pooling"), (_NORMALISE, "Normalize")]
+    _write(
+        folder / MODULES,
+        [
+            {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for place, (path, kind) in enumerate(modules)
+        ],
+    )
+    (folder / _NORMALISE).mkdir(exist_ok=True)
+    _write(folder / _NORMALISE / "config.json", {})
+    (folder / _POOLING).mkdir(exist_ok=True)
+    switches = {switch: name == pooling for name, switch in _MODES.items()}
+    _write(folder / _POOLING / "config.json", {"word_embedding_dimension": size, **switches, "include_prompt": True})
+    write_prompts(folder, {})
+
+
+def write_prompts(folder: Path, prompts: Mapping[str, str]) -> None:
+    """Write which texts are put before a query and before a document; `encode_query` of sentence-transformers does."""
+    every = {"query": "", "document": "", **prompts}
+    _write(folder / SETTINGS, {"prompts": every, "default_prompt_name": None, "similarity_fn_name": "cosine"})
+
+
+def stored_pooling(folder: Path) -> str | None:
+    """Return the pooling that a folder of sentence-transformers asks for; None where it does not say."""
+    path = _pooling_file(folder)
+    if path is None:
+        return None
+    settings = read_json_object(path, ModelError)
+    mode = settings.get("pooling_mode")
+    found = [name for name, switch in _MODES.items() if settings.get(switch) is True]
+    if isinstance(mode, str):
+        found = [_NEWER[mode]] if mode in _NEWER else []
+    if len(found) != 1:
+        raise ModelError(
+            f"{path} asks for a pooling that swift does not have.",
+            hint=f"swift has these: {', '.join(_MODES)}.",
+        )
+    return found[0]
+
+
+def stored_prompts(folder: Path) -> dict[str, str]:
+    """Return the prompts of a folder of sentence-transformers, by their names."""
+    path = folder / SETTINGS
+    if not path.is_file():
+        return {}
+    prompts = read_json_object(path, ModelError).get("prompts")
+    return {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
+
+
+def _pooling_file(folder: Path) -> Path | None:
+    """Return the settings of the module that pools, if the folder lists one."""
+    if not (folder / MODULES).is_file():
+        return None
+    modules: Any = read_json(folder / MODULES, ModelError)
+    for module in modules if isinstance(modules, list) else ():
+        if isinstance(module, dict) and str(module.get("type", "")).endswith(".Pooling"):
+            path = folder / Path(str(module.get("path"))).name / "config.json"
+            return path if path.is_file() else None
+    return None
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
