@@ -202,7 +202,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]], list[str], str]] = {
             "optim": {"lr": 2e-5, "schedule": "cosine", "min_lr_ratio": 0.1, "warmup_steps": 0, **ADAM},
             "train": {"epochs": 1, "micro_batch": 8, "accumulation": 1, "gradient_checkpointing": True},
         },
-        [],
+        ["push_to_hub"],
         "swift sft made.yaml",
     ),
     "ms-swift": (
@@ -398,6 +398,26 @@ def test_ms_swifts_args_json_is_a_recipe_too(tmp_path: Path) -> None:
     }))  # fmt: skip
     code, said, configuration = made(tmp_path, "args.json")
     assert (code, configuration["train"]["epochs"], configuration["train"]["accumulation"]) == (0, 2.0, 2), said
+
+
+def test_an_upload_is_not_carried_over_and_no_token_is_written_down(tmp_path: Path) -> None:
+    command = "trl sft --model_name_or_path m --dataset_name d --hub_token hf_secret --hub_model_id me/mine"
+    for switch, lost in (("--push_to_hub true", True), ("--push_to_hub false", False), ("", False)):
+        code, said, _ = made(tmp_path, f"{command} {switch}")
+        assert (code, "swift export RUN --push OWNER/NAME" in said) == ((1, True) if lost else (0, False))
+        assert "hf_secret" not in said + (tmp_path / "made.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("shuffles", "remarked"),
+    {"--dataset_shuffle false --train_dataloader_shuffle false": 0, "--train_dataloader_shuffle false": 1}.items(),
+)
+def test_ms_swifts_rows_stay_in_order_only_where_both_of_its_shuffles_are_off(
+    shuffles: str, remarked: int, tmp_path: Path
+) -> None:
+    _, _, configuration = made(tmp_path, f"swift sft --model m --dataset d.jsonl {shuffles}")
+    assert configuration["data"].get("shuffle", True) is bool(remarked)
+    assert (tmp_path / "made.yaml").read_text().count("rows come in another order in each epoch") == remarked
 
 
 def test_a_pickled_file_is_refused_and_not_opened(tmp_path: Path) -> None:

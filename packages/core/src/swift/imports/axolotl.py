@@ -75,6 +75,7 @@ TABLE: Table = {
     "min_sample_len": absent("short samples are kept"),
     "sample_packing_sequentially": changed("packs are filled best-fit"),
     "pad_to_sequence_len": _SPEED,
+    "hub_model_id": trainer.UPLOADING,
     "special_tokens": changed("the model's own; padding is never learned from or attended to"),
     "eot_tokens": changed("what ends an answer is what the chat template writes there"),
     "tokens": _VOCABULARY,

@@ -92,7 +92,7 @@ class Carrying:
         return self.settings[key].value if key in self.settings else default
 
     def lose(self, key: str, value: Any, text: str) -> None:
-        """Say that a setting is not carried over, and that the training differs for it."""
+        """Say that a setting is not carried over, and that the run differs for it."""
         self.remarks.append(Remark(key, value, text, "lost"))
 
     def changed(self, key: str, value: Any, text: str) -> None:

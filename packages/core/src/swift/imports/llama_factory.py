@@ -23,7 +23,7 @@ _MULTIMODAL = unneeded("is about images, video or audio, which swift does not tr
 TABLE: Table = {
     **trainer.TABLE,
     "cutoff_len": to("data.max_length"),
-    "template": changed("the model's own chat template is used: see swift config show sft run.yaml --sample 1"),
+    "template": changed(trainer.TEMPLATE),
     "train_on_prompt": when_on({"data.loss_on": "all"}),
     "mask_history": when_on({"data.loss_on": "last_round"}),
     "neat_packing": when_on({"data.packing": True}),
@@ -83,7 +83,7 @@ TABLE: Table = {
             "print_param_status", "ignore_pad_token_for_loss", "data_shared_file_system", "compute_accuracy",
             "eval_on_each_dataset", "infer_backend", "pissa_convert", "pissa_iter", "create_new_adapter",
             "ray_run_name", "ray_storage_path", "ray_num_workers", "placement_strategy", "resources_per_worker",
-            "hf_hub_token", "ms_hub_token", "use_kv_cache", "temperature", "top_p", "top_k", "max_new_tokens",
+            "use_kv_cache", "temperature", "top_p", "top_k", "max_new_tokens",
             "do_sample", "num_beams", "fp8_backend", "fp8_enable_fsdp_float8_all_gather", "asft_alpha", "eaft_alpha",
         ),
         unneeded("is about how LLaMA-Factory runs, not about what is learned"),

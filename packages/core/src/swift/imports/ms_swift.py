@@ -38,14 +38,12 @@ TABLE: Table = {
     "ld_alpha": absent("LD-DPO is not available"),
     "reference_free": absent("without a reference: cpo, orpo or simpo"),
     "center_rewards_coefficient": absent("reward models are not trained here"),
-    **each(("galore_quantization"), _OPTIMIZER),
-    **each((), _MULTIMODAL),
+    "template": changed(trainer.TEMPLATE),
+    "galore_quantization": _OPTIMIZER,
+    "fps_max_frames": _MULTIMODAL,
     **each(
-        (
-            "fps_max_frames",
-            "galore_rank", "galore_update_proj_gap", "galore_scale", "galore_optim_per_parameter",
-        ),
-        _MULTIMODAL,
+        ("galore_rank", "galore_update_proj_gap", "galore_scale", "galore_optim_per_parameter"),
+        unneeded("is an option of an optimizer that is not available"),
     ),
     **each(
         (
@@ -67,7 +65,7 @@ TABLE: Table = {
         (
             "use_flash_ckpt",
             "load_args", "load_data_args", "ignore_args_error", "swanlab_project", "swanlab_exp_name",
-            "swanlab_mode", "swanlab_token", "swanlab_workspace", "wandb_project", "wandb_exp_name",
+            "swanlab_mode", "swanlab_workspace", "wandb_project", "wandb_exp_name",
             "max_shard_size", "problem_type", "template_mode",
             "acc_steps", "global_world_size", "rank", "local_world_size", "model_suffix",
             "model_info", "model_meta", "model_dir", "hub", "ckpt_dir", "training_args",
@@ -101,7 +99,6 @@ MEGATRON: Table = {
          "dist_ckpt_save_pre_mcore_014", ),
         unneeded("checkpoints are swift's own"),
     ),
-    **each((), absent("FP8 is an option of the section backend")),
 }  # fmt: skip
 
 
@@ -111,6 +108,7 @@ def translate(run: Carrying) -> None:
     megatron = command.startswith("megatron")
     _objective(run, command.removeprefix("megatron").strip())
     _names(run)
+    _order(run)
     _environment(run)
     _quantisation(run)
     (_megatron if megatron else _trainer)(run)
@@ -207,6 +205,18 @@ def _names(run: Carrying) -> None:
     hub = run.take("use_hf")
     if hub is None or is_off(hub):
         run.changed("use_hf", "", "names on a hub are Hugging Face's here: ms::NAME for a data set of ModelScope")
+
+
+def _order(run: Carrying) -> None:
+    """Translate the two shuffles: of the file once, and of the rows in each epoch."""
+    names = ("dataset_shuffle", "train_dataloader_shuffle")
+    asked = {name: run.take(name) for name in names}
+    off = [name for name in names if asked[name] is not None and is_off(asked[name])]
+    if len(off) == len(names):
+        run.set("data.shuffle", False, " and ".join(names))
+    for name, value in asked.items():
+        if len(off) == 1 and name in off:
+            run.changed(name, value, "rows come in another order in each epoch; in the file's: data.shuffle: false")
 
 
 def _object(text: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from swift.config.aliases import aliases
 from swift.config.fields import core_fields
 from swift.config.flags import Settings
-from swift.config.other_programs.meanings import NotNeeded
+from swift.config.other_programs.meanings import NotNeeded, Refused
 from swift.config.other_programs.table import other_program
 from swift.errors import SwiftError
 from swift.imports.carrying import Carrying, is_off, words
@@ -64,6 +64,11 @@ def when_on(settings: Settings, remark: str = "") -> Rule:
 def unneeded(reason: str) -> Rule:
     """Say why a setting has nothing to do here."""
     return lambda run, name, value: run.unneeded(name, value, reason)
+
+
+def secret(reason: str) -> Rule:
+    """Say why a setting has nothing to do here, and not what it is."""
+    return lambda run, name, value: run.unneeded(name, "", reason)
 
 
 def changed(reason: str) -> Rule:
@@ -121,7 +126,8 @@ def as_other_flag(run: Carrying, name: str, value: Any) -> bool:
         try:
             meaning.answer(name, value)
         except SwiftError:
-            run.lose(name, value, meaning.reason.rstrip("."))
+            hidden = isinstance(meaning, Refused) and meaning.secret
+            run.lose(name, "" if hidden else value, meaning.reason.rstrip("."))
         else:
             run.unneeded(name, value, "is what swift does")
     return True

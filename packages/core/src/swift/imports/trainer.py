@@ -10,13 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from swift.imports.carrying import Carrying, NotTrainable, is_off, number, share, words
-from swift.imports.rules import Table, absent, apply, as_flag, choice, each, unneeded
+from swift.imports.rules import Table, absent, apply, as_flag, choice, each, secret, unneeded
 from swift.plugins.discover import list_plugins
 
 NAME = "Hugging Face Trainer"
 
+TEMPLATE = (
+    "the model's own chat template is used, and of ChatML the line break after <|im_end|> is not learned: "
+    "see swift config show sft run.yaml --sample 1"
+)
+"""What a program that brings templates of its own is told."""
 _LIBRARY = unneeded("is about how the other program runs, not about what is learned")
-_HUB = unneeded("nothing is uploaded while training; later: swift export RUN --push OWNER/NAME")
+_REPOSITORY = unneeded("is about a repository, and training uploads to none: swift export RUN --push OWNER/NAME")
+UPLOADING = absent("training uploads nothing. When it has ended: swift export RUN --push OWNER/NAME")
+_TOKENS = ("hub_token", "push_to_hub_token", "hf_hub_token", "ms_hub_token", "swanlab_token")
 _LOGGING = unneeded("changes what is shown, not what is learned")
 _SPEED = unneeded("changes speed or memory, not what is learned")
 
@@ -51,12 +58,14 @@ TABLE: Table = {
     ),
     **each(
         (
-            "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push",
+            "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push",
             "hub_revision", "hub_model_revision", "push_to_hub_model_id", "push_to_hub_organization",
-            "push_to_hub_token", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
+            "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
         ),
-        _HUB,
+        _REPOSITORY,
     ),
+    "push_to_hub": UPLOADING,
+    **each(_TOKENS, secret("belongs into the environment (HF_TOKEN), and not into a file")),
     **each(
         (
             "eval_do_concat_batches",

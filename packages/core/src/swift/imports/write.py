@@ -25,7 +25,7 @@ _SECTIONS = (
     "export",
 )
 _TITLES = {
-    "lost": "NOT carried over; the training differs for it:",
+    "lost": "NOT carried over; the run differs for it:",
     "changed": "Different here:",
     "unneeded": "Not needed here; the training is the same:",
 }
