@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,36 @@ REFUSED = [
     ("--attn_impl flash_attn --device cpu", "this run is on cpu"),
     ("--dataset chats.jsnl data.jsonl", "There is no file or folder 'data.jsonl'"),
     ("--val_dataset ./test.jsonl", "There is no file or folder './test.jsonl'"),
+    ("--model ./nowhere", "There is no folder ./nowhere"),
+    ("--resume_from_checkpoint nowhere", "There is no checkpoint at nowhere"),
+    ("--tuner.adapter nowhere", "nowhere is not an adapter"),
+    ("--global_batch_size 3 --nproc 2", "3 rows per optimizer step cannot be divided evenly over 2 processes"),
+    ("--parallel.dp_replicate 4 --nproc 2", "parallel.dp_replicate is 4, but 2 processes were started"),
+    ("--backend fsdp --tp 2 --nproc 3", "The plan tp 2 takes 2 processes, but 3 were started"),
+    ("--backend fsdp --tp 2", "The plan tp 2 takes 2 processes, but 1 were started"),
+    ("--backend fsdp --tp 2 --nproc 2 --quant_bits 4 --quant_method bnb", "tensor parallel cannot shard weights"),
+    ("--deepspeed zero3 --tp 4 --nproc 4", "Under ZeRO 3 weights are"),
+    ("--deepspeed ds.json --nproc 2", "micro-batch 1 × accumulation 1 × 2 data ranks is 2"),
+    ("--backend megatron --pp 2 --vpp 2 --nproc 3", "takes 2 processes, but 3 were started"),
+    ("--backend megatron --vpp 2", "parallel.vpp 2 divides the stages of a pipeline"),
+    ("--model tiny --backend fsdp --tp 3 --nproc 3", "attention heads"),
+    ("--model tiny --backend megatron --pp 5 --nproc 5", "layers are not divisible by pp 5 stages"),
+    ("--model tiny --target_modules q_porj", "this model has no module 'q_porj'. Did you mean 'q_proj'?"),
+    ("--train_type full --export.to adapter", "trains none"),
+    ("--train_type full --tuner.quantize bnb-nf4", "stores weights that cannot be trained"),
+    ("--early_stopping_patience 3", "train.early_stopping waits for better evaluations"),
 ]
 
 
 @pytest.mark.parametrize(("line", "sentence"), REFUSED, ids=[line for line, _ in REFUSED])
 def test_config_show_and_the_run_refuse_the_same(
-    line: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    line: str, sentence: str, tiny: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    Path("tiny").symlink_to(tiny)
+    batch = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+    Path("ds.json").write_text(json.dumps(batch))
     said = []
     for verb in (["config", "show", "sft"], ["sft"]):
         assert cli.run([*verb, *BASE, *line.split()]) == 2
@@ -38,6 +61,36 @@ def test_config_validate_accepts_what_another_machine_may_have(capsys: pytest.Ca
     assert cli.run(line) == 0
     assert cli.run([*line, "--streaming", "true"]) == 2
     assert "nobody knows how many steps" in capsys.readouterr().err
+
+
+def test_config_validate_multiplies_a_plan_out_where_processes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["config", "validate", "sft", *BASE, "--backend", "fsdp", "--tp", "2"]
+    assert cli.run(line) == 0
+    assert cli.run([*line, "--nproc", "4"]) == 0
+    assert cli.run([*line, "--nproc", "3"]) == 2
+    assert "The plan tp 2 takes 2 processes, but 3 were started" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--deepspeed zero3 --nproc 8",
+        "--deepspeed zero2 --tp 2 --nproc 2",
+        "--backend fsdp --tp 2 --nproc 4",
+        "--backend megatron --pp 2 --nproc 2",
+        "--target_modules q_proj lm_head",
+    ],
+)
+def test_config_show_accepts_what_fits_the_model_and_the_processes(line: str, tiny: Path) -> None:
+    assert cli.run(["config", "show", "sft", *BASE, "--model", str(tiny), *line.split()]) == 0
+
+
+def test_a_size_that_config_json_leaves_out_is_left_to_the_run(tiny: Path, tmp_path: Path) -> None:
+    content = json.loads((tiny / "config.json").read_text())
+    del content["num_attention_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    line = ["--model", str(tmp_path), "--model.random_weights", "true", "--dataset", "d"]
+    assert cli.run(["config", "show", "sft", *line, "--backend", "fsdp", "--tp", "3", "--nproc", "3"]) == 0
 
 
 def test_a_machine_is_only_said_to_have_no_gpu_where_that_is_certain() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from swift.contracts import ModelView, Need
-from swift.toolkit import SequenceView, ViewModule, build_view, check_heads, check_widths, sequence_attention
+from swift.toolkit import SequenceView, ViewModule, build_view, sequence_attention
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import stage_of
 from swift_backend_deepspeed.packed import multiply_gathered, partition_when_read
@@ -36,8 +36,6 @@ class BuiltModel:
 
 def build(run: Run, source: ModelSource) -> BuiltModel:
     """Build model, tuner and view."""
-    check_heads(source.config, run.config.parallel.tp)
-    check_widths(source.config, run.config.parallel.tp)
     on_meta = stage_of(run.options(DeepSpeedOptions).content) == 3
     attention, view_class = None, ViewModule
     if run.config.parallel.ulysses > 1:

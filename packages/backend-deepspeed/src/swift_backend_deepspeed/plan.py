@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import LoraOptions
 from swift.errors import ConfigError, UnsupportedPlan
+from swift.models.sizes import check_heads, check_widths
+from swift.optim.selected import slots_of
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import check_batch, is_on, offload_device, stage_of
 
@@ -68,8 +70,6 @@ def _check_quantised(content: dict[str, Any], tuner: TunerSection) -> None:
 
 def _check_slots(run: Run) -> None:
     """Refuse optimizers whose state cannot be found again in flat shards."""
-    from swift.toolkit import slots_of
-
     name = run.config.optim.name
     slots = slots_of(run.config.optim).values()
     other = [slot.name for slot in slots if slot.shape == "own" or (slot.shape == "scalar" and slot.name != "step")]
@@ -151,3 +151,9 @@ def _check_nvme(run: Run, section: Mapping[str, Any], stage: int) -> None:
             f"offload_optimizer.nvme_path {folder} cannot be written to: {error.strerror}.",
             hint="Choose another folder.",
         ) from None
+
+
+def check_model(run: Run, model_config: Any) -> None:
+    """Refuse a model whose sizes the plan does not divide."""
+    check_heads(model_config, run.config.parallel.tp)
+    check_widths(model_config, run.config.parallel.tp)

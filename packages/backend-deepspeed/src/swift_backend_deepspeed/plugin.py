@@ -59,6 +59,12 @@ class DeepSpeedBackend:
         check_plan(run)
 
     @hookimpl
+    def swift_check_model(self, run: Run, model_config: Any) -> None:
+        from swift_backend_deepspeed.plan import check_model
+
+        check_model(run, model_config)
+
+    @hookimpl
     def swift_setup(self, run: Run) -> Topology:
         from swift_backend_deepspeed.topology import setup
 

@@ -14,8 +14,6 @@ from swift.toolkit import (
     ViewModule,
     base_model,
     build_view,
-    check_heads,
-    check_widths,
     decoder_blocks,
     sequence_attention,
 )
@@ -39,8 +37,6 @@ class MetaModel:
 
 def build(run: Run, source: ModelSource) -> MetaModel:
     """Build the model without its weights."""
-    check_heads(source.config, run.config.parallel.tp)
-    check_widths(source.config, run.config.parallel.tp)
     config = run.config
     meshes = meshes_of(run)
     attention = sequence_attention(run, source.config) if meshes.sizes.sequence > 1 else None

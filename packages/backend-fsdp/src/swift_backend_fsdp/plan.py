@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import LoraOptions
 from swift.errors import UnsupportedPlan
+from swift.models.sizes import check_heads, check_widths
 from swift_backend_fsdp.config import FsdpConfig
 
 if TYPE_CHECKING:
@@ -64,3 +65,9 @@ def check_plan(run: Run) -> None:
     if parallel.tp > 1 and (lora.dora or lora.modules_to_save):
         what = "DoRA needs norms of whole matrices" if lora.dora else "tuner.modules_to_save makes copies of modules"
         raise UnsupportedPlan(f"{what}, which tensor parallel shards.", hint="Type --parallel.tp 1")
+
+
+def check_model(run: Run, model_config: Any) -> None:
+    """Refuse a model whose sizes the plan does not divide."""
+    check_heads(model_config, run.config.parallel.tp)
+    check_widths(model_config, run.config.parallel.tp)

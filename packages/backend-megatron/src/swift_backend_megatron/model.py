@@ -28,7 +28,7 @@ from swift_backend_megatron import cpu, megatron_runtime
 from swift_backend_megatron.adapters import adapt, train_head
 from swift_backend_megatron.built import MegatronModel
 from swift_backend_megatron.experts import mark_experts
-from swift_backend_megatron.plan import check_model, options_of, sizes_of, stages_of
+from swift_backend_megatron.plan import options_of, sizes_of, stages_of
 from swift_backend_megatron.tensor_map import TensorMap, map_tensors
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
     name, reason = resolve_dtype(run.config.model.dtype, run.topology.device)
     run.facts["precision"] = f"{name} ({reason})"
     dtype: torch.dtype = getattr(torch, name)
-    check_model(run, source.config)
     with megatron_runtime.active(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("mcore_bridge").setLevel(logging.ERROR)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import LoraOptions
 from swift.errors import UnsupportedPlan
+from swift.models.sizes import check_widths, experts_of
 from swift_backend_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
@@ -195,8 +196,6 @@ def _has_cuda() -> bool:
 
 def check_model(run: Run, model_config: Any) -> None:
     """Refuse a model whose sizes the plan does not divide, before weights are read."""
-    from swift.toolkit import check_widths, experts_of
-
     parallel, options = run.config.parallel, options_of(run)
     text = model_config.get_text_config()
     layers, stages = text.num_hidden_layers, parallel.pp * parallel.vpp

@@ -5,7 +5,7 @@ Every hook is one line that leads to the file where the work is done; nothing he
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift.contracts import EVERY_VIEW, HOOK_API, Capabilities
 from swift.hookspecs import hookimpl
@@ -56,6 +56,12 @@ class MegatronBackend:
         from swift_backend_megatron.plan import check_plan
 
         check_plan(run)
+
+    @hookimpl
+    def swift_check_model(self, run: Run, model_config: Any) -> None:
+        from swift_backend_megatron.plan import check_model
+
+        check_model(run, model_config)
 
     @hookimpl
     def swift_setup(self, run: Run) -> Topology:

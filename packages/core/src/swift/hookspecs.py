@@ -63,6 +63,18 @@ class BackendHooks:
 
         Called first, before any process group, data or weights. Core has already compared the plan with
         `capabilities`. Raise `UnsupportedPlan` with the reason and what to type instead; otherwise return None.
+        `swift config show` asks as well, and a command before it starts processes: answer from `run.config`,
+        `run.backend_options` and `run.world.size`, without torch where it can be done.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_check_model(self, run: Run, model_config: Any) -> bool | None:
+        """Refuse a model whose sizes do not fit the plan: heads that tp does not divide, say. Optional.
+
+        Called with the transformers configuration once the model is opened, before any data or weights are read. Raise
+        `UnsupportedPlan` with the reason and what to type instead; otherwise return None. `swift config show` asks
+        with what config.json says of a model on this machine: keys that are not in it raise `AttributeError`, and
+        nothing is refused then. Do not import torch.
         """
 
     @hookspec(firstresult=True)
@@ -174,7 +186,8 @@ class ExporterHooks:
 
     An exporter that quantises has an attribute `schemes` as well: name, as in `--quant NAME`, →
     `swift.contracts.SchemeFacts`. One that writes models of some tasks only has an attribute `tasks`, a frozenset of
-    values of `model.task`: a run that ends with an export of another task is refused before it begins.
+    values of `model.task`: a run that ends with an export of another task is refused before it begins. So is one that
+    trains no adapter where the exporter has `needs_adapter = True`.
     """
 
     @hookspec(firstresult=True)

@@ -44,8 +44,9 @@ from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import quantized_build
 from swift.models.quiet import without_bitsandbytes
 from swift.models.sequence import SequenceView, sequence_attention
+from swift.models.sizes import check_heads, check_widths, experts_of
 from swift.models.source import architecture_of
-from swift.models.tensor_plan import COLUMNS, ROWS, TensorPlan, check_heads, check_widths, experts_of, tensor_plan
+from swift.models.tensor_plan import COLUMNS, ROWS, TensorPlan, tensor_plan
 from swift.models.tuners import (
     adapter_config,
     adapters_off,
@@ -55,7 +56,8 @@ from swift.models.tuners import (
     weight_counts,
 )
 from swift.models.view import ViewModule, causal_lm_of, transform_of
-from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate, slots_of
+from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
+from swift.optim.selected import slots_of
 from swift.optim.slots import empty_slot, kept
 from swift.processes.device import choose_device, join_group, leave_group, share_of_cores
 from swift.processes.watchdog import heartbeat

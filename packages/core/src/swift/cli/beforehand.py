@@ -1,4 +1,4 @@
-"""Refusals of a run, as far as they show without torch and without weights: data, packages, a missing GPU.
+"""Refusals of a run, as far as they show without torch and without weights: data, packages, plan, the model's folder.
 
 `swift config show` asks here, and a run does before it imports anything. `swift config validate` leaves out what
 another machine may have.
@@ -6,31 +6,61 @@ another machine may have.
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from swift.config.obstacles import (
+    adapter_without_lora,
     endless_stream,
     flash_needs_gpu,
     gpu_optimizer,
+    never_evaluated,
     no_bitsandbytes,
+    no_cuda,
     no_flash,
     no_gpu_to_see,
     no_liger,
+    no_quantiser,
+    no_such_module,
+    trained_in_few_bits,
+    uneven_batch,
     unsplit_stream,
 )
+from swift.config.own_options import ALL_LINEAR, LoraOptions
 from swift.data.sources.spec import parse_source
+from swift.processes.group import wanted_group
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from swift.config.parse import Parsed
     from swift.config.sections import Config
+    from swift.contracts import Run
+    from swift.errors import SwiftError
+    from swift.models.files import SafetensorsFolder
+    from swift.plugins.hooks import Hooks
+
+_NOT_IN_FILES = frozenset({"lm_head", "score"})
+"""Modules that a model may have without weights in its files: tied to others, or made for the task."""
 
 
 def check_anywhere(config: Config) -> None:
     """Raise the error with which a run of this configuration would end on any machine."""
-    if config.data.streaming and config.data.split_ratio:
+    data, tuner = config.data, config.tuner
+    if data.streaming and data.split_ratio:
         raise unsplit_stream()
-    if config.data.streaming and config.train.max_steps is None:
+    if data.streaming and config.train.max_steps is None:
         raise endless_stream()
+    if tuner.kind == "full" and tuner.quantize != "none":
+        raise trained_in_few_bits(tuner.quantize)
+    if tuner.kind == "full" and tuner.adapter is not None:
+        raise adapter_without_lora()
+    no_data = not data.validation and not data.split_ratio
+    if (data.train and no_data) or config.train.eval_strategy == "no":
+        _raise(never_evaluated(config, no_data=no_data))
 
 
 def check_here(config: Config) -> None:
@@ -38,13 +68,115 @@ def check_here(config: Config) -> None:
     check_anywhere(config)
     for name in (*config.data.train, *config.data.validation):
         parse_source(name)
-    if config.model.liger and find_spec("liger_kernel") is None:
-        raise no_liger()
-    on_cpu = no_gpu_to_see(getattr(config.backend, "device", "auto"))
-    if config.optim.name == "adamw_8bit":
-        if find_spec("bitsandbytes") is None:
-            raise no_bitsandbytes()
-        if on_cpu:
-            raise gpu_optimizer()
+    _check_packages(config)
+    device = getattr(config.backend, "device", "auto")
+    if device == "cuda" and no_gpu_to_see("auto"):
+        raise no_cuda()
+    on_cpu = no_gpu_to_see(device)
+    if config.optim.name == "adamw_8bit" and on_cpu:
+        raise gpu_optimizer()
     if config.model.attention == "flash_attention_2" and on_cpu:
         raise no_flash(flash_needs_gpu("cpu"))
+
+
+def _check_packages(config: Config) -> None:
+    """Refuse what needs a package that is not installed."""
+    if config.model.liger and find_spec("liger_kernel") is None:
+        raise no_liger()
+    if config.optim.name == "adamw_8bit" and find_spec("bitsandbytes") is None:
+        raise no_bitsandbytes()
+    kind = config.tuner.quantize.partition("-")[0]
+    package = {"bnb": "bitsandbytes", "torchao": "torchao"}.get(kind)
+    if package is not None and find_spec(package) is None:
+        raise no_quantiser(package)
+
+
+def check_layout(parsed: Parsed) -> None:
+    """Refuse a number of processes that was typed and that the sizes of the plan do not multiply to."""
+    if parsed.nproc is not None:
+        here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
+        parsed.config.parallel.data_parallel(here * machines)
+
+
+def check_plan(parsed: Parsed, processes: int) -> None:
+    """Raise the error with which the backend, or an observer, would refuse the run on so many processes.
+
+    A model in a folder on this machine is looked at as well: config.json, and the names of its weights.
+    """
+    from swift.contracts import Run, World
+    from swift.plugins.hooks import open_hooks
+    from swift.plugins.load import load_backend, load_observers
+    from swift.terminal import say_nothing
+
+    config = parsed.config
+    hooks = open_hooks(load_backend(config.backend.name), observers=load_observers(config.logging.report_to))
+    run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
+    hooks.check_plan(run)
+    slices, rest = divmod(processes, config.parallel.sharing)
+    if config.train.global_batch is not None and not rest:
+        _raise(uneven_batch(config.train.global_batch, slices))
+    _check_files(config)
+    if config.model.path is not None:
+        _check_model(hooks, run)
+
+
+def _check_files(config: Config) -> None:
+    """Refuse a checkpoint or an adapter that is not there, and a place for the export that is taken."""
+    from swift.checkpoint.folders import find_checkpoint
+    from swift.export.destination import check_destination
+    from swift.models.adapter_file import read_adapter_config
+
+    if config.checkpoint.resume not in (None, "auto"):
+        find_checkpoint(config.checkpoint.resume, output=config.logging.output)
+    if config.tuner.adapter is not None:
+        read_adapter_config(config.tuner.adapter)
+    if config.export.to is not None and config.export.out is not None:
+        check_destination(config.export.out, config.export, out="--export.out", exist_ok="--export.exist_ok true")
+
+
+def _check_model(hooks: Hooks, run: Run) -> None:
+    """Refuse a folder that is no model, one that the plan does not divide, and adapters on modules it does not have."""
+    from swift.models.config_file import StoredConfig, read_config
+    from swift.models.files import SafetensorsFolder
+    from swift.models.locate import folder_of
+    from swift.models.opening import check_files
+    from swift.models.tokenizer import check_has_tokenizer
+    from swift.models.weights_check import check_weights
+
+    section = run.config.model
+    folder = folder_of(section.path or "")
+    if folder is None:
+        return
+    content = read_config(folder)
+    check_files(folder)
+    with suppress(AttributeError):  # transformers knows a default for a key that is left out
+        hooks.check_model(run, StoredConfig(content))
+    if section.random_weights:
+        return
+    check_has_tokenizer(folder)
+    files = SafetensorsFolder(folder)
+    check_weights(files, content, folder)
+    _check_targets(run.config, content, files)
+
+
+def _check_targets(config: Config, content: Mapping[str, Any], files: SafetensorsFolder) -> None:
+    """Refuse adapters on modules that none of the weights belongs to; experts have other names in memory."""
+    from swift.models.config_file import StoredConfig
+    from swift.models.sizes import experts_of
+
+    tuner = config.tuner
+    if tuner.kind != "lora" or tuner.adapter is not None:
+        return
+    options = tuner.options(LoraOptions)
+    targets = () if options.target_regex is not None or options.targets == (ALL_LINEAR,) else options.targets
+    if not targets or experts_of(StoredConfig(content).get_text_config()):
+        return
+    modules = {part for name in files.names() for part in name.split(".")[:-1] if not part.isdecimal()}
+    for target in targets:
+        if target.rpartition(".")[2] not in modules | _NOT_IN_FILES:
+            raise no_such_module(target, modules)
+
+
+def _raise(error: SwiftError | None) -> None:
+    if error is not None:
+        raise error

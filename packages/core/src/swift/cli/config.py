@@ -81,16 +81,19 @@ def run(verb: str, args: list[str]) -> int:
     trained = rest.pop(0) if rest and rest[0] in TRAINING else "train"
     typed = read_options(verb, rest, ConfigOptions, passes_on=True)
     samples = typed.options.sample or 0
-    from swift.cli.beforehand import check_anywhere, check_here
+    from swift.cli.beforehand import check_anywhere, check_here, check_layout, check_plan
     from swift.config.parse import parse
     from swift.imports.sources import check_is_own
 
     check_is_own(typed.words)
     parsed = parse([*typed.words, *typed.passed_on], trained, complete=samples > 0 or action == "validate")
-    (check_anywhere if action == "validate" else check_here)(parsed.config)
     if action == "validate":
+        check_anywhere(parsed.config)
+        check_layout(parsed)
         print_line("The configuration is right.")
         return 0
+    check_here(parsed.config)
+    check_plan(parsed, show.processes_of(parsed))
     print_line((show.resolved_yaml(parsed) + show.layout(parsed)).rstrip("\n"))
     if samples:
         show.print_samples(parsed, samples)

@@ -11,14 +11,14 @@ import yaml
 
 from swift.config.parse import Parsed
 from swift.config.sections import Config
-from swift.errors import SwiftError, UnsupportedPlan
+from swift.errors import SwiftError
 from swift.plugins.blame import words_of
 from swift.plugins.discover import list_plugins
 from swift.plugins.kinds import KINDS
 from swift.plugins.load import load, load_backend, load_objective
 from swift.plugins.objective import make_objective
 from swift.plugins.outside import describe_plan
-from swift.processes.group import wanted_machines, wanted_processes
+from swift.processes.group import wanted_group
 from swift.terminal import IMPORTING, print_note, waiting
 
 
@@ -27,12 +27,16 @@ def resolved_yaml(parsed: Parsed) -> str:
     return yaml.safe_dump(parsed.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def processes_of(parsed: Parsed) -> int:
+    """Return how many processes the run is to have on all its machines."""
+    here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
+    return here * machines
+
+
 def layout(parsed: Parsed) -> str:
     """Return how the processes are laid out, as comment lines below the YAML."""
     plan = parsed.config.parallel
-    environment = os.environ | dict(parsed.machines)
-    machines = wanted_machines(environment)
-    here = parsed.nproc or wanted_processes(environment) or 1
+    here, machines = wanted_group(os.environ | dict(parsed.machines), parsed.nproc)
     processes = here * machines
     where = "on this machine" if machines == 1 else f"on {machines} machines"
     replicas, rest = divmod(processes, plan.sharing)
@@ -48,17 +52,10 @@ def layout(parsed: Parsed) -> str:
         train = parsed.config.train
         rows = train.global_batch or train.micro_batch * train.accumulation * replicas
         lines.append(f"# rows per optimizer step: {rows}")
-    lines.extend(f"# {line}" for line in _described(parsed, processes))
+    backend = load_backend(parsed.config.backend.name)
+    lines.extend(f"# {line}" for line in describe_plan(backend, parsed.config, processes))
     lines.extend(f"# {note}" for note in parsed.notes)
     return "\n".join(lines) + "\n"
-
-
-def _described(parsed: Parsed, processes: int) -> list[str]:
-    """Return which process holds what, where the backend says it."""
-    try:
-        return describe_plan(load_backend(parsed.config.backend.name), parsed.config, processes)
-    except UnsupportedPlan as error:
-        return [error.message, *([error.hint] if error.hint else [])]
 
 
 def print_samples(parsed: Parsed, count: int) -> None:

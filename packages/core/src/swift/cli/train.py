@@ -13,10 +13,11 @@ def run(verb: str, args: list[str]) -> int:
     if asks_for_help(args):
         show_training_help(verb, args)
         return 0
-    from swift.cli.beforehand import check_here
+    from swift.cli.beforehand import check_here, check_plan
     from swift.cli.launch import STARTED_BY_SWIFT, launch, reported_errors
     from swift.config.parse import parse
     from swift.imports.sources import check_is_own
+    from swift.processes.group import processes_in_all
     from swift.processes.signals import is_worker
 
     with reported_errors():
@@ -24,6 +25,8 @@ def run(verb: str, args: list[str]) -> int:
         parsed = parse(args, verb)
         if not is_worker():
             check_here(parsed.config)
+        if "RANK" not in os.environ:  # else a launcher has started it, perhaps once more
+            check_plan(parsed, processes_in_all({**os.environ, **parsed.machines}, parsed.nproc))
     first_of_its_launcher = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     if first_of_its_launcher and STARTED_BY_SWIFT not in os.environ:
         for note in parsed.notes:

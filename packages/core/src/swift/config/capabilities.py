@@ -66,10 +66,16 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
 
 
 def check_export(config: Config) -> None:
-    """Raise `UnsupportedPlan` where the exporter that the run is to end with does not write models of its task."""
+    """Raise `UnsupportedPlan` where the exporter that the run is to end with does not write what it trains."""
     if config.export.to is None:
         return
-    tasks = getattr(load_exporter(config.export.to).object, "tasks", None)
+    exporter = load_exporter(config.export.to).object
+    if getattr(exporter, "needs_adapter", False) and not load_tuner(config.tuner.kind).object.adapter:
+        raise UnsupportedPlan(
+            f"The exporter {config.export.to!r} writes adapters, and tuner.kind {config.tuner.kind} trains none.",
+            hint="Type --export.to hf, or train an adapter: --tuner.kind lora",
+        )
+    tasks = getattr(exporter, "tasks", None)
     if tasks is None or config.model.task in tasks:
         return
     raise UnsupportedPlan(

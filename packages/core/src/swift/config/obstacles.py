@@ -6,8 +6,14 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from swift.errors import ConfigError, ModelError, SwiftError
+from swift.errors import ConfigError, ModelError, SwiftError, UnsupportedPlan, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from swift.config.sections import Config
 
 _GPU_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 """Of NVIDIA's driver, of AMD's, and of either under Windows."""
@@ -70,3 +76,68 @@ def no_flash(obstacle: str) -> SwiftError:
 def flash_needs_gpu(device: str) -> str:
     """Return what is in FlashAttention's way on a device that is no GPU."""
     return f"it needs an NVIDIA GPU, and this run is on {device}"
+
+
+def no_cuda() -> SwiftError:
+    """Return the error for a GPU that is asked for and is not there."""
+    return UnsupportedPlan(
+        "backend.device is cuda, but no NVIDIA GPU can be used here.", hint="Leave it out to train on the CPU."
+    )
+
+
+def no_quantiser(package: str) -> SwiftError:
+    """Return the error for quantised weights without the package that stores them."""
+    return ModelError(
+        f"tuner.quantize needs {package}, which is not installed or does not fit this torch.",
+        hint='Type: pip install "swift-core[qlora]"',
+    )
+
+
+def trained_in_few_bits(quantize: str) -> SwiftError:
+    """Return the error for training all weights where they are stored in few bits."""
+    return ConfigError(
+        f"tuner.quantize {quantize} stores weights that cannot be trained, and tuner.kind is full.",
+        hint="Use --tuner.kind lora, or --tuner.quantize none.",
+    )
+
+
+def adapter_without_lora() -> SwiftError:
+    """Return the error for continuing from an adapter where all weights are trained."""
+    return ConfigError("tuner.adapter continues from an adapter, and tuner.kind is full.", hint="Use lora.")
+
+
+def no_such_module(target: str, modules: Collection[str]) -> SwiftError:
+    """Return the error for an adapter on modules that the model does not have."""
+    return ConfigError(
+        f"tuner.targets: this model has no module {target!r}.{did_you_mean(target, modules)}",
+        hint="Name modules such as q_proj, or all-linear.",
+    )
+
+
+def uneven_batch(rows: int, data_size: int) -> SwiftError | None:
+    """Return the error for rows of a global batch that processes cannot share evenly."""
+    if rows % data_size == 0:
+        return None
+    return ConfigError(
+        f"{rows} rows per optimizer step cannot be divided evenly over {data_size} processes.",
+        hint=f"Type --train.global_batch {-(-rows // data_size) * data_size}, or change the number of processes.",
+    )
+
+
+NAME_A_VALIDATION_SET = "Name one with --val_dataset, or hold a part out: --split_dataset_ratio 0.05"
+
+
+def never_evaluated(config: Config, *, no_data: bool) -> SwiftError | None:
+    """Return the error for what needs evaluations in a run that has none, for lack of data or by `eval_strategy`."""
+    waiting = {
+        "train.early_stopping": config.train.early_stopping is not None,
+        "checkpoint.save_strategy best": config.checkpoint.save_strategy == "best",
+    }
+    reason = "there is no validation set" if no_data else "train.eval_strategy is no"
+    for key, waits in waiting.items():
+        if waits:
+            return ConfigError(
+                f"{key} waits for better evaluations, and {reason}.",
+                hint=NAME_A_VALIDATION_SET if no_data else "Type --eval_strategy epoch, or --eval_steps N.",
+            )
+    return None

@@ -44,6 +44,7 @@ class AdapterExporter:
     """An adapter folder that PEFT, vLLM and others load next to the base model; `auto` precision is as trained."""
 
     HOOK_API = HOOK_API
+    needs_adapter = True
 
     @hookimpl
     def swift_export(self, weights: WeightStream, request: ExportRequest) -> Path:

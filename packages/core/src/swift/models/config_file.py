@@ -74,6 +74,25 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+class StoredConfig:
+    """The content of config.json with the interface of transformers' configurations; an absent key has no attribute."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = content
+
+    def get_text_config(self) -> StoredConfig:
+        """Return the part that describes the language model, of a model that has other parts."""
+        text = self._content.get("text_config")
+        return StoredConfig(text) if isinstance(text, dict) else self
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the value of a key."""
+        try:
+            return self._content[name]
+        except KeyError:
+            raise AttributeError(f"{CONFIG} has no key {name!r}.") from None
+
+
 def check_config(config: Mapping[str, Any], source: str) -> None:
     """Refuse values that no model has. `source` names the file in messages."""
     for path, section in _sections(config, ""):

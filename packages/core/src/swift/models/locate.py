@@ -27,21 +27,30 @@ def locate(section: ModelSection, *, say: Callable[[str], None]) -> tuple[str, P
     """
     if not section.path:
         raise ModelError("No model is given.", hint="Say which: --model Qwen/Qwen3-0.6B, or --model path/to/folder")
-    path = typed_path(section.path, "The model", ModelError)
-    if path.is_dir():
+    path = folder_of(section.path)
+    if path is not None:
         return str(path), path
-    if path.is_file():
-        raise ModelError(f"{path} is a file; a model is a folder.", hint=f"Type: --model {path.parent}")
     name, note = resolve_name(section.path)
     if note:
         say(note)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"There is no folder {section.path}.", hint="Check the path given with --model.")
     patterns = [*WANTED, "*.py"] if section.trust_remote_code else WANTED
     folder = _cached(name, section.revision, patterns, need_weights=not section.random_weights)
     if folder is None:
         folder = _download(name, section.revision, patterns, say)
     return name, folder
+
+
+def folder_of(typed: str) -> Path | None:
+    """Return the folder that a user typed as a model, or None for a name; refuse a path to no folder."""
+    path = typed_path(typed, "The model", ModelError)
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise ModelError(f"{path} is a file; a model is a folder.", hint=f"Type: --model {path.parent}")
+    name, _ = resolve_name(typed)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"There is no folder {typed}.", hint="Check the path given with --model.")
+    return None
 
 
 def _cached(name: str, revision: str | None, patterns: list[str], *, need_weights: bool) -> Path | None:

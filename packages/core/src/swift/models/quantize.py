@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.config.obstacles import no_quantiser
 from swift.errors import ModelError
 from swift.models.heads import head_of
 from swift.models.meta import meta_model
@@ -159,10 +160,7 @@ def _import(kind: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModelError(
-            f"tuner.quantize needs {package}, which is not installed or does not fit this torch.",
-            hint='Type: pip install "swift-core[qlora]"',
-        ) from error
+        raise no_quantiser(package) from error
 
 
 def _set(model: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:

@@ -24,7 +24,7 @@ from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
 from swift.models.quiet import quiet_libraries
 from swift.models.sentence_files import write_sentence_files
-from swift.models.tokenizer import TOKENIZER_FILES, copy_tokenizer, load_tokenizer
+from swift.models.tokenizer import check_has_tokenizer, copy_tokenizer, load_tokenizer
 from swift.models.trust import TRUST_FLAG
 from swift.models.weights_check import check_finite, check_weights
 
@@ -76,11 +76,7 @@ class HfSource:
         check_files(self.folder)
         if self.random:
             return
-        if not any(True for pattern in TOKENIZER_FILES for _ in self.folder.glob(pattern)):
-            raise ModelError(
-                f"{self.folder} has no tokenizer: tokenizer.json is missing.",
-                hint="Copy the tokenizer's files next to the weights.",
-            )
+        check_has_tokenizer(self.folder)
         check_weights(self._files, self._config_json, self.folder)
         self._check_head()
 

@@ -34,6 +34,15 @@ PATIENCE = 10.0
 """Seconds for a conversation of one word."""
 
 
+def check_has_tokenizer(folder: Path) -> None:
+    """Refuse a folder without the files of a tokenizer."""
+    if not any(True for pattern in TOKENIZER_FILES for _ in folder.glob(pattern)):
+        raise ModelError(
+            f"{folder} has no tokenizer: tokenizer.json is missing.",
+            hint="Copy the tokenizer's files next to the weights.",
+        )
+
+
 def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Callable[[str], None]) -> Any:
     """Return the transformers tokenizer, with the chat template in force."""
     from transformers import AutoTokenizer

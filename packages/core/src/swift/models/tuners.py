@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
+from swift.config.obstacles import no_such_module
 from swift.config.own_options import ALL_LINEAR, FullOptions, LoraOptions
 from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
@@ -239,10 +240,7 @@ def _targets(model: torch.nn.Module, options: LoraOptions, say: Callable[[str], 
     if options.targets != (ALL_LINEAR,):
         for target in options.targets:
             if target.rpartition(".")[2] not in modules:
-                raise ConfigError(
-                    f"tuner.targets: this model has no module {target!r}.{did_you_mean(target, modules)}",
-                    hint="Name modules such as q_proj, or all-linear.",
-                )
+                raise no_such_module(target, modules)
         if experts & {target.rpartition(".")[2] for target in options.targets} and options.dropout > 0:
             raise ConfigError("Adapters on the experts of a mixture take no dropout.", hint="Add --tuner.dropout 0")
         return list(options.targets)

@@ -19,7 +19,6 @@ from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.config.sections import OptimSection, TunerSection
-    from swift.contracts import Slot
 
 
 def parameter_groups(
@@ -65,11 +64,6 @@ def build_optimizer(
         raise wrong(loaded.entry, "make", "a torch.optim.Optimizer", optimizer)
     set_learning_rate(optimizer, lr)
     return optimizer
-
-
-def slots_of(optim: OptimSection) -> dict[str, Slot]:
-    """Return what the optimizer of the `optim` section keeps for each weight, by name."""
-    return {slot.name: slot for slot in load_optimizer(optim.name).object.slots}
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

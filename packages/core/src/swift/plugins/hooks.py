@@ -93,6 +93,11 @@ class Hooks:
         self._relay.swift_check_plan(run=run)
         self._tell(run)
 
+    def check_model(self, run: Run, model_config: Any) -> None:
+        """Let the backend refuse a model whose sizes do not fit the plan."""
+        self._relay.swift_check_model(run=run, model_config=model_config)
+        self._tell(run)
+
     def setup(self, run: Run) -> Topology:
         """Join the process group and build the mesh."""
         came = self._ask("swift_setup", run=run)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as distributed_c10d
 from torch._C._distributed_c10d import HashStore
 
+from swift.config.obstacles import no_cuda
 from swift.contracts import World
 from swift.errors import UnsupportedPlan
 
@@ -21,9 +22,7 @@ _joined = False
 def choose_device(wanted: str, world: World, *, cpu_threads: int | None = None) -> torch.device:
     """'auto', 'cpu' or 'cuda', made this process's device; on the CPU it takes its share of the cores."""
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedPlan(
-            "backend.device is cuda, but no NVIDIA GPU can be used here.", hint="Leave it out to train on the CPU."
-        )
+        raise no_cuda()
     if wanted == "cpu" or not torch.cuda.is_available():
         torch.set_num_threads(cpu_threads or share_of_cores())
         return torch.device("cpu")

@@ -69,6 +69,17 @@ def find_group(environment: Mapping[str, str], nproc: int | None = None) -> Grou
     return Group(processes=nproc or 1)
 
 
+def processes_in_all(environment: Mapping[str, str], nproc: int | None = None) -> int:
+    """Return how many processes the run has that is started here."""
+    group = find_group(environment, nproc)
+    return current_world(environment).size if "RANK" in environment else group.size * group.processes
+
+
+def wanted_group(environment: Mapping[str, str], nproc: int | None = None) -> tuple[int, int]:
+    """Return how many processes each machine is to start, and how many machines there are, without joining them."""
+    return nproc or wanted_processes(environment) or 1, wanted_machines(environment)
+
+
 def wanted_processes(environment: Mapping[str, str]) -> int | None:
     """Return how many processes `NPROC_PER_NODE` asks for on each machine; None where it is not set."""
     if not environment.get("NPROC_PER_NODE"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swift.errors import ConfigError
+from swift.config.obstacles import NAME_A_VALIDATION_SET, never_evaluated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -60,18 +60,8 @@ def check_evaluation(job: Job) -> None:
 
 def _check_nothing_waits(job: Job, *, no_data: bool) -> None:
     """Refuse what needs evaluations in a run that has none."""
-    train, checkpoint = job.run.config.train, job.run.config.checkpoint
-    name_one = "Name one with --val_dataset, or hold a part out: --split_dataset_ratio 0.05"
-    waiting = {
-        "train.early_stopping": train.early_stopping is not None,
-        "checkpoint.save_strategy best": checkpoint.save_strategy == "best",
-    }
-    for key, waits in waiting.items():
-        if waits:
-            reason = "there is no validation set" if no_data else "train.eval_strategy is no"
-            raise ConfigError(
-                f"{key} waits for better evaluations, and {reason}.",
-                hint=name_one if no_data else "Type --eval_strategy epoch, or --eval_steps N.",
-            )
+    train = job.run.config.train
+    if (error := never_evaluated(job.run.config, no_data=no_data)) is not None:
+        raise error
     if no_data and (train.eval_strategy in ("steps", "epoch") or train.eval_on_start):
-        job.run.say(f"There is no validation set, so nothing is evaluated. {name_one}")
+        job.run.say(f"There is no validation set, so nothing is evaluated. {NAME_A_VALIDATION_SET}")

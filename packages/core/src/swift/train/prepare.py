@@ -17,13 +17,14 @@ import torch
 from swift.checkpoint.coordination import close_comms
 from swift.checkpoint.load import facts_of
 from swift.checkpoint.manifest import Manifest
+from swift.config.obstacles import uneven_batch
 from swift.config.sections import Config
 from swift.contracts import DataFacts, ModelRole, Objective, Plan, RejectedSamples, Run
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.pipeline import DataPreparation, PreparedData
 from swift.data.store import ReferencedSamples, SampleSet, hash_of
-from swift.errors import ConfigError, DataError
+from swift.errors import DataError
 from swift.models.precision import resolve_dtype
 from swift.models.source import open_source
 from swift.optim.schedule import Schedule
@@ -175,6 +176,7 @@ def _prepare(
 
     with waiting(f"Opening {run.config.model.path}"):
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
+    setup.hooks.check_model(run, source.config)
     plugin = load_objective(run.config.objective.name)
     objective = make_objective(plugin, setup.parsed.objective_options, source.tokenizer)
     data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows)
@@ -226,11 +228,8 @@ def settle_batch(config: Config, checkpoint: Path | None, data_size: int) -> Con
         rows = facts_of(checkpoint).rows_per_step or None  # an imported checkpoint may not know
     if rows is None:
         rows = train.micro_batch * train.accumulation * data_size
-    if rows % data_size:
-        raise ConfigError(
-            f"{rows} rows per optimizer step cannot be divided evenly over {data_size} processes.",
-            hint=f"Type --train.global_batch {-(-rows // data_size) * data_size}, or change the number of processes.",
-        )
+    if (uneven := uneven_batch(rows, data_size)) is not None:
+        raise uneven
     share = rows // data_size
     micro = train.micro_batch
     if {"global_batch", "accumulation"} <= train.model_fields_set and "micro_batch" not in train.model_fields_set:

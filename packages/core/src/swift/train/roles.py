@@ -117,5 +117,6 @@ def open_role(role: ModelRole, policy: Run, hooks: Hooks) -> RoleModel:
         run.config = run.config.model_copy(update={"optim": optim})
     run.schedule = role.schedule or Schedule.from_config(optim, run.config.learning_rate, policy.total_steps)
     source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
+    hooks.check_model(run, source.config)
     state = hooks.shard(run, hooks.wrap_model(run, source))
     return RoleModel(role, run, hooks, source, state)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from swift.config.obstacles import adapter_without_lora, trained_in_few_bits
 from swift.config.own_options import FullOptions, LoraOptions
 from swift.contracts.tuner import Trains, TunerContext
-from swift.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -29,12 +29,9 @@ class Full:
     def attach(self, model: torch.nn.Module, options: FullOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model itself, frozen where the patterns say so."""
         if context.quantize != "none":
-            raise ConfigError(
-                f"tuner.quantize {context.quantize} stores weights that cannot be trained, and tuner.kind is full.",
-                hint="Use --tuner.kind lora, or --tuner.quantize none.",
-            )
+            raise trained_in_few_bits(context.quantize)
         if context.adapter is not None:
-            raise ConfigError("tuner.adapter continues from an adapter, and tuner.kind is full.", hint="Use lora.")
+            raise adapter_without_lora()
         from swift.models.tuners import freeze_by_pattern
 
         freeze_by_pattern(model, options)

@@ -47,6 +47,12 @@ class TorchBackend:
     )
 
     @hookimpl
+    def swift_check_plan(self, run: Run) -> None:
+        from swift.backends.torch.plan import check_plan
+
+        check_plan(run)
+
+    @hookimpl
     def swift_setup(self, run: Run) -> Topology:
         from swift.backends.torch.topology import setup
 

@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.config import TorchConfig
 from swift.backends.torch.gradients import add_up
-from swift.optim.build import build_optimizer, parameter_groups, slots_of
+from swift.optim.build import build_optimizer, parameter_groups
+from swift.optim.selected import slots_of
 from swift.train.steps import Arithmetic
 
 if TYPE_CHECKING:

@@ -1,0 +1,20 @@
+"""Which plans cannot be honoured, before anything is set up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swift.errors import UnsupportedPlan
+
+if TYPE_CHECKING:
+    from swift.contracts import Run
+
+
+def check_plan(run: Run) -> None:
+    """Refuse a number of replicas that was not started."""
+    replicas = run.config.parallel.dp_replicate
+    if replicas not in (None, run.world.size):
+        raise UnsupportedPlan(
+            f"parallel.dp_replicate is {replicas}, but {run.world.size} processes were started.",
+            hint=f"Leave it out, or start with --nproc {replicas}.",
+        )
