@@ -77,7 +77,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
     config = parsed.config
     with waiting(f"Opening {config.model.path}"):
         tokenizer = open_source(config.model, say=print_note, seed=config.train.seed).tokenizer
-    objective = make_objective(load_objective(config.objective.name), parsed.objective_options)
+    objective = make_objective(load_objective(config.objective.name), parsed.objective_options, model=config.model)
     first_rows = {"streaming": True, "shuffle": False, "validation": (), "split_ratio": 0.0}
     data = prepare_data(
         config.data.model_copy(update=first_rows),

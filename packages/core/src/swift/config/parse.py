@@ -167,8 +167,9 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]
     assert backend.capabilities is not None
     made = make_objective(objective, objective_options)
     config = config.model_copy(update={"model": for_objective(config.model, made)})
-    check_capabilities(backend.capabilities, config, made)
     check_task(config.model, made)
+    made = make_objective(objective, objective_options, model=config.model)
+    check_capabilities(backend.capabilities, config, made)
     check_export(config)
     return Parsed(config, backend_options, objective_options, notes, nproc)
 

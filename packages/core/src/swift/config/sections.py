@@ -68,6 +68,14 @@ class ModelSection(Section):
     num_labels: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
         None, description="Scores per text of a seq_cls head; default: as many as the head in path has, or else 2"
     )
+    labels: tuple[Name, ...] = Field(
+        (), description="Names of the labels of a seq_cls head, in the order of its scores"
+    )
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = Field(
+        None,
+        description="What the scores of a seq_cls head are: of one class for each text, of several, or numbers; "
+        "default: regression with one label, else single_label_classification",
+    )
     pooling: Literal["last", "mean", "cls"] = Field(
         "last", description="The vector of a text: the hidden state of its last token, of its first, or their mean"
     )

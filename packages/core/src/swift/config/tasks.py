@@ -74,6 +74,8 @@ def for_objective(section: ModelSection, objective: Objective) -> ModelSection:
     if "task" not in section.model_fields_set:
         settings["task"] = getattr(objective, "task", CAUSAL_LM)
     labels = getattr(objective, "num_labels", None)
+    if section.labels and section.num_labels is None:
+        settings["num_labels"] = len(section.labels)
     if labels is not None and settings.get("task", section.task) in HEADED:
         if section.num_labels not in (None, labels):
             raise ConfigError(
@@ -82,6 +84,11 @@ def for_objective(section: ModelSection, objective: Objective) -> ModelSection:
             )
         settings["num_labels"] = labels
     return section.model_copy(update=settings)
+
+
+def problem_type_of(section: ModelSection, labels: int) -> str:
+    """Return what the scores of a head with so many labels are, by transformers' names and its default."""
+    return section.problem_type or ("regression" if labels == 1 else "single_label_classification")
 
 
 def check_labels(section: ModelSection) -> None:
@@ -96,6 +103,19 @@ def check_labels(section: ModelSection) -> None:
         raise ConfigError(
             f"model.num_labels is {section.num_labels}, and model.task {task} has no head that would return labels.",
             hint="Type --model.task seq_cls, or leave model.num_labels out.",
+        )
+    for key in ("labels", "problem_type"):
+        if getattr(section, key) and task != "seq_cls":
+            raise ConfigError(
+                f"model.{key} is about the labels of a model of model.task seq_cls, and this one is {task}.",
+                hint=f"Type --model.task seq_cls, or leave model.{key} out.",
+            )
+    if len(set(section.labels)) != len(section.labels):
+        raise ConfigError("Two of model.labels are the same.", hint="Give every label a name of its own.")
+    if section.labels and section.num_labels not in (None, len(section.labels)):
+        raise ConfigError(
+            f"model.num_labels is {section.num_labels}, and model.labels has {len(section.labels)} names.",
+            hint="Leave model.num_labels out.",
         )
 
 

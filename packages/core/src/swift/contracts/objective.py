@@ -101,9 +101,8 @@ class Objective(Protocol):
     may have an option `reference`: 'auto', 'adapter' or 'cached'.
 
     An objective may also have a method `plan(context: PlanContext) -> Plan`, which decides which samples each step
-    takes and may make them itself, in rounds; without it they are those of the data set, epoch after epoch. A member
-    `task` is `model.task` where the user names none, `causal_lm` without it, and `num_labels` the number of labels that
-    a head must have for it. Objectives of HOOK_API 1.0 call `with_baseline` by its old name, `given`.
+    takes and may make them itself, in rounds; without it they are those of the data set, epoch after epoch. Objectives
+    of HOOK_API 1.0 call `with_baseline` by its old name, `given`.
 
     Since HOOK_API 1.2 an objective may have these members too. All may be left out; `BaseObjective` has the first two,
     `swift.objectives.across_rows.AcrossRows` all of them.
@@ -120,6 +119,10 @@ class Objective(Protocol):
       becomes `MicroBatch.segment_values` of the step. `loss` then is a sum over segments whose gradient is that of
       the loss of the global batch, and `LossSums.reported` the loss itself. Where one micro-batch is the whole global
       batch there is no first pass: `segment_values` is empty, and `loss` computes the same from the view.
+    - `task: str` is `model.task` where the user names none, `causal_lm` without it, and `num_labels: int | None` is
+      how many labels a head must have for the objective.
+    - `for_model(section: ModelSection) -> Objective` is called once the configuration is known, and returns the
+      objective for the model of its section `model`.
     """
 
     name: str

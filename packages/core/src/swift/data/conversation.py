@@ -70,9 +70,17 @@ def rounds(turns: Sequence[tuple[str, str]], system: str | None, *, plain: bool 
 
 
 def read_messages(
-    written: object, *, system: str | None = None, tools: object = None, tags: RoleTags = STANDARD_TAGS
+    written: object,
+    *,
+    system: str | None = None,
+    tools: object = None,
+    tags: RoleTags = STANDARD_TAGS,
+    answered: bool = True,
 ) -> Conversation:
-    """Messages as a data set writes them: OpenAI's keys, ShareGPT's, or those that `tags` names."""
+    """Messages as a data set writes them: OpenAI's keys, ShareGPT's, or those that `tags` names.
+
+    With `answered` the assistant must have the last word.
+    """
     written = parse_json(written, "messages")
     if not isinstance(written, Sequence) or not written or isinstance(written, str):
         raise Unusable("no messages", "the list of messages is empty or not a list")
@@ -94,10 +102,10 @@ def read_messages(
             raise Unusable("two system messages", "one in the column 'system' and another in the messages")
         if messages[0]["role"] != "system":
             messages, weights = [{"role": "system", "content": system}, *messages], [1.0, *weights]
-    return checked(Conversation(tuple(messages), tuple(weights), tuple(_read_tools(tools))))
+    return checked(Conversation(tuple(messages), tuple(weights), tuple(_read_tools(tools))), answered=answered)
 
 
-def checked(conversation: Conversation) -> Conversation:
+def checked(conversation: Conversation, *, answered: bool = True) -> Conversation:
     """Refuse roles out of order and turns in which the assistant says nothing."""
     before = ""
     for index, message in enumerate(conversation.messages):
@@ -114,7 +122,7 @@ def checked(conversation: Conversation) -> Conversation:
         elif role == "user" and not message["content"].strip():
             raise Unusable("empty question", f"message {index + 1}, the user's, says nothing")
         before = role
-    if before != "assistant":
+    if before != "assistant" and answered:
         raise Unusable("roles out of order", f"the last message is the {before}'s, so nothing answers it")
     if conversation.tools:
         _check_values(conversation.tools, "the column 'tools'")

@@ -73,7 +73,7 @@ class ConversationEncoder:
                 f"{place}: this is a conversation, and the tokenizer has no chat template to write it with.",
                 hint="Give one with --model.chat_template FILE, or learn raw text with `swift pt`.",
             )
-        conversation = self._with_system(conversation)
+        conversation = self.with_system(conversation)
         if self._loss_on == "all":
             return [self._whole(self.template, conversation, place)]
         turns = self._turns(conversation)
@@ -96,7 +96,8 @@ class ConversationEncoder:
             return Raw("".join(texts))
         return CompletionText(texts[0], texts[1], conversation.weights[1])
 
-    def _with_system(self, conversation: Conversation) -> Conversation:
+    def with_system(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with data.system where it has no system message of its own."""
         if self.section.system is None or conversation.messages[0]["role"] == "system":
             return conversation
         system = {"role": "system", "content": self.section.system}

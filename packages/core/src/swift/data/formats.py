@@ -107,12 +107,15 @@ class RowReader:
             added = answer if isinstance(answer, list | tuple) else [answer]
         return self.messages([*prompt, *added], tools=tools)
 
-    def messages(self, messages: object, tools: object = None) -> Conversation:
-        """Return the conversation that a list of messages is, with the row's system message and tools."""
+    def messages(self, messages: object, tools: object = None, *, answered: bool = True) -> Conversation:
+        """Return the conversation that a list of messages is, with the row's system message and tools.
+
+        With `answered` the assistant must have the last word.
+        """
         if tools is None:
             tools = self._row.get("tools")
             self.used.add("tools")
-        return read_messages(messages, system=self._system(), tools=tools, tags=self._tags)
+        return read_messages(messages, system=self._system(), tools=tools, tags=self._tags, answered=answered)
 
     def _question_and_answer(self) -> Conversation:
         plain = "prompt" in self._row and "completion" in self._row

@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from swift.config.sections import ModelSection
-from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED
+from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
 from swift.errors import ModelError
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
@@ -94,6 +94,9 @@ class HfSource:
         _check_quantisation(self._config_json, self.folder)
         if self.task in HEADED:
             config.num_labels = self._labels()
+            if self._section.labels:
+                config.id2label = dict(enumerate(self._section.labels))
+                config.label2id = {name: index for index, name in config.id2label.items()}
         return config
 
     @cached_property
@@ -204,7 +207,7 @@ class HfSource:
         if self.task != "seq_cls":
             return 1
         stored = None if self._fresh else self._files.shape(HEAD)[0]
-        return self._section.num_labels or stored or 2
+        return self._section.num_labels or len(self._section.labels) or stored or 2
 
     def _check_head(self) -> None:
         if self.task not in HEADED or self._fresh:
@@ -249,8 +252,8 @@ class HfSource:
         names = {str(label): name for label, name in config.id2label.items()}
         settings |= {"num_labels": config.num_labels, "id2label": names}
         settings["label2id"] = {name: int(label) for label, name in names.items()}
-        if self.task != "seq_cls":
-            settings["problem_type"] = "regression"
+        if self._section.problem_type or config.num_labels == 1:
+            settings["problem_type"] = problem_type_of(self._section, config.num_labels)
         # transformers finds the last token of each row of a batch by it.
         padding = getattr(self.tokenizer, "pad_token_id", None)
         if stored.get("pad_token_id") is None and "text_config" not in stored and padding is not None:

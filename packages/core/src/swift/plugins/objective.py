@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
+    from swift.config.sections import ModelSection
     from swift.data.batch import MicroBatch
     from swift.data.global_segments import GlobalSegments
     from swift.data.samples import SampleFacts
@@ -26,15 +27,18 @@ if TYPE_CHECKING:
 _VIEWS = tuple(field.name for field in fields(ModelView))
 
 
-def make_objective(plugin: LoadedPlugin, options: BaseModel, tokenizer: Any = None) -> Objective:
-    """Return the objective of a plugin, made with its options, and for a tokenizer where there is one already."""
+def make_objective(
+    plugin: LoadedPlugin, options: BaseModel, tokenizer: Any = None, *, model: ModelSection | None = None
+) -> Objective:
+    """Return the objective of a plugin, made with its options, and for a tokenizer and a model where they are known."""
     with failing(plugin.entry, "its constructor"):
         made = plugin.object(options)
         check_objective(plugin.entry, made)
-    if tokenizer is not None and hasattr(made, "for_tokenizer"):
-        with failing(plugin.entry, "for_tokenizer"):
-            made = made.for_tokenizer(tokenizer)
-            check_objective(plugin.entry, made)
+    for method, known in (("for_model", model), ("for_tokenizer", tokenizer)):
+        if known is not None and hasattr(made, method):
+            with failing(plugin.entry, method):
+                made = getattr(made, method)(known)
+                check_objective(plugin.entry, made)
     return cast(Objective, CheckedObjective(plugin.entry, made))
 
 

@@ -192,7 +192,7 @@ def batches_of(case: Case, model: Path) -> list[list[int]]:
     parsed = _settings(case.name, model)
     config = parsed.config
     source = open_source(config.model, say=say_nothing)
-    objective = make_objective(load_objective(config.objective.name), parsed.objective_options)
+    objective = make_objective(load_objective(config.objective.name), parsed.objective_options, model=config.model)
     data = prepare_data(
         config.data,
         source.tokenizer,

@@ -178,7 +178,7 @@ def _prepare(
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
     setup.hooks.check_model(run, source.config)
     plugin = load_objective(run.config.objective.name)
-    objective = make_objective(plugin, setup.parsed.objective_options, source.tokenizer)
+    objective = make_objective(plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model)
     data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     samples = SampleSets.of(data, mode)

@@ -1,0 +1,144 @@
+"""Texts and conversations with a label: a class, several classes, or numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from swift.data.conversation import Conversation, Unusable, parse_json
+from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
+from swift.data.formats import ANSWER, MESSAGES, QUESTION, RowReader, Sample
+from swift.data.samples import Encoded
+from swift.data.texts import Rendered, Span, Steps, Text, Whole
+from swift.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from swift.data.conversation_tokens import ConversationEncoder
+
+LABEL = ("label", "labels")
+SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+
+
+class ClassificationEncoding(Encoding):
+    """One sample of one segment: a whole text, or a whole conversation as the chat template writes it.
+
+    A text is tokenised as a call of the tokenizer does it, so that the model scores the same tokens wherever it is
+    loaded. A conversation may end with the user.
+    """
+
+    name = "classification"
+    columns = "text; messages; or query with or without response; each with label"
+
+    def __init__(self, problem_type: str, names: Sequence[str]) -> None:
+        self.problem_type = problem_type
+        self.names = tuple(names)
+        """Of the labels; empty strings where they have none."""
+        one = problem_type == SINGLE or (problem_type == REGRESSION and len(self.names) == 1)
+        self.values = ("label",) if one else tuple(f"label_{index}" for index in range(len(self.names)))
+
+    def read(self, row: RowReader) -> Sample:
+        """Return the text or conversation, and its label as one number or one for each of the model's labels."""
+        conversation = _conversation(row)
+        label = row.take(LABEL)
+        if label is None or label == "":
+            raise Unusable("no label", "the column 'label' is missing or empty")
+        numbers = {SINGLE: self._single, MULTI: self._multi, REGRESSION: self._numbers}[self.problem_type](label)
+        return Sample(conversation, values=dict(zip(self.values, numbers, strict=True)))
+
+    def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
+        """Return the whole text as one segment, all of which counts."""
+        (whole,) = yield [_text(row.sample.conversation, row.place, encoder)]
+        segment = encoder.fit(whole)[0]
+        if not segment.weights.any():
+            raise Unusable("too short", "a text needs two tokens")
+        return EncodedRow((Encoded(0, (segment,), values=dict(row.sample.values)),))
+
+    def _single(self, label: Any) -> list[float]:
+        if isinstance(label, list | tuple):
+            raise DataError(
+                f"A row has the label {label!r}, and this run learns one class for each text.",
+                hint="Type --problem_type multi_label_classification",
+            )
+        return [float(self._index(label))]
+
+    def _multi(self, label: Any) -> list[float]:
+        if isinstance(label, str) and label.lstrip().startswith("["):
+            label = parse_json(label, "the column 'label'")
+        given = list(label) if isinstance(label, list | tuple) else [label]
+        if len(given) == len(self.names) and all(isinstance(each, bool | float) for each in given):
+            numbers = [_number(each) for each in given]
+            if not all(0 <= number <= 1 for number in numbers):
+                raise Unusable("malformed label", f"the label is {label!r}; each of its numbers should be from 0 to 1")
+            return numbers
+        chosen = {self._index(each) for each in given}
+        return [float(index in chosen) for index in range(len(self.names))]
+
+    def _numbers(self, label: Any) -> list[float]:
+        if isinstance(label, str) and label.lstrip().startswith("["):
+            label = parse_json(label, "the column 'label'")
+        numbers = [_number(each) for each in (label if isinstance(label, list | tuple) else [label])]
+        if len(numbers) != len(self.names):
+            raise Unusable("malformed label", f"{len(numbers)} numbers, and the model returns {len(self.names)}")
+        return numbers
+
+    def _index(self, label: Any) -> int:
+        """Return the index of a label that is given by its name or its number."""
+        if isinstance(label, str) and label in self.names and label:
+            return self.names.index(label)
+        try:
+            index = int(label) if isinstance(label, str) else label
+        except ValueError:
+            raise self._unknown(str(label)) from None
+        if isinstance(index, float) and index.is_integer():
+            index = int(index)
+        if not isinstance(index, int):
+            raise Unusable("malformed label", f"the label is {label!r}, neither an integer nor a name")
+        if not 0 <= index < len(self.names):
+            raise Unusable("label out of range", f"the label is {label!r}, and labels are 0 to {len(self.names) - 1}")
+        return index
+
+    def _unknown(self, label: str) -> Exception:
+        if not any(self.names):
+            return DataError(
+                f"A row has the label {label!r}, and the labels have no names.",
+                hint=f"Name them in the order of the model's scores: --labels {label},...",
+            )
+        return Unusable("unknown label", f"the label is {label!r}, and labels are {', '.join(self.names)}")
+
+
+def _conversation(row: RowReader) -> Conversation:
+    """Return the conversation of the row, which may end with the user, or its text."""
+    if row.has(*MESSAGES):
+        return row.messages(row.take(MESSAGES), answered=False)
+    if row.has(*QUESTION) and not row.has(*ANSWER):
+        question = row.take(QUESTION)
+        if isinstance(question, list | tuple):
+            return row.messages(question, answered=False)
+        return row.messages(row.history(row.with_input(question)), answered=False)
+    conversation = row.conversation()
+    if conversation.plain and not conversation.messages[-1]["content"].strip():
+        raise Unusable("empty text", "the text is empty")
+    return conversation
+
+
+def _text(conversation: Conversation, place: str, encoder: ConversationEncoder) -> Text:
+    if conversation.plain and (len(conversation.messages) == 1 or encoder.template is None):
+        return Whole("".join(message["content"] for message in conversation.messages))
+    if encoder.template is None:
+        raise ModelError(
+            f"{place}: this is a conversation, and the tokenizer has no chat template to write it with.",
+            hint="Give one with --model.chat_template FILE, or put the text into a column 'text'.",
+        )
+    text = encoder.template.render(encoder.with_system(conversation), (), place)[0].text
+    return Rendered(text, (Span(0, len(text), 1.0),))
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise Unusable("malformed label", f"the label is {value!r}, not a finite number")
+    return number

@@ -1,0 +1,156 @@
+"""Learning labels of texts: one class, several classes, or numbers.
+
+The loss is that of transformers' `...ForSequenceClassification`, as a mean over the texts of the *global* batch. A
+dummy text (all weights zero) has no loss, no weight and no metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, PositiveFloat
+
+from swift.config.sections import Section
+from swift.config.tasks import problem_type_of
+from swift.contracts import LossSums, ModelView, Need
+from swift.data.encodings.classification import MULTI, REGRESSION, SINGLE, ClassificationEncoding
+from swift.errors import ConfigError
+from swift.objectives.base import BaseObjective, viewed
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift.config.sections import ModelSection
+    from swift.data.batch import MicroBatch
+    from swift.data.samples import SampleFacts
+
+MOST_COLUMNS = 256
+"""Labels of which each needs a number of its own in the tokenised data."""
+
+
+class SeqClsOptions(Section):
+    """Options of `seq_cls`."""
+
+    class_weights: tuple[PositiveFloat, ...] = Field(
+        (),
+        description="Weight of each label, in order: of texts of this class where a text has one label, of the texts "
+        "that have this label where they may have several",
+    )
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0, description="Probability that is spread over all classes; where a text has one label only"
+    )
+
+
+class SeqCls(BaseObjective[SeqClsOptions]):
+    """Cross entropy of one class, binary cross entropy of several, or squared error of numbers: `model.problem_type`.
+
+    With class weights the loss of single classes is a weighted mean, as torch's cross_entropy has it; with several
+    labels they are its `pos_weight`.
+    """
+
+    options_model = SeqClsOptions
+    name = "seq_cls"
+    needs = frozenset({Need.SCORES})
+    task = "seq_cls"
+
+    def __init__(self, options: SeqClsOptions, problem_type: str = SINGLE, names: tuple[str, ...] = ("", "")) -> None:
+        super().__init__(options)
+        self._problem_type = problem_type
+        self.encoding = ClassificationEncoding(problem_type, names)
+
+    def for_model(self, section: ModelSection) -> SeqCls:
+        """Return the objective for the labels that the section names."""
+        labels = section.num_labels or (1 if section.task == "reward" else None)
+        if labels is None:
+            raise ConfigError(
+                "The number of labels is missing.",
+                hint="Type --num_labels N, or their names: --labels negative,positive",
+            )
+        problem_type = problem_type_of(section, labels)
+        self._check(problem_type, labels)
+        return SeqCls(self.options, problem_type, section.labels or ("",) * labels)
+
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+        """Return the number of texts, or the sum of the weights of their classes."""
+        weights = self.options.class_weights
+        if not weights or self._problem_type != SINGLE:
+            return super().row_weight(samples)
+        return float(sum(weights[int(sample.values["label"])] for sample in samples if sample.loss_weight > 0))
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Return the sum over the micro-batch's texts, dummies left out."""
+        import torch
+
+        scores = viewed(view.scores, Need.SCORES)
+        active = (batch.segment_sum(batch.weights) > 0).float()
+        labels = torch.stack([batch.values[name] for name in self._columns], dim=1)
+        losses, metrics = {SINGLE: self._single, MULTI: self._multi, REGRESSION: _regression}[self._problem_type](
+            scores, labels, active
+        )
+        return LossSums(loss=(losses * active).sum(), metrics=metrics, segments=scores.detach())
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        assert isinstance(self.encoding, ClassificationEncoding)
+        return self.encoding.values
+
+    def _single(self, scores: torch.Tensor, labels: torch.Tensor, active: torch.Tensor) -> Judged:
+        from torch.nn.functional import cross_entropy
+
+        options = self.options
+        classes = labels[:, 0].long()
+        weights = scores.new_tensor(options.class_weights) if options.class_weights else None
+        losses = cross_entropy(
+            scores, classes, weight=weights, reduction="none", label_smoothing=options.label_smoothing
+        )
+        right = (scores.argmax(dim=1) == classes).float()
+        return losses, {"accuracy": ((right * active).sum(), active.sum())}
+
+    def _multi(self, scores: torch.Tensor, labels: torch.Tensor, active: torch.Tensor) -> Judged:
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        weights = scores.new_tensor(self.options.class_weights) if self.options.class_weights else None
+        losses = binary_cross_entropy_with_logits(scores, labels, pos_weight=weights, reduction="none").mean(dim=1)
+        said, true = (scores > 0).float(), (labels > 0.5).float()
+        both = ((said * true).sum(dim=1) * active).sum()
+        either = ((said + true).sum(dim=1) * active).sum()
+        right = ((said == true).float().mean(dim=1) * active).sum()
+        # The quotient of these sums is the F1 of all labels together: 2 TP / (2 TP + FP + FN).
+        return losses, {"label_accuracy": (right, active.sum()), "micro_f1": (2 * both, either)}
+
+    def _check(self, problem_type: str, labels: int) -> None:
+        options = self.options
+        if problem_type == SINGLE and labels == 1:
+            raise ConfigError(
+                "model.num_labels is 1, and a text cannot be of one class among one.",
+                hint="Type --num_labels 2, or --problem_type regression (or multi_label_classification)",
+            )
+        if problem_type != SINGLE and options.label_smoothing:
+            raise ConfigError(
+                f"objective.label_smoothing is for problem_type {SINGLE}, and this one is {problem_type}.",
+                hint="Leave it out.",
+            )
+        if options.class_weights and problem_type == REGRESSION:
+            raise ConfigError("objective.class_weights is for classes, and this is a regression.", hint="Leave it out.")
+        if options.class_weights and len(options.class_weights) != labels:
+            raise ConfigError(
+                f"objective.class_weights has {len(options.class_weights)} numbers, and there are {labels} labels.",
+                hint="Give one for each label.",
+            )
+        if problem_type != SINGLE and labels > MOST_COLUMNS:
+            raise ConfigError(
+                f"model.num_labels is {labels}, and problem_type {problem_type} takes {MOST_COLUMNS} labels at most.",
+                hint=f"Divide the labels among several runs, or type --problem_type {SINGLE}",
+            )
+
+
+Judged = tuple["torch.Tensor", dict[str, tuple["torch.Tensor", "torch.Tensor | float"]]]
+"""The loss of each text, and metrics as sums."""
+
+
+def _regression(scores: torch.Tensor, labels: torch.Tensor, active: torch.Tensor) -> Judged:
+    wrong = scores - labels
+    losses = wrong.square().mean(dim=1)
+    apart = (wrong.detach().abs().mean(dim=1) * active).sum()
+    return losses, {"mse": ((losses.detach() * active).sum(), active.sum()), "mae": (apart, active.sum())}
