@@ -7,7 +7,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from against_torch import BIASES, COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Both, Pair, assert_equal, run_pairs
+from against_torch import (
+    BIASES,
+    COMPILED,
+    GPT2,
+    LISTWISE,
+    LORA,
+    MOE,
+    PACKED,
+    RERANKED,
+    WIDE,
+    YES_NO,
+    Both,
+    Pair,
+    assert_equal,
+    run_pairs,
+)
 from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
@@ -33,6 +48,8 @@ PAIRS = {
     "lora+, zero 2": Pair(settings={**LORA, "tuner.lora_plus_ratio": 4.0, **TWO}),
     "kto, zero 3": Pair(settings={"objective.name": "kto", **LORA, **THREE}, rows=verdicts(13)),
     "orpo, zero 2": Pair(settings={"objective.name": "orpo", **TWO}, rows=pairs(9)),
+    "reranker, zero 3": Pair(settings={**LISTWISE, **THREE}, rows=RERANKED),
+    "generative reranker, lora, zero 3": Pair(settings={**YES_NO, **LORA, **THREE}, rows=RERANKED),
     "small buckets, zero 3": Pair(
         settings={
             "backend.config": {

@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from against_torch import BIASES, COMPILED, GPT2, LORA, MOE, PACKED, WIDE, Both, Pair, assert_equal, run_pairs
+from against_torch import (
+    BIASES,
+    COMPILED,
+    GPT2,
+    LISTWISE,
+    LORA,
+    MOE,
+    PACKED,
+    RERANKED,
+    WIDE,
+    YES_NO,
+    Both,
+    Pair,
+    assert_equal,
+    run_pairs,
+)
 from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
@@ -33,6 +48,8 @@ PAIRS = {
     "modules to save": Pair(settings={**LORA, "tuner.modules_to_save": ["lm_head"]}),
     "kto": Pair(settings={"objective.name": "kto", **LORA}, rows=verdicts(13)),
     "orpo, ulysses": Pair(settings={"objective.name": "orpo", "parallel.ulysses": 2}, rows=pairs(9)),
+    "reranker, lora": Pair(settings={**LISTWISE, **LORA}, rows=RERANKED),
+    "generative reranker, tensor parallel": Pair(settings={**YES_NO, "parallel.tp": 2}, rows=RERANKED),
     "gathered weights are kept": Pair(settings={"backend.reshard_after_forward": False, "backend.prefetch": 2}),
     "compiled": COMPILED,
     "every second block recomputed": Pair(

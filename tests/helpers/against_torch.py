@@ -27,6 +27,16 @@ GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "tie_word_e
 ALIKE = [{"query": f"Write {number}", "response": f"{number} {number}"} for number in range(100, 116)]
 """Of one length, as each length is compiled for anew."""
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+RERANKED = [
+    {"query": str(n), "positive": [f"{n} is it"], "negative": [f"{n + k} is {k} off" for k in range(1, 2 + n % 4)]}
+    for n in range(100, 113)
+]
+"""Groups of two to five documents."""
+LISTWISE = {"objective.name": "reranker", "objective.loss": "listwise"}
+YES_NO = {
+    "objective.name": "generative_reranker", "objective.positive_token": "y", "objective.negative_token": "n",
+    "objective.instruction": "", "data.system": "Judge.",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -88,11 +88,11 @@ def embedding_rows(*, seed: int = 0, random_labels: bool = False) -> tuple[Rows,
 
 
 def reranker_rows(*, negatives: int = 7, seed: int = 0, random_labels: bool = False) -> tuple[Rows, Rows]:
-    """Return queries, the number in words that belongs to each, and others that are wrong in one digit."""
+    """Return queries, the document with the number that each asks for, and others that are wrong in one digit."""
     rng = random.Random(seed)
 
     def row(number: int, shuffled: bool) -> Row:
-        documents = [answer(each) for each in (number, *one_digit_wrong(number, rng, negatives))]
+        documents = [f"It is {each}." for each in (number, *one_digit_wrong(number, rng, negatives))]
         if shuffled:
             rng.shuffle(documents)
         return {"query": str(number), "positive": documents[:1], "negative": documents[1:]}

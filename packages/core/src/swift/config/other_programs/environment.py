@@ -6,6 +6,11 @@ from collections.abc import Mapping
 
 from swift.config.draft import Assignment
 
+_RERANKER = {
+    "LISTWISE_RERANKER_TEMPERATURE": "temperature",
+    "MAX_POSITIVE_SAMPLES": "max_positives",
+    "MAX_NEGATIVE_SAMPLES": "max_negatives",
+}
 OPTIONS_OF: dict[str, dict[str, str]] = {
     "embedding": {
         "INFONCE_TEMPERATURE": "temperature",
@@ -15,6 +20,12 @@ OPTIONS_OF: dict[str, dict[str, str]] = {
         "INFONCE_FAKE_NEG_MARGIN": "false_negative_margin",
         "INFONCE_INCLUDE_QQ": "include_qq",
         "INFONCE_INCLUDE_DD": "include_dd",
+    },
+    "reranker": _RERANKER,
+    "generative_reranker": {
+        **_RERANKER,
+        "GENERATIVE_RERANKER_POSITIVE_TOKEN": "positive_token",
+        "GENERATIVE_RERANKER_NEGATIVE_TOKEN": "negative_token",
     },
 }
 """Objective → variable → the option that it sets."""

@@ -59,8 +59,8 @@ def _sample(segments: Sequence[Segment], positives: int) -> Encoded:
 
 
 def text_of(query: str, document: str, instruction: str | None) -> str:
-    """Return what a reranker reads, in the words of Qwen3-Reranker."""
-    start = "" if instruction is None else f"<Instruct>: {instruction}\n"
+    """Return what a reranker reads, in the words of Qwen3-Reranker; without an instruction, no line for it."""
+    start = f"<Instruct>: {instruction}\n" if instruction else ""
     return f"{start}<Query>: {query}\n<Document>: {document}"
 
 
