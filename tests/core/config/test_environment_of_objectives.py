@@ -55,3 +55,23 @@ def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("INFONCE_TEMPERATURE", "warm")
     with pytest.raises(ConfigError, match="INFONCE_TEMPERATURE"):
         parsed(EMBEDDING)
+
+
+@pytest.mark.parametrize(
+    ("variable", "typed", "option", "value"),
+    [
+        ("LISTWISE_RERANKER_TEMPERATURE", "0.5", "temperature", 0.5),
+        ("MAX_POSITIVE_SAMPLES", "2", "max_positives", 2),
+        ("MAX_NEGATIVE_SAMPLES", "7", "max_negatives", 7),
+        ("GENERATIVE_RERANKER_POSITIVE_TOKEN", "Y", "positive_token", "Y"),
+        ("GENERATIVE_RERANKER_NEGATIVE_TOKEN", "N", "negative_token", "N"),
+    ],
+)
+def test_the_variables_of_rerankers_set_their_options(
+    monkeypatch: pytest.MonkeyPatch, variable: str, typed: str, option: str, value: object
+) -> None:
+    monkeypatch.setenv(variable, typed)
+    run = parsed("sft --task_type generative_reranker --model m --dataset d")
+    assert getattr(run.objective_options, option) == value
+    (note,) = [note for note in run.notes if variable in note]
+    assert f"--objective.{option} {typed}" in note
