@@ -1,0 +1,92 @@
+"""Embeddings have the same numbers however the global batch is divided, and those of transformers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import on_processes, succeeded
+from tiny_runs import Trained, run_training
+
+from swift.testing.subjects import write_model as write_tiny
+
+ROWS = [
+    {"query": f"find {number}", "pos": [f"here is {number}"] * 1 + [f"or {number}"] * (number % 3 == 0),
+     "neg": [f"not {number + index}" for index in range(1, 1 + number % 3)]}
+    for number in range(100, 122)
+]  # fmt: skip
+"""Two batches of eight and one of six, with one or two positives and none to two negatives."""
+SETTINGS: dict[str, Any] = {
+    "objective.name": "embedding", "data.packing": False, "train.global_batch": 8, "train.max_steps": 4,
+    "optim.lr": 1e-3, "optim.eps": 1e-6, "train.eval_steps": 4,
+}  # fmt: skip
+LOSSES: dict[str, dict[str, Any]] = {
+    "infonce": {"objective.include_qq": True, "objective.mask_false_negatives": True, "objective.symmetric": True},
+    "online contrastive": {"objective.loss": "online_contrastive"},
+    "contrastive": {"objective.loss": "contrastive"},
+    "in the row": {"objective.in_batch_negatives": False, "objective.hard_negatives": 2},
+}
+
+
+def trained(model: Path, out: Path, changes: dict[str, Any], micro: int, name: str = "run") -> Trained:
+    rows = [row for row in ROWS if row["neg"] or changes.get("objective.in_batch_negatives", True)]
+    settings = {**SETTINGS, **changes, "train.micro_batch": micro, "logging.run_name": name}
+    return run_training(model, out, rows, settings, validation=rows[:5])
+
+
+def same(one: Trained, other: Trained, tolerance: float = 1e-5) -> bool:
+    facts = [[*run.losses, *run.grad_norms, run.lines[4]["eval_loss"]] for run in (one, other)]
+    return facts[0] == pytest.approx(facts[1], rel=tolerance)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.mark.parametrize(
+    "loss", [pytest.param(name, marks=pytest.mark.full) for name in LOSSES if name != "infonce"] + ["infonce"]
+)
+def test_accumulation_has_the_numbers_of_one_micro_batch(model: Path, tmp_path: Path, loss: str) -> None:
+    whole, accumulated = (trained(model, tmp_path / str(micro), LOSSES[loss], micro) for micro in (8, 2))
+    assert same(whole, accumulated)
+    assert whole.losses[-1] < whole.losses[0]
+
+
+def test_the_loss_of_a_step_is_infonce_of_the_vectors_that_transformers_computes(model: Path, tmp_path: Path) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    run = run_training(
+        model, tmp_path, ROWS[:6], {**SETTINGS, "train.global_batch": 6, "train.micro_batch": 4, "train.max_steps": 1}
+    )
+    reference, tokenizer = AutoModel.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+
+    def vector(text: str) -> torch.Tensor:
+        hidden = reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, -1]
+        return hidden / hidden.norm()
+
+    with torch.no_grad():
+        groups = [
+            [[vector(text) for text in texts] for texts in ([row["query"]], row["pos"], row["neg"])] for row in ROWS[:6]
+        ]
+    losses = []
+    for (query,), positives, negatives in groups:
+        others = [each for group in groups if group[0][0] is not query for each in (*group[1], *group[2])]
+        for positive in positives:
+            logits = torch.stack([query @ each for each in (positive, *negatives, *others)]) / 0.1
+            losses.append((logits.logsumexp(0) - logits[0]) / len(positives))
+    assert run.losses == pytest.approx([float(sum(losses)) / 6], rel=1e-5)
+
+
+@pytest.mark.full
+def test_two_processes_have_the_numbers_of_one_and_negatives_of_one_micro_batch_alone_do_not(
+    model: Path, tmp_path: Path
+) -> None:
+    (answers,) = on_processes(2, partial(trained, model, tmp_path / "two", LOSSES["infonce"], 2))
+    whole = trained(model, tmp_path / "one", LOSSES["infonce"], 8)
+    assert same(whole, succeeded(answers)[0])
+    in_parts = trained(model, tmp_path / "parts", {**LOSSES["infonce"], "train.global_batch": 2}, 2)
+    assert not same(whole, in_parts, 1e-2)
