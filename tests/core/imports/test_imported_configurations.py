@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -363,10 +364,39 @@ def test_a_command_may_be_typed_without_quotes(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "made.yaml").read_text())["optim"]["lr"] == 3e-4
 
 
+SCORING = {
+    "trl reward --model_name_or_path m --dataset_name d --center_rewards_coefficient 0.01": (
+        "objective:\n  name: rm", "center_rewards_coefficient: 0.01", "truncation: delete", "lr: 0.0001",
+    ),
+    "llamafactory-cli train --stage rm --model_name_or_path m --dataset d": (
+        "objective:\n  name: rm", "has no bias here",
+    ),
+    "swift rlhf --rlhf_type rm --model m --dataset d --center_rewards_coefficient 0.1": (
+        "objective:\n  name: rm", "center_rewards_coefficient: 0.1",
+    ),
+    "swift sft --task_type seq_cls --num_labels 3 --problem_type single_label_classification --model m --dataset d": (
+        "objective:\n  name: seq_cls", "num_labels: 3", "problem_type: single_label_classification",
+    ),
+}  # fmt: skip
+"""Recipe of a model that scores → what the file says."""
+
+
+@pytest.mark.parametrize("command", SCORING)
+def test_recipes_of_models_that_score_are_carried_over_and_read_again(command: str, tmp_path: Path) -> None:
+    ended = typed(["config", "import", command, "--out", "made.yaml"], tmp_path)
+    assert ended.code == 0, ended.output
+    made = (tmp_path / "made.yaml").read_text()
+    written = re.sub(r" +#.*", "", made)
+    assert [part for part in SCORING[command] if part not in written + ended.output + made] == []
+    verb = "sft" if "seq_cls" in command else "rlhf"
+    config = parse([str(tmp_path / "made.yaml")], verb, complete=False).config
+    assert config.model.task == ("seq_cls" if verb == "sft" else "reward")
+
+
 NOT_TRAINED = {
     "trl grpo --model_name_or_path m": "GRPO",
     "swift rlhf --rlhf_type ppo --model m": "PPO",
-    "llamafactory-cli train --stage rm --model_name_or_path m": "a reward model",
+    "llamafactory-cli train --stage ppo --model_name_or_path m": "PPO",
     "llamafactory-cli export merge.yaml": "trains nothing",
     "swift infer --model m": "trains nothing",
     "ls -l": "no command that is known",

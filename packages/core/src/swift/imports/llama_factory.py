@@ -16,8 +16,9 @@ _STAGES: dict[str, tuple[Verb, str]] = {
     "sft": ("sft", "sft"),
     "dpo": ("rlhf", "dpo"),
     "kto": ("rlhf", "kto"),
+    "rm": ("rlhf", "rm"),
 }
-_OTHER_STAGES = {"rm": "a reward model", "ppo": "PPO"}
+_OTHER_STAGES = {"ppo": "PPO"}
 _MULTIMODAL = unneeded("is about images, video or audio, which swift does not train on")
 
 TABLE: Table = {
@@ -114,7 +115,9 @@ def translate(run: Carrying) -> None:
     trainer.lora_defaults(run, 8, 2 * rank, 0.0, ["all-linear"])
     run.default("data.max_length", 2048)
     run.default("data.truncation", "right")
-    if run.verb == "rlhf":
+    if objective == "rm":
+        run.changed("stage", stage, "the head has no bias here, and scores the last token of the conversation")
+    elif run.verb == "rlhf":
         run.default("objective.beta", 0.1)
     elif run.verb == "sft":
         run.default("data.loss_on", "assistant")

@@ -16,7 +16,7 @@ from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, 
 
 NAME = "ms-swift"
 
-OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo")
+OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm")
 _BETAS = {"simpo": 2.0}
 _MULTIMODAL = unneeded("is about images, video or audio, which swift does not train on")
 _GENERATING = unneeded("is about answers that are generated, not about this training")
@@ -37,7 +37,6 @@ TABLE: Table = {
     "sft_alpha": absent("a part of plain likelihood: cpo and orpo have one"),
     "ld_alpha": absent("LD-DPO is not available"),
     "reference_free": absent("without a reference: cpo, orpo or simpo"),
-    "center_rewards_coefficient": absent("reward models are not trained here"),
     "template": changed(trainer.TEMPLATE),
     "galore_quantization": _OPTIMIZER,
     "fps_max_frames": _MULTIMODAL,
@@ -117,7 +116,7 @@ def translate(run: Carrying) -> None:
             "max_length", "", "ms-swift takes the model's own length; here it is data.max_length, 2048 by default"
         )
     run.default("data.truncation", "delete")
-    if run.verb == "rlhf":
+    if run.verb == "rlhf" and run.get("objective.name") != "rm":
         run.default("objective.beta", _BETAS.get(str(run.get("objective.name")), 0.1))
 
 
@@ -168,14 +167,19 @@ def _objective(run: Carrying, verb: str) -> None:
         raise trainer.refuse(run, f"swift {verb}")
     kind = kind or "dpo"
     if verb == "rlhf" and kind not in OBJECTIVES:
-        raise trainer.refuse(run, {"rm": "a reward model"}.get(kind, kind.upper()))
+        raise trainer.refuse(run, kind.upper())
     verbs: dict[str, Verb] = {"pt": "pt", "sft": "sft", "rlhf": "rlhf"}
     run.verb = verbs[verb]
     run.set("objective.name", kind if verb == "rlhf" else verb, "rlhf_type" if verb == "rlhf" else f"swift {verb}")
     task = run.values.get("task_type")
-    if task in ("embedding", "reranker", "generative_reranker", "seq_cls") and verb == "sft":
+    if task in ("embedding", "reranker", "generative_reranker") and verb == "sft":
         raise trainer.refuse(run, f"the task {task}")
-    if task == "causal_lm":
+    if task == "seq_cls" and verb == "sft":
+        run.set("objective.name", "seq_cls", "task_type")
+        run.changed(
+            "task_type", task, "a conversation that the user ends is scored there, without the start of an answer"
+        )
+    if task in ("causal_lm", "seq_cls"):
         run.take("task_type")
 
 

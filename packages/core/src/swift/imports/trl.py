@@ -80,8 +80,8 @@ TABLE: Table = {
 def translate(run: Carrying) -> None:
     """Translate what trains by a loss that swift has; raises `NotTrainable` for others."""
     task = _task(run)
-    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo"):
-        raise trainer.refuse(run, {"reward": "a reward model"}.get(task, task.upper()))
+    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward"):
+        raise trainer.refuse(run, task.upper())
     run.verb = "sft" if task == "sft" else "rlhf"
     _preference(run, task)
     _adapters(run)
@@ -98,7 +98,7 @@ def translate(run: Carrying) -> None:
         run.default("train.gradient_checkpointing", True)
     apply(run, TABLE)
     run.default("data.max_length", 1024)
-    run.default("data.truncation", "right")
+    run.default("data.truncation", "delete" if task == "reward" else "right")
     trainer.defaults(run, lr=_RATES.get(task, 1e-6))
     trainer.lora_defaults(run, 16, 32, 0.05, ["q_proj", "v_proj"])
 
@@ -134,6 +134,9 @@ def _preference(run: Carrying, task: str) -> None:
         loss = run.take("loss_type")
         if loss not in (None, "nll", "chunked_nll"):
             run.lose("loss_type", loss, "swift learns from the likelihood of the text (nll)")
+        return
+    if task == "reward":
+        run.set("objective.name", "rm", "trl reward")
         return
     losses = words(run.take("loss_type") or [])
     run.set("objective.name", "simpo" if task == "cpo" and losses == ["simpo"] else task, f"trl {task}")
