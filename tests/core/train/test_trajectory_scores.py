@@ -1,0 +1,96 @@
+"""Reward models and classifiers in training, against transformers' models with labels, one text at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain_torch import PlainTrainer, batches_of
+from tiny_runs import pairs, run_training
+from torch.nn.functional import logsigmoid
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+STEPS = 5
+END = "<|im_end|>"
+"""Ends texts, and is what pads batches too: a search for the last token that is no padding would score another one."""
+TEXTS = ["a", "bc def", f"g{END}", "hij", f"k{END}{END}", "lm n", f"opq rs{END}", "tu", f"v{END}", "wxyz"]
+KINDS: dict[str, tuple[int, list[Any]]] = {
+    "single_label_classification": (3, [0, 2, 1, 1, 0, 2, 2, 1, 0, 0]),
+    "multi_label_classification": (2, [[0], [], [0, 1], [1], [0], [1], [], [0, 1], [0], [1]]),
+    "regression": (1, [0.5, -1.0, 2.0, 0.0, 1.0, 1.5, -0.5, 0.25, 3.0, 1.0]),
+}
+Loss = Callable[[torch.nn.Module, Sequence[Any]], torch.Tensor]
+
+
+def headed(tiny: Path, folder: Path, labels: int, **settings: Any) -> Path:
+    torch.manual_seed(3)
+    model = AutoModelForSequenceClassification.from_pretrained(tiny, num_labels=labels, **settings)
+    model.save_pretrained(folder / "tiny")
+    AutoTokenizer.from_pretrained(tiny, pad_token=END, eos_token=END).save_pretrained(folder / "tiny")
+    return folder / "tiny"
+
+
+def check(trained: Any, model: torch.nn.Module, rows: Any, loss: Loss) -> None:
+    trainer = PlainTrainer(model, steps=STEPS, lr=1e-3)
+    expected = [trainer.step(loss(model, batch)) for batch in batches_of(rows, 4, STEPS)]
+    assert abs(expected[-1][0] - expected[0][0]) > 0.01, "the reference learned nothing"
+    assert trained.losses == pytest.approx([value for value, _ in expected], rel=1e-5)
+    assert trained.grad_norms == pytest.approx([norm for _, norm in expected], rel=1e-5)
+
+
+COMMON = {"train.max_steps": STEPS, "train.micro_batch": 2, "train.accumulation": 2}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_classifier_is_transformers_model_with_labels(tiny: Path, tmp_path: Path, kind: str) -> None:
+    labels, wanted = KINDS[kind]
+    folder = headed(tiny, tmp_path, labels, problem_type=kind)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == tokenizer(f"g{END}").input_ids[-1]
+
+    def loss(model: torch.nn.Module, batch: Sequence[tuple[str, Any]]) -> torch.Tensor:
+        losses = []
+        for text, label in batch:
+            ids = tokenizer(text, return_tensors="pt").input_ids
+            given = torch.tensor([label])
+            if kind == "multi_label_classification":
+                given = torch.tensor([[float(index in label) for index in range(labels)]])
+            losses.append(model(ids, labels=given).loss)
+        return torch.stack(losses).mean()
+
+    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, wanted, strict=True)]
+    settings = {"objective.name": "seq_cls", "model.num_labels": labels, "model.problem_type": kind}
+    # One token alone has no target, so that such a text is left out.
+    used = [(text, label) for text, label in zip(TEXTS, wanted, strict=True) if len(tokenizer(text).input_ids) > 1]
+    settings["data.padding_free"] = kind == "regression"
+    trained = run_training(folder, tmp_path, rows, {**COMMON, **settings})
+    # Without padding in its configuration the model scores the last token of one text.
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, pad_token_id=None)
+    check(trained, model, used, loss)
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["padded", "padding-free"])
+def test_a_reward_model_learns_pairs_by_their_scores_margins_and_centre(tiny: Path, tmp_path: Path, flat: bool) -> None:
+    folder = headed(tiny, tmp_path, 1)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [{**row, **({"margin": 0.5} if index % 3 == 0 else {})} for index, row in enumerate(pairs(10))]
+
+    def score(model: torch.nn.Module, question: str, answer: str) -> torch.Tensor:
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        return model(tokenizer(text, return_tensors="pt").input_ids).logits[0, 0]
+
+    def loss(model: torch.nn.Module, batch: Sequence[dict[str, Any]]) -> torch.Tensor:
+        losses = []
+        for row in batch:
+            chosen, rejected = (score(model, row["query"], row[name]) for name in ("response", "rejected_response"))
+            losses.append(-logsigmoid(chosen - rejected - row.get("margin", 0.0)) + 0.1 * (chosen + rejected) ** 2)
+        return torch.stack(losses).mean()
+
+    settings = {"objective.name": "rm", "objective.center_rewards_coefficient": 0.1, "data.padding_free": flat}
+    trained = run_training(folder, tmp_path, rows, {**COMMON, **settings})
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, pad_token_id=None)
+    check(trained, model, rows, loss)
