@@ -52,7 +52,7 @@ class TestDeepSpeed(BackendConformance):
             2,
             {"dp_shard": 2},
             zero("zero2"),
-            cases=chosen("clipped hard, tied", "accumulated", "packed", "lora", HEADED_LORA, "bfloat16"),
+            cases=chosen("clipped hard, tied", "accumulated", "packed", "lora", HEADED_LORA, "bfloat16", "negatives"),
         ),
         Layout(4, {"dp_shard": 4}, zero("zero3"), cases=chosen("packed")),
         Layout(2, {"dp_shard": 2}, zero("zero2_offload"), cases=chosen("accumulated", "lora")),
@@ -62,7 +62,9 @@ class TestDeepSpeed(BackendConformance):
             2,
             {"ulysses": 2},
             zero("zero3"),
-            cases=chosen("packed", "checkpointed", "dpo, lora", "float16", "reward", "embedding"),
+            cases=chosen(
+                "packed", "checkpointed", "dpo, lora", "float16", "reward", "embedding", "negatives, lora, packed"
+            ),
         ),
         Layout(4, {"ulysses": 2, "dp_shard": 2}, zero("zero3"), cases=chosen("packed")),
         Layout(

@@ -8,6 +8,7 @@ from swift.testing import BackendConformance, Layout
 
 NO_DORA = frozenset({"dora"})
 HEADED_LORA = "seq_cls, lora, packed"
+NEGATIVES_LORA = "negatives, lora, packed"
 
 
 class TestFsdp(BackendConformance):
@@ -15,7 +16,9 @@ class TestFsdp(BackendConformance):
     preload = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "swift_backend_fsdp.shard")
     layouts = (
         Layout(2, {"dp_shard": 2}),
-        Layout(4, {"tp": 2, "dp_shard": 2}, cases=chosen("packed", "dpo, lora", "reward"), without=NO_DORA),
+        Layout(
+            4, {"tp": 2, "dp_shard": 2}, cases=chosen("packed", "dpo, lora", "reward", "negatives"), without=NO_DORA
+        ),
         Layout(4, {"dp_shard": 4}, cases=chosen("packed")),
         Layout(4, {"dp_replicate": 2, "dp_shard": 2}, cases=chosen("dpo, lora")),
         Layout(
@@ -25,7 +28,7 @@ class TestFsdp(BackendConformance):
             without=NO_DORA,
         ),
         Layout(2, {"ulysses": 2}, cases=chosen("packed", "checkpointed", "dpo, lora", "reward", "value")),
-        Layout(2, {"cp": 2}, cases=chosen("packed", "lora", "bfloat16", HEADED_LORA, "embedding")),
+        Layout(2, {"cp": 2}, cases=chosen("packed", "lora", "bfloat16", HEADED_LORA, "embedding", NEGATIVES_LORA)),
         Layout(4, {"cp": 2, "dp_shard": 2}, cases=chosen("packed")),
         Layout(2, {"dp_shard": 2}, {"backend.offload": True}, cases=chosen("accumulated", "lora", "reward")),
     )

@@ -25,7 +25,15 @@ class TestMegatron(BackendConformance):
         Layout(
             4,
             {"tp": 2, "pp": 2, "sequence_parallel": True},
-            cases=chosen("clipped hard, tied", "packed", "dpo, lora", "reward", "seq_cls, lora, packed", "tokens"),
+            cases=chosen(
+                "clipped hard, tied",
+                "packed",
+                "dpo, lora",
+                "reward",
+                "seq_cls, lora, packed",
+                "negatives, lora, packed",
+                "tokens",
+            ),
         ),
         Layout(
             2,
@@ -45,12 +53,15 @@ class TestMegatron(BackendConformance):
                 "dpo, lora",
                 "value",
                 "embedding",
+                "negatives",
                 "seq_cls, lora, packed",
                 "tokens, packed, lora",
             ),
         ),
         Layout(4, {"pp": 4}, cases=chosen("dpo, lora")),
-        Layout(2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "lora", "value", "tokens")),
+        Layout(
+            2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "lora", "value", "negatives", "tokens")
+        ),
         Layout(2, {"pp": 2}, {"backend.stages": (3, 1)}, "uneven", cases=chosen("packed")),
         Layout(
             4,
@@ -69,7 +80,7 @@ class TestMegatronExperts(BackendConformance):
     preload = ("megatron_imported",)
     deviations: ClassVar = {"test_every_claim_is_tried": "the dense model's layouts have the others; see below"}
     layouts = (
-        Layout(2, {"ep": 2}, cases=chosen("packed", "dpo, lora", "reward", "bfloat16")),
+        Layout(2, {"ep": 2}, cases=chosen("packed", "dpo, lora", "reward", "negatives", "bfloat16")),
         Layout(4, {"ep": 2, "pp": 2}, cases=chosen("dpo, lora")),
         Layout(2, {"ep": 2}, {"backend.dispatcher": "allgather"}, "allgather", cases=chosen()),
         Layout(2, {"tp": 2}, cases=chosen("dpo, lora")),

@@ -505,6 +505,58 @@ class ScoresThePadPosition(TorchBackend):
 
 
 @caught_by("trajectory", "reward")
+class LeavesTheHeadOutOfTheNorm(TorchBackend):
+    """The gradient of the head is clipped with all others, and not part of the norm."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        head = [each for name, each in state.model.named_parameters() if name.startswith("score.")]
+        real = torch.nn.utils.clip_grad_norm_
+
+        def clip(parameters: Any, limit: float) -> torch.Tensor:
+            others = [each for each in parameters if all(each is not one for one in head)]
+            return real(others, limit)
+
+        torch.nn.utils.clip_grad_norm_ = clip
+        try:
+            return step(run, state, batch, objective)
+        finally:
+            torch.nn.utils.clip_grad_norm_ = real
+
+
+@caught_by("trajectory", "negatives")
+class PoolsThePadPosition(ScoresThePadPosition):
+    """The vector of a text is the hidden state at the end of its row, as if no row were padded."""
+
+
+@caught_by("trajectory", "negatives")
+class ComparesItsOwnRowsOnly(TorchBackend):
+    """The rows of other micro-batches and processes are not gathered: nothing is compared with them."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        def alone(micro_batch: Any) -> Any:
+            return dataclasses.replace(micro_batch, segment_values={})
+
+        return step(run, state, batch, Reading(objective, alone))
+
+
+@caught_by("trajectory", "negatives")
+class ReportsWhatItBackpropagates(TorchBackend):
+    """A loss that has the right gradient only is reported as it is."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        class Unreported:
+            needs, adapters_off = objective.needs, objective.adapters_off
+
+            def loss(self, view: Any, micro_batch: Any) -> Any:
+                return dataclasses.replace(objective.loss(view, micro_batch), reported=None)
+
+        return step(run, state, batch, Unreported())
+
+
+@caught_by("trajectory", "reward")
 class StartsFromAHeadOfItsOwn(TorchBackend):
     """The head is drawn where the process happens to be in its sequence of random numbers."""
 

@@ -11,6 +11,17 @@ class TestTorch(BackendConformance):
     backend = "torch"
     layouts = (
         Layout(2),
-        Layout(4, {"dp_replicate": 4}, cases=chosen("packed")),
-        Layout(1, cases=chosen("accumulated", "packed", "dpo, lora", "value", "seq_cls, lora, packed")),
+        Layout(4, {"dp_replicate": 4}, cases=chosen("packed", "negatives")),
+        Layout(
+            1,
+            cases=chosen(
+                "accumulated",
+                "packed",
+                "dpo, lora",
+                "value",
+                "seq_cls, lora, packed",
+                "negatives",
+                "negatives, lora, packed",
+            ),
+        ),
     )

@@ -69,10 +69,11 @@ def forward(run: Run, state: MegatronState, batch: Batch, objective: Objective) 
     """Compute views and sums without gradients."""
     with megatron_runtime.active():
         for chunk in state.wrapped:
-            chunk.eval()
+            chunk.train(batch.dropout)
         restore = switch(state.built.chunks, True) if objective.adapters_off else None
         try:
-            totals = _pass(run, state, batch, objective, forward_only=True)
+            with _same_dropout_again():
+                totals = _pass(run, state, batch, objective, forward_only=True)
         finally:
             if restore is not None:
                 restore()
@@ -116,7 +117,7 @@ def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *,
     def step(shards: Iterator[MicroBatchSlice], chunk: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
         shard = next(shards)
         heartbeat()
-        if not forward_only:
+        if batch.dropout or not forward_only:
             torch.manual_seed(shard.batch.seed)
         extra = _padding(state, shard)
         ids, positions = shard.input_ids, shard.position_ids
@@ -177,6 +178,19 @@ def _padding(state: MegatronState, shard: MicroBatchSlice) -> dict[str, Any] | N
 def _losses(state: MegatronState, shard: MicroBatchSlice, hidden: torch.Tensor, objective: Objective) -> LossSums:
     view = view_of(state, shard, hidden, objective.needs)
     return objective.loss(view, shard.batch)
+
+
+@contextlib.contextmanager
+def _same_dropout_again() -> Iterator[None]:
+    """Let what follows draw the same random numbers once more, of the generators that tensor parallel regions have."""
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    tracker = get_cuda_rng_tracker()
+    states = tracker.get_states()
+    try:
+        yield
+    finally:
+        tracker.set_states(states)
 
 
 @contextlib.contextmanager

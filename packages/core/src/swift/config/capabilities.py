@@ -118,7 +118,8 @@ def _of_layout(config: Config) -> Iterator[Requirement]:
 
 
 def _of_objective(objective: Objective) -> Iterator[Requirement]:
-    for need in sorted(objective.needs):
+    first = getattr(objective, "first_pass", None)
+    for need in sorted(objective.needs | (frozenset() if first is None else first.needs)):
         yield Requirement(
             f"what the objective {objective.name!r} needs ({Need(need).value})", "provides", need, "another objective"
         )

@@ -101,6 +101,8 @@ _DPO: dict[str, Any] = {"objective.name": "dpo"}
 _PACKED: dict[str, Any] = {"data.packing": True, "data.max_length": 160}
 _SCORES: dict[str, Any] = {"objective.name": "kit-scores", "model.task": "reward", "optim.lr": 3e-4}
 _SEQ_CLS: dict[str, Any] = {**_SCORES, "model.task": "seq_cls", "model.num_labels": 3}
+# Their batches are so large that the held-out rows are compared with each other all at once.
+_NEGATIVES: dict[str, Any] = {"objective.name": "kit-negatives", "model.task": "embedding"}
 _REFERENCE = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 _OF_TOKENS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS})
 
@@ -131,6 +133,16 @@ CASES = (
     Case(
         "embedding",
         {"objective.name": "kit-vectors", "model.task": "embedding", "model.pooling": "mean"},
+        needs=frozenset({Need.POOLED}),
+    ),
+    Case("negatives", _NEGATIVES, PAIRS, global_batch=8, needs=frozenset({Need.POOLED})),
+    Case(
+        "negatives, lora, packed",
+        {**_NEGATIVES, **_LORA, **_PACKED},
+        PAIRS,
+        global_batch=8,
+        accumulation=2,
+        tuner="lora",
         needs=frozenset({Need.POOLED}),
     ),
     Case("tokens", global_batch=12, accumulation=3, needs=_OF_TOKENS, tokens=True),

@@ -1,7 +1,8 @@
 """The kit's own objectives: least squares on what a head returns, to see that backends compute and train it.
 
-Their targets are made of a sample's own length, so that every layout has them, and the reference too. They are
-installed for the time of a session, as a distribution of their own.
+One more compares all rows of a batch with each other. The targets of least squares are made of a sample's own length,
+so that every layout has them, and the reference too. They are installed for the time of a session, as a distribution
+of their own.
 """
 
 from __future__ import annotations
@@ -17,15 +18,21 @@ from typing import TYPE_CHECKING
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
+from swift.objectives.across_rows import AcrossRows, Compared
 from swift.objectives.base import BaseObjective, viewed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from swift.data.batch import MicroBatch
+    from swift.data.global_segments import GlobalSegments
 
 SCALE = 50.0
 """Tokens that make a target of 1."""
+TEMPERATURE = 0.2
+"""Divisor of similarities."""
 
 
 class _LeastSquares(BaseObjective[Section]):
@@ -76,6 +83,38 @@ class FitVectors(_LeastSquares):
         return (vectors - targets[:, None]) * counts[:, None] / math.sqrt(vectors.shape[1])
 
 
+class Negatives(AcrossRows[Section]):
+    """The first text of a pair ought to be nearer to the second than to the second texts of all other pairs."""
+
+    name = "kit-negatives"
+    encoding = "preference"
+    task = "embedding"
+
+    def compare(self, vectors: torch.Tensor, samples: GlobalSegments) -> Compared:
+        """Return the cross entropy of each pair among all pairs, by cosine similarity."""
+        import torch
+
+        vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        counts = samples.counts[0::2]
+        similarities = vectors[0::2] @ vectors[1::2].T / TEMPERATURE
+        similarities = similarities.masked_fill(~counts, -torch.inf)
+        losses = torch.where(counts, -similarities.log_softmax(-1).diagonal(), 0.0)
+        nearest = (similarities.argmax(-1) == torch.arange(len(counts), device=counts.device)).double()
+        return Compared(losses, {"nearest": (nearest, counts.double())})
+
+    def from_first_pass(self, vectors: torch.Tensor, samples: GlobalSegments) -> Mapping[str, torch.Tensor]:
+        """Return the vectors too, so that the step can compare its own with them."""
+        return {**super().from_first_pass(vectors, samples), "vector": vectors}
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Return, as the metric 'drift', how far the vectors of the step are from those of the first pass as well."""
+        sums = super().loss(view, batch)
+        if "vector" in batch.segment_values:
+            off = viewed(view.pooled, Need.POOLED).detach() - batch.segment_values["vector"]
+            sums.metrics["drift"] = (off.square().sum(), off.shape[0])
+        return sums
+
+
 @cache
 def install_objectives() -> None:
     """Make the kit's objectives known by name in this process and in those that are forked from it."""
@@ -86,6 +125,6 @@ def install_objectives() -> None:
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: swift-testing-objectives\nVersion: 1.0\nRequires-Dist: swift-core>=0.1\n"
     )
-    points = (f"{each.name} = {__name__}:{each.__name__}\n" for each in (FitScores, FitValues, FitVectors))
+    points = (f"{each.name} = {__name__}:{each.__name__}\n" for each in (FitScores, FitValues, FitVectors, Negatives))
     (info / "entry_points.txt").write_text("[swift.objectives]\n" + "".join(points))
     sys.path.append(str(site))

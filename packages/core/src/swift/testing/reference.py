@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from swift.testing.objectives import SCALE
+from swift.testing.objectives import TEMPERATURE as OF_SIMILARITIES
 from swift.testing.token_inputs import ENTROPY, LEFT, RATIO, TEACHER, TEMPERATURE, candidates_of, values_of
 
 Tokens = tuple[list[int], list[int]]
@@ -183,6 +184,8 @@ def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.
     samples = [recipe.samples[index] for index in batch]
     if recipe.objective == "dpo":
         return torch.stack([_dpo(recipe, model, past, *sample) for sample in samples]).mean()
+    if recipe.objective == "kit-negatives":
+        return _negatives(recipe, model, samples)
     if recipe.task != "causal_lm":
         return torch.stack([_least_squares(recipe, model, tokens) for (tokens,) in samples]).sum() / len(samples)
     weight = sum(len(answer) for ((_, answer),) in samples)
@@ -221,6 +224,15 @@ def _least_squares(recipe: Recipe, model: Any, tokens: Tokens) -> torch.Tensor:
         return _squares(vector - length / SCALE) / len(vector)
     targets = length / SCALE * torch.arange(1, recipe.labels + 1)
     return _squares(model(**inputs).logits[0] - targets)
+
+
+def _negatives(recipe: Recipe, model: Any, samples: Sequence[Sample]) -> torch.Tensor:
+    """Return the kit's objective that compares all pairs of a batch, from the last hidden state of each text."""
+    texts = [[*prompt, *answer, *recipe.ending] for sample in samples for prompt, answer in sample]
+    hidden = [model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0, -1] for text in texts]
+    vectors = F.normalize(torch.stack(hidden), dim=-1)
+    similarities = vectors[0::2] @ vectors[1::2].T / OF_SIMILARITIES
+    return F.cross_entropy(similarities, torch.arange(len(samples)))
 
 
 def _squares(differences: torch.Tensor) -> torch.Tensor:
