@@ -109,7 +109,8 @@ class _Reranker(BaseObjective[Options]):
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sum over the queries of the micro-batch, or over their documents."""
-        groups = Groups.of(self.scores(view, batch).float(), batch)
+        scores = self.scores(view, batch).float()
+        groups = Groups.of(scores, batch)
         counts = groups.exists & groups.active[:, None]
         if self.options.loss == "listwise":
             # One document of each group is right, and it is the first one.
@@ -118,7 +119,7 @@ class _Reranker(BaseObjective[Options]):
         else:
             signed = groups.scores.masked_fill(~groups.exists, 0) * (2 * groups.positive.float() - 1)
             loss = -(log_sigmoid(signed) * counts).sum()
-        return LossSums(loss=loss, metrics=_metrics(groups, counts))
+        return LossSums(loss=loss, metrics=_metrics(groups, counts), segments=scores.detach())
 
 
 class Reranker(_Reranker[RerankerOptions]):
