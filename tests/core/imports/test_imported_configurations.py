@@ -342,6 +342,31 @@ COMMANDS = {
 }  # fmt: skip
 
 
+COMPARING = {
+    "INFONCE_TEMPERATURE=0.2 swift sft --model m --dataset d --task_type embedding --loss_type infonce":
+        ("sft", {"name": "embedding", "loss": "infonce", "temperature": 0.2}),
+    "INFONCE_TEMPERATURE=0.2 swift sft --model m --dataset d --task_type embedding --loss_type contrastive":
+        ("sft", {"name": "embedding", "loss": "contrastive"}),
+    "swift sft --model m --dataset d --task_type reranker --loss_type listwise_reranker --num_labels 1":
+        ("sft", {"name": "reranker", "loss": "listwise"}),
+    "swift sft --model m --dataset d --task_type generative_reranker --loss_type generative_reranker":
+        ("sft", {"name": "generative_reranker", "loss": "pointwise"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMPARING)
+def test_a_recipe_of_vectors_or_rerankers_keeps_its_objective_and_its_variables(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb, objective = COMPARING[command]
+    code, said, configuration = made(tmp_path, command)
+    assert (code, configuration["objective"]) == (0, objective), said
+    assert f"Next: swift {verb} made.yaml" in said
+    monkeypatch.chdir(tmp_path)
+    task = parse(["made.yaml"], verb).config.model.task
+    assert task == {"embedding": "embedding", "reranker": "seq_cls"}.get(objective["name"], "causal_lm")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_in_quotes_is_read_as_the_program_would(command: str, tmp_path: Path) -> None:
     verb, objective, optim = COMMANDS[command]
@@ -399,6 +424,7 @@ NOT_TRAINED = {
     "llamafactory-cli train --stage ppo --model_name_or_path m": "PPO",
     "llamafactory-cli export merge.yaml": "trains nothing",
     "swift infer --model m": "trains nothing",
+    "megatron rlhf --use_ray true --config there/no.yaml": "which is not there",
     "ls -l": "no command that is known",
 }
 

@@ -198,10 +198,14 @@ def _parallel(run: Carrying) -> None:
 
 def _objective(run: Carrying) -> None:
     method = str(run.take("rl") or "")
-    if not is_off(run.take("reward_model")) or not is_off(run.take("process_reward_model")):
-        raise trainer.refuse(run, "a reward model")
+    scores = not is_off(run.take("reward_model"))
+    if not is_off(run.take("process_reward_model")):
+        raise trainer.refuse(run, "a model that rewards steps")
     if (method and method not in _RL) or run.values.get("diffusion"):
         raise trainer.refuse(run, method.upper() or "diffusion")
+    if scores:
+        _reward(run)
+        return
     if "num_labels" in run.values:
         raise trainer.refuse(run, "a classifier")
     beta, dpo_beta, orpo = run.take("rl_beta"), run.take("dpo_beta"), run.take("orpo_alpha")
@@ -213,6 +217,16 @@ def _objective(run: Carrying) -> None:
         run.set("objective.loss", "ipo", "rl")
     chosen = next((each for each in (beta, dpo_beta, orpo) if each is not None), 0.1)
     run.set("objective.beta", chosen, "rl_beta")
+
+
+def _reward(run: Carrying) -> None:
+    run.verb = "rlhf"
+    run.set("objective.name", "rm", "reward_model")
+    labels, coefficient = run.take("num_labels"), run.take("center_rewards_coefficient")
+    if number(labels) not in (None, 1):
+        run.lose("num_labels", labels, "a reward model returns one number")
+    if coefficient is not None:
+        run.set("objective.center_rewards_coefficient", coefficient, "center_rewards_coefficient")
 
 
 def _adapter(run: Carrying) -> None:

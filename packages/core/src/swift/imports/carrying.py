@@ -15,7 +15,7 @@ OFF = ("", "none", "null", "false", "no", "off", "0", "0.0")
 
 
 class NotTrainable(UsageError):
-    """A recipe of something that swift does not do: inference, a reward model, learning from generated answers."""
+    """A recipe of something that swift does not do: inference, or learning from generated answers."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ _STAGES: dict[str, tuple[Verb, str]] = {
     "rm": ("rlhf", "rm"),
 }
 _OTHER_STAGES = {"ppo": "PPO"}
-_MULTIMODAL = unneeded("is about images, video or audio, which swift does not train on")
+_MULTIMODAL = absent("images, video and audio are not trained on here: rows that have some are refused")
 
 TABLE: Table = {
     **trainer.TABLE,
@@ -73,7 +73,7 @@ TABLE: Table = {
     **each(("upcast_layernorm", "upcast_lmhead_output"), changed("weights that train are held in float32 here")),
     **each(
         (
-            "image_min_pixels", "video_min_pixels", "video_fps",
+            "image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "video_fps",
             "video_maxlen", "media_dir", "audio_sampling_rate",
         ),
         _MULTIMODAL,

@@ -10,6 +10,7 @@ import json
 import math
 from typing import Any
 
+from swift.config.other_programs.environment import OPTIONS_OF
 from swift.imports import trainer
 from swift.imports.carrying import Carrying, Verb, is_off, number, share, words
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, unneeded
@@ -17,6 +18,8 @@ from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, 
 NAME = "ms-swift"
 
 OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm")
+SCORING = ("seq_cls", "embedding", "reranker", "generative_reranker")
+"""Tasks of `swift sft` that are objectives here."""
 _BETAS = {"simpo": 2.0}
 _MULTIMODAL = unneeded("is about images, video or audio, which swift does not train on")
 _GENERATING = unneeded("is about answers that are generated, not about this training")
@@ -65,7 +68,7 @@ TABLE: Table = {
             "use_flash_ckpt",
             "load_args", "load_data_args", "ignore_args_error", "swanlab_project", "swanlab_exp_name",
             "swanlab_mode", "swanlab_workspace", "wandb_project", "wandb_exp_name",
-            "max_shard_size", "problem_type", "template_mode",
+            "max_shard_size", "template_mode",
             "acc_steps", "global_world_size", "rank", "local_world_size", "model_suffix",
             "model_info", "model_meta", "model_dir", "hub", "ckpt_dir", "training_args",
             "val_dataset_shuffle", "disable_auto_column_mapping", "port", "host",
@@ -105,10 +108,10 @@ def translate(run: Carrying) -> None:
     """Translate `swift pt | sft | rlhf` and `megatron pt | sft | rlhf`; raises `NotTrainable` for other verbs."""
     command = run.recipe.command
     megatron = command.startswith("megatron")
+    _environment(run)
     _objective(run, command.removeprefix("megatron").strip())
     _names(run)
     _order(run)
-    _environment(run)
     _quantisation(run)
     (_megatron if megatron else _trainer)(run)
     if "data.max_length" not in run.settings:
@@ -171,16 +174,37 @@ def _objective(run: Carrying, verb: str) -> None:
     verbs: dict[str, Verb] = {"pt": "pt", "sft": "sft", "rlhf": "rlhf"}
     run.verb = verbs[verb]
     run.set("objective.name", kind if verb == "rlhf" else verb, "rlhf_type" if verb == "rlhf" else f"swift {verb}")
-    task = run.values.get("task_type")
-    if task in ("embedding", "reranker", "generative_reranker") and verb == "sft":
+    task = run.take("task_type")
+    if task is None and verb == "sft" and not is_off(run.values.get("num_labels")):
+        task = "seq_cls"  # as ms-swift does
+    if task in SCORING and verb == "sft":
+        _scoring(run, str(task))
+    elif task not in (None, "causal_lm", *SCORING):
         raise trainer.refuse(run, f"the task {task}")
-    if task == "seq_cls" and verb == "sft":
-        run.set("objective.name", "seq_cls", "task_type")
+
+
+def _scoring(run: Carrying, task: str) -> None:
+    """Name the objective of a task whose model returns scores or vectors, with what ms-swift does by default."""
+    run.set("objective.name", task, "task_type")
+    if task == "seq_cls":
         run.changed(
             "task_type", task, "a conversation that the user ends is scored there, without the start of an answer"
         )
-    if task in ("causal_lm", "seq_cls"):
-        run.take("task_type")
+    else:
+        run.take("num_labels")
+    loss = run.take("loss_type")
+    if loss is None and task != "seq_cls":
+        run.changed("loss_type", "", "ms-swift has no default for it: it is swift's own (objective.loss)")
+    elif "reranker" in task:
+        run.set("objective.loss", "listwise" if "listwise" in str(loss) else "pointwise", "loss_type")
+    elif task == "embedding":
+        run.set("objective.loss", loss, "loss_type")
+    for variable, option in OPTIONS_OF.get(task, {}).items():
+        value = run.take(variable)
+        if value is not None and variable.startswith("INFONCE_") and loss not in (None, "infonce"):
+            run.unneeded(variable, value, f"has no effect on the loss {loss}")
+        elif value is not None:
+            run.set(f"objective.{option}", value, variable)
 
 
 def _names(run: Carrying) -> None:
@@ -236,6 +260,8 @@ def _environment(run: Carrying) -> None:
     for name, value in (environment if isinstance(environment, dict) else {}).items():
         if name == "NPROC_PER_NODE" and (count := number(value)):
             run.processes = int(count)
+        elif any(name in options for options in OPTIONS_OF.values()):
+            run.values.setdefault(name, value)
         else:
             run.unneeded(f"ENV.{name}", value, "is a variable of the environment: set it where you type the command")
 

@@ -109,7 +109,11 @@ def as_flag(run: Carrying, name: str, value: Any) -> bool:
         return True
     for key, meant in settings.items():
         # A request (`@...`) is settled once the whole configuration is known: the flag itself says it.
-        run.set(name if key.startswith("@") else key, list(meant) if isinstance(meant, tuple) else meant, name)
+        value = list(meant) if isinstance(meant, tuple) else meant
+        if not key.startswith("?"):
+            run.set(name if key.startswith("@") else key, value, name)
+        elif key[1:] not in run.settings:  # what holds where nothing else says it
+            run.set(key[1:], value, name)
     return True
 
 

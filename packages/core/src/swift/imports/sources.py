@@ -161,6 +161,7 @@ _OTHERS = (
     ({"model_class", "dist_config"}, "a recipe of LLaMA-Factory's new engine (v1), which is not read yet"),
     ({"sample_backend"}, "a recipe of LLaMA-Factory's new engine (v1), which is not read yet"),
     ({"sampler_type"}, "a recipe of sampling: swift infer MODEL --dataset FILE"),
+    ({"sampler_engine"}, "a recipe of sampling: swift infer MODEL --dataset FILE"),
     ({"generation_config_path"}, "a recipe of inference: swift chat MODEL, swift infer MODEL"),
 )
 
@@ -168,7 +169,9 @@ _OTHERS = (
 def _other_kind(values: Mapping[str, Any]) -> str | None:
     """Return what a file is that trains nothing, in words; None for one that may train."""
     for keys, what in _OTHERS:
-        if keys <= values.keys() and not (values.get("do_train") or values.get("stage") in ("sft", "dpo", "kto", "pt")):
+        if keys <= values.keys() and not (
+            values.get("do_train") or values.get("stage") in ("sft", "dpo", "kto", "pt", "rm")
+        ):
             return what
     return None
 
@@ -178,6 +181,11 @@ def _of_call(command: ShellCommand, call: ProgramCall, place: str, folder: Path)
     remarks: list[tuple[str, Any, str]] = []
     for name in call.files:
         found = next((at / name for at in (Path(), folder) if (at / name).is_file()), None)
+        if found is None and not any("model" in key for key in call.values):
+            raise ConfigError(
+                f"{place} takes its settings from {shown(name)}, which is not there.",
+                hint="Import that file itself: swift config import FILE",
+            )
         if found is None:
             remarks.append(("config", name, "there is no such file here: import the file itself"))
         elif found.suffix == ".json":

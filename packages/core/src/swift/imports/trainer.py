@@ -304,5 +304,5 @@ def refuse(run: Carrying, what: str) -> NotTrainable:
     """Return the error for a task that swift does not have."""
     return NotTrainable(
         f"{run.recipe.source} is {run.program}'s recipe of {what}, which swift does not have.",
-        hint="It trains with pt, sft, dpo, kto, orpo, simpo and cpo: see swift rlhf --help",
+        hint="See what it trains: swift sft --help, swift rlhf --help",
     )
