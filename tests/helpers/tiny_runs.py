@@ -54,7 +54,7 @@ class Trained:
     @property
     def losses(self) -> list[float]:
         """The loss of every step."""
-        return [line["loss"] for line in self.lines.values()]
+        return [line["loss"] for line in self.lines.values() if "loss" in line]  # not one of an evaluation alone
 
     @property
     def grad_norms(self) -> list[float]:

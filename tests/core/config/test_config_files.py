@@ -90,6 +90,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         parse(["--config", str(tmp_path / "gone.yaml")], "sft")
 
 
+@pytest.mark.parametrize("key", ["optim.warmup_steps", "warmup_steps"])
+def test_warm_up_of_less_than_a_step_is_a_part_of_all_steps_in_a_file_too(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{key}: 0.1\n")
+    optim = parse([str(file)], "sft", complete=False).config.optim
+    assert (optim.warmup_ratio, optim.warmup_steps) == (0.1, None)
+
+
 def test_what_show_prints_is_a_file_that_gives_the_same_run(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from swift.cli.main import run
 from swift.contracts import Sampling
 from swift.errors import UsageError
 from swift.infer.options import ModelOptions, SamplingOptions
@@ -106,6 +107,11 @@ def test_text_that_may_be_the_beginning_of_a_stop_string_waits(speaker: EngineSp
     assert stops.certain("an answer\nA") == "an answer\nA"
     assert stops.before("one### two\nQ:") == ("one", True)
     assert stops.before("one## two") == ("one## two", False)
+
+
+def test_a_temperature_above_that_of_any_server_is_refused_by_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["infer", "--model", "m", "--prompt", "hello", "--temperature", "2.5"]) == 2
+    assert "--temperature" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

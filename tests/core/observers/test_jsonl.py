@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,19 @@ def test_each_line_has_the_documented_keys_and_unrounded_figures(make_run, drive
     assert lines[-1]["loss"] == 1 / 12
     assert lines[-1]["eval_loss"] == 2 / 12
     assert "eval_loss" not in lines[0]
+
+
+def test_an_evaluation_before_the_first_step_stands_at_the_step_before(make_run, make_record):
+    run = make_run(steps=1)
+    for first, loss in ((1, 9.0), (3, float("nan"))):  # a run, and the same resumed from step 2
+        observer = JsonlObserver()
+        observer.swift_run_start(run)
+        observer.swift_step_end(run, replace(make_record(first), evaluation_before={"loss": loss, "eval_acc": 0.5}))
+        observer.swift_step_end(run, make_record(first + 1))
+    before, _, second, *others = read_lines(run.folder / "logging.jsonl")
+    assert before == {"step": 0, "global_step/max_steps": "0/12", "eval_loss": 9.0, "eval_acc": 0.5}
+    assert (second["step"], second["loss"], second["eval_loss"], second["eval_acc"]) == (2, 1 / 2, None, 0.5)
+    assert [line["step"] for line in others] == [3, 4]
 
 
 def test_the_last_line_sums_the_run_up(make_run, drive, make_summary):

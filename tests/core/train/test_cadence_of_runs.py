@@ -72,13 +72,14 @@ def test_parts_of_all_steps_and_strategies_decide_when_a_run_saves_evaluates_and
     rising = {"optim.lr": 1.0, "optim.warmup_steps": 0, "eval_on_start": True, "checkpoint.save_last": False}
     trained = run_training(tiny, tmp_path, ROWS, {**EPOCHS, **best, **rising}, validation=HELD_OUT)
     assert "Before step 1: eval_loss " in capsys.readouterr().out
+    assert trained.lines[0]["eval_loss"] > 0
     lowest, expected = float("inf"), []
-    for step in evaluated(trained):
+    for step in evaluated(trained)[1:]:
         if (loss := trained.lines[step]["eval_loss"]) < lowest:
             lowest = loss
             expected.append(step)
     assert checkpoints(trained) == expected
-    assert list(trained.lines) == [1, 2, 3, 4, 6, 8, 9, 10, 12, 14]
+    assert list(trained.lines) == [0, 1, 2, 3, 4, 6, 8, 9, 10, 12, 14]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_only_the_weights_of_a_checkpoint_start_a_run_from_step_zero(tiny: Path,
         tiny, tmp_path, ROWS, {**settings, **again, "eval_on_start": True, "logging.run_name": "two"}, validation=ROWS
     )
     second = Trained(second.summary, tmp_path / "checkpoint-3" / "two")  # a run's folder is named after its model
-    assert list(second.lines) == [1, 2, 3]
+    assert list(second.lines) == [0, 1, 2, 3]
     assert second.losses[0] < 0.95 * first.losses[0], "it starts where the other ended"
 
 

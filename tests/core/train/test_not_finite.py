@@ -12,11 +12,26 @@ from processes import on_processes
 from safetensors.torch import load_file, save_file
 from tiny_runs import conversations, run_training, write_jsonl, write_model
 
+from swift.config.sections import Config
 from swift.demo.tokenizer import byte_tokenizer
 from swift.errors import TrainingError
+from swift.train.failures import resume_advice
 
 ROWS = conversations(12)
 ROWS[9]["messages"][1]["content"] += "Z"
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (True, "Resume from the last checkpoint: --resume_from_checkpoint run/checkpoint-2"),
+        (False, "Start a new run from the last: --resume_from_checkpoint run/checkpoint-2 --resume_only_model true"),
+    ],
+)
+def test_weights_alone_are_not_offered_to_resume_from(kept: bool, said: str) -> None:
+    config = Config.model_validate({"checkpoint": {"optimizer_state": kept}})
+    assert resume_advice(config, Path("run/checkpoint-2")).endswith(said)
+    assert resume_advice(config, None) == "No checkpoint was saved."
 
 
 @pytest.fixture(scope="module")

@@ -74,6 +74,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "objective.label_smoothing": ("label_smoothing", "label_smoothing_factor"),
     "optim.lr": ("learning_rate", "lr"),
     "optim.warmup_ratio": ("warmup_ratio", "lr_warmup_fraction"),
+    "optim.warmup_steps": ("warmup_steps", "lr_warmup_iters"),
     "optim.min_lr": ("min_lr",),
     "optim.min_lr_ratio": ("min_lr_ratio", "min_lr_rate", "cosine_min_lr_ratio"),
     "optim.weight_decay": ("weight_decay",),
@@ -164,7 +165,6 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("lr_scheduler_type", "lr_scheduler"), "optim.schedule", "value", to.schedule),
     (("lr_decay_style",), "optim.schedule", "value", to.choice(to.DECAY_STYLES)),
     (("lr_scheduler_kwargs",), "optim.schedule_options", "mapping", to.schedule_options),
-    (("warmup_steps", "lr_warmup_iters"), "optim.warmup_steps", "value", to.warmup_steps),
     (
         ("sequence_parallel_size",),
         "parallel.sequence_parallel",

@@ -12,7 +12,7 @@ from swift.config.draft import Assignment, Draft
 from swift.config.other_programs.fsdp import settle_fsdp
 from swift.config.other_programs.megatron import settle_megatron
 from swift.config.other_programs.quantisation import settle_quantisation
-from swift.config.values import as_switch, quoted
+from swift.config.values import as_number, as_switch, quoted
 from swift.errors import ConfigError
 from swift.untrusted import parse_json
 
@@ -26,6 +26,7 @@ def settle(merged: Merged) -> list[str]:
     _model_type(merged, notes)
     _sequence_parallel_size(merged, notes)
     _min_lr(merged)
+    _part_of_warmup(merged)
     _packing_length(merged)
     _max_samples(merged)
     _trainable_parameters(merged, notes)
@@ -193,6 +194,14 @@ def _whole(assignment: Assignment) -> int:
             hint=f"For example: {assignment.source} 8",
         )
     return int(text)
+
+
+def _part_of_warmup(merged: Merged) -> None:
+    """Take a number of warm-up steps below 1 for a part of all steps, as the Trainer does."""
+    steps = merged.get("optim.warmup_steps")
+    part = None if steps is None else as_number(steps.value)
+    if part is not None and 0 < part < 1:
+        merged["optim.warmup_ratio"] = merged.pop("optim.warmup_steps")
 
 
 def _packing_length(merged: Merged) -> None:

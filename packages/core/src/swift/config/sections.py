@@ -172,7 +172,7 @@ class OptimSection(OpenSection):
     )
     warmup_ratio: Fraction = Field(0.05, description="Part of all steps spent warming up")
     warmup_steps: Annotated[int, Field(ge=0, le=LARGEST)] | None = Field(
-        None, description="Steps of warm-up; overrides warmup_ratio"
+        None, description="Steps of warm-up; overrides warmup_ratio, and is a part of all steps below 1"
     )
     min_lr: Annotated[float, Field(ge=0.0, le=1e3)] | None = Field(
         None, description="Learning rate at the end; default 0, and 1e-7 for polynomial"

@@ -31,6 +31,8 @@ class StepRecord:
     data_seconds: float
     evaluation: Mapping[str, float] | None = None
     memory_gib: float = 0.0
+    evaluation_before: Mapping[str, float] | None = None
+    """Evaluation before this step, which is the first of its session (`train.eval_on_start`)."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from swift.export.state import export_state
 from swift.export.stored import base_of, stored_weights
 from swift.infer.find import check_finished, settings_of_folder
 from swift.models.config_file import read_config
-from swift.terminal import Say
+from swift.terminal import Say, waiting
 from swift.untrusted import typed_path
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def export_checkpoint(
     """
     requested = options if isinstance(options, ExportOptions) else ExportOptions(**options.model_dump())
     scheme = requested_scheme(to, requested)
-    origin = _origin(typed_path(str(path), "The checkpoint", CheckpointError), trust_remote_code, say, model=model)
+    typed = typed_path(str(path), "The checkpoint", CheckpointError)
+    with waiting(f"Opening {typed}"):
+        origin = _origin(typed, trust_remote_code, say, model=model)
     destination = options.out or default_destination(
         origin.folder, to=to, quant=requested.quant, is_checkpoint=origin.checkpoint is not None
     )

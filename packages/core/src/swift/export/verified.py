@@ -34,7 +34,7 @@ from swift.models.memory import check_memory, model_bytes
 from swift.models.merge import merged
 from swift.plugins.blame import words_of
 from swift.plugins.known import ENGINE, ENGINE_TITLE
-from swift.terminal import Say
+from swift.terminal import Say, waiting
 
 
 def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
@@ -58,13 +58,16 @@ def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
         note_unverified(job.temporary, job.writer, reason)
         job.say(f"NOT VERIFIED: {reason}. Only the {job.writer} knows whether it holds what was trained")
         return
-    reference = _reference(job, plain)
-    del plain  # as large as the model that is reloaded next
-    _say_verified(_compared(job, digests, reference), job.say)
+    with waiting("Comparing the export with what was trained"):
+        reference = _reference(job, plain)
+        del plain  # as large as the model that is reloaded next
+        report = _compared(job, digests, reference)
+    _say_verified(report, job.say)
 
 
 def _export(job: ExportJob, weights: WeightStream) -> None:
-    job.exporter.export(job.run, weights, job.request)
+    with waiting(f"Writing {job.destination}"):
+        job.exporter.export(job.run, weights, job.request)
     add_files_of_objective(job.temporary, job.objective, model=_folder_of(job.source))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from swift.contracts import Sampling
 from swift.errors import UsageError
 from swift.infer.answers import Speaker
 from swift.infer.questions import with_system
+from swift.terminal import waiting
 from swift.untrusted import check_unicode
 
 COMMANDS = {
@@ -43,10 +45,17 @@ def converse(speaker: Speaker, sampling: Sampling) -> None:
         if _is_command(said):
             sys.stderr.write("".join(f"{line}\n" for line in talk.command(said)))  # answers alone on stdout
         elif said:
-            for piece in talk.answer(said, sampling):
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-            sys.stdout.write("\n")
+            _print_answer(talk.answer(said, sampling), speaker.name)
+
+
+def _print_answer(pieces: Iterator[str], name: str) -> None:
+    """Print an answer as it comes; a long question is read for a while before its first word."""
+    with waiting(f"Waiting for {name}"):
+        first = next(pieces, "")
+    for piece in chain([first], pieces):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
 
 
 def _is_command(said: str) -> bool:
@@ -65,7 +74,7 @@ class _Conversation:
         """What the model is told; empty again after each answer of a model without a chat template."""
         self._said: list[dict[str, Any]] = []
 
-    def answer(self, said: str, sampling: Sampling) -> Any:
+    def answer(self, said: str, sampling: Sampling) -> Iterator[str]:
         """Yield the pieces of an answer."""
         question = {"role": "user", "content": said}
         self._messages.append(question)

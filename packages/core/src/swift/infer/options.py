@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
 from swift.config.options import Aliases, Argument, Parts, Section, Verbatim
@@ -94,7 +94,9 @@ class SamplingOptions(Section):
     max_new_tokens: Annotated[Tokens, Aliases("max_tokens", "max_completion_tokens")] = Field(
         512, description="Longest answer"
     )
-    temperature: NonNegativeFloat = Field(0.0, description="0 takes the most likely token, always")
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = Field(
+        0.0, description="0 takes the most likely token, always; up to 2, as OpenAI's servers and vLLM take it"
+    )
     do_sample: bool | None = Field(
         None, description="off takes the most likely token; on draws, at temperature 1 where none is given"
     )

@@ -11,7 +11,7 @@ from swift.errors import TrainingError
 from swift.hookspecs import hookimpl
 from swift.observers.facts import unusable_samples
 from swift.observers.files import replace_file
-from swift.observers.lines import Line, Meter
+from swift.observers.lines import Line, Meter, line_before
 from swift.observers.mfu import mfu_of
 
 FILE_NAME = "logging.jsonl"
@@ -39,6 +39,8 @@ class JsonlObserver:
             if not self._begun:
                 _drop_lines_from(path, record.step)
                 self._begun = True
+            if (before := line_before(record)) is not None:
+                _add_to_last(path, before)
             if line is not None:
                 _append(path, line)
         except OSError as error:
@@ -92,6 +94,16 @@ def _text(path: Path | None) -> str | None:
 def _append(path: Path, line: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _add_to_last(path: Path, line: Line) -> None:
+    """Append a line, or add it to the last one where that is of the same step: a resumed run's."""
+    lines = read_lines(path) if path.exists() else []
+    if not lines or lines[-1]["step"] != line["step"]:
+        _append(path, line)
+        return
+    lines[-1] |= line
+    replace_file(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in lines))
 
 
 def _drop_lines_from(path: Path, step: int) -> None:

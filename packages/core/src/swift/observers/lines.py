@@ -76,8 +76,7 @@ class Meter:
             line["mfu"] = mfu
         if result.skipped:
             line["skipped"] = True
-        for name, value in (record.evaluation or {}).items():
-            line[name if name.startswith(EVAL_PREFIX) else EVAL_PREFIX + name] = value
+        line |= _evaluated(record.evaluation or {})
         return {name: _finite(value) for name, value in line.items()}
 
     def _times(self, record: StepRecord) -> Line:
@@ -86,6 +85,19 @@ class Meter:
         steps_made = record.step - (self._first_step or record.step) + 1
         remaining = elapsed / steps_made * (record.total_steps - record.step)
         return {"elapsed_time": round(elapsed, 3), "remaining_time": round(remaining, 3)}
+
+
+def line_before(record: StepRecord) -> Line | None:
+    """Return the line of the evaluation that was made before this step, or None where there was none."""
+    if record.evaluation_before is None:
+        return None
+    step = record.step - 1
+    line = {"step": step, PROGRESS: f"{step}/{record.total_steps}", **_evaluated(record.evaluation_before)}
+    return {name: _finite(value) for name, value in line.items()}
+
+
+def _evaluated(metrics: Mapping[str, float]) -> Line:
+    return {name if name.startswith(EVAL_PREFIX) else EVAL_PREFIX + name: value for name, value in metrics.items()}
 
 
 def evaluation_of(line: Mapping[str, Any]) -> Line:

@@ -10,13 +10,19 @@ from swift.plugins.blame import blamed, keep_traceback, words_of
 from swift.train.run_folder import ARGS_FILE
 
 if TYPE_CHECKING:
+    from swift.config.sections import Config
     from swift.train.job import Job
     from swift.train.sums import NonFiniteStep
 
 
-def resume_advice(last: Path | None) -> str:
+def resume_advice(config: Config, last: Path | None) -> str:
     """Return what to type after a run that failed. `last` is its newest checkpoint."""
-    return f"Resume from the last checkpoint: --resume_from_checkpoint {last}" if last else "No checkpoint was saved."
+    if last is None:
+        return "No checkpoint was saved."
+    flag = f"--resume_from_checkpoint {last}"
+    if config.checkpoint.optimizer_state:
+        return f"Resume from the last checkpoint: {flag}"
+    return f"Its checkpoints hold weights alone. Start a new run from the last: {flag} --resume_only_model true"
 
 
 def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
@@ -29,7 +35,7 @@ def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
     rank = job.run.world.rank
     failure = TrainingError(
         f"Process {rank} failed in {job.watchdog.doing}: {words_of(error)} It was raised by {blame}.",
-        hint=resume_advice(last),
+        hint=resume_advice(job.run.config, last),
     )
     failure.traceback_of = error
     keep_traceback(failure, job.run.folder, name=f"traceback-{rank}")
@@ -49,8 +55,7 @@ def not_finite(job: Job, step: int, failure: NonFiniteStep, last: Path | None) -
     return TrainingError(
         f"Step {step} gave loss {failure.loss} and gradient norm {failure.grad_norm}. {where} "
         "The weights are as they were before the step.",
-        hint="Lower --learning_rate, look at the samples, or resume from "
-        f"{last or 'an earlier checkpoint (none was saved)'}.",
+        hint=f"Lower --learning_rate, or look at the samples. {resume_advice(job.run.config, last)}",
     )
 
 

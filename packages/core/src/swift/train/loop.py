@@ -85,7 +85,7 @@ class Loop:
         self._signals = signals
         self._tokens = 0
         self._started = time.monotonic()
-        job.watchdog.advice = lambda: resume_advice(self.saver.last)
+        job.watchdog.advice = lambda: resume_advice(job.run.config, self.saver.last)
 
     def run(self) -> RunSummary:
         """Make all steps that are left, until the last one, a signal, or early stopping."""
@@ -122,9 +122,10 @@ class Loop:
             self._end(summary)
 
     def _each_step(self) -> Iterator[StepRecord]:
-        self._evaluate_at_start()
+        before = self._evaluate_at_start()
         for step in range(self.job.state.step, self.job.run.total_steps):
-            record = self.evaluate_if_due(self.make_step(step))
+            record = replace(self.evaluate_if_due(self.make_step(step)), evaluation_before=before)
+            before = None
             self.tell_observers(record)
             self.save_if_due(record)
             yield record
@@ -169,16 +170,18 @@ class Loop:
         job.best.update(record.step, evaluation)
         return replace(record, evaluation=evaluation)
 
-    def _evaluate_at_start(self) -> None:
+    def _evaluate_at_start(self) -> dict[str, float] | None:
         """Evaluate before the first step of this session where `train.eval_on_start` asks for it."""
         job = self.job
         batches = job.validation_batches() if job.run.config.train.eval_on_start else None
         if batches is None:
-            return
+            return None
         job.watchdog.at("the evaluation before the first step")
-        means = evaluate(job.hooks, job.run, job.state, batches, job.ready)
+        with waiting("evaluating before the first step"):
+            means = evaluate(job.hooks, job.run, job.state, batches, job.ready)
         values = ", ".join(f"eval_{name.removeprefix('eval_')} {value:.4g}" for name, value in means.items())
         job.run.say(f"Before step {job.state.step + 1}: {values}")
+        return means
 
     def tell_observers(self, record: StepRecord) -> None:
         """Hand the record to the observers, and agree with the other processes on whether the run is stopped."""

@@ -183,12 +183,6 @@ def schedule_options(source: str, value: Any) -> Settings:
     return {**settings, **({"optim.schedule_options": rest} if rest else {})}
 
 
-def warmup_steps(_source: str, value: Any) -> Settings:
-    """Take a number below 1 for a part of all steps, as the Trainer does."""
-    part = as_number(value)
-    return {"optim.warmup_ratio" if part is not None and 0 < part < 1 else "optim.warmup_steps": value}
-
-
 DEEPSPEED_PRESETS = {
     **{f"zero{stage}_cpu_offload": f"zero{stage}_offload" for stage in (2, 3)},
     **{f"default-zero{stage}": f"zero{stage}" for stage in (2, 3)},
