@@ -142,13 +142,19 @@ def test_the_template_of_a_reranker_renders_a_query_with_a_document_and_conversa
 ) -> None:
     folder = write_model(tmp_path / "model")
     before = AutoTokenizer.from_pretrained(folder)
-    add_files_of_objective(folder, {"name": "reranker"}, model=None)
+    add_files_of_objective(folder, {"name": "reranker", "instruction": "Find the colour"}, model=None)
     after = AutoTokenizer.from_pretrained(folder)
     talk = [{"role": "user", "content": "colour?"}, {"role": "assistant", "content": "blue"}]
     rendered = before.apply_chat_template(talk, tokenize=False)
     assert after.apply_chat_template(talk, tokenize=False) == rendered
+    assert after.apply_chat_template(talk[:1], tokenize=False, add_generation_prompt=True) == (
+        before.apply_chat_template(talk[:1], tokenize=False, add_generation_prompt=True)
+    )
     pair: list[dict[str, Any]] = [{"role": "query", "content": "colour?"}, {"role": "document", "content": "blue"}]
+    rendered = "<Instruct>: Find the colour\n<Query>: colour?\n<Document>: blue" + before.eos_token
     assert after.apply_chat_template(pair, tokenize=False) == rendered
+    other = after.apply_chat_template(pair, tokenize=False, instruction="Rhyme")
+    assert other == rendered.replace("Find the colour", "Rhyme")
     # As sentence-transformers has it.
     parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in pair]
     assert after.apply_chat_template(parts, tokenize=False) == rendered

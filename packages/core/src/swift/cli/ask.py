@@ -6,8 +6,9 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swift.config.tasks import CAUSAL_LM
 from swift.errors import UsageError
-from swift.infer.options import ModelOptions, QuestionOptions, is_address
+from swift.infer.options import ModelOptions, QuestionOptions, SamplingOptions, is_address
 from swift.plugins.known import ENGINE, ENGINE_TITLE, TRANSFORMERS, TRANSFORMERS_OPTIONS
 from swift.terminal import IMPORTING, print_note, waiting
 
@@ -33,6 +34,32 @@ def check_model(verb: str, options: ModelOptions) -> None:
                     f"The engine transformers has no setting {name!r}.",
                     hint=f"Add --engine {ENGINE} for a setting of {ENGINE_TITLE}, or leave it out.",
                 )
+
+
+def returns_scores(options: ModelOptions) -> bool:
+    """Return whether the model returns scores or vectors in place of text, as far as its files say."""
+    if options.model is None or is_address(options.engine):
+        return False
+    from swift.infer.find import find_weights
+
+    place = find_weights(options.model, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
+    return place.weights.task != CAUSAL_LM
+
+
+def check_scoring(options: AskingOptions, *unused: str) -> None:
+    """Raise `UsageError` for flags that do not apply to a model that returns scores or vectors."""
+    asked = [name for name in (*SamplingOptions.model_fields, *unused) if name in options.model_fields_set]
+    if asked:
+        where = " The scores of each text: swift infer MODEL --dataset FILE" if asked[0] == "result_path" else ""
+        raise UsageError(
+            f"{options.model} returns scores or vectors, and --{asked[0]} is for models that generate text.",
+            hint=f"Leave it out.{where}",
+        )
+    if options.engine != TRANSFORMERS:
+        raise UsageError(
+            f"{options.model} returns scores or vectors, which --engine {options.engine} is not asked for here.",
+            hint="Leave --engine out, or start a server: swift serve MODEL",
+        )
 
 
 def check_result(result: Path | None) -> None:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from swift.cli.ask import AskingOptions, answer_into, check_model, check_result, quiet_libraries
+from swift.cli.ask import (
+    AskingOptions,
+    answer_into,
+    check_model,
+    check_result,
+    check_scoring,
+    quiet_libraries,
+    returns_scores,
+)
 from swift.cli.options import run_verb
 from swift.config.limits import FilePath, Name, Rows
 from swift.config.options import Aliases
@@ -46,9 +54,18 @@ def run(verb: str, args: list[str]) -> int:
 def evaluate(options: EvalOptions) -> int:
     """Score a model, and print the scores as one line of JSON."""
     _check(options)
+    scoring = returns_scores(options)
+    if scoring:
+        check_scoring(options, "metric", "tasks", "result_path")
     quiet_libraries(options)
     scores: Any
-    if options.tasks:
+    if scoring:
+        from swift.infer.evaluate_scores import evaluate_scores
+        from swift.infer.speaker import find_model
+
+        found = find_model(options, generates=False, say=print_note)
+        scores = evaluate_scores(found, options, options, say=print_note)
+    elif options.tasks:
         from swift.infer.harness import TaskRequest, run_tasks
 
         request = TaskRequest(

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from swift.cli.ask import AskingOptions, answer_into, check_model, check_result, quiet_libraries, talk
+from swift.cli.ask import (
+    AskingOptions,
+    answer_into,
+    check_model,
+    check_result,
+    check_scoring,
+    quiet_libraries,
+    returns_scores,
+    talk,
+)
 from swift.cli.options import run_verb
 from swift.config.options import Aliases, Verbatim
 from swift.errors import UsageError
@@ -43,6 +52,8 @@ def run(verb: str, args: list[str]) -> int:
 def infer(options: InferOptions) -> int:
     """Answer prompts, or the questions of a data set; without either, hold a conversation."""
     check_model("infer", options)
+    if returns_scores(options):
+        return _score(options)
     if options.prompt and options.dataset:
         raise UsageError("--prompt and --dataset are two sources of questions.", hint="Give one of them.")
     _check_stream(options)
@@ -70,6 +81,31 @@ def infer(options: InferOptions) -> int:
             print_answers(speaker, questions, options.sampling)
     finally:
         speaker.close()
+    return 0
+
+
+def _score(options: InferOptions) -> int:
+    """Write the scores or vectors of texts."""
+    check_scoring(options, "stream")
+    if bool(options.prompt) == bool(options.dataset):
+        raise UsageError(
+            f"{options.model} returns scores or vectors of texts.",
+            hint="Give it some: --dataset FILE (or --prompt TEXT)" if not options.prompt else "Give one of them.",
+        )
+    check_result(options.result_path)
+    quiet_libraries(options)
+    from swift.infer.questions import Question
+    from swift.infer.score_rows import TEXT, print_scores, read_texts, score_into
+    from swift.infer.speaker import find_model
+
+    found = find_model(options, generates=False, say=print_note)
+    rows: Asked = [Question([{"role": TEXT, "content": text}]) for text in options.prompt]
+    if options.dataset:
+        rows = read_texts(options, found, options.system)
+    if options.result_path is not None:
+        score_into(options.result_path, found, options, options, rows, say=print_note)
+    else:
+        print_scores(found, options, options, rows, say=print_note)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What an objective adds to an export besides weights: how the inputs of the model are made."""
+"""Files that an objective adds to an export: they say how the inputs of the model are made."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import ExportError
+from swift.models.config_file import CONFIG
 from swift.models.pair_template import with_pairs
-from swift.models.sentence_files import SETTINGS, stored_prompts, write_prompts
+from swift.models.sentence_files import SETTINGS, leave_lengths, stored_prompts, write_prompts
 from swift.models.tokenizer import LARGEST_TEMPLATE, TEMPLATE
 from swift.untrusted import read_json_object, read_text
 
@@ -23,15 +24,16 @@ def add_files_of_objective(folder: Path, objective: Mapping[str, Any], *, model:
         known = {} if objective or model is None else stored_prompts(model)
         given = {name: str(objective[option]) for name, option in _PROMPTS.items() if objective.get(option)}
         write_prompts(folder, {**known, **given})
+        if objective.get("normalize") is False:
+            leave_lengths(folder)
     if objective.get("name") == _RERANKER:
-        _add_pair_template(folder)
+        _add_pair_template(folder, objective.get("instruction"))
 
 
-def _add_pair_template(folder: Path) -> None:
+def _add_pair_template(folder: Path, instruction: str | None) -> None:
     """Let the chat template render a query with a document, as sentence-transformers and vLLM ask for it."""
-    template = _template_of(folder)
-    if template is not None:
-        (folder / TEMPLATE).write_text(with_pairs(template), encoding="utf-8")
+    if (folder / CONFIG).is_file():  # an adapter has no tokenizer next to it
+        (folder / TEMPLATE).write_text(with_pairs(_template_of(folder), instruction), encoding="utf-8")
 
 
 def _template_of(folder: Path) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class WeightsLocation:
     adapter: Path | None = None
     system: str | None = None
     """The system message of the run's data section."""
+    objective: Mapping[str, Any] = field(default_factory=dict)
+    """The `objective` section of the run; empty where no run is known."""
 
 
 def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: bool = False) -> WeightsLocation:
@@ -171,12 +173,15 @@ def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) 
         ModelSection.model_validate(config["model"]), folder / MANIFEST, trust_remote_code=trust_remote_code
     )
     system = config.get("data", {}).get("system")
+    objective = config.get("objective", {})
     if manifest.adapter is not None:
         if not (folder / ADAPTER_FILE).is_file():
             raise ModelError(
                 f"{folder} holds no adapter ready to load.", hint=f"Type: swift export {folder} --to adapter"
             )
-        return WeightsLocation(model, adapter or folder, system)
+        return WeightsLocation(model, adapter or folder, system, objective)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no weights ready to load.", hint=f"Type: swift export {folder} --to hf")
-    return WeightsLocation(model.model_copy(update={"path": str(folder), "random_weights": False}), adapter, system)
+    return WeightsLocation(
+        model.model_copy(update={"path": str(folder), "random_weights": False}), adapter, system, objective
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import suppress
 from functools import cached_property
 from queue import Queue
@@ -41,10 +41,10 @@ class LocalEngine:
                 f"The engine transformers has no setting {unknown[0]!r}.{meant}",
                 hint="Leave it out, or choose another engine.",
             )
-        self._device = torch.device(_device(request.device))
+        self._device = torch.device(device_of(request.device))
         section = ModelSection(path=str(request.model), trust_remote_code=request.trust_remote_code)
         source = open_source(section, say=request.say)
-        model: Any = source.build(dtype=_dtype(request.dtype, self._device), device=str(self._device))
+        model: Any = source.build(dtype=dtype_of(request.dtype, self._device), device=str(self._device))
         if "attention" in request.options:
             use_attention(model, _attention(str(request.options["attention"]), model, self._device))
         self._ends = _end_tokens(model, request.end_tokens)
@@ -58,7 +58,7 @@ class LocalEngine:
         """Batches of prompts of similar length."""
         for prompt in prompts:
             self._check_length(prompt, sampling)
-        for places in _by_length(prompts, self._batch):
+        for places in by_length(prompts, self._batch):
             asked = [prompts[place] for place in places]
             sampler = Sampler(sampling, places, asked, self._device)
             output = self._generate(asked, sampling, sampler)
@@ -93,7 +93,7 @@ class LocalEngine:
     @torch.no_grad()
     def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
         """Score as in training: the output head sees tokens in chunks, so that logits are never all in memory."""
-        for places in _by_length(prompts, self._batch):
+        for places in by_length(prompts, self._batch):
             samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
             batch = collate(samples, flat=False).to(self._device)
             view = self._view(batch, _SCORED)
@@ -230,8 +230,8 @@ def base_model_without_adapter(model: Any) -> Any:
     return model.unload() if hasattr(model, "peft_config") else base_model(model)
 
 
-def _by_length(prompts: Sequence[Sequence[int]], batch: int) -> Iterator[list[int]]:
-    """Places of prompts, in batches of similar length."""
+def by_length(prompts: Sequence[Sized], batch: int) -> Iterator[list[int]]:
+    """Yield the places of prompts, in batches of similar length."""
     order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     for start in range(0, len(order), batch):
         yield order[start : start + batch]
@@ -243,7 +243,7 @@ def _whole(prompt: Sequence[int]) -> Segment:
     return Segment(np.array(prompt, dtype=np.int32), weights)
 
 
-def _device(wanted: str | None) -> str:
+def device_of(wanted: str | None) -> str:
     """Return where to load the model; a GPU where there is one and nothing else was said."""
     if wanted is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -266,7 +266,8 @@ def _attention(wanted: str, model: Any, device: torch.device) -> AttentionChoice
     return choose_attention(name, model.config, flat=False, device=device.type, dtype=model.dtype)
 
 
-def _dtype(wanted: str, device: torch.device) -> torch.dtype:
+def dtype_of(wanted: str, device: torch.device) -> torch.dtype:
+    """Return the precision to load a model in; `UsageError` for one that there is not."""
     if wanted not in ("auto", *DTYPES):
         raise UsageError(
             f"There is no precision {wanted!r}.{did_you_mean(wanted, DTYPES)}",

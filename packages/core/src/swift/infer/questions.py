@@ -48,9 +48,13 @@ class Questions:
     def __getitem__(self, index: int) -> Question:
         for part in self._parts:
             if index < part.count:
-                return _question(part, index, self._system)
+                return self.of(part, index)
             index -= part.count
         raise IndexError(index)
+
+    def of(self, part: Part, index: int) -> Question:
+        """Return one row of a data set."""
+        return _question(part, index, self._system)
 
     def __iter__(self) -> Iterator[Question]:
         return (self[index] for index in range(len(self)))

@@ -56,6 +56,11 @@ class FoundModel:
     location: WeightsLocation
     source: HfSource
 
+    @property
+    def problem_type(self) -> str | None:
+        """Return what the labels of a classifier are, by its run or else by its config.json, in transformers' words."""
+        return self.location.weights.problem_type or getattr(self.source.config, "problem_type", None)
+
     def facts(self) -> dict[str, str]:
         """Return facts that tell this model from others of the same name."""
         adapter = self.location.adapter
@@ -65,8 +70,11 @@ class FoundModel:
         return facts
 
 
-def find_model(options: ModelOptions, *, say: Callable[[str], None]) -> FoundModel:
-    """Return the engine and the model that are asked for: a run, a checkpoint, an adapter, a folder or a hub id."""
+def find_model(options: ModelOptions, *, generates: bool = True, say: Callable[[str], None]) -> FoundModel:
+    """Return the engine and the model that are asked for: a run, a checkpoint, an adapter, a folder or a hub id.
+
+    One that `generates` answers with text; others return scores or vectors.
+    """
     name = str(options.model)
     # Only here: these modules import torch, which whoever asks a server does without.
     with waiting(IMPORTING):
@@ -75,7 +83,8 @@ def find_model(options: ModelOptions, *, say: Callable[[str], None]) -> FoundMod
 
     engine = load_engine(options.engine)
     place = find_weights(name, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
-    check_generates(name, place.weights.task)
+    if generates:
+        check_generates(name, place.weights.task)
     if place.weights.random_weights:
         raise ModelError(
             f"{name} adapts a model of random weights, which are stored in no folder.",

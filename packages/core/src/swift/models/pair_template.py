@@ -1,15 +1,15 @@
 """Chat templates that render a query and a document, as sentence-transformers and vLLM ask a reranker for a score.
 
-Both hand the template two messages, of the roles `query` and `document`. A model that was trained on conversations gets
-them as the question of a user and the answer to it.
+Both hand the template two messages, of the roles `query` and `document`. vLLM gives it an `instruction` of its own.
 """
 
 from __future__ import annotations
 
+import json
 import re
 
-_TURNED = """\
-{%- if messages and messages[0]['role'] == 'query' -%}
+_PAIR = """\
+{%- if messages and messages[0]['role'] in ('query', 'document') -%}
 {%- set pair = namespace(query='', document='') -%}
 {%- for message in messages -%}
 {%- set said = message['content'] if message['content'] is string else message['content'][0]['text'] -%}
@@ -19,9 +19,13 @@ _TURNED = """\
 {%- set pair.document = said -%}
 {%- endif -%}
 {%- endfor -%}
-{%- set messages = [{'role': 'user', 'content': pair.query}, {'role': 'assistant', 'content': pair.document}] -%}
-{%- endif -%}
+{%- set instruction = instruction if instruction is defined and instruction else INSTRUCTION -%}
+{%- if instruction -%}{{ '<Instruct>: ' + instruction + '\\n' }}{%- endif -%}
+{{ '<Query>: ' + pair.query + '\\n<Document>: ' + pair.document + (eos_token or '') }}
+{%- else -%}
 """
+_END = "{% endif %}"
+_NO_TEMPLATE = "{{ raise_exception('This template is for a query with a document, not for conversations.') }}"
 _ROLES = tuple(re.compile(rf"""['"]{role}['"]""") for role in ("query", "document"))
 
 
@@ -30,6 +34,9 @@ def renders_pairs(template: str) -> bool:
     return all(role.search(template) for role in _ROLES)
 
 
-def with_pairs(template: str) -> str:
-    """Return the chat template, which renders a query and a document as a question and its answer as well."""
-    return template if renders_pairs(template) else _TURNED.rstrip() + template
+def with_pairs(template: str | None, instruction: str | None) -> str:
+    """Return the chat template, which renders a query with a document as well, as `RerankerEncoding` joins them."""
+    if template is not None and renders_pairs(template):
+        return template
+    pair = _PAIR.rstrip().replace("INSTRUCTION", json.dumps(instruction or ""))
+    return pair + (_NO_TEMPLATE if template is None else template.removesuffix("\n")) + _END

@@ -6,6 +6,7 @@ The names of classes and keys are those that every release of sentence-transform
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,15 @@ def write_prompts(folder: Path, prompts: Mapping[str, str]) -> None:
     """Write which texts are put before a query and before a document; `encode_query` of sentence-transformers does."""
     every = {"query": "", "document": "", **prompts}
     _write(folder / SETTINGS, {"prompts": every, "default_prompt_name": None, "similarity_fn_name": "cosine"})
+
+
+def leave_lengths(folder: Path) -> None:
+    """Take the step to unit length out of a folder: its vectors are compared by their dot product."""
+    modules = read_json(folder / MODULES, ModelError)
+    _write(folder / MODULES, [each for each in modules if each["path"] != _NORMALISE])
+    shutil.rmtree(folder / _NORMALISE)
+    settings = read_json_object(folder / SETTINGS, ModelError)
+    _write(folder / SETTINGS, {**settings, "similarity_fn_name": "dot"})
 
 
 def stored_pooling(folder: Path) -> str | None:

@@ -1,0 +1,255 @@
+"""How well a model scores: pairs, labels, rankings and vectors of a data set, measured as its objective reads the rows.
+
+The rows are those of training: the encoding of the objective reads them, so that the same columns are understood and
+the same rows are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from swift.config.sections import DataSection
+from swift.config.tasks import EMBEDDING
+from swift.data.corpus import open_parts
+from swift.data.formats import rename
+from swift.data.pipeline import prepare_data
+from swift.errors import UsageError
+from swift.infer.metrics import auc, f1_scores, pearson, ranking, spearman
+from swift.infer.scorer import Scorer
+from swift.models.sentence_files import stored_prompts
+from swift.terminal import progress
+
+if TYPE_CHECKING:
+    from swift.data.encodings import Encoding
+    from swift.data.samples import Encoded
+    from swift.infer.options import ModelOptions, QuestionOptions
+    from swift.infer.speaker import FoundModel
+
+Outputs = npt.NDArray[np.float32]
+"""Of the texts of a sample: [texts, scores] or [texts, size of a vector]."""
+Values = Mapping[str, npt.NDArray[np.float64]]
+"""What rows say: a column of the encoding → its value in each sample."""
+_PAIRS = frozenset({"chosen", "rejected", "rejected_response", "rejected_messages"})
+_RANKED = frozenset({"positive", "positives", "pos", "positive_messages", "document", "documents", "docs", "passages"})
+_LABELLED = frozenset({"label", "score"})
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Samples, and what the model made of them."""
+
+    outputs: Sequence[Outputs]
+    values: Values
+    texts: Sequence[Sequence[int]]
+    """A number for each text of each sample; equal texts have the same."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """Reading of some rows, and the metrics of them."""
+
+    encoding: str | Encoding
+    measure: Callable[[Scored], dict[str, float | None]]
+    of: str
+    """What is counted, for people."""
+
+
+def evaluate_scores(
+    found: FoundModel, options: ModelOptions, asked: QuestionOptions, *, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the metrics of a model that scores or makes vectors; those that the rows do not define are left out."""
+    section = DataSection(train=asked.dataset, columns=asked.columns, system=options.system or found.location.system)
+    if options.max_length is not None:
+        section = section.model_copy(update={"max_length": options.max_length})
+    test = test_of(found, section)
+    data = prepare_data(section, found.source.tokenizer, encoding=test.encoding, seed=0, say=say)
+    assert data.train is not None
+    samples = [data.train.samples[index] for index in range(len(data.train.samples))]
+    scorer = Scorer(found, options, batch_size=asked.batch_size, say=say)
+    try:
+        outputs, texts = _outputs(scorer, samples)
+    finally:
+        scorer.close()
+    names = samples[0].values if samples else {}
+    values = {name: np.array([sample.values[name] for sample in samples], dtype=np.float64) for name in names}
+    metrics = {name: value for name, value in test.measure(Scored(outputs, values, texts)).items() if value is not None}
+    return {**metrics, test.of: len(samples)}
+
+
+def test_of(found: FoundModel, section: DataSection) -> Test:
+    """Return how a model is measured: by the objective of its run, or else by what the rows hold."""
+    columns = _columns(section)
+    objective = str(found.location.objective.get("name"))
+    if found.source.task == EMBEDDING:
+        return _of_vectors(found, columns)
+    if objective == "rm" or (objective != "reranker" and columns & _PAIRS):
+        return Test("preference", _of_pairs, "pairs")
+    if objective == "reranker" or columns & _RANKED:
+        return _of_rankings(found)
+    return _of_labels(found)
+
+
+def _columns(section: DataSection) -> frozenset[str]:
+    part = open_parts(section.train, section)[0]
+    if not part.count:
+        raise UsageError(f"{section.train[0]} has no rows.", hint="Name a data set that has some.")
+    return frozenset(rename(part.rows[0], part.columns, part.rows.place(0)))
+
+
+def _outputs(scorer: Scorer, samples: Sequence[Encoded]) -> tuple[list[Outputs], list[list[int]]]:
+    """Return what the model makes of each sample, and its texts by number; equal texts are computed once."""
+    numbers: dict[bytes, int] = {}
+    texts: list[npt.NDArray[np.int32]] = []
+    places: list[list[int]] = []
+    for sample in samples:
+        mine = []
+        for segment in sample.segments:
+            key = segment.input_ids.tobytes()
+            if key not in numbers:
+                numbers[key] = len(texts)
+                texts.append(segment.input_ids)
+            mine.append(numbers[key])
+        places.append(mine)
+    found: dict[int, Outputs] = dict(progress(scorer.outputs(texts), "scoring", total=len(texts)))
+    return [np.stack([found[number] for number in mine]) for mine in places], places
+
+
+def _of_pairs(scored: Scored) -> dict[str, float | None]:
+    gaps = np.array([each[0, 0] - each[1, 0] for each in scored.outputs])
+    return {"accuracy": float((gaps > 0).mean()), "margin": float(gaps.mean())}
+
+
+def _of_rankings(found: FoundModel) -> Test:
+    from swift.data.encodings.reranker import Documents, RerankerEncoding
+
+    instruction = found.location.objective.get("instruction")
+
+    def measure(scored: Scored) -> dict[str, float | None]:
+        counts = scored.values["positives"].astype(int)
+        groups = [
+            (each[:, 0], np.arange(len(each)) < count) for each, count in zip(scored.outputs, counts, strict=True)
+        ]
+        scores, right = (np.concatenate(side) for side in zip(*groups, strict=True))
+        return {**ranking(groups), "auc": auc(scores, right)}
+
+    return Test(RerankerEncoding(Documents(listwise=False, instruction=instruction)), measure, "queries")
+
+
+def _of_labels(found: FoundModel) -> Test:
+    from swift.data.encodings.classification import MULTI, REGRESSION, SINGLE, ClassificationEncoding
+
+    config = found.source.config
+    count = int(config.num_labels)
+    names = tuple(str(config.id2label[index]) for index in range(count))
+    kind = found.problem_type or (REGRESSION if count == 1 else SINGLE)
+    measure = {SINGLE: _single, MULTI: _multi, REGRESSION: _regression}[kind]
+    return Test(ClassificationEncoding(kind, names), measure, "texts")
+
+
+def _single(scored: Scored) -> dict[str, float | None]:
+    scores = np.concatenate(scored.outputs)
+    true = scored.values["label"].astype(int)
+    members = np.arange(scores.shape[1])
+    found = scores.argmax(axis=1)
+    chances = _softmax(scores)
+    areas = [auc(chances[:, label], true == label) for label in (members if len(members) > 2 else members[1:])]
+    return {
+        "accuracy": float((found == true).mean()),
+        **f1_scores(found[:, None] == members, true[:, None] == members),
+        "auc": _mean(areas),
+    }
+
+
+def _multi(scored: Scored) -> dict[str, float | None]:
+    scores = np.concatenate(scored.outputs)
+    true = _table(scored.values) > 0.5
+    found = scores > 0
+    return {
+        "accuracy": float((found == true).all(axis=1).mean()),
+        "label_accuracy": float((found == true).mean()),
+        **f1_scores(found, true),
+        "auc": _mean([auc(scores[:, label], true[:, label]) for label in range(scores.shape[1])]),
+    }
+
+
+def _regression(scored: Scored) -> dict[str, float | None]:
+    scores, true = np.concatenate(scored.outputs).astype(np.float64), _table(scored.values)
+    flat = (scores.ravel(), true.ravel())
+    apart = scores - true
+    return {
+        "mse": float((apart**2).mean()),
+        "mae": float(abs(apart).mean()),
+        "pearson": pearson(*flat),
+        "spearman": spearman(*flat),
+    }
+
+
+def _of_vectors(found: FoundModel, columns: frozenset[str]) -> Test:
+    from swift.data.encodings.embedding import EmbeddingEncoding
+
+    said = found.location.objective
+    kept = stored_prompts(found.source.folder)
+    query = str(said.get("query_prompt") or kept.get("query", ""))
+    document = str(said.get("document_prompt") or kept.get("document", ""))
+    cosine = said.get("normalize") is not False
+
+    def compare(scored: Scored) -> dict[str, float | None]:
+        scores = np.array([float(one @ other) for one, other in (_scaled(each, cosine) for each in scored.outputs)])
+        labels = scored.values["label"]
+        belongs = auc(scores, labels > 0.5) if set(labels.tolist()) <= {0.0, 1.0} else None
+        return {"spearman": spearman(scores, labels), "pearson": pearson(scores, labels), "auc": belongs}
+
+    def retrieve(scored: Scored) -> dict[str, float | None]:
+        scaled = [_scaled(each, cosine) for each in scored.outputs]
+        return dict(ranking(_retrieved(scaled, scored.texts, scored.values["positives"].astype(int))))
+
+    if columns & _LABELLED:
+        return Test(EmbeddingEncoding("similarity", query_prompt=query, document_prompt=document), compare, "pairs")
+    return Test(EmbeddingEncoding("none", query_prompt=query, document_prompt=document), retrieve, "queries")
+
+
+def _retrieved(
+    samples: Sequence[Outputs], texts: Sequence[Sequence[int]], positives: npt.NDArray[np.int_]
+) -> Iterator[tuple[npt.NDArray[np.floating], npt.NDArray[np.bool_]]]:
+    """Yield the scores of *all* documents of the data set for each query, and which of them answer it."""
+    numbers: dict[int, int] = {}
+    vectors: list[Outputs] = []
+    mine = []
+    for each, named in zip(samples, texts, strict=True):
+        for text, vector in zip(named[1:], each[1:], strict=True):
+            if numbers.setdefault(text, len(numbers)) == len(vectors):
+                vectors.append(vector)
+        mine.append([numbers[text] for text in named[1:]])
+    documents = np.stack(vectors)
+    for each, places, count in zip(samples, mine, positives, strict=True):
+        right = np.zeros(len(documents), dtype=np.bool_)
+        right[places[:count]] = True
+        yield documents @ each[0], right
+
+
+def _scaled(vectors: Outputs, to_one: bool) -> Outputs:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True) if to_one else np.ones(1, dtype=np.float32)
+    scaled: Outputs = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return scaled
+
+
+def _softmax(scores: Outputs) -> npt.NDArray[np.float64]:
+    raised = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    chances: npt.NDArray[np.float64] = raised / raised.sum(axis=1, keepdims=True)
+    return chances
+
+
+def _table(values: Values) -> npt.NDArray[np.float64]:
+    """Return the labels [texts, labels]: one column, or several that are numbered."""
+    names = ["label"] if "label" in values else [f"label_{index}" for index in range(len(values))]
+    return np.stack([values[name] for name in names], axis=1)
+
+
+def _mean(areas: Sequence[float | None]) -> float | None:
+    known = [area for area in areas if area is not None]
+    return float(np.mean(known)) if known else None

@@ -1,0 +1,142 @@
+"""`swift infer` of a model that returns scores or vectors: a line of JSON for each text of a data set."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swift.config.sections import DataSection
+from swift.config.tasks import EMBEDDING, task_of
+from swift.data.corpus import Part, open_parts
+from swift.data.encodings.reranker import text_of
+from swift.data.formats import rename
+from swift.data.rendering import render_chat
+from swift.infer.batch import WINDOW
+from swift.infer.journal import Journal
+from swift.infer.questions import Question, Questions, with_system
+from swift.infer.scorer import Outputs, Scorer
+from swift.models.pair_template import renders_pairs
+from swift.terminal import progress
+
+if TYPE_CHECKING:
+    from swift.infer.batch import Asked
+    from swift.infer.options import ModelOptions, QuestionOptions
+    from swift.infer.speaker import FoundModel
+
+TEXT = "text"
+"""The role of a text that is no conversation."""
+_TEXTS = (TEXT, "query", "document", "anchor", "sentence")
+"""Columns that hold a text by itself, of which a vector is made."""
+
+
+class TextRows(Questions):
+    """The rows of some data sets as texts, pairs of a query and a document, or whole conversations."""
+
+    def __init__(self, parts: Sequence[Part], system: str | None, task: str) -> None:
+        super().__init__(parts, system)
+        self._columns = _TEXTS if task == EMBEDDING else (TEXT,)
+
+    def of(self, part: Part, index: int) -> Question:
+        """Return one row."""
+        row = rename(part.rows[index], part.columns, part.rows.place(index))
+        column = next((name for name in self._columns if isinstance(row.get(name), str)), None)
+        if column is not None:
+            return Question([{"role": TEXT, "content": row[column]}], extras=_without(row, column))
+        if isinstance(row.get("query"), str) and isinstance(row.get("document"), str):
+            pair = [{"role": name, "content": row[name]} for name in ("query", "document")]
+            return Question(pair, extras=_without(row, "query", "document"))
+        asked = super().of(part, index)
+        if asked.expected is None:
+            return asked
+        whole = [*asked.messages, {"role": "assistant", "content": asked.expected}]
+        return Question(whole, tools=asked.tools, extras=asked.extras, place=asked.place)
+
+
+def read_texts(asked: QuestionOptions, found: FoundModel, system: str | None) -> TextRows:
+    """Return the rows that are to be scored."""
+    section = DataSection(train=asked.dataset, columns=asked.columns)
+    return TextRows(open_parts(section.train, section), system, task_of(found.source))
+
+
+def score_into(
+    result: Path, found: FoundModel, options: ModelOptions, asked: QuestionOptions, rows: Asked,
+    *, say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Write a line for each row into a file. Rows that it has already are not computed again."""
+    settings = {"engine": options.engine, **found.facts(), "dtype": options.dtype, "system": options.system}
+    with Journal(result, rows, settings, overwrite=asked.overwrite) as journal:
+        left = journal.left()
+        if len(left) < len(rows):
+            say(f"{len(rows) - len(left)} of {len(rows)} texts are scored in {result}")
+        if left:
+            scorer = Scorer(found, options, batch_size=asked.batch_size, say=say)
+            for row, line in _scored(scorer, found, rows, left):
+                journal.write(row, line)
+    say(f"{len(left)} {'line' if len(left) == 1 else 'lines'} written to {result}")
+
+
+def print_scores(
+    found: FoundModel, options: ModelOptions, asked: QuestionOptions, rows: Asked, *, say: Callable[[str], None]
+) -> None:
+    """Print a line of JSON for each row, in order."""
+    scorer = Scorer(found, options, batch_size=asked.batch_size, say=say)
+    lines = dict(_scored(scorer, found, rows, range(len(rows))))
+    for row in range(len(rows)):
+        sys.stdout.write(json.dumps(lines[row], ensure_ascii=False, default=str) + "\n")
+
+
+def _scored(
+    scorer: Scorer, found: FoundModel, rows: Asked, chosen: Sequence[int]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    def work() -> Iterator[tuple[int, dict[str, Any]]]:
+        for start in range(0, len(chosen), WINDOW):
+            some = chosen[start : start + WINDOW]
+            questions = [rows[row] for row in some]
+            tokens = [tokens_of(question, found) for question in questions]
+            for place, outputs in scorer.outputs(tokens):
+                question = questions[place]
+                said = {} if question.messages[0]["role"] == TEXT else {"messages": question.messages}
+                if not said:
+                    said = {TEXT: question.messages[0]["content"]}
+                yield some[place], {**question.extras, **said, **line_of_outputs(outputs, found)}
+
+    yield from progress(work(), "scoring", total=len(chosen))
+
+
+def tokens_of(question: Question, found: FoundModel) -> list[int]:
+    """Return the tokens of a text, of a query with a document, or of a whole conversation."""
+    tokenizer, messages = found.source.tokenizer, question.messages
+    roles = [message["role"] for message in messages]
+    if roles == ["query", "document"] and not renders_pairs(str(tokenizer.chat_template)):
+        query, document = (str(message["content"]) for message in messages)
+        text = text_of(query, document, found.location.objective.get("instruction"))
+        ids = list(tokenizer(text)["input_ids"])
+        end = tokenizer.eos_token_id
+        return ids if end is None or ids[-1:] == [end] else [*ids, end]
+    if roles == [TEXT] or tokenizer.chat_template is None:
+        return list(tokenizer("".join(message["content"] for message in messages))["input_ids"])
+    if roles != ["query", "document"]:
+        messages = with_system(messages, found.location.system)
+    text = render_chat(tokenizer, messages, place=question.place, tools=question.tools or None)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def line_of_outputs(outputs: Outputs, found: FoundModel) -> dict[str, Any]:
+    """Return what is written of a text: a vector of length 1, a score, or labels with the scores of all."""
+    if task_of(found.source) == EMBEDDING:
+        return {"vector": (outputs / max(float(np.linalg.norm(outputs)), 1e-12)).tolist()}
+    if len(outputs) == 1:
+        return {"score": float(outputs[0])}
+    names: Mapping[int, str] = found.source.config.id2label
+    if found.problem_type == "multi_label_classification":
+        return {"labels": [names[int(label)] for label in np.flatnonzero(outputs > 0)], "scores": outputs.tolist()}
+    return {"label": names[int(outputs.argmax())], "scores": outputs.tolist()}
+
+
+def _without(row: Mapping[str, Any], *columns: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in columns}

@@ -1,0 +1,69 @@
+"""A model that scores texts or makes vectors of them, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from swift.config.tasks import EMBEDDING
+from swift.contracts import Need
+from swift.data.batch import collate
+from swift.data.samples import Encoded, Segment
+from swift.infer.local import BATCH, by_length, device_of, dtype_of
+from swift.models.attention import choose_attention
+from swift.models.load_adapter import load_adapter
+from swift.models.view import ViewModule
+from swift.terminal import waiting
+
+if TYPE_CHECKING:
+    from swift.infer.options import ModelOptions
+    from swift.infer.speaker import FoundModel
+
+
+Outputs = npt.NDArray[np.float32]
+"""Scores of a text, or its vector."""
+Tokens = Sequence[int] | npt.NDArray[np.int32]
+
+
+class Scorer:
+    """Computes scores of texts, or vectors, as training and exports do: at the last token of each, or pooled."""
+
+    def __init__(
+        self, found: FoundModel, options: ModelOptions, *, batch_size: int | None, say: Callable[[str], None]
+    ) -> None:
+        source = found.source
+        self.task = source.task
+        self._device = torch.device(device_of(options.device))
+        with waiting(f"Loading {found.name}"):
+            model: Any = source.build(dtype=dtype_of(options.dtype, self._device), device=str(self._device))
+            if found.location.adapter is not None:
+                model = load_adapter(model, found.location.adapter, trainable=False)
+            model.eval()
+        attention = choose_attention("auto", model.config, flat=False, device=self._device.type)
+        self._view = ViewModule(model, attention=attention, say=say)
+        self._view.pooling = source.pooling
+        self._batch = batch_size or BATCH
+
+    @torch.no_grad()
+    def outputs(self, texts: Sequence[Tokens]) -> Iterator[tuple[int, Outputs]]:
+        """Yield (place, scores or vector) of texts as tokens, in batches of similar length."""
+        need = Need.POOLED if self.task == EMBEDDING else Need.SCORES
+        for places in by_length(texts, self._batch):
+            samples = [Encoded(place, (_segment(texts[place]),)) for place in places]
+            view = self._view(collate(samples, flat=False).to(self._device), {need})
+            found = view.pooled if need is Need.POOLED else view.scores
+            assert found is not None
+            yield from zip(places, found.float().cpu().numpy(), strict=True)
+
+    def close(self) -> None:
+        """Let the model go."""
+        del self._view
+
+
+def _segment(tokens: Tokens) -> Segment:
+    ids = np.asarray(tokens, dtype=np.int32)
+    return Segment(ids, np.ones(len(ids), dtype=np.float32))

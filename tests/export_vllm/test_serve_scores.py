@@ -1,0 +1,130 @@
+"""Models that score, exported and served by vLLM, and asked as their users ask; compared with transformers.
+
+One server for each kind of model, with all questions that it answers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from served import READY, Served, serving
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+from swift.config.sections import ExportOptions
+from swift.export.objective import add_files_of_objective
+from swift.export.run import export_checkpoint
+from swift.models.sentence_files import write_sentence_files
+
+TEXTS = ["colour?", "What else is there, in a longer text?", "x"]
+QUERY, DOCUMENTS = "colour?", ["blue", "forty-two", "A colour is blue, or it is not."]
+CLOSE = 1e-4
+"""vLLM and transformers compute in fp32, on a CPU."""
+
+
+def folder_of(small: Path, folder: Path, model: Any) -> Path:
+    """A folder as others publish it, exported for vLLM."""
+    model.save_pretrained(folder / "model")
+    for file in [*small.glob("tokenizer*"), *small.glob("*.jinja")]:
+        shutil.copy(file, folder / "model")
+    if type(model).__name__.endswith("3Model"):
+        write_sentence_files(folder / "model", size=model.config.hidden_size, pooling="mean")
+    out = folder / "exported"
+    options = ExportOptions(out=out, verify="transformers")
+    export_checkpoint(folder / "model", to="vllm", options=options, say=lambda _: None)
+    return out
+
+
+def classifier(small: Path, labels: int, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(small, num_labels=labels, dtype=torch.float32)
+    torch.nn.init.normal_(model.score.weight, std=0.3)
+    model.config.pad_token_id = AutoTokenizer.from_pretrained(small).pad_token_id
+    for name, value in settings.items():
+        setattr(model.config, name, value)
+    return model
+
+
+@torch.no_grad()
+def logits(folder: Path, texts: list[str]) -> torch.Tensor:
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return torch.cat([model(torch.tensor([tokenizer(text)["input_ids"]])).logits for text in texts])
+
+
+def ask(server: Served, path: str, **body: Any) -> Any:
+    request = urllib.request.Request(
+        server.url.removesuffix("/v1") + path,
+        json.dumps({"model": "exported", **body}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.full
+def test_vectors_are_those_of_transformers_pooled_as_the_folder_says(small: Path, tmp_path: Path) -> None:
+    folder = folder_of(small, tmp_path, AutoModel.from_pretrained(small, dtype=torch.float32))
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        means = [model(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state[0].mean(0) for text in TEXTS]
+    expected = torch.nn.functional.normalize(torch.stack(means), dim=1)
+    with serving(tmp_path, str(folder)) as run:
+        run.until(READY)
+        server = Served(run)
+        client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
+        answer = client.embeddings.create(model="exported", input=TEXTS, encoding_format="float")
+        found = torch.tensor([each.embedding for each in answer.data])
+        torch.testing.assert_close(found, expected, atol=CLOSE, rtol=0)
+        scored = ask(server, "/score", text_1=TEXTS[0], text_2=TEXTS[1:])
+        assert [each["score"] for each in scored["data"]] == pytest.approx(
+            (expected[1:] @ expected[0]).tolist(), abs=CLOSE
+        )
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model="exported", messages=[{"role": "user", "content": "colour?"}])
+        assert "/v1/embeddings" in server.curl_line
+
+
+@pytest.mark.full
+def test_classes_have_the_probabilities_of_transformers(small: Path, tmp_path: Path) -> None:
+    names = {0: "red", 1: "green", 2: "blue"}
+    model = classifier(small, 3, id2label=names, label2id={name: index for index, name in names.items()})
+    folder = folder_of(small, tmp_path, model)
+    expected = logits(folder, TEXTS)
+    with serving(tmp_path, str(folder)) as run:
+        run.until(READY)
+        server = Served(run)
+        answer = ask(server, "/classify", input=TEXTS)
+        found = torch.tensor([each["probs"] for each in answer["data"]])
+        torch.testing.assert_close(found, expected.softmax(-1), atol=CLOSE, rtol=0)
+        assert [each["label"] for each in answer["data"]] == [names[int(place)] for place in expected.argmax(-1)]
+        raw = ask(server, "/classify", input=TEXTS, use_activation=False)
+        torch.testing.assert_close(torch.tensor([each["probs"] for each in raw["data"]]), expected, atol=1e-3, rtol=0)
+        assert "/classify" in server.curl_line
+
+
+@pytest.mark.full
+def test_documents_are_ranked_by_the_scores_of_transformers(small: Path, tmp_path: Path) -> None:
+    folder = folder_of(small, tmp_path, classifier(small, 1))
+    add_files_of_objective(folder, {"name": "reranker", "instruction": "Find the colour"}, model=None)
+    end = AutoTokenizer.from_pretrained(folder).eos_token
+    start = f"<Instruct>: Find the colour\n<Query>: {QUERY}\n<Document>: "
+    expected = logits(folder, [f"{start}{document}{end}" for document in DOCUMENTS])[:, 0]
+    with serving(tmp_path, str(folder)) as run:
+        run.until(READY)
+        server = Served(run)
+        scored = ask(server, "/score", text_1=QUERY, text_2=DOCUMENTS)
+        assert [each["score"] for each in scored["data"]] == pytest.approx(expected.tolist(), abs=CLOSE)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+            ranked = ask(server, path, query=QUERY, documents=DOCUMENTS)["results"]
+            assert [each["index"] for each in ranked] == expected.argsort(descending=True).tolist()
+            assert [each["relevance_score"] for each in ranked] == pytest.approx(
+                expected.sort(descending=True).values.tolist(), abs=CLOSE
+            )
+        assert "/rerank" in server.curl_line
