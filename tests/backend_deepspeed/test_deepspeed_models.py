@@ -9,8 +9,11 @@ from dataclasses import replace
 import pytest
 from against_torch import (
     BIASES,
+    CENTRED,
+    CLASSES,
     COMPILED,
     GPT2,
+    LABELLED,
     LISTWISE,
     LORA,
     MOE,
@@ -48,6 +51,8 @@ PAIRS = {
     "lora+, zero 2": Pair(settings={**LORA, "tuner.lora_plus_ratio": 4.0, **TWO}),
     "kto, zero 3": Pair(settings={"objective.name": "kto", **LORA, **THREE}, rows=verdicts(13)),
     "orpo, zero 2": Pair(settings={"objective.name": "orpo", **TWO}, rows=pairs(9)),
+    "rm, zero 3": Pair(settings={**CENTRED, **THREE}, rows=pairs(9)),
+    "classes, lora, packed, zero 3": Pair(settings={**CLASSES, **LORA, **PACKED, **THREE}, rows=LABELLED),
     "reranker, zero 3": Pair(settings={**LISTWISE, **THREE}, rows=RERANKED),
     "generative reranker, lora, zero 3": Pair(settings={**YES_NO, **LORA, **THREE}, rows=RERANKED),
     "small buckets, zero 3": Pair(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from against_torch import (
     BIASES,
+    CENTRED,
+    CLASSES,
     COMPILED,
     GPT2,
+    LABELLED,
     LISTWISE,
     LORA,
     MOE,
@@ -48,6 +51,8 @@ PAIRS = {
     "modules to save": Pair(settings={**LORA, "tuner.modules_to_save": ["lm_head"]}),
     "kto": Pair(settings={"objective.name": "kto", **LORA}, rows=verdicts(13)),
     "orpo, ulysses": Pair(settings={"objective.name": "orpo", "parallel.ulysses": 2}, rows=pairs(9)),
+    "rm, lora": Pair(settings={**CENTRED, **LORA}, rows=pairs(9)),
+    "classes, tensor parallel": Pair(settings={**CLASSES, "parallel.tp": 2}, rows=LABELLED),
     "reranker, lora": Pair(settings={**LISTWISE, **LORA}, rows=RERANKED),
     "generative reranker, tensor parallel": Pair(settings={**YES_NO, "parallel.tp": 2}, rows=RERANKED),
     "gathered weights are kept": Pair(settings={"backend.reshard_after_forward": False, "backend.prefetch": 2}),

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import megatron_imported  # noqa: F401
 import pytest
-from against_torch import LISTWISE, LORA, MOE, PACKED, RANKS, RERANKED, YES_NO, Both, Pair, assert_equal, run_pairs
+from against_torch import (
+    CENTRED,
+    CLASSES,
+    LABELLED,
+    LISTWISE,
+    LORA,
+    MOE,
+    PACKED,
+    RANKS,
+    RERANKED,
+    YES_NO,
+    Both,
+    Pair,
+    assert_equal,
+    run_pairs,
+)
 from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
@@ -101,6 +116,10 @@ PAIRS = {
     ),
     "kto": Pair(settings={**PP2, "objective.name": "kto", **LORA}, rows=verdicts(13)),
     "orpo": Pair(settings={**SP2, "objective.name": "orpo"}, rows=pairs(9)),
+    "rm, tensors in stages": Pair(settings={**SP2, **PP2, **CENTRED}, rows=pairs(9), processes=4),
+    "classes, tensors in stages, lora, packed": Pair(
+        settings={**SP2, **PP2, **CLASSES, **LORA, **PACKED}, rows=LABELLED, processes=4
+    ),
     "reranker, tensors in stages": Pair(settings={**SP2, **PP2, **LISTWISE}, rows=RERANKED, processes=4),
     "generative reranker, tensors in stages": Pair(settings={**SP2, **PP2, **YES_NO}, rows=RERANKED, processes=4),
     "everything at once": Pair(
