@@ -84,9 +84,9 @@ def plugin_folder() -> Path:
     return folder
 
 
-def call(command: Sequence[str], variables: dict[str, str]) -> str:
+def call(command: Sequence[str], variables: dict[str, str], folder: Path = ROOT) -> str:
     """Run a command to its end and answer what it printed; a failure ends the benchmark with its last words."""
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         _give_up(command, done.returncode, done.stdout + done.stderr)
     return done.stdout

@@ -92,22 +92,27 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 
 def install() -> None:
-    """Put ms-swift into its environment, unless it is there: with uv, from wherever pip's settings point."""
+    """Put ms-swift into its environment, unless it is there."""
     if MS_SWIFT.is_file():
         return
     print(f"Installing ms-swift {VERSION} into {HOME.relative_to(ROOT)}", flush=True)
+    pins = [f"{package}=={metadata.version(package)}" for package in ALONGSIDE]
+    install_into(HOME, f"ms-swift=={VERSION}", *pins)
+
+
+def install_into(home: Path, *packages: str) -> None:
+    """Make an environment of its own for another program: with uv, from wherever pip's settings point."""
     sys.path.append(str(ROOT / "tools"))
     import pip_settings
 
-    shutil.rmtree(HOME, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(HOME)], check=True)
-    pins = [f"{package}=={metadata.version(package)}" for package in ALONGSIDE]
+    shutil.rmtree(home, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     command = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--no-config"]
-    command += ["--python", str(HOME / "bin" / "python"), f"ms-swift=={VERSION}", *pins]
+    command += ["--python", str(home / "bin" / "python"), *packages]
     try:
         subprocess.run(command, env={**pip_settings.for_uv(), **os.environ}, check=True)
     except subprocess.CalledProcessError:
-        shutil.rmtree(HOME)
+        shutil.rmtree(home)
         raise
 
 
