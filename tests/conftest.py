@@ -23,7 +23,11 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     HF_HOME=str(CACHE / "huggingface"),
     XDG_CACHE_HOME=str(CACHE),
-    TORCHINDUCTOR_CACHE_DIR=str(CACHE / "inductor"),
+    # Kernels for the instructions that the processor reports. Without this every process tries each set of them first,
+    # by compiling a program and starting Python with torch, which takes longer than most kernels.
+    TORCHINDUCTOR_VEC_ISA_OK="1",
+    # Of the whole session: what one worker of `-n 2` has compiled, the other one finds.
+    TORCHINDUCTOR_CACHE_DIR=os.environ.setdefault("SWIFT_TESTS_COMPILED", str(CACHE / "inductor")),
 )
 # Hundreds of processes import the same modules: they are compiled once, whatever the machine's own setting.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
