@@ -54,7 +54,8 @@ def check_generates(name: str, task: str) -> None:
         return
     raise ModelError(
         f"{name} returns {returns(task)} ({task}) and generates no text: there is nothing to talk to.",
-        hint="Type: swift export MODEL --to hf, and load that with transformers.",
+        hint=f"For its {returns(task)}, type: swift infer MODEL --dataset FILE. For other programs: swift export MODEL "
+        "--to hf",
     )
 
 
