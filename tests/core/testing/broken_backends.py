@@ -541,6 +541,17 @@ class ComparesItsOwnRowsOnly(TorchBackend):
         return step(run, state, batch, Reading(objective, alone))
 
 
+@caught_by("first_pass", "negatives, dropout")
+class LeavesDropoutOutOfTheFirstPass(TorchBackend):
+    """Every pass without gradient is an evaluation."""
+
+    @hookimpl
+    def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        from swift.backends.torch.step import forward
+
+        return forward(run, state, dataclasses.replace(batch, dropout=False), objective)
+
+
 @caught_by("trajectory", "negatives")
 class ReportsWhatItBackpropagates(TorchBackend):
     """A loss that has the right gradient only is reported as it is."""

@@ -150,7 +150,17 @@ CASES = (
     Case("bfloat16", {"model.dtype": "bfloat16"}, precision="bfloat16"),
     Case("float16", {"model.dtype": "float16"}, precision="float16"),
 )
-BY_NAME = {case.name: case for case in CASES}
+DROPOUT = Case(
+    "negatives, dropout",
+    {**_NEGATIVES, **_LORA, "tuner.dropout": 0.5},
+    PAIRS,
+    global_batch=8,
+    accumulation=2,
+    tuner="lora",
+    needs=frozenset({Need.POOLED}),
+)
+"""Not compared with the reference, which has no dropout: its first pass and its step are, with each other."""
+BY_NAME = {case.name: case for case in (*CASES, DROPOUT)}
 RESUMED = ("clipped", "lora", "reward", "seq_cls, lora, packed", third_party.CASE)
 """Cases that save on their way, and are resumed from there."""
 SAVED_AT = 6

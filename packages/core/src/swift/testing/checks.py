@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -29,6 +30,8 @@ MOVED = 0.01
 """How far a final weight may be from the reference's, as a part of how far weights moved at most."""
 SAME_LAYOUT = 1e-5
 """Relative difference between a resumed run and an uninterrupted one under the same layout."""
+SAME_VECTORS = 1e-8
+"""Mean square of the distance between the vectors of two passes with the same dropout."""
 AFTER_RESUME = 3
 """Steps that are compared after a resume under another layout."""
 POISONED_STEP, POISONED_ROW = 3, 1
@@ -77,6 +80,14 @@ class Checks:
             for step, loss in outcome.evaluations.items():
                 at = f"{where}: evaluation after step {step}"
                 near(at, loss, expected.evaluations[step], case.tolerance[0])
+
+    def first_pass(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+        """Check that the pass before a step has the dropout of the step: the vectors of both are the same."""
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+            for step, result in outcome.results.items():
+                off = result.metrics.get("drift", math.nan)
+                at = f"{case.name} under {layout}, process {rank}, step {step}"
+                assert off <= SAME_VECTORS, f"{at}: the vectors of the first pass are {off:.1e} from those of the step"
 
     def token_results(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
         """`swift_forward` returns the reference's values of the tokens of every sample, on a process that has it."""

@@ -17,7 +17,7 @@ import pytest
 
 from swift.contracts import Capabilities
 from swift.plugins.load import load_backend
-from swift.testing.cases import BY_NAME, CASES, RESUMED, Case
+from swift.testing.cases import BY_NAME, CASES, DROPOUT, RESUMED, Case
 from swift.testing.checks import Checks
 from swift.testing.layouts import Layout
 from swift.testing.subjects import Subject
@@ -94,6 +94,9 @@ class BackendConformance:
     def test_token_results(self, checks: Checks, layout: Layout, about_tokens: Case) -> None:
         checks.token_results(about_tokens, layout, together=self._together(checks, layout))
 
+    def test_first_pass(self, checks: Checks, layout: Layout, dropout: Case) -> None:
+        checks.first_pass(dropout, layout, together=self._together(checks, layout))
+
     def test_weights(self, checks: Checks, layout: Layout, case: Case) -> None:
         checks.weights(case, layout, together=self._together(checks, layout))
 
@@ -123,7 +126,9 @@ class BackendConformance:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Which layouts and cases each test is made for."""
         wanted = {
-            name for name in ("layout", "case", "resumed", "reads", "about_tokens") if name in metafunc.fixturenames
+            name
+            for name in ("layout", "case", "resumed", "reads", "about_tokens", "dropout")
+            if name in metafunc.fixturenames
         }
         if wanted == {"layout"}:
             metafunc.parametrize("layout", [pytest.param(layout, id=str(layout)) for layout in self.layouts])
@@ -131,6 +136,8 @@ class BackendConformance:
             metafunc.parametrize(("layout", "case"), self._claimed(CASES))
         elif wanted == {"layout", "about_tokens"}:
             metafunc.parametrize(("layout", "about_tokens"), self._claimed(case for case in CASES if case.tokens))
+        elif wanted == {"layout", "dropout"}:
+            metafunc.parametrize(("layout", "dropout"), self._claimed([DROPOUT]))
         elif wanted == {"layout", "resumed"}:
             metafunc.parametrize(("layout", "resumed"), self._claimed(BY_NAME[name] for name in RESUMED))
         elif wanted == {"layout", "reads"}:
@@ -184,7 +191,7 @@ class BackendConformance:
 
     def _together(self, checks: Checks, layout: Layout) -> list[Case]:
         parameters = [each for each in checks.selected if each["layout"] is layout]
-        cases = [each[name] for each in parameters for name in ("case", "about_tokens") if name in each]
+        cases = [each[name] for each in parameters for name in ("case", "about_tokens", "dropout") if name in each]
         return list({case.name: case for case in cases}.values())
 
 
