@@ -23,7 +23,8 @@ PLANS: dict[str, dict[str, Any]] = {"tensors": {"parallel.tp": 2}, "stages": {"p
 def drifts(model: Path, out: Path, changes: dict[str, Any]) -> list[float]:
     """Return how far the vectors of each step are from those that were compared before it."""
     settings = {
-        **BASE, "backend.name": "megatron", "tuner.kind": "lora", "tuner.dropout": 0.5, "objective.name": "kit-negatives", "model.task": "embedding", "optim.lr": 1e-2,
+        **BASE, "backend.name": "megatron", "tuner.kind": "lora", "tuner.dropout": 0.5,
+        "objective.name": "kit-negatives", "model.task": "embedding", "optim.lr": 1e-2,
         "train.micro_batch": 2, "train.global_batch": 8, "train.max_steps": 3,
         "model.path": str(model), "logging.output": str(out), "logging.report_to": [], **changes,
     }  # fmt: skip
