@@ -1,4 +1,4 @@
-"""What is known of segments that an objective compares with each other: those of a micro-batch, or of all processes."""
+"""Facts of segments that an objective compares with each other: those of a micro-batch, or of all processes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _GRADIENT, _LOSS, _VALUE, _WEIGHT = "gradient", "loss", "value.", "weight."
 
 @dataclass
 class Compared:
-    """What comparing all samples came to; tensors have one value per sample, [samples]."""
+    """Results of comparing all samples; tensors have one value per sample, [samples]."""
 
     losses: torch.Tensor
     """The loss of each sample, 0 for one that does not count. Their sum is differentiable by the vectors."""
