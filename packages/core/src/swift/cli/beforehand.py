@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from swift.contracts import Run
     from swift.errors import SwiftError
     from swift.models.files import SafetensorsFolder
+    from swift.plugins.entry import PluginEntry
     from swift.plugins.hooks import Hooks
 
 _NOT_IN_FILES = frozenset({"lm_head", "score"})
@@ -104,20 +105,23 @@ def check_plan(parsed: Parsed, processes: int) -> None:
     A model in a folder on this machine is looked at as well: config.json, and the names of its weights.
     """
     from swift.contracts import Run, World
+    from swift.plugins.blame import failing
     from swift.plugins.hooks import open_hooks
     from swift.plugins.load import load_backend, load_observers
     from swift.terminal import say_nothing
 
     config = parsed.config
-    hooks = open_hooks(load_backend(config.backend.name), observers=load_observers(config.logging.report_to))
+    backend = load_backend(config.backend.name)
+    hooks = open_hooks(backend, observers=load_observers(config.logging.report_to))
     run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
-    hooks.check_plan(run)
+    with failing(backend.entry, "swift_check_plan"):
+        hooks.check_plan(run)
     slices, rest = divmod(processes, config.parallel.sharing)
     if config.train.global_batch is not None and not rest:
         _raise(uneven_batch(config.train.global_batch, slices))
     _check_files(config)
     if config.model.path is not None:
-        _check_model(hooks, run)
+        _check_model(hooks, run, backend.entry)
 
 
 def _check_files(config: Config) -> None:
@@ -134,7 +138,7 @@ def _check_files(config: Config) -> None:
         check_destination(config.export.out, config.export, out="--export.out", exist_ok="--export.exist_ok true")
 
 
-def _check_model(hooks: Hooks, run: Run) -> None:
+def _check_model(hooks: Hooks, run: Run, backend: PluginEntry) -> None:
     """Refuse a folder that is no model, one that the plan does not divide, and adapters on modules it does not have."""
     from swift.models.config_file import StoredConfig, read_config
     from swift.models.files import SafetensorsFolder
@@ -142,6 +146,7 @@ def _check_model(hooks: Hooks, run: Run) -> None:
     from swift.models.opening import check_files
     from swift.models.tokenizer import check_has_tokenizer
     from swift.models.weights_check import check_weights
+    from swift.plugins.blame import failing
 
     section = run.config.model
     folder = folder_of(section.path or "")
@@ -149,7 +154,8 @@ def _check_model(hooks: Hooks, run: Run) -> None:
         return
     content = read_config(folder)
     check_files(folder)
-    with suppress(AttributeError):  # transformers knows a default for a key that is left out
+    # transformers knows a default for a key that is left out
+    with failing(backend, "swift_check_model"), suppress(AttributeError):
         hooks.check_model(run, StoredConfig(content))
     if section.random_weights:
         return
