@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.demo.scoring import GENERATORS, class_rows, embedding_rows, one_digit_wrong, reranker_rows, reward_rows
+from swift.demo.scoring import DEMOS, class_rows, embedding_rows, one_digit_wrong, reranker_rows, reward_rows
 from swift.demo.task import answer, split_numbers
 
 
@@ -41,14 +41,14 @@ def test_a_query_has_one_right_document_and_seven_that_differ_in_a_digit() -> No
             assert sum(a != b for a, b in zip(row["positive"][0], wrong, strict=True)) == 1
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", DEMOS)
 def test_what_is_asked_in_the_end_was_never_learned_from(name: str) -> None:
-    train, test = GENERATORS[name]()
-    asked = {"rm": "messages", "seq_cls": "text", "embedding": "anchor"}.get(name, "query")
+    train, test = DEMOS[name].rows()
+    asked = {"seq_cls": "text", "embedding": "anchor", "reranker": "query"}[name]
     learned = {str(row[asked]) for row in train}
     assert len(test) >= 100
     assert not learned & {str(row[asked]) for row in test}
-    assert GENERATORS[name]() == (train, test)  # the same in every process
+    assert DEMOS[name].rows() == (train, test)  # the same in every process
 
 
 def test_random_labels_leave_nothing_to_learn_and_the_held_out_rows_as_they_are() -> None:

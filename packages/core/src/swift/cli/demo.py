@@ -6,10 +6,11 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from swift.cli.demo_scoring import demo_scoring
 from swift.cli.options import run_verb
 from swift.config.limits import FilePath
 from swift.config.options import Section
@@ -29,6 +30,9 @@ MARKER = ".swift-demo"
 class DemoOptions(Section):
     """Makes a tiny model and a task, trains, resumes, exports, checks and asks: two minutes on two CPU cores."""
 
+    task: Literal["seq_cls", "embedding", "reranker"] | None = Field(
+        None, description="Train a tiny model that scores instead, and show how well before and after"
+    )
     out: FilePath = Field(Path("output/demo"), description="Folder of the demo; recreated each time")
 
 
@@ -42,6 +46,8 @@ def demo(options: DemoOptions) -> int:
     out = options.out
     started = time.monotonic()
     _fresh(out)
+    if options.task is not None:
+        return demo_scoring(options.task, out, _title)
     _title("1. A tiny model of Qwen3's architecture, and a task: read numbers aloud")
     from swift.demo.model import write_model
     from swift.demo.task import write_data

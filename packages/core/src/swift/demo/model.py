@@ -7,8 +7,11 @@ from pathlib import Path
 from swift.demo.tokenizer import byte_tokenizer
 
 
-def write_model(folder: Path, *, hidden: int = 96, layers: int = 2, seed: int = 0) -> Path:
-    """Return a model folder like any other: configuration, weights, tokenizer and chat template."""
+def write_model(folder: Path, *, hidden: int = 96, layers: int = 2, seed: int = 0, spread: float = 0.02) -> Path:
+    """Return a model folder like any other: configuration, weights, tokenizer and chat template.
+
+    `spread` is the standard deviation of the weights.
+    """
     from swift.models.quiet import quiet_libraries
 
     quiet_libraries()  # first: the libraries speak up while they are imported
@@ -26,6 +29,7 @@ def write_model(folder: Path, *, hidden: int = 96, layers: int = 2, seed: int = 
         head_dim=32,  # vLLM on the CPU has attention for this size, and for none below
         max_position_embeddings=1024,
         tie_word_embeddings=True,
+        initializer_range=spread,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

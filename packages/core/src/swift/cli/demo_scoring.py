@@ -1,0 +1,54 @@
+"""`swift demo --task ...`: a model that scores, before it has learned and after."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swift.terminal import print_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def demo_scoring(task: str, out: Path, title: Callable[[str], None]) -> int:
+    """Train the model of a task, evaluated on rows that it never learns from before and after; return the exit code."""
+    started = time.monotonic()
+    from swift.config.parse import parse
+    from swift.demo.model import write_model
+    from swift.demo.scoring import DEMOS, write_rows
+    from swift.train.loop import train
+
+    demo = DEMOS[task]
+    title(f"1. A tiny model with random weights, and a task: {demo.says}")
+    learned, asked = demo.rows()
+    model = write_model(out / "model", spread=demo.spread)
+    train_file, test_file = write_rows(out / "train.jsonl", learned), write_rows(out / "test.jsonl", asked)
+    print_line(f"  {train_file}: {len(learned)} rows to learn from; {test_file}: {len(asked)} others to evaluate on")
+    print_line(f"  {json.dumps(asked[0])}")
+
+    command = (
+        f"{demo.verb} --model {model} --dataset {train_file} --val_dataset {test_file} {demo.flags} --train_type full "
+        f"--max_length 256 --padding_free true --warmup_ratio 0.1 --eval_on_start true --eval_strategy steps "
+        f"--eval_steps 50 --logging_steps 25 --backend.cpu_threads 1 --output_dir {out / 'runs'}"
+    )
+    title(f"2. Evaluate it, train it, and evaluate it again\n   $ swift {command}")
+    verb, *words = command.split()
+    done = train(parse(words, verb))
+    assert done.last_checkpoint is not None
+
+    found = _last(done.last_checkpoint.parent / "logging.jsonl", f"eval_{demo.metric}")
+    print_line(f"\n{demo.metric} on held-out rows: {found:.2f}. All of it took {time.monotonic() - started:.0f} s.")
+    if found < demo.goal:
+        print_line(f"That is less than the {demo.goal} that this demo should reach.")
+        return 1
+    print_line(f"Next: swift export {done.last_checkpoint} --to hf --out {out / 'exported'}")
+    return 0
+
+
+def _last(log: Path, name: str) -> float:
+    """Return the last value of this name in a run's log."""
+    lines = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+    return [float(line[name]) for line in lines if name in line][-1]
