@@ -75,3 +75,12 @@ def test_the_variables_of_rerankers_set_their_options(
     assert getattr(run.objective_options, option) == value
     (note,) = [note for note in run.notes if variable in note]
     assert f"--objective.{option} {typed}" in note
+
+
+def test_groups_of_another_size_than_two_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISTWISE_RERANKER_MIN_GROUP_SIZE", "2")
+    parsed("sft --task_type reranker --model m --dataset d")
+    monkeypatch.setenv("LISTWISE_RERANKER_MIN_GROUP_SIZE", "4")
+    parsed("sft --model m --dataset d")
+    with pytest.raises(ConfigError, match="LISTWISE_RERANKER_MIN_GROUP_SIZE is 4"):
+        parsed("sft --task_type reranker --model m --dataset d")

@@ -124,7 +124,11 @@ class TunerSection(OpenSection):
 class ObjectiveSection(OpenSection):
     """The loss to minimise. `name` is an entry point of `swift.objectives`; the other keys are that objective's own."""
 
-    name: Name = Field("sft", description="pt, sft, dpo, kto, orpo, simpo, cpo, rm, or an installed plugin's")
+    name: Name = Field(
+        "sft",
+        description="pt, sft, dpo, kto, orpo, simpo, cpo, rm, seq_cls, embedding, reranker, generative_reranker, or an "
+        "installed plugin's",
+    )
 
 
 Shape = Literal[

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from swift.config.draft import Assignment
+from swift.errors import ConfigError
 
 _RERANKER = {
     "LISTWISE_RERANKER_TEMPERATURE": "temperature",
@@ -29,13 +30,20 @@ OPTIONS_OF: dict[str, dict[str, str]] = {
     },
 }
 """Objective → variable → the option that it sets."""
+_SMALLEST_GROUP = "LISTWISE_RERANKER_MIN_GROUP_SIZE"
 
 
 def set_by_environment(merged: dict[str, Assignment], environment: Mapping[str, str]) -> list[str]:
     """Set what variables ask of the objective and neither flags nor files set; return a line for each variable."""
     objective, loss = merged.get("objective.name"), merged.get("objective.loss")
     notes = []
-    for variable, option in OPTIONS_OF.get("" if objective is None else str(objective.value), {}).items():
+    options = OPTIONS_OF.get("" if objective is None else str(objective.value), {})
+    if "LISTWISE_RERANKER_TEMPERATURE" in options and environment.get(_SMALLEST_GROUP, "2") not in ("", "2"):
+        raise ConfigError(
+            f"{_SMALLEST_GROUP} is {environment[_SMALLEST_GROUP]}, and here every query with two documents is learned.",
+            hint="Unset it, and leave queries with fewer documents out of the data set.",
+        )
+    for variable, option in options.items():
         value, key = environment.get(variable, ""), f"objective.{option}"
         if not value:
             continue
