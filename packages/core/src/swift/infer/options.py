@@ -95,7 +95,7 @@ class SamplingOptions(Section):
         512, description="Longest answer"
     )
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = Field(
-        0.0, description="0 takes the most likely token, always; up to 2, as OpenAI's servers and vLLM take it"
+        0.0, description="0 takes the most likely token, always; up to 2, as OpenAI's API has it"
     )
     do_sample: bool | None = Field(
         None, description="off takes the most likely token; on draws, at temperature 1 where none is given"
