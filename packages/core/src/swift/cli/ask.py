@@ -6,7 +6,6 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swift.config.tasks import CAUSAL_LM
 from swift.errors import UsageError
 from swift.infer.options import ModelOptions, QuestionOptions, SamplingOptions, is_address
 from swift.plugins.known import ENGINE, ENGINE_TITLE, TRANSFORMERS, TRANSFORMERS_OPTIONS
@@ -40,6 +39,7 @@ def returns_scores(options: ModelOptions) -> bool:
     """Return whether the model returns scores or vectors in place of text, as far as its files say."""
     if options.model is None or is_address(options.engine):
         return False
+    from swift.config.tasks import CAUSAL_LM
     from swift.infer.find import find_weights
 
     place = find_weights(options.model, adapter=options.adapters, trust_remote_code=options.trust_remote_code)

@@ -12,7 +12,6 @@ from swift.cli.options import read_options
 from swift.cli.verbs import VERBS
 from swift.config.limits import Name
 from swift.config.options import Aliases
-from swift.config.tasks import CAUSAL_LM
 from swift.errors import UsageError
 from swift.plugins.known import ENGINE
 from swift.serve.options import ServeOptions
@@ -50,6 +49,7 @@ def serve(options: ServeVerbOptions, passed_on: tuple[str, ...]) -> int:
             "swift serve needs a model, before other flags.",
             hint="For example: swift serve output/my-model/v0-20260101-120000",
         )
+    from swift.config.tasks import CAUSAL_LM
     from swift.plugins.inference import serve as serve_with
     from swift.plugins.load import load_engine
 
