@@ -616,12 +616,8 @@ class ClaimsMoreThanIsTried(TorchBackend):
 @caught_by("refuses_other_world", None)
 class TakesAnyNumberOfProcesses(TorchBackend):
     @hookimpl
-    def swift_setup(self, run: Any) -> Any:
-        from swift.backends.torch.topology import setup
-
-        parallel = run.config.parallel.model_copy(update={"dp_replicate": None})
-        run.config = run.config.model_copy(update={"parallel": parallel})
-        return setup(run)
+    def swift_check_plan(self, run: Any) -> None:
+        """Refuse nothing."""
 
 
 @caught_by("contract", None)
