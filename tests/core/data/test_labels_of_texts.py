@@ -143,3 +143,29 @@ def test_tokenised_data_of_other_labels_is_not_found_again(tmp_path: Path) -> No
     other = prepared(rows, names=("b", "a"), cache=tmp_path / "kept")
     labels = [each.samples[0].values["label"] for each in (one, other)]
     assert np.array_equal(labels, [0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "names", "labels", "missing"),
+    [
+        (SINGLE, ("", "", ""), (0, 2, 2), "1 label that no text has, which the model will not learn: 1"),
+        (
+            SINGLE,
+            ("bad", "so so", "good"),
+            (2,),
+            "2 labels that no text has, which the model will not learn: bad, so so",
+        ),
+        (MULTI, ("", "", ""), ([0, 2], [0]), "1 label that no text has, which the model will not learn: 1"),
+        (SINGLE, ("", ""), (0, 1), None),
+        (REGRESSION, ("",), (0.5,), None),
+    ],
+)
+def test_labels_that_no_text_has_are_named(
+    problem_type: str, names: tuple[str, ...], labels: Any, missing: Any
+) -> None:
+    train = prepared([{"text": f"text {at}", "label": label} for at, label in enumerate(labels)], problem_type, names)
+    remarks = ClassificationEncoding(problem_type, names).remarks(train.samples)
+    assert list(remarks) == ([] if missing is None else [f"The training set has {missing}"])
+    halves = [train.samples.subset([at]) for at in range(len(train.samples))]
+    if problem_type == SINGLE and missing is None:
+        assert [half.column("label").tolist() for half in halves] == [[0.0], [1.0]]

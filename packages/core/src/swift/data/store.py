@@ -69,6 +69,10 @@ class SampleSet(ABC):
     def facts(self, index: int) -> Facts:
         """Return the facts of a sample without reading its tokens."""
 
+    @abstractmethod
+    def column(self, name: str) -> np.ndarray:
+        """Return one number per sample: `Encoded.values` under this name, NaN where a sample has none."""
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> SampleSet:
         """Return these samples, in this order."""
         return _Subset(self, np.asarray(indices, dtype=np.int64))
@@ -100,6 +104,10 @@ class _Subset(_View):
     def facts(self, index: int) -> Facts:
         return self._base.facts(int(self._indices[index]))
 
+    def column(self, name: str) -> np.ndarray:
+        chosen: np.ndarray = self._base.column(name)[self._indices]
+        return chosen
+
 
 class ReferencedSamples(_View):
     """Samples that a reference model scores: without its log-probabilities until they are known."""
@@ -120,6 +128,9 @@ class ReferencedSamples(_View):
 
     def facts(self, index: int) -> Facts:
         return self._base.facts(index)
+
+    def column(self, name: str) -> np.ndarray:
+        return self._base.column(name)
 
 
 class Store(SampleSet):
@@ -156,6 +167,9 @@ class Store(SampleSet):
 
     def facts(self, index: int) -> Facts:
         return Facts(int(self.lengths[index]), float(self.loss_weights[index]), self._values_of(index))
+
+    def column(self, name: str) -> np.ndarray:
+        return self._values.get(name, np.full(len(self.lengths), np.nan))
 
     def _values_of(self, index: int) -> dict[str, float]:
         return {name: float(array[index]) for name, array in self._values.items()}

@@ -260,6 +260,9 @@ def open_data(
     _check_same_data(run.config, data, comms)
     if data.stream is None:
         report_data(run, data)
+    if data.train is not None:
+        for line in encoder.encoding.remarks(data.train.samples):
+            run.say(line)
     return data
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,7 @@ from swift.errors import DataError, PluginError
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder, LossOn
     from swift.data.samples import Encoded
+    from swift.data.store import SampleSet
 
 
 class ReadRow(NamedTuple):
@@ -74,6 +76,10 @@ class Encoding(ABC):
 
         A generator: `segment = yield from encoder.segment(conversation, row.place)` gives a conversation's tokens.
         """
+
+    def remarks(self, samples: SampleSet) -> Sequence[str]:
+        """Return what the user should know of a training set as a whole, a line each; asked before it is trained on."""
+        return ()
 
     def cache_key(self) -> str:
         """Return what decides, besides rows and settings, what the rows become.

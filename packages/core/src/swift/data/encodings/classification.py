@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from swift.data.conversation import Conversation, Unusable, parse_json
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import ANSWER, MESSAGES, QUESTION, RowReader, Sample
@@ -15,9 +17,12 @@ from swift.errors import DataError, ModelError
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
+    from swift.data.store import SampleSet
 
 LABEL = ("label", "labels")
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+_NAMED = 10
+"""Labels that a remark names at most."""
 
 
 class ClassificationEncoding(Encoding):
@@ -53,6 +58,21 @@ class ClassificationEncoding(Encoding):
         if not segment.weights.any():
             raise Unusable("too short", "a text needs two tokens")
         return EncodedRow((Encoded(0, (segment,), values=dict(row.sample.values)),))
+
+    def remarks(self, samples: SampleSet) -> Sequence[str]:
+        """Return a line that names the labels without a text, which a model cannot learn."""
+        if self.problem_type == REGRESSION:
+            return ()
+        if self.problem_type == SINGLE:
+            found = np.bincount(samples.column("label").astype(np.int64), minlength=len(self.names))
+        else:
+            found = np.array([np.count_nonzero(samples.column(name) > 0) for name in self.values])
+        missing = [self.names[index] or str(index) for index in np.flatnonzero(found == 0)]
+        if not missing:
+            return ()
+        named = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
+        whose = "label that no text has" if len(missing) == 1 else "labels that no text has"
+        return (f"The training set has {len(missing)} {whose}, which the model will not learn: {named}",)
 
     def _single(self, label: Any) -> list[float]:
         if isinstance(label, list | tuple):
