@@ -26,7 +26,7 @@ os.environ.update(
     # Kernels for the instructions that the processor reports. Without this every process tries each set of them first,
     # by compiling a program and starting Python with torch, which takes longer than most kernels.
     TORCHINDUCTOR_VEC_ISA_OK="1",
-    # Of the whole session: what one worker of `-n 2` has compiled, the other one finds.
+    # Of the whole session: what one worker has compiled, the others find.
     TORCHINDUCTOR_CACHE_DIR=os.environ.setdefault("SWIFT_TESTS_COMPILED", str(CACHE / "inductor")),
 )
 # Hundreds of processes import the same modules: they are compiled once, whatever the machine's own setting.
@@ -43,7 +43,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under `-n 2`, tests that share what takes long to make stay in one process."""
+    """Let tests that share what takes long to make stay in one worker."""
     return Groups(config, log)
 
 
