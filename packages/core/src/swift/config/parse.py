@@ -275,7 +275,7 @@ def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) 
     """Set the objective that the verb and the task of the model imply, and refuse one that the verb does not take."""
     asked = merged.get("objective.name")
     task = merged.get("model.task")
-    if asked is None and task is not None and task.value in TRAINED_BY:
+    if asked is None and task is not None and isinstance(task.value, str) and task.value in TRAINED_BY:
         asked = merged["objective.name"] = Assignment(TRAINED_BY[task.value], task.source)
     meant = VERB_OBJECTIVES.get(verb)
     if meant is not None:
