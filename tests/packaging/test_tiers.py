@@ -31,7 +31,7 @@ def runs_of_pytest(target: str) -> list[list[str]]:
 
 def test_the_two_runs_differ_in_one_marker_and_nothing_else() -> None:
     ((*same, quick),) = runs_of_pytest("test")
-    assert (same, quick) == (["-n", "2", "-m"], "not full")
+    assert (same, quick) == (["-n", "3", "-m"], "not full")
     assert runs_of_pytest("test-all") == [[*same, "not full"], [*same, "full"]]
 
 
