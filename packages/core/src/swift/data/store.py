@@ -69,9 +69,9 @@ class SampleSet(ABC):
     def facts(self, index: int) -> Facts:
         """Return the facts of a sample without reading its tokens."""
 
-    @abstractmethod
     def column(self, name: str) -> np.ndarray:
         """Return one number per sample: `Encoded.values` under this name, NaN where a sample has none."""
+        return np.array([self.facts(index).values.get(name, np.nan) for index in range(len(self))], dtype=np.float64)
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> SampleSet:
         """Return these samples, in this order."""
