@@ -59,6 +59,8 @@ PUBLIC = (
     "swift.models.files",
     "swift.models.sizes",
     "swift.objectives",
+    "swift.objectives.across_rows",
+    "swift.objectives.base",
     "swift.optim",
     "swift.optim.selected",
     "swift.plugins",

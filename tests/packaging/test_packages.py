@@ -1,4 +1,4 @@
-"""The five packages: one version, one licence, and dependencies that are declared where they are used."""
+"""The six packages: one version, one licence, and dependencies that are declared where they are used."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_there_are_five_packages() -> None:
+def test_there_are_six_packages() -> None:
     assert [package.name for package in PACKAGES] == [
         "backend-deepspeed",
         "backend-fsdp",
         "backend-megatron",
         "core",
         "export-vllm",
+        "rl",
     ]
 
 

@@ -13,7 +13,7 @@ from swift.config.sections import DataSection
 from swift.data.conversation import Conversation, Unusable
 from swift.data.samples import Segment
 from swift.data.template import ChatTemplate
-from swift.data.texts import CompletionText, Raw, Rendered, Span, Steps, Text
+from swift.data.texts import CompletionText, Raw, Rendered, Span, Steps, Text, Whole
 from swift.errors import DataError, ModelError
 
 LossOn = Literal["all", "assistant", "last_round"]
@@ -44,6 +44,20 @@ class ConversationEncoder:
     def beginning(self, conversation: Conversation, place: str) -> Steps[Segment]:
         """Return as much of a conversation as fits into data.max_length, whatever happens to long samples."""
         return _slice((yield from self._whole_segment(conversation, place)), 0, self.section.max_length)
+
+    def prompt(self, conversation: Conversation, place: str) -> Steps[Segment]:
+        """Return the tokens up to where the assistant is about to speak, within data.max_length.
+
+        Without a chat template, the conversation is one text, which the model continues.
+        """
+        if self.template is None:
+            if len(conversation.messages) != 1:
+                raise Unusable("no chat template", "several messages, and the tokenizer has no template to write them")
+            text: Text = Whole(str(conversation.messages[0]["content"]))
+        else:
+            text = self.template.prompt(self.with_system(conversation), place)
+        (segment,) = yield [text]
+        return self.fit(segment)[0]
 
     def fit(self, segment: Segment) -> list[Segment]:
         """Return the segment within data.max_length, as data.truncation says; raise `Unusable` for delete."""

@@ -65,7 +65,8 @@ def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
             continue
         samples += [(row, encoded) for encoded in made.samples]
         turn_by_turn += made.turn_by_turn
-        unused |= dict.fromkeys(extras)
+        if not encoder.encoding.keeps_columns:
+            unused |= dict.fromkeys(extras)
     arrays = pack_arrays(samples, encoder.encoding.values)
     return Chunk(arrays, _counts(corpus, arrays), sorted(rejected), turn_by_turn, list(unused), len(rows))
 

@@ -96,6 +96,22 @@ class RowReader:
             return raw_text(self.text("text"))
         raise self.unknown("no known columns")
 
+    def asked(self) -> Conversation:
+        """Return the conversation up to its last question, without the assistant's answer to it where there is one."""
+        messages = self.take(MESSAGES)
+        if messages is None and self.has(*QUESTION):
+            question = self.take(QUESTION)
+            messages = question if isinstance(question, list | tuple) else self.history(self.with_input(question))
+        if messages is None:
+            raise self.unknown("no question")
+        conversation = self.messages(messages, answered=False)
+        if conversation.messages[-1]["role"] != "assistant":
+            return conversation
+        asked = conversation.last_round
+        if not asked:
+            raise Unusable("nothing is asked", "no message is the user's")
+        return replace(conversation, messages=conversation.messages[:asked], weights=conversation.weights[:asked])
+
     def answered(self, prompt: Any, answer: object, tools: object = None) -> Conversation:
         """Return the prompt's messages and the answer: a string, a message, or the messages of a round."""
         if not isinstance(prompt, list | tuple):

@@ -38,7 +38,8 @@ class SampleStream:
                     continue
                 if number == 0:
                     self.report.turn_by_turn += made.turn_by_turn
-                    self.report.unused_columns = merge_columns(self.report.unused_columns, sample.extras)
+                    if not self._encoder.encoding.keeps_columns:
+                        self.report.unused_columns = merge_columns(self.report.unused_columns, sample.extras)
                 for encoded in made.samples:
                     yield replace(encoded, sample_id=known)
                     known += 1

@@ -69,6 +69,14 @@ class ChatTemplate:
             text = rest[-1].text if rest else ""
         return texts[::-1]
 
+    def prompt(self, conversation: Conversation, place: str) -> Rendered:
+        """Return the text up to where the assistant is about to speak; nothing of it is learned."""
+        self._check_place_for(conversation)
+        with _refusals():
+            text = self._renderer.text(conversation.messages, conversation.tools, place, answering=True)
+            self._check_texts(conversation, text)
+        return Rendered(text, ())
+
     def _turn(self, conversation: Conversation, index: int, texts: Texts, place: str) -> _Turn:
         prompt = texts.until(index, True)
         last = index + 1 == len(conversation.messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swift.data.conversation import Conversation, Unusable, raw_text
+from swift.data.conversation_tokens import ConversationEncoder
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.encodings.chat import ChatEncoding
 from swift.data.encodings.preference import PreferenceEncoding
@@ -16,6 +17,7 @@ __all__ = [
     "BY_NAME",
     "ChatEncoding",
     "Conversation",
+    "ConversationEncoder",
     "EncodedRow",
     "Encoding",
     "PreferenceEncoding",

@@ -63,6 +63,8 @@ class Encoding(ABC):
     """Whether a text that is too long may become several samples (data.truncation split)."""
     columns: str = UNDERSTOOD
     """The columns that are read, for the message about a data set that has none of them."""
+    keeps_columns: bool = False
+    """Whether columns that are not read are somebody else's, so that the report does not name them as unused."""
     modalities: frozenset[str] = frozenset({"text"})
     """What samples may hold. A backend that lacks one of these refuses the run before weights load."""
 

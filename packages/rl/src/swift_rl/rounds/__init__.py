@@ -1,0 +1,1 @@
+"""Rounds: prompts, the answers to them, their rewards, and the steps that learn from them."""
