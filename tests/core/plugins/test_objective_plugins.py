@@ -72,6 +72,7 @@ def used(own: Any) -> None:
     plan.epoch_at(1)
     plan.batch(0, 0, 1)
     plan.state()
+    plan.metrics(0)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,11 @@ def used(own: Any) -> None:
         ("batch", lambda *_: Batch(0, [], 0, 1, 1.0, 1, 1, False, 0), "a batch with rows, or a spare row"),
         ("state", lambda: {"rng": object()}, "a mapping of JSON values"),
         ("state", lambda: [1], "a mapping of JSON values"),
+        ("evaluate", lambda step: {}, "a plan with both evaluate and evaluation_metrics, or neither"),
+        ("evaluation_metrics", ("reward",), "a plan with both evaluate and evaluation_metrics, or neither"),
+        ("metrics", lambda step: 0.5, "a mapping of names to numbers"),
+        ("metrics", lambda step: {"reward": "high"}, "a number for 'reward'"),
+        ("metrics", lambda step: {1: 0.5}, "a mapping whose names are texts"),
     ],
 )
 def test_a_plan_that_breaks_the_contract_is_refused_by_the_name_of_its_plugin(
@@ -95,6 +101,22 @@ def test_a_plan_that_breaks_the_contract_is_refused_by_the_name_of_its_plugin(
     setattr(own, member, value)
     with pytest.raises(PluginError, match="made_up") as error:
         used(own)
+    assert message in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("names", "came", "message"),
+    [
+        ("reward", {"reward": 1.0}, "a plan whose evaluation_metrics are names"),
+        (("reward", "length"), {"reward": 1.0}, "no number for 'length'"),
+        (("reward",), None, "a mapping of names to numbers"),
+    ],
+)
+def test_a_plan_that_does_not_evaluate_what_it_names_is_refused(names: Any, came: Any, message: str) -> None:
+    own: Any = GoodPlan()
+    own.evaluation_metrics, own.evaluate = names, lambda step: came
+    with pytest.raises(PluginError, match="made_up") as error:
+        planned(own).evaluate(0)
     assert message in error.value.message
 
 

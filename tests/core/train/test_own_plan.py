@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swift.config.sections import DataSection
 from swift.data.pipeline import prepare_data
 from swift.data.samples import Encoded
-from swift.errors import CheckpointError, PluginError
+from swift.errors import CheckpointError, ConfigError, PluginError, TrainingError
 
 __all__ = ["rounds_installed"]
 
@@ -79,6 +79,73 @@ def test_a_checkpoint_with_a_plans_state_does_not_resume_without_that_plan(
     resume = {"checkpoint.resume": str(whole.folder / "checkpoint-1"), "logging.run_name": "resumed"}
     with pytest.raises(CheckpointError, match="the state of an objective's own plan"):
         run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.max_steps": 2, **resume})
+
+
+def _rewarded(monkeypatch: pytest.MonkeyPatch, **members: Any) -> list[int]:
+    """Let the plan evaluate and report; return what `close` was called with, a number for each call."""
+    import rounds_plugin
+
+    closed: list[int] = []
+    rewards = {0: 0.1, 2: 0.5, 4: 0.9, 6: 0.4, 8: 0.2}
+    mine = {
+        "evaluation_metrics": ("reward", "length"),
+        "evaluate": lambda plan, step: {"reward": rewards[step], "length": 7},
+        "metrics": lambda plan, step: {"reward_of_round": step // 2, "advantage": 42.0},
+        "close": lambda plan: closed.append(1),
+        **members,
+    }
+    for name, member in mine.items():
+        monkeypatch.setattr(rounds_plugin.RoundsPlan, name, member, raising=False)
+    return closed
+
+
+def test_what_a_plan_says_of_its_steps_and_evaluations_is_logged_and_picks_the_best_checkpoint(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = _rewarded(monkeypatch)
+    watched = {"train.eval_steps": 2, "checkpoint.save_steps": 2, "train.eval_on_start": True}
+    trained = run_training(tied, tmp_path, ROWS, {**ROUNDS, **watched, "train.early_stopping": 2}, validation=ROWS[:2])
+    lines = trained.lines
+    assert lines[3]["reward_of_round"] == 1
+    assert lines[3]["advantage"] == 42.0
+    evaluated = {step: line["eval_reward"] for step, line in lines.items() if "eval_reward" in line}
+    assert evaluated == {0: 0.1, 2: 0.5, 4: 0.9, 6: 0.4, 8: 0.2}
+    assert "eval_loss" not in lines[4]
+    assert lines[4]["eval_length"] == 7
+    assert (trained.folder / "best-checkpoint").resolve().name == "checkpoint-4"
+    assert closed == [1]
+
+
+def test_a_metric_that_a_plan_does_not_evaluate_is_refused_before_the_first_step(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = _rewarded(monkeypatch)
+    changes = {**ROUNDS, "train.metric_for_best": "rewrad", "train.eval_steps": 2}
+    with pytest.raises(ConfigError, match="Did you mean 'reward'"):
+        run_training(tied, tmp_path, ROWS, changes)
+    assert closed == [1]
+
+
+def test_what_closing_a_plan_raises_does_not_hide_why_the_run_failed(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raising(plan: Any, *_: Any) -> Any:
+        raise KeyError("the engine")
+
+    _rewarded(monkeypatch, evaluate=raising, close=raising)
+    with pytest.raises(
+        TrainingError, match=r"KeyError: 'the engine'. It was raised by .*rounds.* in evaluate of its plan"
+    ):
+        run_training(tied, tmp_path, ROWS, {**ROUNDS, "train.eval_steps": 2})
+    assert "in close of its plan" in "".join(capsys.readouterr())
+    _rewarded(monkeypatch, close=raising)
+    with pytest.raises(PluginError, match="in close of its plan"):
+        run_training(
+            tied,
+            tmp_path,
+            ROWS,
+            {**ROUNDS, "train.max_steps": 1, "train.eval_strategy": "no", "logging.run_name": "whole"},
+        )
 
 
 def test_a_candidate_outside_of_the_vocabulary_stops_the_first_step_by_name(

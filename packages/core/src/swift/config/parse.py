@@ -22,6 +22,7 @@ from swift.config.fields import core_fields, core_keys, default_options, model_f
 from swift.config.files import read_yaml
 from swift.config.flags import Flag, read_flags
 from swift.config.limits import MOST_PROCESSES
+from swift.config.objective_defaults import set_defaults
 from swift.config.other_programs.environment import set_by_environment
 from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
@@ -150,6 +151,7 @@ def _resolve(layers: list[Draft], verb: str, nproc: int | None, notes: list[str]
     tuner, optimizer = load_tuner(config.tuner.kind), load_optimizer(config.optim.name)
     for plugin, section in ((tuner, "tuner"), (optimizer, "optim")):
         notes += _leave_out(merged, plugin, section)
+    notes += set_defaults(merged, objective, {"tuner": tuner, "optim": optimizer})
     config = _validated(merged, source)
     objective_options = _own_options(objective, "objective", config.objective, source)
     chosen = {

@@ -121,6 +121,9 @@ class Objective(Protocol):
       batch there is no first pass: `segment_values` is empty, and `loss` computes the same from the view.
     - `task: str` is `model.task` where the user names none, `causal_lm` without it, and `num_labels: int | None` is
       how many labels a head must have for the objective.
+    - `defaults: Mapping[str, tuple[Any, str]]`, of the class, are key → (value, reason): the values of keys in other
+      sections where the user sets none, such as `{"tuner.dropout": (0.0, "the reason")}`. The reason ends the line in
+      which the user is told. Keys that name a plugin have no such defaults.
     - `for_model(section: ModelSection) -> Objective` is called once the configuration is known, and returns the
       objective for the model of its section `model`.
     """

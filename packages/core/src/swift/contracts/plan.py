@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from swift.config.sections import Config
     from swift.contracts.backend import ForwardResult
     from swift.contracts.inference import InferenceEngine
+    from swift.contracts.model import ModelSource
     from swift.contracts.objective import Objective
     from swift.contracts.run import Topology
     from swift.data.batch import Batch, Row
@@ -22,7 +23,18 @@ T = TypeVar("T")
 
 
 class Plan(Protocol):
-    """Source of training batches. The same on every process but for the slice that `batch` returns."""
+    """Source of training batches. The same on every process but for the slice that `batch` returns.
+
+    A plan may have these members too, each called on every process; what the main process returns counts.
+
+    - `metrics(step) -> Mapping[str, float]` is called after the step that `batch(step, ...)` was for. What it returns
+      is logged with the metrics of the objective; a metric of the same name replaces the objective's.
+    - `evaluation_metrics: Sequence[str]` and `evaluate(step) -> Mapping[str, float]` replace the loss over the
+      validation set as the evaluation after `step` steps (0: before the first). `evaluate` returns a number for every
+      name. The first name is `train.metric_for_best` where the user names none, and greater is better unless it ends
+      in 'loss'. Without names there is nothing to evaluate in this run.
+    - `close()` is called once at the end, after errors too: engines, servers and worker processes are given back.
+    """
 
     total_steps: int
     """Optimizer steps of the run."""
@@ -78,11 +90,18 @@ class PlanContext:
     layout: BatchLayout
     """What the configuration says about batches."""
     objective: Objective
+    source: ModelSource
+    """The model as it is before training."""
+    model: Path
+    """Its folder, as inference engines open it (`swift.infer.open_engine`). Whether Python code in it may run is
+    `config.model.trust_remote_code`."""
     tokenizer: Any
     data: PreparedData
     """The data sets as they were read: `data.train.corpus.row(...)` has the columns of a row."""
     samples: SampleSet | None
     """The encoded samples to train on; None for a stream (`data.stream`)."""
+    validation: SampleSet | None
+    """The encoded samples to evaluate on; None without a validation set."""
     comms: Communication
     say: Callable[[str], None]
     """Print a line for the user, on one process only."""
@@ -93,5 +112,8 @@ class PlanContext:
     forward: Callable[[Batch, Objective], ForwardResult]
     """Evaluate another objective with the model in training, on every process; from the first batch on."""
     send_weights: Callable[[InferenceEngine | None], None]
-    """Make an inference engine go on with the weights in training. Called on every process, with the engine on the
-    one that has it and None on the others; from the first batch on."""
+    """Update an inference engine to the weights in training. Called on every process, each with an engine of its own
+    or None; from the first batch on."""
+    adapter: Callable[[], Mapping[str, Any] | None]
+    """Return the PEFT configuration of the adapters in training, None where the model's own weights are trained; from
+    the first batch on."""

@@ -96,8 +96,8 @@ class Run:
     adapter_config: dict[str, Any] | None = None
     """PEFT configuration of the adapters in training, as JSON values; set by `swift_wrap_model` where there are any."""
     send_weights: Callable[[InferenceEngine | None], None] | None = None
-    """Makes an inference engine go on with the weights in training, adapters merged in. Called on every process
-    between two steps, with the engine on the one that has it and None on the others; set once there is a model."""
+    """Updates an inference engine to the weights in training, adapters merged in. Called on every process between two
+    steps, each with an engine of its own or None; set once there is a model."""
     model_facts: ModelFacts | None = None
     """Set by `swift_wrap_model` (`build_view` of the toolkit does); without it no MFU is shown."""
     facts: RunFacts = field(default_factory=RunFacts)

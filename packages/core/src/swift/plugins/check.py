@@ -193,6 +193,20 @@ def check_objective_class(entry: PluginEntry, target: Any) -> None:
         raise _faulty(entry, "is not a class", f"See {_contract(entry)}")
     if not hasattr(target, "given"):  # as HOOK_API 1.0 called it
         check_members(entry, target, ("with_baseline",))
+    _check_defaults(entry, getattr(target, "defaults", {}))
+
+
+def _check_defaults(entry: PluginEntry, defaults: Any) -> None:
+    """Refuse defaults that are no pairs of value and reason, or that select plugins, which are loaded by then."""
+    if not isinstance(defaults, Mapping):
+        raise _faulty(entry, f"declares {defaults!r} as its defaults", "They are key → (value, reason)")
+    for key, pair in defaults.items():
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], str)):
+            raise _faulty(entry, f"declares {pair!r} as its default of {key!r}", "It is a pair of value and reason")
+        section, _, name = key.partition(".") if isinstance(key, str) else ("", "", "")
+        if section in ("backend", "objective") or not name or key in ("optim.name", "tuner.kind"):
+            remedy = "Defaults are for keys of other sections, but for those that name a plugin"
+            raise _faulty(entry, f"declares a default of {key!r}", remedy)
 
 
 def check_optimizer(entry: PluginEntry, optimizer: Any) -> None:

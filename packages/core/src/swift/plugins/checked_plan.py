@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from swift.contracts import Plan
@@ -31,6 +31,7 @@ class CheckedPlan:
         for method in ("epoch_at", "batch"):
             if not callable(getattr(plan, method, None)):
                 raise wrong(entry, "plan", f"a plan with a method {method}", plan)
+        self.evaluation_metrics = self._names()
         self.total_steps: int = plan.total_steps
         self.steps_per_epoch = cast("int | None", per_epoch)
 
@@ -53,6 +54,33 @@ class CheckedPlan:
         if not came.rows and came.spare_row is None:
             raise wrong(self._entry, "batch of its plan", "a batch with rows, or a spare row", said="an empty batch")
         return came
+
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """Return what the plan has to say of a step, counted from 0."""
+        own = getattr(self._plan, "metrics", None)
+        if own is None:
+            return {}
+        with failing(self._entry, "metrics of its plan"):
+            came: Any = own(step)
+        return self._numbers("metrics of its plan", came)
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """Return the plan's own evaluation after so many steps."""
+        with blaming(self._entry, "evaluate of its plan"):
+            came: Any = self._plan.evaluate(step)  # type: ignore[attr-defined]  # optional
+        numbers = self._numbers("evaluate of its plan", came)
+        missing = [name for name in self.evaluation_metrics or () if name not in numbers]
+        if missing and numbers:  # what the main process returns counts: others may leave it out
+            expected = "a number for each of its evaluation_metrics"
+            raise wrong(self._entry, "evaluate of its plan", expected, said=f"no number for {missing[0]!r}")
+        return numbers
+
+    def close(self) -> None:
+        """Let the plan give back what it holds."""
+        own = getattr(self._plan, "close", None)
+        if own is not None:
+            with failing(self._entry, "close of its plan"):
+                own()
 
     def state(self) -> Mapping[str, Any]:
         """Return what the plan keeps in a checkpoint; nothing where it knows no more than the number of the step."""
@@ -77,6 +105,32 @@ class CheckedPlan:
             raise wrong(self._entry, "state of its plan", "no state, since it has no method restore", state)
         with failing(self._entry, "restore of its plan"):
             own(state)
+
+    def _names(self) -> tuple[str, ...] | None:
+        """Return the names of the numbers by which the plan evaluates; None where it does not evaluate."""
+        names: Any = getattr(self._plan, "evaluation_metrics", None)
+        if callable(getattr(self._plan, "evaluate", None)) != (names is not None):
+            raise wrong(
+                self._entry,
+                "plan",
+                "a plan with both evaluate and evaluation_metrics, or neither",
+                said="a plan with one of evaluate and evaluation_metrics",
+            )
+        if names is None:
+            return None
+        if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(e, str) for e in names):
+            raise wrong(self._entry, "plan", "a plan whose evaluation_metrics are names", names)
+        return tuple(names)
+
+    def _numbers(self, function: str, came: Any) -> dict[str, float]:
+        if not isinstance(came, Mapping):
+            raise wrong(self._entry, function, "a mapping of names to numbers", came)
+        for name, value in came.items():
+            if not isinstance(name, str):
+                raise wrong(self._entry, function, "a mapping whose names are texts", name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise wrong(self._entry, function, f"a number for {name!r}", value)
+        return {name: float(value) for name, value in came.items()}
 
 
 def _is_positive(value: object) -> bool:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from swift.config.sections import TrainSection
+    from swift.config.sections import Config, TrainSection
+
+
+def settle_best(config: Config, names: Sequence[str] | None) -> Config:
+    """Return the configuration with the first of a plan's own evaluation metrics where the user names none."""
+    if not names or "metric_for_best" in config.train.model_fields_set:
+        return config
+    return config.model_copy(update={"train": config.train.model_copy(update={"metric_for_best": names[0]})})
 
 
 @dataclass

@@ -1,18 +1,37 @@
-"""Evaluation during training: the objective's own loss and metrics over the validation set."""
+"""Evaluation during training: the objective's own loss and metrics over the validation set, or what its plan says."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from swift.config.obstacles import NAME_A_VALIDATION_SET, never_evaluated
+from swift.terminal import waiting
+from swift.train.planning import evaluates, plan_evaluation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from swift.contracts import Objective, Run, TrainState
     from swift.data.batch import Batch
     from swift.plugins.hooks import Hooks
     from swift.train.job import Job
+
+
+def can_evaluate(job: Job) -> bool:
+    """Return whether there is something to evaluate: a validation set, or a plan that names its own numbers."""
+    names = evaluates(job.plan)
+    return job.validation is not None if names is None else bool(names)
+
+
+def evaluation_of(job: Job, when: str) -> Mapping[str, float]:
+    """Evaluate the model as it is now, by the plan where it does that; the same on every process."""
+    job.watchdog.at(f"the evaluation {when}")
+    with waiting(f"evaluating {when}"):
+        if evaluates(job.plan) is not None:
+            return job.comms.broadcast(plan_evaluation(job.plan, job.state.step))
+        batches = job.validation_batches()
+        assert batches is not None
+        return evaluate(job.hooks, job.run, job.state, batches, job.ready)
 
 
 def evaluate(
@@ -42,11 +61,14 @@ def evaluate(
 
 def check_evaluation(job: Job) -> None:
     """Check now what the first evaluation would otherwise find out, or nothing would."""
-    train, batches = job.run.config.train, job.validation_batches()
-    if batches is None or train.eval_strategy == "no":
-        _check_nothing_waits(job, no_data=batches is None)
+    train, names = job.run.config.train, evaluates(job.plan)
+    if not can_evaluate(job) or train.eval_strategy == "no":
+        _check_nothing_waits(job, no_data=not can_evaluate(job))
         return
-    if job.best.metric != "loss":
+    batches = job.validation_batches()
+    if names is not None:
+        job.best.check(names)
+    elif job.best.metric != "loss" and batches is not None:
         batch, objective = job.ready(next(batches))
         result = job.hooks.forward(job.run, job.state, batch, objective)
         job.best.check({"loss", *result.metrics})

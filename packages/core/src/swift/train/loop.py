@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,11 @@ from swift.plugins.blame import explained
 from swift.processes.signals import graceful_stop
 from swift.terminal import waiting
 from swift.train.due import Due
-from swift.train.evaluate import evaluate
+from swift.train.evaluate import can_evaluate, evaluation_of
 from swift.train.failures import check_folder, failure_of, folder_is_gone, not_finite, resume_advice
 from swift.train.job import Job
 from swift.train.memory import peak_memory_gib
+from swift.train.planning import plan_metrics
 from swift.train.prepare import open_job, report_data
 from swift.train.saving import CheckpointSaver
 from swift.train.sums import NonFiniteStep
@@ -146,6 +147,8 @@ class Loop:
             self.saver.wait()
             raise not_finite(job, step + 1, failure, self.saver.last) from None
         self._tokens += batch.tokens
+        if told := plan_metrics(job.plan, step):
+            result = replace(result, metrics={**result.metrics, **told})
         return StepRecord(
             step=step + 1,
             total_steps=job.run.total_steps,
@@ -159,26 +162,19 @@ class Loop:
         )
 
     def evaluate_if_due(self, record: StepRecord) -> StepRecord:
-        """Evaluate on the validation set where it is time; return the record with the result."""
-        job = self.job
-        batches = job.validation_batches() if self.due.evaluation(record.step) else None
-        if batches is None:
+        """Evaluate where it is time; return the record with the result."""
+        if not (self.due.evaluation(record.step) and can_evaluate(self.job)):
             return record
-        job.watchdog.at(f"the evaluation after step {record.step}")
-        with waiting(f"evaluating after step {record.step}"):
-            evaluation = evaluate(job.hooks, job.run, job.state, batches, job.ready)
-        job.best.update(record.step, evaluation)
+        evaluation = evaluation_of(self.job, f"after step {record.step}")
+        self.job.best.update(record.step, evaluation)
         return replace(record, evaluation=evaluation)
 
-    def _evaluate_at_start(self) -> dict[str, float] | None:
+    def _evaluate_at_start(self) -> Mapping[str, float] | None:
         """Evaluate before the first step of this session where `train.eval_on_start` asks for it."""
         job = self.job
-        batches = job.validation_batches() if job.run.config.train.eval_on_start else None
-        if batches is None:
+        if not (job.run.config.train.eval_on_start and can_evaluate(job)):
             return None
-        job.watchdog.at("the evaluation before the first step")
-        with waiting("evaluating before the first step"):
-            means = evaluate(job.hooks, job.run, job.state, batches, job.ready)
+        means = evaluation_of(job, "before the first step")
         values = ", ".join(f"eval_{name.removeprefix('eval_')} {value:.4g}" for name, value in means.items())
         job.run.say(f"Before step {job.state.step + 1}: {values}")
         return means

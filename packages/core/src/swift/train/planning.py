@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import PlanContext, ResumablePlan
 from swift.data.plans import BatchLayout, default_plan, rows_in_memory
 from swift.errors import CheckpointError
+from swift.train.reference import Mode, to_be_scored
 
 if TYPE_CHECKING:
     from swift.contracts import ForwardResult, InferenceEngine, Objective, Plan, Run, TrainState
     from swift.data.batch import Batch, Row
     from swift.data.pipeline import PreparedData
     from swift.data.store import SampleSet
+    from swift.models.source import HfSource
     from swift.plugins.hooks import Hooks
     from swift.processes.comms import Comms
 
@@ -34,17 +37,39 @@ class ModelInTraining:
         return self._hooks.forward(self.run, self.state, batch, objective)
 
     def send_weights(self, engine: InferenceEngine | None) -> None:
-        """Make an inference engine go on with the weights as they are now; called on every process."""
+        """Update an inference engine to the weights as they are now; called on every process."""
         if self.run.send_weights is None:
             raise _too_early("send_weights")
         self.run.send_weights(engine)
+
+    def adapter(self) -> Mapping[str, Any] | None:
+        """Return the PEFT configuration of the adapters in training, if there are any."""
+        if self.state is None:
+            raise _too_early("adapter")
+        return self.run.adapter_config
+
+
+@dataclass(frozen=True)
+class SampleSets:
+    """The samples to train and to evaluate on, with reference log-probabilities where they are kept on disk."""
+
+    train: SampleSet | None
+    """None for a stream."""
+    validation: SampleSet | None
+
+    @classmethod
+    def of(cls, data: PreparedData, mode: Mode) -> SampleSets:
+        """Return the samples of the data sets, which wait for their scores where these are kept on disk."""
+        if mode == "cached":
+            return cls(to_be_scored(data.train), None if data.validation is None else to_be_scored(data.validation))
+        return cls(*(None if each is None else each.samples for each in (data.train, data.validation)))
 
 
 def make_plan(
     objective: Objective,
     data: PreparedData,
-    samples: SampleSet | None,
-    tokenizer: Any,
+    samples: SampleSets,
+    source: HfSource,
     model: ModelInTraining,
     comms: Comms,
 ) -> Plan:
@@ -54,7 +79,7 @@ def make_plan(
     in_memory = rows_in_memory(layout, objective)
 
     def default() -> Plan:
-        known = data.stream if samples is None else samples
+        known = data.stream if samples.train is None else samples.train
         if known is None:
             raise ValueError("there is no training data to plan for")
         return default_plan(objective, known, layout)
@@ -71,18 +96,46 @@ def make_plan(
         topology=run.topology,
         layout=layout,
         objective=objective,
-        tokenizer=tokenizer,
+        source=source,
+        model=source.folder,
+        tokenizer=source.tokenizer,
         data=data,
-        samples=samples,
+        samples=samples.train,
+        validation=samples.validation,
         comms=comms,
         say=run.say,
         default=default,
         batch=batch,
         forward=model.forward,
         send_weights=model.send_weights,
+        adapter=model.adapter,
     )
     plan: Plan = own(context)
     return plan
+
+
+def plan_metrics(plan: Plan, step: int) -> Mapping[str, float]:
+    """Return what a plan has to say of a step, counted from 0; mostly nothing."""
+    own = getattr(plan, "metrics", None)
+    return {} if own is None else own(step)
+
+
+def evaluates(plan: Plan) -> Sequence[str] | None:
+    """Return the names of the numbers by which a plan evaluates; None for one that leaves it to the objective."""
+    return getattr(plan, "evaluation_metrics", None)
+
+
+def plan_evaluation(plan: Plan, step: int) -> Mapping[str, float]:
+    """Return the evaluation of a plan that names its own numbers, after so many steps."""
+    own: Mapping[str, float] = plan.evaluate(step)  # type: ignore[attr-defined]  # optional
+    return own
+
+
+def close_plan(plan: Plan) -> None:
+    """Let a plan give back what it holds."""
+    own = getattr(plan, "close", None)
+    if own is not None:
+        own()
 
 
 def plan_state(plan: Plan) -> dict[str, Any]:

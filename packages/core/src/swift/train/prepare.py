@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from swift.contracts import DataFacts, ModelRole, Objective, Plan, RejectedSampl
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.pipeline import DataPreparation, PreparedData
-from swift.data.store import ReferencedSamples, SampleSet, hash_of
+from swift.data.store import ReferencedSamples, hash_of
 from swift.errors import DataError
 from swift.models.precision import resolve_dtype
 from swift.models.source import open_source
@@ -38,12 +38,12 @@ from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
 from swift.terminal import print_line, say_nothing, waiting
 from swift.train.arithmetic import arithmetic
-from swift.train.best import BestSoFar
+from swift.train.best import BestSoFar, settle_best
 from swift.train.cadence import settle_intervals
 from swift.train.evaluate import check_evaluation
 from swift.train.job import Job, in_order
-from swift.train.planning import ModelInTraining, make_plan
-from swift.train.reference import Mode, ScoreCache, reference_mode, to_be_scored
+from swift.train.planning import ModelInTraining, SampleSets, close_plan, evaluates, make_plan
+from swift.train.reference import ScoreCache, reference_mode
 from swift.train.resume import (
     StartPoint,
     check_resumable,
@@ -72,23 +72,9 @@ class Setup:
     hooks: Hooks
     comms: Comms
     start: StartPoint
+    at_end: ExitStack
+    """What is to be called when the run is over, and after errors."""
     roles: tuple[ModelRole, ...] = ()
-
-
-@dataclass(frozen=True)
-class SampleSets:
-    """The samples to train and to evaluate on, with reference log-probabilities where they are kept on disk."""
-
-    train: SampleSet | None
-    """None for a stream."""
-    validation: SampleSet | None
-
-    @classmethod
-    def of(cls, data: PreparedData, mode: Mode) -> SampleSets:
-        """Return the samples of the data sets, which wait for their scores where these are kept on disk."""
-        if mode == "cached":
-            return cls(to_be_scored(data.train), None if data.validation is None else to_be_scored(data.validation))
-        return cls(*(None if each is None else each.samples for each in (data.train, data.validation)))
 
 
 @contextmanager
@@ -131,8 +117,10 @@ def open_job(
         start = find_start(config, comms)
         claim = claim_folder(run, comms, start)
         watchdog.folder = run.folder
-        with arithmetic(config.train, run.topology.device, run.say):
-            job = _prepare(Setup(parsed, run, hooks, comms, start, tuple(roles)), watchdog, rows, validation_rows)
+        with arithmetic(config.train, run.topology.device, run.say), _closed_at_end(run) as at_end:
+            job = _prepare(
+                Setup(parsed, run, hooks, comms, start, at_end, tuple(roles)), watchdog, rows, validation_rows
+            )
             check_evaluation(job)
             describe_run(job, parsed, start)
             began = True
@@ -146,16 +134,25 @@ def open_job(
         if comms is not None:
             comms.close()
         run.send_weights = None
-        _tear_down(hooks, run)
+        _finish(run, lambda: hooks.teardown(run))
 
 
-def _tear_down(hooks: Hooks, run: Run) -> None:
+@contextmanager
+def _closed_at_end(run: Run) -> Iterator[ExitStack]:
+    stack = ExitStack()
+    try:
+        yield stack
+    finally:
+        _finish(run, stack.close)
+
+
+def _finish(run: Run, undo: Callable[[], None]) -> None:
     """Leave nothing behind; what goes wrong with it must not hide why the run failed."""
     if sys.exc_info()[0] is None:
-        hooks.teardown(run)
+        undo()
         return
     try:
-        hooks.teardown(run)
+        undo()
     except Exception as error:
         run.say(f"{explained(error) or error}")
 
@@ -183,7 +180,9 @@ def _prepare(
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     samples = SampleSets.of(data, mode)
     model = ModelInTraining(run, setup.hooks)
-    plan = plan_steps(make_plan(objective, data, samples.train, source.tokenizer, model, setup.comms), run)
+    plan = make_plan(objective, data, samples, source, model, setup.comms)
+    setup.at_end.callback(close_plan, plan)
+    plan_steps(plan, run)
     state = model.state = load_model(setup, source)
     if mode == "cached":
         score_reference(setup, objective, samples, state, source.fingerprint)
@@ -281,12 +280,11 @@ def report_data(run: Run, data: PreparedData) -> None:
     run.facts.data = DataFacts(data.report.samples, data.report.tokens, rejected, held_out, validation)
 
 
-def plan_steps(plan: Plan, run: Run) -> Plan:
-    """Set the number of steps and the schedule of the run, as the plan has them."""
-    config = run.config = settle_intervals(run.config, plan)
+def plan_steps(plan: Plan, run: Run) -> None:
+    """Set the number of steps, the schedule and the metric of the best checkpoint, as the plan has them."""
+    config = run.config = settle_best(settle_intervals(run.config, plan), evaluates(plan))
     run.total_steps = plan.total_steps
     run.schedule = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
-    return plan
 
 
 def load_model(setup: Setup, source: ModelSource) -> TrainState:

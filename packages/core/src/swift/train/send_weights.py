@@ -22,10 +22,10 @@ def whole_weights(weights: WeightStream, *, source: ModelSource, adapter: Mappin
 def send_weights(
     engine: InferenceEngine | None, weights: WeightStream, *, source: ModelSource, adapter: Mapping[str, Any] | None
 ) -> None:
-    """Make an engine go on with the weights in training.
+    """Update an engine to the weights in training.
 
-    Called on every process of a run, since the stream may use collectives: with the engine where it is, with None
-    elsewhere. No process holds more than the stream's one tensor at a time, or, where adapters are trained, these.
+    Called on every process of a run, since the stream may use collectives: each with an engine of its own, or None. No
+    process holds more than the stream's one tensor at a time, or, where adapters are trained, these.
     """
     try:
         if engine is not None:

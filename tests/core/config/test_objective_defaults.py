@@ -1,0 +1,92 @@
+"""Defaults that an objective of a plugin brings for keys of other sections."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift.config.parse import Parsed, config_from_mapping, parse
+from swift.errors import PluginError
+
+SOURCE = """
+from swift import Need
+from swift.objectives.base import BaseObjective
+
+
+class Careful(BaseObjective):
+    name = "careful"
+    needs = frozenset({Need.TOKEN_LOGPS})
+    defaults = DEFAULTS
+"""
+DEFAULTS: dict[str, Any] = {
+    "tuner.dropout": (0.0, "dropout would change the ratio"),
+    "optim.schedule": ("constant", "a round is as good as another"),
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    info = tmp_path / "careful-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: careful\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[swift.objectives]\ncareful = careful_objective:Careful\n")
+    (tmp_path / "careful_objective.py").write_text(SOURCE.replace("DEFAULTS", repr(DEFAULTS)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("careful_objective", None)
+
+
+def _careful(**settings: Any) -> Parsed:
+    return config_from_mapping({"objective": "careful", **settings})
+
+
+def _about(parsed: Parsed, key: str) -> list[str]:
+    return [note for note in parsed.notes if f" {key} " in note]
+
+
+@pytest.mark.usefixtures("site")
+def test_an_objectives_default_holds_where_the_user_sets_none_and_is_said_with_its_reason() -> None:
+    parsed = _careful()
+    assert parsed.config.model_dump()["tuner"]["dropout"] == 0.0
+    assert parsed.config.optim.schedule == "constant"
+    assert _about(parsed, "tuner.dropout") == [
+        "careful sets tuner.dropout 0.0, unless you set it: dropout would change the ratio."
+    ]
+    assert config_from_mapping({}).config.model_dump()["tuner"]["dropout"] == 0.05
+
+
+@pytest.mark.usefixtures("site")
+def test_what_the_user_sets_outranks_an_objectives_default(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("objective: careful\noptim: {schedule: linear}\n")
+    parsed = parse([str(file), "--lora_dropout", "0.1"], "train", complete=False)
+    assert parsed.config.model_dump()["tuner"]["dropout"] == 0.1
+    assert parsed.config.optim.schedule == "linear"
+    assert not [note for note in parsed.notes if "careful sets" in note]
+
+
+@pytest.mark.usefixtures("site")
+def test_a_default_for_an_option_that_the_selected_tuner_lacks_is_left_out() -> None:
+    parsed = _careful(train_type="full")
+    assert "dropout" not in parsed.config.model_dump()["tuner"]
+    assert not _about(parsed, "tuner.dropout")
+
+
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        ({"tuner.dropout": 0.0}, "declares 0.0 as its default of 'tuner.dropout'"),
+        ({"backend.name": ("torch", "so")}, "declares a default of 'backend.name'"),
+        ({"tuner.kind": ("full", "so")}, "declares a default of 'tuner.kind'"),
+        ([("tuner.dropout", 0.0)], "as its defaults"),
+    ],
+)
+def test_defaults_that_are_none_are_refused_by_the_name_of_the_plugin(site: Path, defaults: Any, message: str) -> None:
+    (site / "careful_objective.py").write_text(SOURCE.replace("DEFAULTS", repr(defaults)))
+    with pytest.raises(PluginError, match="careful") as error:
+        _careful()
+    assert message in error.value.message
