@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from swift.contracts.model import WeightStream
@@ -35,6 +35,15 @@ class Sampling:
     is_over: Callable[[Sequence[int]], bool] | None = None
     """Tells of the tokens of an answer so far whether it is over, because its text holds a stop string. The engine ends
     the answer with that token, by 'stop'."""
+    logprobs: Literal["model", "drawn"] = "model"
+    """Whose log-probabilities answers bring: 'model' for the model as it is, 'drawn' for the distribution that each
+    token was drawn from, after repetition penalty, temperature, `top_k` and `top_p`. At temperature 0 nothing is
+    drawn, and they are the model's after the penalty."""
+
+    @property
+    def draws_as_is(self) -> bool:
+        """Return whether tokens are drawn from the model as it is, so that both kinds of log-probabilities agree."""
+        return self.temperature in (0.0, 1.0) and self.top_p >= 1 and not self.top_k and self.repetition_penalty == 1
 
     def seed_of(self, place: int) -> int:
         """Return the 63-bit seed that alone decides the draws of the prompt at index `place` of a call."""
@@ -50,9 +59,11 @@ class Completion:
     token_ids: list[int]
     """With the token that ended it, where one did."""
     logprobs: list[float]
-    """Of each of these tokens, under the model as it is: before temperature and nucleus are applied."""
+    """Of each of these tokens, as `Sampling.logprobs` asks."""
     finish_reason: str
     """'stop' (it ended by itself) or 'length'."""
+    version: int | None = None
+    """The version of the weights that gave it, as `update_weights` was told; None where it was never told one."""
 
 
 @dataclass(frozen=True)

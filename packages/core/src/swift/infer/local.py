@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import suppress
 from functools import cached_property
-from queue import Queue
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,8 @@ from swift.contracts import Completion, EngineRequest, Need, Sampling, Score, We
 from swift.data.batch import collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError, ModelError, UsageError, did_you_mean
+from swift.infer import by_generate, decoding
+from swift.infer.decoding import Ending, Room
 from swift.infer.sampling import Sampler
 from swift.models.attention import FLASH, AttentionChoice, choose_attention, use_attention
 from swift.models.load_adapter import load_adapter
@@ -27,7 +27,7 @@ from swift.models.view import ViewModule
 from swift.plugins.known import TRANSFORMERS_OPTIONS
 
 BATCH = 8
-"""Prompts at a time where nothing else is said."""
+"""Texts at a time where nothing else is said."""
 _SCORED = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_CORRECT})
 
 
@@ -51,49 +51,31 @@ class LocalEngine:
         self._model: Any = model if request.adapter is None else load_adapter(model, request.adapter, trainable=False)
         self._model.eval()
         self._longest = request.max_length
-        self._batch = request.batch_size or BATCH
+        self._batch = request.batch_size
         self._say = request.say
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Batches of prompts of similar length."""
+        """Yield answers in batches of prompts of similar length, each as it is over."""
         for prompt in prompts:
             self._check_length(prompt, sampling)
-        for places in by_length(prompts, self._batch):
+        answered = decoding.answered if self._decodes else by_generate.answered
+        for places in self._batches(prompts, sampling):
             asked = [prompts[place] for place in places]
             sampler = Sampler(sampling, places, asked, self._device)
-            output = self._generate(asked, sampling, sampler)
-            logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
-            for place, ids, logps in zip(places, output, logprobs, strict=True):
-                yield place, self._completion(ids, logps, sampling)
+            for row, completion in answered(self._decoder, asked, sampler, self._ending(sampling)):
+                yield places[row], completion
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-        """`generate` runs in a thread and hands tokens over; what it fails with is raised here."""
+        """Yield the tokens of one answer as they are computed."""
         self._check_length(prompt, sampling)
-        tokens = _Tokens()
-
-        def work() -> None:
-            try:
-                self._generate([prompt], sampling, Sampler(sampling, [0], [prompt], self._device), streamer=tokens)
-            except BaseException as failure:
-                tokens.queue.put(failure)
-            else:
-                tokens.queue.put(None)
-
-        thread = Thread(target=work, daemon=True)
-        thread.start()
-        try:
-            while (item := tokens.queue.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            tokens.left = True
-            thread.join()
+        streamed = decoding.streamed if self._decodes else by_generate.streamed
+        sampler = Sampler(sampling, [0], [prompt], self._device)
+        yield from streamed(self._decoder, prompt, sampler, self._ending(sampling))
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
         """Score as in training: the output head sees tokens in chunks, so that logits are never all in memory."""
-        for places in by_length(prompts, self._batch):
+        for places in by_length(prompts, self._batch or BATCH):
             samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
             batch = collate(samples, flat=False).to(self._device)
             view = self._view(batch, _SCORED)
@@ -134,45 +116,26 @@ class LocalEngine:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    @torch.no_grad()
-    def _generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, sampler: Sampler, streamer: Any = None
-    ) -> list[list[int]]:
-        """Generate the continuation of each prompt, padding included.
+    @property
+    def _decoder(self) -> Any:
+        """Return transformers' own model: PEFT's wrapper adds nothing to it but time."""
+        return self._model.get_base_model() if hasattr(self._model, "peft_config") else self._model
 
-        Nothing but `sampling` decides: the folder's defaults do not.
-        """
-        from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+    @cached_property
+    def _decodes(self) -> bool:
+        return decoding.decodes(self._decoder)
 
-        longest = max(len(prompt) for prompt in prompts)
-        over = None if sampling.is_over is None else _Over(sampling.is_over, longest)
-        ids = torch.zeros((len(prompts), longest), dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[row, longest - len(prompt) :] = 1
-        settings = GenerationConfig(
-            max_new_tokens=sampling.max_new_tokens,
-            do_sample=False,
-            eos_token_id=self._ends or None,
-            pad_token_id=self._ends[0] if self._ends else 0,
-        )
-        output = self._model.generate(
-            input_ids=ids.to(self._device),
-            attention_mask=mask.to(self._device),
-            generation_config=settings,
-            logits_processor=LogitsProcessorList([sampler]),
-            stopping_criteria=StoppingCriteriaList([] if over is None else [over]),
-            streamer=streamer,
-        )
-        answers: list[list[int]] = output[:, longest:].tolist()
-        return answers
+    @cached_property
+    def _room(self) -> Room:
+        return Room(self._decoder)
 
-    def _completion(self, ids: list[int], logprobs: list[float], sampling: Sampling) -> Completion:
-        for length, token in enumerate(ids, 1):
-            if token in self._ends or (sampling.is_over is not None and sampling.is_over(ids[:length])):
-                return Completion(ids[:length], logprobs[:length], "stop")
-        return Completion(ids, logprobs[: len(ids)], "length")
+    def _batches(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[list[int]]:
+        if self._decodes and self._batch is None:
+            return self._room.batches(prompts, sampling.max_new_tokens)
+        return by_length(prompts, self._batch or BATCH)
+
+    def _ending(self, sampling: Sampling) -> Ending:
+        return Ending(sampling, frozenset(self._ends))
 
     def _check_length(self, prompt: Sequence[int], sampling: Sampling) -> None:
         if not prompt:
@@ -188,41 +151,6 @@ class LocalEngine:
     def _view(self) -> ViewModule:
         attention = choose_attention("auto", self._model.config, flat=False, device=self._device.type)
         return ViewModule(self._model, attention=attention, say=self._say)
-
-
-class _Over:
-    """Stopping criterion for `generate` that ends the rows whose answers are over."""
-
-    def __init__(self, is_over: Callable[[Sequence[int]], bool], start: int) -> None:
-        self._is_over = is_over
-        self._start = start
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """Return which rows end, from what was generated after the prompts."""
-        over = [self._is_over(row) for row in input_ids[:, self._start :].tolist()]
-        return torch.tensor(over, device=input_ids.device)
-
-
-class _Tokens:
-    """Streamer for `generate` that puts the tokens of one answer into a queue."""
-
-    def __init__(self) -> None:
-        self.queue: Queue[int | BaseException | None] = Queue()
-        self.left = False
-        """Nobody listens any more."""
-        self._asked = False
-
-    def put(self, tokens: torch.Tensor) -> None:
-        """Receive the prompt first, then one token at a time."""
-        if self.left:
-            raise InterruptedError
-        if self._asked:
-            for token in tokens.flatten().tolist():
-                self.queue.put(token)
-        self._asked = True
-
-    def end(self) -> None:
-        """Do nothing: the thread itself reports that the answer is complete."""
 
 
 def base_model_without_adapter(model: Any) -> Any:

@@ -14,18 +14,14 @@ from swift.contracts import Sampling
 
 
 class Sampler:
-    """A logits processor that leaves one token possible in each row, and remembers its log-probability.
-
-    `generate` is told to take the most likely token, and keeps doing everything else: caches, masks, stopping.
-    """
+    """Chooses the next token of every row of a batch, step by step, with its log-probability."""
 
     def __init__(
-        self, sampling: Sampling, places: list[int], prompts: Sequence[Sequence[int]], device: torch.device
+        self, sampling: Sampling, places: Sequence[int], prompts: Sequence[Sequence[int]], device: torch.device
     ) -> None:
-        self.logprobs: list[torch.Tensor] = []
-        """One per step: of the token in every row, under the model as it is."""
         self._sampling = sampling
         self._prompts = prompts
+        self._step = 0
         self._seen: torch.Tensor | None = None
         """For each row, which tokens are in its prompt or its answer; kept only for the repetition penalty."""
         self._chance: torch.Tensor | None = None
@@ -33,20 +29,28 @@ class Sampler:
             rows = [_chance(sampling.seed_of(place), sampling.max_new_tokens) for place in places]
             self._chance = torch.stack(rows).to(device)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Choose the next token of every row from the model's logits, for `generate`."""
-        penalised = self._penalised(scores)
+    def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next token of every row, and its log-probability as `Sampling.logprobs` asks."""
+        penalised = self._penalised(logits)
         if self._chance is None:
-            chosen = penalised.argmax(-1)
+            chosen, logps = penalised.argmax(-1), None
         else:
             # On a GPU `generate` may look a step further than it has to.
-            step = min(len(self.logprobs), self._chance.shape[1] - 1)
-            chosen = self._draw(penalised, self._chance[:, step])
+            step = min(self._step, self._chance.shape[1] - 1)
+            chosen, logps = self._draw(penalised, self._chance[:, step])
+        self._step += 1
         if self._seen is not None:
             self._seen.scatter_(-1, chosen[:, None], True)
-        logps = scores.float().log_softmax(-1)
-        self.logprobs.append(logps.gather(-1, chosen[:, None])[:, 0])
-        return torch.full_like(scores, -torch.inf).scatter_(-1, chosen[:, None], 0.0)
+        if self._sampling.logprobs == "drawn":
+            return chosen, _logps(penalised, chosen) if logps is None else logps
+        return chosen, _logps(logits, chosen)
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Go on with these rows alone."""
+        if self._chance is not None:
+            self._chance = self._chance[rows]
+        if self._seen is not None:
+            self._seen = self._seen[rows]
 
     def _penalised(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the logits after the repetition penalty. Padding in front of a prompt counts for nothing."""
@@ -59,10 +63,11 @@ class Sampler:
                 self._seen[row, torch.tensor(prompt, device=scores.device)] = True
         return torch.where(self._seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
 
-    def _draw(self, scores: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
+    def _draw(self, scores: torch.Tensor, chance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens whose intervals of cumulative probability contain the numbers in `chance`.
 
-        `top_k` comes before `top_p`, under which the likeliest tokens come first, and the rest is left out.
+        `top_k` comes before `top_p`, under which the likeliest tokens come first, and the rest is left out. With each
+        token comes its log-probability among those that are left.
         """
         if 0 < self._sampling.top_k < scores.shape[-1]:
             least = scores.topk(self._sampling.top_k, dim=-1).values[:, -1:]
@@ -73,13 +78,38 @@ class Sampler:
         probabilities, tokens = probabilities.sort(-1, descending=True)
         # The token that crosses the line is still in.
         probabilities *= probabilities.cumsum(-1) - probabilities < self._sampling.top_p
-        return tokens.gather(-1, _fallen_on(probabilities, chance)[:, None])[:, 0]
+        fallen, logps = _fallen_on(probabilities, chance)
+        return tokens.gather(-1, fallen[:, None])[:, 0], logps
 
 
-def _fallen_on(widths: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """For each row the first place whose end lies beyond `chance` of the whole: one of some width."""
+class GenerateSampler:
+    """A logits processor for `generate` that leaves one token possible in each row, the one that `Sampler` chooses.
+
+    `generate` is told to take the most likely token, and keeps doing everything else: caches, masks, stopping.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.logprobs: list[torch.Tensor] = []
+        """One per step: of the token in every row."""
+        self._sampler = sampler
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Choose the next token of every row from the model's logits."""
+        chosen, logps = self._sampler.choose(scores)
+        self.logprobs.append(logps)
+        return torch.full_like(scores, -torch.inf).scatter_(-1, chosen[:, None], 0.0)
+
+
+def _logps(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    return logits.float().log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
+
+
+def _fallen_on(widths: torch.Tensor, chance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each row the first place whose end lies beyond `chance` of the whole (one of some width), and log(width)."""
     ends = widths.cumsum(-1)
-    return torch.searchsorted(ends, chance[:, None] * ends[:, -1:], right=True)[:, 0].clamp(max=widths.shape[-1] - 1)
+    whole = ends[:, -1:]
+    places = torch.searchsorted(ends, chance[:, None] * whole, right=True).clamp(max=widths.shape[-1] - 1)
+    return places[:, 0], (widths.gather(-1, places) / whole).log()[:, 0].float()
 
 
 def _chance(seed: int, count: int) -> torch.Tensor:
