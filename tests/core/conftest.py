@@ -59,6 +59,12 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     _hide("swift-export-vllm", monkeypatch)
 
 
+@pytest.fixture
+def without_rl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """swift-rl as if it were not installed, in this process."""
+    _hide("swift-rl", monkeypatch)
+
+
 def _hide(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
     discover = Distribution.discover
 

@@ -79,17 +79,18 @@ def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it(
     assert 'pip install "swift-core[megatron]"' in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("without_megatron", "without_vllm")
+@pytest.mark.usefixtures("without_megatron", "without_vllm", "without_rl")
 @pytest.mark.parametrize(
     ("args", "code", "sentence"),
     [
         (["trian"], 2, "Did you mean 'train'?"),
         (["plan"], 2, "swift config show sft"),
-        (["grpo"], 2, "does not train by reinforcement learning (grpo, ppo) yet"),
+        (["ppo"], 2, "does not train with a critic (ppo) yet"),
+        (["rlhf", "--rlhf_type", "ppo", "--model", "m", "--dataset", "d"], 3, "rlhf --rlhf_type grpo"),
         (["rollout"], 2, "no server of rollouts"),
         (["web-ui"], 2, "swift chat MODEL"),
         (["dpo"], 2, "swift rlhf needs --model"),
-        (["rlhf", "--rlhf_type", "grpo", "--model", "m", "--dataset", "d"], 3, "does not train by reinforcement"),
+        (["grpo", "--model", "m", "--dataset", "d"], 3, 'pip install "swift-core[rl]"'),
         (["rm"], 2, "swift rlhf needs --model"),
         (["serve"], 2, "swift serve needs a model"),
         (["sft"], 2, "swift sft needs --model"),

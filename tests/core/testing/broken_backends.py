@@ -205,6 +205,15 @@ class StreamsHalfPrecision(TorchBackend):
         return ((name, tensor.bfloat16()) for name, tensor in stream(state))
 
 
+@caught_by("weights")
+class StreamsNothingButNamesElsewhere(TorchBackend):
+    @hookimpl
+    def swift_iter_weights(self, run: Any, state: Any) -> Any:
+        from swift.backends.torch.weights import stream
+
+        return ((name, tensor if run.topology.is_main else tensor * 0) for name, tensor in stream(state))
+
+
 @caught_by("weights", "clipped hard, tied")
 class StreamsTiedWeightsTwice(TorchBackend):
     @hookimpl

@@ -142,8 +142,9 @@ class BackendHooks:
     def swift_iter_weights(self, run: Run, state: TrainState) -> WeightStream:
         """Stream `(Hugging Face name, tensor)`, one whole tensor at a time, whatever the layout.
 
-        Called on every process, and read to its end on every process, so that it may use collectives. Every weight of
-        the model, tied ones once, in fp32; where adapters are trained, the adapters alone by their PEFT names.
+        Called on every process, and read to its end on every process, so that it may use collectives. All processes
+        stream the same tensors, since each may hold an inference engine. Every weight of the model, tied ones once, in
+        fp32; where adapters are trained, the adapters alone by their PEFT names.
         """
 
     @hookspec(firstresult=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swift.plugins.known import NO_DISTILLATION, NO_REINFORCEMENT
+from swift.plugins.known import NO_CRITIC, NO_DISTILLATION
 
 if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry
@@ -34,7 +34,12 @@ VERBS = {
     for verb in (
         Verb("pt", "Train", "Continue pre-training on plain text", "swift.cli.train:run"),
         Verb("sft", "Train", "Fine-tune on conversations or instructions", "swift.cli.train:run"),
-        Verb("rlhf", "Train", "Learn from preferences: dpo, kto, orpo, simpo, cpo, rm", "swift.cli.train:run"),
+        Verb(
+            "rlhf",
+            "Train",
+            "Learn from preferences (dpo, kto, orpo, simpo, cpo, rm) or rewards (grpo)",
+            "swift.cli.train:run",
+        ),
         Verb("train", "Train", "Any objective, named by --train_type or --objective", "swift.cli.train:run"),
         Verb(
             "export",
@@ -99,14 +104,13 @@ VERBS = {
     )
 }
 
-KIN = {name: ("rlhf", "--rlhf_type", name) for name in ("dpo", "kto", "orpo", "simpo", "cpo", "rm")}
+KIN = {name: ("rlhf", "--rlhf_type", name) for name in ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo")}
 """Verbs of other programs → the verb and the flags that mean the same here."""
 
 _ASK = "To answer many questions: swift infer MODEL --dataset questions.jsonl --result_path answers.jsonl"
 _SCREEN = "On the terminal: swift chat MODEL; for programs and other interfaces: swift serve MODEL"
 NOT_THERE = {
-    "grpo": NO_REINFORCEMENT,
-    "ppo": NO_REINFORCEMENT,
+    "ppo": NO_CRITIC,
     "gkd": NO_DISTILLATION,
     "rollout": ("swift has no server of rollouts.", "In Python: swift.infer.open_engine; " + _ASK),
     "sample": ("swift has no verb for sampling answers.", _ASK + " --temperature 1"),

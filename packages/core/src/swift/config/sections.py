@@ -126,8 +126,8 @@ class ObjectiveSection(OpenSection):
 
     name: Name = Field(
         "sft",
-        description="pt, sft, dpo, kto, orpo, simpo, cpo, rm, seq_cls, embedding, reranker, generative_reranker, or an "
-        "installed plugin's",
+        description="pt, sft, dpo, kto, orpo, simpo, cpo, rm, grpo, seq_cls, embedding, reranker, "
+        "generative_reranker, or an installed plugin's",
     )
 
 

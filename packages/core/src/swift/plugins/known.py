@@ -6,6 +6,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.backends": {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"},
     "swift.exporters": {"vllm": "vllm"},
     "swift.engines": {"vllm": "vllm"},
+    "swift.objectives": {"grpo": "rl"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 
@@ -18,17 +19,16 @@ TRANSFORMERS_OPTIONS = ("attention",)
 """Its settings."""
 ENGINE_EXTRAS = ("vllm", "vllm-cpu")
 """Extras of swift-core that bring it, for GPUs and for the CPU, to name where its plugin is not installed."""
-NO_REINFORCEMENT = (
-    "swift does not train by reinforcement learning (grpo, ppo) yet.",
-    "From pairs of answers: swift rlhf --rlhf_type dpo (or orpo, simpo, cpo); from single ones: --rlhf_type kto",
+NO_CRITIC = (
+    "swift does not train with a critic (ppo) yet.",
+    "From rewards, with the other answers to a prompt in place of a critic: swift rlhf --rlhf_type grpo",
 )
 NO_DISTILLATION = (
     "swift does not distil one model into another (gkd) yet.",
     "From the answers of the larger model: swift infer LARGE --dataset FILE --result_path answers.jsonl, and swift sft",
 )
 NOT_YET: dict[tuple[str, str], tuple[str, str]] = {
-    ("swift.objectives", "grpo"): NO_REINFORCEMENT,
-    ("swift.objectives", "ppo"): NO_REINFORCEMENT,
+    ("swift.objectives", "ppo"): NO_CRITIC,
     ("swift.objectives", "gkd"): NO_DISTILLATION,
     **{
         ("swift.engines", name): (

@@ -119,6 +119,9 @@ class Checks:
             assert not extra, f"{where}, process {rank}: names that are not on disk: {_some(extra)}"
             other = {name: dtype for name, dtype in streamed.dtypes.items() if dtype != "float32"}
             assert not other, f"{where}, process {rank}: not in float32: {_some(other.items())}"
+            # Every process may hold an inference engine of its own.
+            for name, total in outcomes[0].streamed.sums.items():
+                near(f"{where}, process {rank}: sum of {name}", streamed.sums[name], total, FP32)
         if case.tolerance[0] > 1e-3:
             return  # in lower precisions single weights may go another way
         weights = outcomes[0].streamed.weights

@@ -39,6 +39,8 @@ class Streamed:
 
     weights: dict[str, np.ndarray]
     """On the main process."""
+    sums: dict[str, float]
+    """Of each tensor, over the absolute values."""
     dtypes: dict[str, str]
     twice: list[str]
     """Names that came more than once."""
@@ -181,7 +183,7 @@ class _Poisoned:
 
 def _stream(job: Job, *, weighed: bool) -> Streamed:
     """Read the stream to its end, keeping what is needed on the main process only."""
-    streamed = Streamed({}, {}, [], 0, 0, 0)
+    streamed = Streamed({}, {}, {}, [], 0, 0, 0)
     with _new_tensors() if weighed else nullcontext() as scale:
         kept: set[int] = set()
         for name, tensor in job.hooks.iter_weights(job.run, job.state):
@@ -189,6 +191,7 @@ def _stream(job: Job, *, weighed: bool) -> Streamed:
             if name in streamed.dtypes:
                 streamed.twice.append(name)
             streamed.dtypes[name] = str(tensor.dtype).removeprefix("torch.")
+            streamed.sums[name] = float(tensor.detach().abs().sum(dtype=torch.float64))
             streamed.largest = max(streamed.largest, size)
             streamed.total += size
             if job.is_main:

@@ -195,7 +195,7 @@ TRAIN_TYPES: dict[str, Settings] = {
     "rslora": {"tuner.kind": "lora", "tuner.rslora": True},
     "pt": {"objective.name": "pt"},
     "cpt": {"objective.name": "pt"},
-    **{name: {"objective.name": name} for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm")},
+    **{name: {"objective.name": name} for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo")},
 }
 TASKS: dict[str, Settings] = {
     **{name: {"model.task": name} for name in ("causal_lm", "seq_cls", "embedding", "reward", "value")},

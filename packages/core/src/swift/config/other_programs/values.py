@@ -72,10 +72,7 @@ TUNERS_ELSEWHERE = {
         "there is no tuner of this name; some of the weights are trained by --train_type full and patterns.",
         "Type --train_type full --trainable_parameters model.layers.27. lm_head",
     ),
-    **dict.fromkeys(
-        ("grpo", "ppo"),
-        Refused("learning from rewards is not implemented.", "From pairs: swift rlhf --rlhf_type dpo"),
-    ),
+    "ppo": Refused("learning with a critic is not implemented.", "From rewards: swift rlhf --rlhf_type grpo"),
 }  # fmt: skip
 TASKS_ELSEWHERE = {
     "prm": Refused(
