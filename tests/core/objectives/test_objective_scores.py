@@ -17,7 +17,7 @@ from swift.data.batch import collate
 from swift.data.samples import Encoded
 from swift.errors import ConfigError
 from swift.objectives.classification import SeqCls, SeqClsOptions
-from swift.objectives.reward import Reward, RewardOptions
+from swift.objectives.reward import RewardModel, RewardModelOptions
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 
@@ -42,7 +42,7 @@ def seq_cls(labels: int, problem_type: str | None = None, **options: object) -> 
     return SeqCls(SeqClsOptions(**options)).for_model(section)
 
 
-def mean(objective: SeqCls | Reward, samples: list[Encoded], scores: torch.Tensor) -> torch.Tensor:
+def mean(objective: SeqCls | RewardModel, samples: list[Encoded], scores: torch.Tensor) -> torch.Tensor:
     """Return the loss of the batch, divided as backends do."""
     sums = objective.loss(ModelView(scores=scores), collate(samples, flat=True))
     return sums.loss / objective.row_weight(samples)
@@ -128,7 +128,7 @@ def test_reward_models_learn_by_the_formula_of_bradley_and_terry(centering: floa
     chosen, rejected = scores[0::2, 0], scores[1::2, 0]
     gap = chosen - rejected - torch.tensor([margin or 0.0 for margin in margins or (0.0,) * 4])
     theirs = (-logsigmoid(gap)).mean() + centering * ((chosen + rejected) ** 2).mean()
-    objective = Reward(RewardOptions(center_rewards_coefficient=centering))
+    objective = RewardModel(RewardModelOptions(center_rewards_coefficient=centering))
     same_as(mean(objective, samples, scores), theirs, scores)
     metrics = objective.loss(ModelView(scores=scores), collate(samples, flat=True)).metrics
     assert float(metrics["reward_accuracy"][0]) == int((chosen > rejected).sum())
@@ -137,7 +137,7 @@ def test_reward_models_learn_by_the_formula_of_bradley_and_terry(centering: floa
 
 @pytest.mark.parametrize("which", [SINGLE, MULTI, REGRESSION, "rm"])
 def test_dummy_rows_count_for_nothing(which: str) -> None:
-    objective: SeqCls | Reward = Reward(RewardOptions(center_rewards_coefficient=1.0))
+    objective: SeqCls | RewardModel = RewardModel(RewardModelOptions(center_rewards_coefficient=1.0))
     samples = [replace(sample, reference_logps=None) for sample in pairs(1)]
     if which != "rm":
         objective = seq_cls(2, which)

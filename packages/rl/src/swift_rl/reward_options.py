@@ -2,8 +2,95 @@
 
 from __future__ import annotations
 
-from swift.config.sections import Section
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from swift.config.limits import FilePath, Fraction, Name, Threads, Tokens
+from swift.config.options import Section
+from swift.errors import ConfigError
 
 
-class RewardOptions(Section):
+class CosineFields(Section):
+    """The bounds of `cosine`."""
+
+    cosine_min_len_value_wrong: float = Field(-0.5, description="Reward `cosine` of the shortest wrong answer")
+    cosine_max_len_value_wrong: float = Field(0.0, description="Reward `cosine` of the longest wrong answer")
+    cosine_min_len_value_correct: float = Field(1.0, description="Reward `cosine` of the shortest right answer")
+    cosine_max_len_value_correct: float = Field(0.5, description="Reward `cosine` of the longest right answer")
+    cosine_max_len: Tokens | None = Field(
+        None, description="Tokens of the longest answer for `cosine`; max_completion_length where it is left out"
+    )
+
+
+class RepetitionFields(Section):
+    """The settings of `repetition`."""
+
+    repetition_n_grams: Annotated[int, Field(ge=1, le=1000)] = Field(
+        3, description="Words in a row whose repetition counts, for the reward `repetition`"
+    )
+    repetition_max_penalty: Annotated[float, Field(le=0.0)] = Field(
+        -1.0, description="Reward `repetition` of an answer that repeats itself all the time"
+    )
+
+
+class OverlongFields(Section):
+    """The lengths of `soft_overlong`."""
+
+    soft_max_length: Tokens | None = Field(
+        None, description="Tokens from which `soft_overlong` is -1; max_completion_length where it is left out"
+    )
+    soft_cache_length: Tokens | None = Field(
+        None, description="Tokens before soft_max_length over which `soft_overlong` falls from 0 to -1"
+    )
+
+
+class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
     """Which rewards score the answers, and within which limits they work."""
+
+    reward_funcs: tuple[Name, ...] = Field(
+        (), description="Rewards: names (swift plugins), FILE.py:FUNCTION, or what external_plugins registers"
+    )
+    reward_weights: tuple[float, ...] = Field(
+        (), description="Weight of each reward, in the order of reward_funcs and then reward_model; 1 each without them"
+    )
+    reward_model: tuple[Name, ...] = Field(
+        (),
+        description="Models that score answers: runs, checkpoints, exports, or http:// addresses of servers",
+    )
+    external_plugins: tuple[FilePath, ...] = Field(
+        (), description="Python files, run as they are, that register rewards in `orms` as ms-swift's plugins do"
+    )
+    reward_options: dict[Name, dict[str, Any]] = Field(
+        default_factory=dict, description='Options of single rewards: {"regex": {"pattern": "yes|no"}}'
+    )
+    reward_timeout: Annotated[PositiveFloat, Field(le=86400)] = Field(
+        30.0, description="Seconds after which a call of a reward is ended; the answer then has no reward"
+    )
+    reward_workers: Threads | None = Field(
+        None, description="Processes that compute rewards; without it as many as there are cores, up to 8"
+    )
+    reward_memory: Annotated[float, Field(ge=0.0, le=1024)] = Field(
+        8.0, description="GiB of address space for each of these processes; 0 sets no limit"
+    )
+    reward_retries: Annotated[int, Field(ge=0, le=100)] = Field(
+        1, description="How often a call that failed, hung or crashed is made again"
+    )
+    reward_on_error: Literal["drop", "zero", "stop"] = Field(
+        "drop",
+        description="An answer whose reward failed is left out (drop), has the reward 0 (zero), or ends the run (stop)",
+    )
+    reward_max_failed: Fraction = Field(
+        0.05, description="Part of a round's answers that may fail for one reward before the run stops; one always may"
+    )
+
+    @model_validator(mode="after")
+    def _one_weight_each(self) -> RewardOptions:
+        count = len(self.reward_funcs) + len(self.reward_model)
+        if self.reward_weights and len(self.reward_weights) != count:
+            raise ConfigError(
+                f"reward_weights has {len(self.reward_weights)} values for {count} rewards "
+                f"({', '.join((*self.reward_funcs, *self.reward_model)) or 'none'}).",
+                hint="Give one weight for each of reward_funcs, then one for each of reward_model.",
+            )
+        return self

@@ -24,6 +24,7 @@ from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Obj
 from swift.contracts.observer import RunSummary, StepRecord
 from swift.contracts.optimizer import Optimizer, Reads, Slot
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
+from swift.contracts.reward import Reward, RewardItem
 from swift.contracts.role import POLICY, ModelRole
 from swift.contracts.run import Run, Topology, World
 from swift.contracts.tuner import Trains, Tuner, TunerContext
@@ -62,6 +63,8 @@ __all__ = [
     "Reads",
     "RejectedSamples",
     "ResumablePlan",
+    "Reward",
+    "RewardItem",
     "Run",
     "RunFacts",
     "RunSummary",

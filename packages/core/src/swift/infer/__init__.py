@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swift.contracts import InferenceEngine
+    from swift.infer.conversations import ConversationScorer
     from swift.infer.openai_server import OpenAiServer, at_once
 
-__all__ = ["OpenAiServer", "at_once", "open_engine"]
+__all__ = ["ConversationScorer", "OpenAiServer", "at_once", "open_engine", "open_scorer"]
 
 
 def open_engine(
@@ -47,7 +48,21 @@ def open_engine(
     return open_local(find_model(asked, say=say_nothing), asked, batch_size=batch_size, say=say_nothing).engine
 
 
+def open_scorer(
+    model: str | Path, *, dtype: str = "auto", device: str | None = None, batch_size: int | None = None
+) -> ConversationScorer:
+    """Open a reward model, which gives a conversation one score: a run, a checkpoint, a folder or a hub id."""
+    from swift.infer.conversations import ConversationScorer
+    from swift.infer.options import ModelOptions
+
+    return ConversationScorer(ModelOptions(model=str(model), dtype=dtype, device=device), batch_size=batch_size)
+
+
 def __getattr__(name: str) -> Any:
+    if name == "ConversationScorer":
+        from swift.infer.conversations import ConversationScorer
+
+        return ConversationScorer
     if name not in ("OpenAiServer", "at_once"):
         raise AttributeError(f"module 'swift.infer' has no attribute {name!r}")
     # Only when it is asked for: HTTP and TLS take long to import, and most verbs need neither.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from swift.data.batch import MicroBatch
 
 
-class RewardOptions(Section):
+class RewardModelOptions(Section):
     """Options of `rm`."""
 
     center_rewards_coefficient: NonNegativeFloat = Field(
@@ -28,13 +28,13 @@ class RewardOptions(Section):
     )
 
 
-class Reward(BaseObjective[RewardOptions]):
+class RewardModel(BaseObjective[RewardModelOptions]):
     """Bradley-Terry: -log σ(chosen - rejected - margin), as in Llama 2 (arXiv 2307.09288, section 3.2.2).
 
     The margin of a pair is its column `margin`, 0 without one. Centering is that of arXiv 2312.09244.
     """
 
-    options_model = RewardOptions
+    options_model = RewardModelOptions
     name = "rm"
     needs = frozenset({Need.SCORES})
     encoding = "preference"

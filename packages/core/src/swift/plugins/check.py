@@ -233,6 +233,25 @@ def check_tuner(entry: PluginEntry, tuner: Any) -> None:
         raise _faulty(entry, f"has the learning rate {tuner.learning_rate!r}", "It is a number")
 
 
+def check_reward(entry: PluginEntry, reward: Any) -> None:
+    """Refuse what is neither a class with `score` nor a function, or declares what `swift.contracts.Reward` has not."""
+    if not isinstance(reward, type):
+        if not callable(reward):
+            raise _faulty(entry, "is neither a class nor a function", f"See {_contract(entry)}")
+        return
+    if not callable(getattr(reward, "score", None)):
+        raise _faulty(entry, "lacks score", f"See the members of {_contract(entry)}")
+    wants = getattr(reward, "wants", ())
+    if not isinstance(wants, tuple) or not all(isinstance(column, str) for column in wants):
+        raise _faulty(entry, f"wants {wants!r}", "It is a tuple of names of columns")
+    if (isolation := getattr(reward, "isolation", "process")) not in ("process", "inline"):
+        raise _faulty(entry, f"has the isolation {isolation!r}", "It is 'process' or 'inline'")
+    if not isinstance(batched := getattr(reward, "batched", False), bool):
+        raise _faulty(entry, f"says {batched!r} of whether it takes all answers at once", "It is True or False")
+    if (model := getattr(reward, "options_model", None)) is not None:
+        check_options(entry, model, "options_model", entry.name)
+
+
 def check_command(entry: PluginEntry, command: Any) -> None:
     """Refuse a verb that cannot be called or shown."""
     if not isinstance(command.summary, str) or not command.summary.strip():

@@ -126,6 +126,14 @@ KINDS: dict[str, Kind] = {
         selected_by="kind",
         further=check.check_tuner,
     ),
+    "swift.rewards": Kind(
+        "reward",
+        "rewards",
+        "scores answers (`--reward_funcs NAME`)",
+        made=False,
+        options="options_model",
+        further=check.check_reward,
+    ),
     "swift.commands": Kind(
         "command",
         "commands",

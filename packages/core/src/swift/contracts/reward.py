@@ -1,0 +1,55 @@
+"""The contract of rewards: functions that score the answers of a model that learns online.
+
+Importable without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class RewardItem:
+    """One answer to one prompt, as a reward sees it. Everything in it can be written as JSON."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """The conversation up to the answer: 'role' and 'content' of each message."""
+    completion: str
+    """The answer, without the token that ended it."""
+    completion_ids: Sequence[int] = ()
+    """The tokens of the answer, as they were drawn."""
+    finish_reason: str = "stop"
+    """'stop', or 'length' where the answer was still going on at the most tokens allowed."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The other columns of the row: `solution` and whatever else the data set brings."""
+    place: str = ""
+    """Where the row stands, for messages."""
+
+
+class Reward(Protocol):
+    """Scores answers. The entry point in `swift.rewards` names a class with these members, or a function.
+
+    A class is made as `cls(options)` with its `options_model`, or as `cls()` without one. That happens before any
+    weights are loaded: it refuses wrong options there (`swift.errors.ConfigError`) and leaves what takes long to the
+    first call of `score`. A field of `options_model` that the run has as well (`max_completion_length`) has the run's
+    value; the others are set by `--reward_options '{"NAME": {"field": 1}}'`.
+
+    A function has the signature `f(prompts, completions, completion_ids, **columns) -> list[float | None]`, and may
+    leave out what it does not need.
+
+    These members may be left out:
+
+    - `options_model: type[BaseModel]`, a `swift.Section`.
+    - `wants: tuple[str, ...]`, the columns that every row must have. Without one of them no run starts.
+    - `isolation: 'process' | 'inline'`. In a process of its own, which is the rule, a call may hang, crash or eat
+      memory without harm. 'inline' is for what cannot, or needs the process: a model on the GPU.
+    - `batched: bool`. Such a reward is called with all answers of a round at once, and otherwise with one.
+    """
+
+    def score(self, items: Sequence[RewardItem]) -> Sequence[float | Exception | None]:
+        """Return a finite number for each item, or None for one that the reward does not apply to.
+
+        An exception in the place of a number says why this one item could not be scored.
+        """

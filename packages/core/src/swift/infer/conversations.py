@@ -1,0 +1,40 @@
+"""Conversations that a reward model scores, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from swift.errors import ModelError
+from swift.infer.questions import Question
+from swift.infer.score_rows import tokens_of
+from swift.infer.scorer import Scorer
+from swift.infer.speaker import find_model
+from swift.terminal import say_nothing
+
+if TYPE_CHECKING:
+    from swift.infer.options import ModelOptions
+
+
+class ConversationScorer:
+    """A model with one output, at the last token of a conversation."""
+
+    def __init__(self, options: ModelOptions, *, batch_size: int | None = None) -> None:
+        self._found = find_model(options, generates=False, say=say_nothing)
+        task = self._found.location.weights.task
+        if task not in ("seq_cls", "reward") or self._found.source.config.num_labels != 1:
+            raise ModelError(
+                f"{options.model} is no reward model: it does not give one score to a conversation.",
+                hint="A reward model is trained by: swift rlhf --rlhf_type rm",
+            )
+        self._scorer = Scorer(self._found, options, batch_size=batch_size, say=say_nothing)
+
+    def scores(self, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
+        """Return the score of each conversation."""
+        tokens = [tokens_of(Question([dict(each) for each in messages]), self._found) for messages in conversations]
+        scored = {place: float(outputs[0]) for place, outputs in self._scorer.outputs(tokens)}
+        return [scored[place] for place in range(len(tokens))]
+
+    def close(self) -> None:
+        """Let the model go."""
+        self._scorer.close()

@@ -1,0 +1,74 @@
+"""Models that score answers: a run, checkpoint or export in this process, or a server that classifies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from swift.contracts import Reward, RewardItem
+from swift.errors import ModelError
+from swift_rl.rewards.http import posted
+
+if TYPE_CHECKING:
+    from swift.infer import ConversationScorer
+
+_AT_ONCE = 8
+"""Requests to a server."""
+
+
+def open_reward_model(address: str) -> Reward:
+    """Return the reward of a folder, or of a server's address. The model is loaded when it is first asked."""
+    return ServerReward(address) if address.startswith(("http://", "https://")) else ModelReward(address)
+
+
+class ModelReward:
+    """A reward model in this process: the one output of its head, at the last token of the conversation."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._scorer: ConversationScorer | None = None
+
+    def score(self, items: Sequence[RewardItem]) -> list[float]:
+        """Return the score of each conversation with its answer."""
+        if self._scorer is None:
+            from swift.infer import open_scorer
+
+            self._scorer = open_scorer(self._model)
+        return self._scorer.scores([conversation_of(item) for item in items])
+
+    def close(self) -> None:
+        """Let the model go."""
+        if self._scorer is not None:
+            self._scorer.close()
+            self._scorer = None
+
+
+class ServerReward:
+    """A reward model behind `/classify`, as vLLM serves one: the one number of its head before any activation."""
+
+    def __init__(self, address: str) -> None:
+        self._address = f"{address.rstrip('/').removesuffix('/classify').removesuffix('/v1')}/classify"
+
+    def score(self, items: Sequence[RewardItem]) -> list[float | Exception]:
+        """Return the score of each conversation, or why the server did not give one."""
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            return [*threads.map(self._score, items)]
+
+    def _score(self, item: RewardItem) -> float | Exception:
+        try:
+            answer = posted(self._address, {"messages": conversation_of(item), "use_activation": False})
+            return _only_number(answer["data"][0]["probs"])
+        except (OSError, ValueError, LookupError, TypeError, ModelError) as problem:
+            return problem
+
+
+def conversation_of(item: RewardItem) -> list[dict[str, Any]]:
+    """Return the conversation with the answer as its last message."""
+    return [*map(dict, item.messages), {"role": "assistant", "content": item.completion}]
+
+
+def _only_number(outputs: Any) -> float:
+    if len(outputs) != 1:
+        raise ModelError(f"The server classifies into {len(outputs)} labels; a reward model has one output.")
+    return float(outputs[0])

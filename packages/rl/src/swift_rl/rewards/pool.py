@@ -1,0 +1,232 @@
+"""The pool of processes that compute rewards: one call for one answer each, ended where it takes too long."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from swift.contracts import RewardItem
+from swift.errors import SwiftError
+from swift_rl.reward_options import RewardOptions
+from swift_rl.rewards.failures import Failures
+from swift_rl.rewards.process import WorkerProcess
+from swift_rl.rewards.select import SelectedReward
+from swift_rl.rewards.verdicts import MOST_OUTPUT, Verdict, checked, in_one_line, traceback_text
+
+MOST_WORKERS = 8
+"""Processes where `reward_workers` names no number."""
+_TICK = 0.25
+"""Seconds after which it is looked whether a process is gone without a word."""
+
+
+@dataclass
+class Call:
+    """One call of a reward: for one answer, or for all of a round where it takes them at once."""
+
+    reward: SelectedReward
+    items: list[RewardItem]
+    places: list[list[int]]
+    """Of each item: the places in the round of the answers that are just like it."""
+    made: int = 0
+    """How often it was made and failed."""
+
+
+class RewardPool:
+    """Scores answers by the rewards that a run selected. Its processes are started when they are first needed.
+
+    `heartbeat` is called whenever a call is done; `folder` is where answers whose rewards failed are written when they
+    end the run, a temporary one without it.
+    """
+
+    def __init__(
+        self,
+        selected: Sequence[SelectedReward],
+        options: RewardOptions,
+        say: Callable[[str], None] = lambda _: None,
+        *,
+        folder: Path | None = None,
+        heartbeat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._selected = tuple(selected)
+        self._options = options
+        self._say = say
+        self._folder = folder
+        self._heartbeat = heartbeat
+        self._most = options.reward_workers or min(os.cpu_count() or 1, MOST_WORKERS)
+        self._workers: list[WorkerProcess[Call]] = []
+        self._started = 0
+        self._home: tempfile.TemporaryDirectory[str] | None = None
+
+    def score(self, items: Sequence[RewardItem]) -> list[dict[str, Verdict]]:
+        """Return, for each answer in order, what each reward says of it. Answers that are alike are scored once.
+
+        Raises `SwiftError` where a reward fails for more answers than the options allow.
+        """
+        verdicts: list[dict[str, Verdict]] = [{} for _ in items]
+        failures = {reward.name: Failures(reward, items, self._options, self._folder) for reward in self._selected}
+        calls = [call for reward in self._selected for call in _calls(reward, items)]
+
+        def note(call: Call, places: Sequence[int], verdict: Verdict) -> None:
+            for place in places:
+                verdicts[place][call.reward.name] = failures[call.reward.name].noted(place, verdict)
+
+        try:
+            for call in calls:
+                if call.reward.isolation == "inline":
+                    self._compute_here(call, note)
+            self._compute(deque(call for call in calls if call.reward.isolation != "inline"), note)
+        except BaseException:
+            self._end(worker for worker in [*self._workers] if worker.task is not None)
+            raise
+        for failed in failures.values():
+            if said := failed.summary():
+                self._say(said)
+        return verdicts
+
+    def close(self) -> None:
+        """End the processes and remove their folders."""
+        self._end([*self._workers])
+        for reward in self._selected:
+            if (close := getattr(reward.reward, "close", None)) is not None:
+                close()
+        if self._home is not None:
+            self._home.cleanup()
+            self._home = None
+
+    def __enter__(self) -> RewardPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _compute_here(self, call: Call, note: Note) -> None:
+        """Make a call in this process, as often as it may fail."""
+        while True:
+            started = time.monotonic()
+            answer: dict[str, Any]
+            try:
+                assert call.reward.reward is not None
+                answer = {"values": checked(call.reward.reward.score(call.items), len(call.items))}
+            except SwiftError:
+                raise
+            except Exception as problem:
+                answer = {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
+            call.made += 1
+            if "values" in answer or call.made > self._options.reward_retries:
+                self._finish(call, {**answer, "seconds": time.monotonic() - started}, "", note)
+                return
+
+    def _compute(self, waiting: deque[Call], note: Note) -> None:
+        """Make calls in as many processes as there may be, until each has its answer."""
+        while waiting or any(worker.task is not None for worker in self._workers):
+            self._deal(waiting)
+            busy = [worker for worker in self._workers if worker.task is not None]
+            for worker in self._with_news(busy):
+                call = worker.task
+                answer = worker.answer()
+                if answer is None:
+                    self._lost(worker, f"the process that computed it {worker.bury()}", waiting, note)
+                elif answer and call is not None:
+                    worker.task = None
+                    self._answered(call, answer, worker.output(), waiting, note)
+            for worker in busy:
+                if worker.task is None:
+                    continue
+                if worker.ended is not None:
+                    self._lost(worker, f"the process that computed it {worker.bury()}", waiting, note)
+                elif time.monotonic() > worker.deadline:
+                    worker.kill()
+                    self._lost(worker, f"took longer than {self._options.reward_timeout:g} s", waiting, note)
+
+    def _deal(self, waiting: deque[Call]) -> None:
+        """Give each idle process a call, and start processes where all are busy."""
+        idle = [worker for worker in self._workers if worker.task is None]
+        while waiting and (idle or len(self._workers) < self._most):
+            worker = idle.pop() if idle else self._start()
+            if worker.ended is not None:  # between two rounds
+                self._end([worker])
+                continue
+            call = waiting.popleft()
+            described = {"do": "score", "reward": call.reward.described, "items": [asdict(item) for item in call.items]}
+            worker.give(call, described, self._options.reward_timeout)
+
+    def _start(self) -> WorkerProcess[Call]:
+        if self._home is None:
+            self._home = tempfile.TemporaryDirectory(prefix="swift-rewards-", ignore_cleanup_errors=True)
+        self._started += 1
+        worker: WorkerProcess[Call] = WorkerProcess(
+            Path(self._home.name, str(self._started)), self._options.reward_memory
+        )
+        self._workers.append(worker)
+        return worker
+
+    def _with_news(self, busy: Sequence[WorkerProcess[Call]]) -> list[WorkerProcess[Call]]:
+        """Wait until a process has an answer, or for a moment; take what all print meanwhile."""
+        found = []
+        with selectors.DefaultSelector() as selector:
+            for worker in busy:
+                selector.register(worker.channel, selectors.EVENT_READ, (worker, True))
+                selector.register(worker.printed, selectors.EVENT_READ, (worker, False))
+            soonest = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
+            for key, _ in selector.select(min(max(soonest, 0.0), _TICK)):
+                worker, answers = key.data
+                if answers:
+                    found.append(worker)
+                else:
+                    worker.drain()
+        return found
+
+    def _lost(self, worker: WorkerProcess[Call], failure: str, waiting: deque[Call], note: Note) -> None:
+        """Go on after a process that is gone: another one is started when there is a call for it."""
+        call, worker.task = worker.task, None
+        self._workers.remove(worker)
+        if call is not None:
+            answer = {"failure": failure, "seconds": time.monotonic() - worker.began}
+            self._answered(call, answer, worker.kept(), waiting, note)
+
+    def _answered(self, call: Call, answer: Mapping[str, Any], output: str, waiting: deque[Call], note: Note) -> None:
+        call.made += 1
+        if "failure" in answer and call.made <= self._options.reward_retries:
+            waiting.append(call)
+        else:
+            self._finish(call, answer, output, note)
+
+    def _finish(self, call: Call, answer: Mapping[str, Any], output: str, note: Note) -> None:
+        """Note the verdict on each answer of a call."""
+        self._heartbeat()
+        seconds = float(answer.get("seconds", 0.0))
+        values = answer.get("values") or [(None, answer["failure"])] * len(call.items)
+        told = "\n".join(filter(None, (output.rstrip(), answer.get("traceback", ""))))[: 2 * MOST_OUTPUT]
+        for (value, failure), places in zip(values, call.places, strict=True):
+            note(call, places, Verdict(value, failure, told, seconds))
+
+    def _end(self, workers: Any) -> None:
+        for worker in workers:
+            worker.kill()
+            self._workers.remove(worker)
+
+
+Note = Callable[[Call, Sequence[int], Verdict], None]
+
+
+def _calls(reward: SelectedReward, items: Sequence[RewardItem]) -> list[Call]:
+    """Return the calls that score some answers: one for all of them, or one for each that differs."""
+    if reward.batched:
+        return [Call(reward, list(items), [[place] for place in range(len(items))])] if items else []
+    alike: dict[str, list[int]] = {}
+    for place, item in enumerate(items):
+        alike.setdefault(_key(item), []).append(place)
+    return [Call(reward, [items[places[0]]], [places]) for places in alike.values()]
+
+
+def _key(item: RewardItem) -> str:
+    seen = (item.messages, item.completion, list(item.completion_ids), item.finish_reason, item.columns)
+    return json.dumps(seen, default=str)

@@ -1,0 +1,192 @@
+"""Which rewards a run uses: found, made with their options and checked before any weights are loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from swift.errors import ConfigError, DataError, PluginError, did_you_mean
+from swift.plugins import load_plugin, plugin_names
+from swift_rl.reward_options import RewardOptions
+from swift_rl.rewards.describe import describe_files
+from swift_rl.rewards.loading import installed
+
+if TYPE_CHECKING:
+    from swift.contracts import Reward
+
+GROUP = "swift.rewards"
+
+
+@dataclass(frozen=True)
+class SelectedReward:
+    """One reward of a run."""
+
+    name: str
+    """As metrics and rows of a round call it."""
+    described: Mapping[str, Any]
+    """How a process finds it: see `swift_rl.rewards.loading`."""
+    weight: float = 1.0
+    wants: tuple[str, ...] = ()
+    isolation: str = "process"
+    batched: bool = False
+    reward: Reward | None = None
+    """The reward itself, where it is computed in this process."""
+    flags: tuple[str, ...] = field(default=(), compare=False)
+    """What selects it on a command line."""
+
+    @property
+    def title(self) -> str:
+        """The reward in a message."""
+        return f"The reward {self.name!r}"
+
+
+def select_rewards(names: Iterable[str], options: RewardOptions) -> list[SelectedReward]:
+    """Return the rewards of these names, and the models that `reward_model` names, with their weights.
+
+    Files that the user names are run in a process of their own, to learn what is in them.
+    """
+    typed = [*names]
+    in_files = {name: asked for name in typed if (asked := _in_a_file(name, options)) is not None}
+    found = describe_files(_files(options), [*in_files.values()])
+    described = dict(zip(in_files, found.rewards, strict=True))
+    selected = []
+    for name in typed:
+        facts = described.get(name)
+        if facts is None:
+            selected.append(_installed(name, options, found.registered))
+        else:
+            selected.append(_of_a_file(name, in_files[name], facts))
+    selected += [_model(number, address) for number, address in enumerate(options.reward_model, 1)]
+    _check_names(selected, options)
+    weights = options.reward_weights or (1.0,) * len(selected)
+    return [replace(reward, weight=weight) for reward, weight in zip(selected, weights, strict=True)]
+
+
+def check_columns(selected: Iterable[SelectedReward], columns: Collection[str]) -> None:
+    """Raise where a reward wants a column that the data set does not have."""
+    for reward in selected:
+        for column in reward.wants:
+            if column not in columns:
+                raise DataError(
+                    f"{reward.title} wants the column {column!r}, which the data set does not have."
+                    f"{did_you_mean(column, columns)}",
+                    hint=f'Its columns: {", ".join(columns) or "none"}. To read another: --columns \'{{"OTHER": '
+                    f'"{column}"}}\'',
+                )
+
+
+def _files(options: RewardOptions) -> list[str]:
+    return [_existing(path, "external_plugins") for path in options.external_plugins]
+
+
+def _existing(path: Path, flag: str) -> str:
+    if not path.is_file():
+        raise ConfigError(f"--{flag} {path}: there is no such file.", hint="Name a Python file.")
+    return str(path.resolve())
+
+
+def _in_a_file(name: str, options: RewardOptions) -> dict[str, Any] | None:
+    """Return the description of a reward that stands in a file, or may be registered by one."""
+    file, _, function = name.rpartition(":")
+    if file.endswith(".py") and function.isidentifier():
+        return {"kind": "function", "file": _existing(Path(file), "reward_funcs"), "name": function}
+    if name.endswith(".py"):
+        raise ConfigError(f"--reward_funcs {name} names no function.", hint=f"Type {name}:FUNCTION")
+    if not options.external_plugins:
+        return None
+    settings = options.model_dump(mode="json")
+    return {"kind": "registered", "files": _files(options), "name": name, "settings": settings}
+
+
+def _of_a_file(typed: str, described: Mapping[str, Any], facts: Mapping[str, Any]) -> SelectedReward:
+    flags = ["--reward_funcs", typed]
+    if described["kind"] == "registered":
+        flags += ["--external_plugins", *described["files"]]
+    return SelectedReward(
+        described["name"],
+        described,
+        wants=tuple(facts["wants"]),
+        batched=facts["batched"],
+        flags=tuple(flags),
+    )
+
+
+def _installed(name: str, options: RewardOptions, registered: Sequence[str]) -> SelectedReward:
+    try:
+        loaded = load_plugin(GROUP, name)
+    except PluginError as error:
+        if name not in plugin_names(GROUP):
+            files = f"The files of external_plugins register {', '.join(registered)}. " if registered else ""
+            error.hint = f"{error.hint}. {files}A function of your own: --reward_funcs FILE.py:FUNCTION"
+        raise
+    values = _values(name, loaded.config_model, options)
+    reward = installed(loaded.object, values)
+    flags = ["--reward_funcs", name]
+    if values:
+        flags += ["--reward_options", json.dumps({name: values})]
+    isolation = getattr(reward, "isolation", "process")
+    return SelectedReward(
+        name,
+        {"kind": "installed", "target": loaded.entry.target, "options": values},
+        wants=tuple(getattr(reward, "wants", ())),
+        isolation=isolation,
+        batched=getattr(reward, "batched", False),
+        reward=reward if isolation == "inline" else None,
+        flags=tuple(flags),
+    )
+
+
+def _values(name: str, model: type[BaseModel] | None, options: RewardOptions) -> dict[str, Any]:
+    """Return the options of an installed reward that differ from its defaults, as JSON; refuse wrong ones."""
+    given = options.reward_options.get(name, {})
+    if model is None:
+        if given:
+            raise ConfigError(f"reward_options.{name}: the reward {name!r} has no options.", hint="Leave it out.")
+        return {}
+    fields = model.model_fields
+    for key in given:
+        if key not in fields:
+            raise ConfigError(
+                f"reward_options.{name}.{key}: there is no such option.{did_you_mean(key, fields)}",
+                hint=f"Its options: {', '.join(fields)}",
+            )
+    of_the_run = {field: getattr(options, field) for field in fields if hasattr(options, field)}
+    try:
+        return model.model_validate({**of_the_run, **given}).model_dump(mode="json", exclude_defaults=True)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        where = ".".join(["reward_options", name, *map(str, first["loc"])])
+        raise ConfigError(f"{where}: {first['msg']}, not {first['input']!r}.") from None
+
+
+def _model(number: int, address: str) -> SelectedReward:
+    from swift_rl.rewards.models import open_reward_model
+
+    return SelectedReward(
+        "reward_model" if number == 1 else f"reward_model_{number}",
+        {"kind": "model", "model": address},
+        isolation="inline",
+        batched=True,
+        reward=open_reward_model(address),
+        flags=("--reward_model", address),
+    )
+
+
+def _check_names(selected: Sequence[SelectedReward], options: RewardOptions) -> None:
+    names = [reward.name for reward in selected]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"Two rewards are called {name!r}.", hint="Name each once; a function in a file can be renamed."
+            )
+    for name in options.reward_options:
+        if name not in names:
+            raise ConfigError(
+                f"reward_options.{name}: no reward of this name is selected.{did_you_mean(name, names)}",
+                hint=f"Selected: {', '.join(names) or 'none'}",
+            )

@@ -1,0 +1,86 @@
+"""Verdicts of rewards on answers, and the check of what a reward returned."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_CALLERS = tuple(str(Path(__file__).with_name(name)) for name in ("worker.py", "functions.py", "pool.py"))
+MOST_OUTPUT = 4000
+"""Characters that are kept of what a call printed, and of its traceback."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict of one reward on one answer."""
+
+    value: float | None
+    """None where the reward does not apply, or failed and `reward_on_error` is not 'zero'."""
+    failure: str | None = None
+    """Why there is no value, in one line; None for a reward that has one or does not apply."""
+    output: str = ""
+    """What the call printed, and its traceback where it raised; the beginning of both."""
+    seconds: float = 0.0
+    """How long the call took."""
+
+
+Checked = tuple[float | None, str | None]
+"""A value, or None and why: an empty reason means that the reward does not apply."""
+
+
+def checked(returned: Any, count: int) -> list[Checked]:
+    """Return a value or a reason for each answer of a call that returned `returned`."""
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        return [(None, f"returned {_shown(returned)}, which is no list of {count}")] * count
+    if len(values) != count:
+        return [(None, f"returned {len(values)} values for {count} answers")] * count
+    return [_checked_value(value) for value in values]
+
+
+def _checked_value(value: Any) -> Checked:
+    if value is None:
+        return None, None
+    if isinstance(value, Exception):
+        return None, in_one_line(value)
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    return (number, None) if math.isfinite(number) else (None, f"returned {_shown(value)}, which is no finite number")
+
+
+def in_one_line(problem: BaseException) -> str:
+    """Return the type and the text of an error."""
+    try:
+        text = " ".join(str(problem).split())
+    except Exception:
+        text = "its text cannot be shown"
+    return _short(f"{type(problem).__name__}: {text}" if text else type(problem).__name__)
+
+
+def traceback_text(problem: BaseException) -> str:
+    """Return the traceback of an error from the reward's first frame on: those above it are the same every time."""
+    frames = problem.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _CALLERS:
+        frames = frames.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(problem), problem, frames or problem.__traceback__))
+    except Exception:
+        text = in_one_line(problem)
+    return text[-MOST_OUTPUT:]
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _short(repr(value))
+    except Exception:
+        return f"an object of the type {type(value).__name__}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:300]} ..."

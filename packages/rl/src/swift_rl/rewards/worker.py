@@ -1,0 +1,103 @@
+"""The process that computes rewards: `python -m swift_rl.rewards.worker CHANNEL`, started by `process.py`.
+
+It takes one task after the other from its channel. Whatever a reward does to it, it may be killed at any time. It
+imports neither torch nor numpy of its own accord.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from swift_rl.rewards.channel import receive, send
+from swift_rl.rewards.verdicts import checked, in_one_line, traceback_text
+
+
+def main() -> None:
+    """Answer tasks until the run is gone."""
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        _limit(float(sys.argv[2]))
+        threading.Thread(target=_end_with_the_run, args=(os.getppid(),), daemon=True).start()
+        rewards: dict[str, Any] = {}
+        while (task := receive(channel)) is not None:
+            send(channel, _describe(task) if task["do"] == "describe" else _score(channel, rewards, task))
+
+
+def _score(channel: socket.socket, rewards: dict[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
+    from swift.contracts import RewardItem
+    from swift_rl.rewards.loading import load_reward
+
+    key = json.dumps(task["reward"], sort_keys=True)
+    started = time.monotonic()
+    try:
+        if key not in rewards:
+            rewards[key] = load_reward(task["reward"])
+        send(channel, {"loaded": True})
+        _limit_cpu(task["seconds"])
+        items = [RewardItem(**item) for item in task["items"]]
+        started = time.monotonic()
+        answer: dict[str, Any] = {"values": checked(rewards[key].score(items), len(items))}
+    except BaseException as problem:  # SystemExit too: this process decides when it ends
+        answer = {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
+    seconds = time.monotonic() - started
+    _flush()
+    return {**answer, "seconds": seconds}
+
+
+def _describe(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names that plugin files register, and what each of some rewards in files wants."""
+    from swift_rl.rewards.loading import load_reward, registered
+
+    try:
+        names = sorted(registered(task["files"]))
+        rewards = []
+        for each in task["rewards"]:
+            reward = None if each["kind"] == "registered" and each["name"] not in names else load_reward(each)
+            rewards.append(reward and {"wants": reward.wants, "batched": reward.batched})
+        answer: dict[str, Any] = {"names": names, "rewards": rewards}
+    except BaseException as problem:
+        answer = {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
+    _flush()
+    return answer
+
+
+def _flush() -> None:
+    """Hand over what was printed, before the answer is."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed or replaced by the reward
+            continue
+
+
+def _limit(gigabytes: float) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if gigabytes:
+        most = int(gigabytes * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _limit_cpu(seconds: float) -> None:
+    """End this process, and the ones that it starts, after as much computing as one call can do in its time."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = math.ceil(used.ru_utime + used.ru_stime + seconds * (os.cpu_count() or 1)) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def _end_with_the_run(run: int) -> None:
+    while os.getppid() == run:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
