@@ -12,7 +12,7 @@ from functools import cache
 
 from swift.config.fields import core_fields
 from swift.config.flags import Alias, Arity, FlagTable, Translation
-from swift.config.other_programs import fsdp, megatron, quantisation
+from swift.config.other_programs import fsdp, megatron, online, quantisation
 from swift.config.other_programs import translations as to
 from swift.config.other_programs.table import other_programs
 from swift.config.other_programs.values import (
@@ -200,6 +200,7 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     *fsdp.FLAGS,
     *megatron.FLAGS,
     *quantisation.FLAGS,
+    *online.FLAGS,
     (("merge_lora",), "export.to", "switch", to.when_on({"export.to": "hf"})),
 )
 

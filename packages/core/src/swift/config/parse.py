@@ -24,6 +24,7 @@ from swift.config.flags import Flag, read_flags
 from swift.config.limits import MOST_PROCESSES
 from swift.config.objective_defaults import set_defaults
 from swift.config.other_programs.environment import set_by_environment
+from swift.config.other_programs.online import OWN_OPTIONS
 from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
@@ -32,6 +33,7 @@ from swift.config.tasks import TRAINED_BY, check_task, for_objective
 from swift.config.values import coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import Blame, failure_of
+from swift.plugins.entry import CORE
 from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective, load_optimizer, load_tuner
 from swift.plugins.objective import make_objective
 from swift.plugins.outside import core_settings
@@ -263,6 +265,12 @@ def _check_foreign(plugin: LoadedPlugin, section: str, values: BaseModel, source
     assert plugin.config_model is not None
     for name in (values.model_extra or {}).keys() - plugin.config_model.model_fields.keys():
         key = f"{section}.{name}"
+        if section == "objective" and name in OWN_OPTIONS and plugin.entry.distribution == CORE:
+            raise ConfigError(
+                f"{subject(source(key), key)} is about answers that are generated and rewarded, and the objective is "
+                f"{plugin.entry.name}.",
+                hint="To learn from rewards: swift rlhf --rlhf_type grpo; else leave it out.",
+            )
         owners = plugins_with(section, name) if key in core_fields() else []
         if owners:
             chosen = f"{section}.name" if "name" in core_keys(section) else f"{section}.kind"

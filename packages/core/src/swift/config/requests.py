@@ -11,6 +11,7 @@ from swift.config.cadence import settle_cadence
 from swift.config.draft import Assignment, Draft
 from swift.config.other_programs.fsdp import settle_fsdp
 from swift.config.other_programs.megatron import settle_megatron
+from swift.config.other_programs.online_requests import settle_online
 from swift.config.other_programs.quantisation import settle_quantisation
 from swift.config.values import as_number, as_switch, quoted
 from swift.errors import ConfigError
@@ -33,6 +34,7 @@ def settle(merged: Merged) -> list[str]:
     settle_quantisation(merged, notes)
     settle_fsdp(merged, notes)
     settle_megatron(merged, notes)
+    settle_online(merged, notes)
     _weights_of_checkpoint(merged, notes)
     _best_at_the_end(merged, notes)
     _recomputation(merged, notes)

@@ -8,7 +8,8 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
 from swift.config.options import Aliases, Argument, Parts, Section, Verbatim
-from swift.config.other_programs.verbs import ENGINE_KWARGS, ENGINE_OPTIONS, MAX_LENGTH
+from swift.config.other_programs.values import ENGINE_OPTIONS
+from swift.config.other_programs.verbs import ENGINE_KWARGS, MAX_LENGTH
 from swift.errors import UsageError
 from swift.plugins.known import TRANSFORMERS
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from swift.config.other_programs import megatron
+from swift.config.other_programs import megatron, online
 from swift.config.other_programs.meanings import Default, Meaning, NotNeeded, Refused, off
 
 Rows = Mapping[tuple[str, ...], Meaning]
@@ -175,7 +175,7 @@ DATA: Rows = {
     ("model_author", "model_name"): Refused(
         "swift does not fill names into a data set about the model itself.", "Write them into the rows of --dataset."
     ),
-    ("custom_register_path", "external_plugins", "custom_dataset_info"): Refused(
+    ("custom_register_path", "custom_dataset_info"): Refused(
         "Python files are not loaded by a flag.",
         "Data in another format: --columns. More needs a plugin: see docs/plugins and `swift plugins`.",
     ),
@@ -269,9 +269,6 @@ MODEL: Rows = {
         "the reference is the model that training begins with, under the adapter or scored once before.",
         "Leave it out if they are the same; else begin from it: --model REFERENCE",
     ),
-    ("reward_model", "reward_funcs"): Refused(
-        "learning from rewards (PPO, GRPO) is not implemented.", "From pairs: swift rlhf --rlhf_type dpo"
-    ),
 }
 
 TUNERS: Rows = {
@@ -358,6 +355,7 @@ TOPICS: Mapping[str, Rows] = {
     "Model": MODEL,
     "Tuners": TUNERS,
     "Megatron": megatron.ROWS,
+    "Online learning": online.ROWS,
     "Output, checkpoints and the hub": RESULTS,
     "Processes": PROCESSES,
 }

@@ -13,6 +13,8 @@ from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Settings, Translation
 from swift.config.other_programs.meanings import Refused
+from swift.config.other_programs.online import LOSSES as LOSSES_OF_GRPO
+from swift.config.other_programs.online import LOSSES_ELSEWHERE as LOSSES_OF_GRPO_ELSEWHERE
 from swift.config.other_programs.table import other_programs
 from swift.config.other_programs.values import (
     OPTIMIZERS_ELSEWHERE,
@@ -78,7 +80,11 @@ def loss_type(source: str, value: Any) -> Settings:
         return {NOTE: "is not needed: sft and pt take the cross entropy of the tokens that are learned."}
     if str(value).lower() == "dft":
         other_programs()["use_dft_loss"].answer(source, value)
-    return LOSSES_OF_RERANKERS.get(str(value).lower(), {"objective.loss": value})
+    if (name := str(value).lower()) in LOSSES_OF_GRPO:
+        return {"objective.loss_type": name}
+    if name in LOSSES_OF_GRPO_ELSEWHERE:
+        LOSSES_OF_GRPO_ELSEWHERE[name].answer(source, value)
+    return LOSSES_OF_RERANKERS.get(name, {"objective.loss": value})
 
 
 def learn(text: str) -> Settings:

@@ -13,13 +13,6 @@ from swift.config.other_programs.meanings import Default, Meaning, NotNeeded, Re
 from swift.config.other_programs.table import Rows
 from swift.errors import UsageError
 
-ENGINE_SETTINGS = (
-    *("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-    *("max_num_seqs", "enforce_eager", "enable_prefix_caching", "quantization", "kv_cache_dtype"),
-    *("limit_mm_per_prompt", "disable_custom_all_reduce", "max_lora_rank", "enable_expert_parallel"),
-)
-ENGINE_OPTIONS = {f"vllm_{name}": name for name in ENGINE_SETTINGS}
-"""Flags of other programs for a setting of vLLM → the setting's own name."""
 MAX_LENGTH = ("max_model_len", "vllm_max_model_len")
 """Flags for the longest prompt and answer together."""
 ENGINE_KWARGS = "vllm_engine_kwargs"

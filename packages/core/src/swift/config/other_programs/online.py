@@ -1,0 +1,255 @@
+"""Flags of GRPO and its family in TRL and ms-swift: those that set an option here, and what the others mean.
+
+The options are those of the objective `grpo`, which is a plugin; they have TRL's and ms-swift's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from swift.config.draft import NOTE
+from swift.config.flags import Arity, Settings, Translation
+from swift.config.other_programs.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.other_programs.values import ENGINE_OPTIONS
+from swift.config.values import as_switch, quoted
+from swift.errors import ConfigError
+
+OPTIONS: Mapping[str, Arity] = {
+    **dict.fromkeys(
+        (
+            "like", "advantage_estimator", "importance_sampling_level", "num_iterations", "epsilon", "epsilon_high",
+            "delta", "cispo_bound", "sapo_temperature_pos", "sapo_temperature_neg", "advantage_eps", "kl_estimator",
+            "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold",
+            "off_policy_sequence_mask_delta", "top_entropy_quantile", "num_generations", "num_generations_eval",
+            "max_completion_length", "temperature", "eval_temperature", "top_p", "rollout_engine", "rollout_lag",
+            "rollout_batch_size", "cosine_min_len_value_wrong", "cosine_max_len_value_wrong",
+            "cosine_min_len_value_correct", "cosine_max_len_value_correct", "cosine_max_len", "repetition_n_grams",
+            "repetition_max_penalty", "soft_max_length", "soft_cache_length", "reward_timeout", "reward_workers",
+            "reward_memory", "reward_retries", "reward_on_error", "reward_max_failed", "max_resample_times",
+        ),
+        "value",
+    ),
+    **dict.fromkeys(
+        ("kl_in_reward", "use_bias_correction_kl", "overlong_filter", "log_entropy", "dynamic_sample"), "switch"
+    ),
+    **dict.fromkeys(("stop_words", "reward_funcs", "reward_weights", "reward_model", "external_plugins"), "list"),
+    **dict.fromkeys(("reward_options", "rollout_options"), "mapping"),
+}  # fmt: skip
+"""Options of `grpo` that are flags under their own name, and how many values they take."""
+
+RENAMED: Mapping[str, str] = {
+    "tau_pos": "sapo_temperature_pos",
+    "tau_neg": "sapo_temperature_neg",
+    "mask_truncated_completions": "overlong_filter",
+    "off_policy_mask_threshold": "off_policy_sequence_mask_delta",
+    "vllm_importance_sampling_mode": "rollout_importance_sampling_mode",
+    "vllm_importance_sampling_cap": "rollout_importance_sampling_threshold",
+    "vllm_importance_sampling_clip_max": "rollout_importance_sampling_threshold",
+    "vllm_importance_sampling_clip_min": "rollout_importance_sampling_min",
+}
+"""Flag of another program → the option of `grpo` that it is."""
+OWN_OPTIONS = frozenset(
+    {*OPTIONS, *RENAMED.values(), "scale_rewards", "top_k", "steps_per_generation", "loss_type"} - {"temperature"}
+)
+"""Options that no objective of core has, so that their flags belong to online learning."""
+LOSSES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo", "bnpo")
+"""Values of `--loss_type` that are losses of online learning."""
+
+_LOSSES_HERE = f"Type --loss_type {', '.join(LOSSES[:-1])}, or leave it out for dapo."
+_OTHER_LOSS = Refused("this loss is not implemented.", _LOSSES_HERE)
+LOSSES_ELSEWHERE = {
+    **dict.fromkeys(("luspo", "vespo", "fipo", "real"), _OTHER_LOSS),
+    "gspo-token": Refused(
+        "the level of the importance ratio has a flag of its own.",
+        "Type --loss_type gspo --importance_sampling_level sequence_token",
+    ),
+}
+
+_SCALES = {"true": "group", "false": "none"}
+_ONE_ANSWER = "a prompt has one answer here; conversations of several turns and tools are not there yet."
+_CRITIC = Refused("learning with a critic (PPO) is not implemented.", "From rewards: swift rlhf --rlhf_type grpo")
+_TEACHER = Refused(
+    "distillation is not implemented.",
+    "Write answers of the larger model with swift infer, and learn them with swift sft.",
+)
+_OTHER_METHOD = "this method is not implemented."
+_MEMORY = NotNeeded("it is about memory: the engine keeps its own between rounds, as much as the engine's options say")
+_ALL_KEPT = NotNeeded("every round is kept whole, with its prompts, answers and rewards, in RUN/rollouts")
+_OF_ANOTHER = NotNeeded("it is an option of a method that is not there")
+
+
+def _option(name: str, arity: Arity) -> Translation:
+    key = f"objective.{name}"
+    if arity == "switch":
+        return lambda source, value: {key: as_switch(value, source)}
+    return lambda _, value: {key: value}
+
+
+def _scale(_source: str, value: Any) -> Settings:
+    word = str(value).lower()
+    return {"objective.scale_rewards": _SCALES.get(word, word)}
+
+
+def _aggregation(source: str, value: Any) -> Settings:
+    """Take TRL's word for GDPO, which normalises each reward before they are added."""
+    if value == "normalize_then_sum":
+        return {"objective.scale_rewards": "gdpo"}
+    if value != "sum_then_normalize":
+        raise ConfigError(f"{source} is sum_then_normalize or normalize_then_sum, not {quoted(value)}.")
+    return {NOTE: "sum_then_normalize is not needed: rewards are added first, unless --scale_rewards is gdpo."}
+
+
+def _top_k(_source: str, value: Any) -> Settings:
+    return {"objective.top_k": 0 if str(value).lower() in ("-1", "none", "null") else value}
+
+
+def _correction(source: str, value: Any) -> Settings:
+    if as_switch(value, source):
+        return {NOTE: "is not needed: engines other than the one in this process are corrected by token_truncate."}
+    return {"objective.rollout_importance_sampling_mode": "off"}
+
+
+def _lag(source: str, value: Any) -> Settings:
+    return {"objective.rollout_lag": 1 if as_switch(value, source) else 0}
+
+
+def _no_dropout(source: str, value: Any) -> Settings:
+    if not as_switch(value, source):
+        return {}
+    return {"tuner.dropout": 0.0, NOTE: "is tuner.dropout 0; dropout of a model's own is that of its config.json."}
+
+
+def _request(name: str) -> Translation:
+    return lambda _, value: {f"@{name}": value}
+
+
+_SERVER = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
+
+FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
+    *(((name,), f"objective.{name}", arity, _option(name, arity)) for name, arity in OPTIONS.items()),
+    *(
+        ((flag,), f"objective.{name}", OPTIONS.get(name, "value"), _option(name, OPTIONS.get(name, "value")))
+        for flag, name in RENAMED.items()
+    ),
+    (("scale_rewards",), "objective.scale_rewards", "value", _scale),
+    (("multi_objective_aggregation",), "objective.scale_rewards", "value", _aggregation),
+    (("top_k",), "objective.top_k", "value", _top_k),
+    (
+        ("vllm_importance_sampling_correction",),
+        "objective.rollout_importance_sampling_mode",
+        "switch",
+        _correction,
+    ),
+    (("async_generate",), "objective.rollout_lag", "switch", _lag),
+    (("disable_dropout",), "tuner.dropout", "switch", _no_dropout),
+    (("shuffle_dataset",), "data.shuffle", "switch", lambda source, value: {"data.shuffle": as_switch(value, source)}),
+    (("max_prompt_length",), "data.max_length", "value", _request("max_prompt_length")),
+    (("steps_per_generation",), "objective.steps_per_generation", "value", _request("steps_per_generation")),
+    (("generation_batch_size",), "objective.steps_per_generation", "value", _request("generation_batch_size")),
+    (("use_vllm",), "objective.rollout_engine", "switch", _request("use_vllm")),
+    (("vllm_mode",), "objective.rollout_engine", "value", _request("vllm_mode")),
+    *(((name,), "objective.rollout_engine", "list", _request(name)) for name in _SERVER),
+    *(
+        ((flag,), "objective.rollout_options", "value", _request(f"engine.{name}"))
+        for flag, name in ENGINE_OPTIONS.items()
+    ),
+    (("vllm_engine_kwargs",), "objective.rollout_options", "mapping", _request("engine_kwargs")),
+)
+
+ROWS: dict[tuple[str, ...], Meaning] = {
+    ("min_p",): Default(
+        ("0", "0.0", "none", "null"), "that is off anyway", "answers are drawn by --temperature alone.", "Leave it out."
+    ),
+    ("repetition_penalty",): Default(
+        ("1", "1.0"),
+        "that is off anyway",
+        "answers are drawn without penalties, which the policy that learns does not have either.",
+        "Leave it out; a reward can count repetitions: --reward_funcs repetition",
+    ),
+    ("generation_kwargs",): Default(
+        ("{}", "none", "null"),
+        "answers are drawn as the flags say",
+        "each has a flag of its own.",
+        "Type --temperature 1 --stop_words TEXT",
+    ),
+    ("entropy_coef",): Default(
+        ("0", "0.0"), "that is off anyway", "a bonus for entropy is not implemented.", "Leave it out."
+    ),
+    ("use_adaptive_entropy",): off("a bonus for entropy is not implemented.", "Leave it out."),
+    ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"): _OF_ANOTHER,
+    ("vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg", "real_tau"): _OF_ANOTHER,
+    ("fipo_decay_rate", "fipo_clip_range", "fipo_clip_high_only", "fipo_safety_threshold"): _OF_ANOTHER,
+    ("advantage_reweight",): Default(("none", "null"), "that is off anyway", _OTHER_METHOD, "Leave it out."),
+    (
+        "rlsd_lambda", "rlsd_reweight_clip_range", "rlsd_lambda_warmup_steps", "rlsd_lambda_decay_steps",
+        "rlsd_negative_only", "sdar_gate_beta",
+    ): _OF_ANOTHER,
+    ("sdar_loss_coef",): Default(("0", "0.0"), "that is off anyway", _OTHER_METHOD, "Leave it out."),
+    ("chord_sft_dataset",): Refused("CHORD is not implemented.", "Leave it out."),
+    (
+        "chord_sft_per_device_train_batch_size", "chord_enable_phi_function", "chord_mu_warmup_steps",
+        "chord_mu_decay_steps", "chord_mu_peak", "chord_mu_valley",
+    ): _OF_ANOTHER,
+    ("teacher_model", "teacher_adapters", "teacher_model_server"): _TEACHER,
+    ("teacher_kl_coef", "teacher_tag_key", "offload_teacher_model"): _OF_ANOTHER,
+    (
+        "num_ppo_epochs", "num_mini_batches", "whiten_rewards", "kl_coef", "cliprange", "vf_coef", "cliprange_value",
+        "lam", "missing_eos_penalty",
+    ): _CRITIC,
+    ("sync_ref_model",): off("the reference is the model that training begins with.", "Leave it out."),
+    ("ref_model_mixup_alpha", "ref_model_sync_steps"): _OF_ANOTHER,
+    ("reward_adapters",): Refused(
+        "a reward model is named with its adapter.", "Type --reward_model FOLDER, the adapter's own folder"
+    ),
+    ("reward_model_type", "reward_template"): NotNeeded("the reward model's own folder says its type and template"),
+    ("reward_model_revision",): Default(
+        ("none", "null"), "the newest one is taken", "of a hub the newest revision is read.", "Download it first."
+    ),
+    ("reward_model_plugin",): Refused(
+        "what a reward model returns is the reward.",
+        "To make another number of it, write a reward: --external_plugins FILE.py --reward_funcs NAME",
+    ),
+    ("multi_turn_scheduler", "gym_env"): Refused(_ONE_ANSWER, "Leave it out."),
+    ("use_gym_env",): off(_ONE_ANSWER, "Leave it out."),
+    ("max_turns",): Default(("1", "none", "null"), "a prompt has one answer", _ONE_ANSWER, "Leave it out."),
+    ("max_tool_calling_iterations",): Default(
+        ("0", "none", "null"), "a prompt has one answer", _ONE_ANSWER, "Leave it out."
+    ),
+    ("completion_length_limit_scope",): NotNeeded("a prompt has one answer, which is as long as max_completion_length"),
+    ("vllm_server_pass_dataset",): off(_ONE_ANSWER, "Leave it out."),
+    ("vllm_structured_outputs_regex", "vllm_guided_decoding_regex", "structured_outputs_regex"): Refused(
+        "answers are drawn from all tokens, as the policy that learns them.",
+        "Leave it out; a reward can ask for a form: --reward_funcs regex",
+    ),
+    ("vllm_model_impl",): Default(
+        ("vllm", "auto"), "vLLM has the model itself", "vLLM chooses how it runs a model.", "Leave it out."
+    ),
+    ("sleep_level", "vllm_enable_sleep_mode", "offload_model", "offload_optimizer", "move_model_batches"): _MEMORY,
+    ("gc_collect_after_offload",): _MEMORY,
+    ("vllm_max_model_length",): NotNeeded("it follows from the longest prompt and max_completion_length"),
+    ("vllm_max_model_len",): NotNeeded("it follows from the longest prompt and max_completion_length"),
+    ("vllm_server_timeout", "vllm_group_port", "vllm_server_group_port"): NotNeeded(
+        "no process group spans trainer and server; a run that waits too long names whom for (train.timeout_minutes)"
+    ),
+    ("enable_flattened_weight_sync", "ds3_gather_for_generation"): NotNeeded(
+        "weights go to the engine one tensor at a time"
+    ),
+    ("vllm_enable_lora", "vllm_use_async_engine", "vllm_reasoning_parser", "vllm_disable_cascade_attn"): NotNeeded(
+        "it is about how the engine is driven, not about what is learned"
+    ),
+    ("vllm_mm_processor_cache_gb",): NotNeeded("swift trains text models, which see no images"),
+    ("vllm_speculative_config",): Refused(
+        "answers are drawn by the model in training alone.", "Leave it out, or write it into --rollout_options."
+    ),
+    (
+        "cache_implementation", "use_transformers_paged", "use_transformers_continuous_batching",
+        "transformers_continuous_batching_config", "cast_lm_head_to_fp32",
+    ): NotNeeded("it changes speed or memory; log-probabilities are taken in float32 always"),
+    (
+        "log_completions", "num_completions_to_print", "log_unique_prompts", "wandb_log_unique_prompts",
+        "log_multimodal",
+    ): _ALL_KEPT,
+    ("log_completions_hub_repo",): Refused("training uploads nothing.", "Upload RUN/rollouts when it has ended."),
+    ("log_rollout_offpolicy_metrics",): NotNeeded("how far engine and trainer are apart is logged in each round"),
+}  # fmt: skip

@@ -1,0 +1,183 @@
+"""Flags of GRPO in other programs whose meaning depends on others: who answers, and how many steps a round serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from swift.config.draft import Assignment
+from swift.config.values import as_switch, literal, quoted
+from swift.errors import ConfigError
+from swift.plugins.known import ENGINE, ENGINE_TITLE, KNOWN, TRANSFORMERS
+from swift.untrusted import parse_json
+
+Merged = dict[str, Assignment]
+_ROLLOUT_ENGINE, _STEPS = "objective.rollout_engine", "objective.steps_per_generation"
+_ENGINE_SETTING = "@engine."
+_ANY_ADDRESS = ("0.0.0.0", "::")
+"""Addresses that a server listens on, and nobody can ask."""
+_PORT = 8000
+
+
+def settle_online(merged: Merged, notes: list[str]) -> None:
+    """Replace the requests of flags about rollouts by keys, in place."""
+    _engine(merged, notes)
+    _engine_settings(merged, notes)
+    _steps(merged, notes)
+    _prompts(merged)
+
+
+def _engine(merged: Merged, notes: list[str]) -> None:
+    """Name the inference engine: vLLM in this process, servers by address, or transformers."""
+    use, mode = merged.pop("@use_vllm", None), merged.pop("@vllm_mode", None)
+    servers = {
+        name: found for name in ("base_url", "host", "port") if (found := merged.pop(f"@vllm_server_{name}", None))
+    }
+    if use is None and mode is None and not servers:
+        return
+    if use is not None and not as_switch(use.value, use.source):
+        merged.setdefault(_ROLLOUT_ENGINE, Assignment(TRANSFORMERS, use.source))
+        others = [each.source for each in (mode, *servers.values()) if each is not None]
+        if others:
+            notes.append(f"{_named(others)} no effect: {use.source} is false.")
+        return
+    asked = next(each for each in (use, mode, *servers.values()) if each is not None)
+    word = None if mode is None else str(mode.value).lower()
+    if word not in (None, "none", "colocate", "server"):
+        assert mode is not None
+        raise ConfigError(f"{mode.source} is colocate or server, not {quoted(mode.value)}.")
+    on_servers = word == "server" or (word in (None, "none") and bool(servers.keys() - {"port"}))
+    engine = ",".join(_addresses(servers)) if on_servers else ENGINE
+    if servers and not on_servers:
+        typed = _named(each.source for each in servers.values())
+        notes.append(f"{typed} no effect: --vllm_mode colocate runs {ENGINE_TITLE} in the process that trains.")
+    _set(merged, _ROLLOUT_ENGINE, engine, asked.source)
+
+
+def _addresses(servers: Mapping[str, Assignment]) -> list[str]:
+    """Return the address of each server: as it is named, or of its host and port."""
+    if "base_url" in servers:
+        return [str(each).rstrip("/") for each in _listed(servers["base_url"])]
+    hosts = _listed(servers["host"]) if "host" in servers else ["127.0.0.1"]
+    ports = _listed(servers["port"]) if "port" in servers else [_PORT]
+    if len(ports) == 1:
+        ports = ports * len(hosts)
+    if len(ports) != len(hosts):
+        raise ConfigError(
+            f"{servers['port'].source} has {len(ports)} values for {len(hosts)} servers.", hint="Name one for each."
+        )
+    reached = ["127.0.0.1" if str(host) in _ANY_ADDRESS else str(host) for host in hosts]
+    return [f"http://{host}:{port}" for host, port in zip(reached, ports, strict=True)]
+
+
+def _listed(assignment: Assignment) -> list[Any]:
+    value = assignment.value
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _engine_settings(merged: Merged, notes: list[str]) -> None:
+    """Hand settings of vLLM to the engine, where it is vLLM in this process; elsewhere they have no effect."""
+    asked = {
+        key.removeprefix(_ENGINE_SETTING): merged.pop(key) for key in list(merged) if key.startswith(_ENGINE_SETTING)
+    }
+    whole = merged.pop("@engine_kwargs", None)
+    if whole is not None and whole.value not in (None, "", "none"):
+        content = parse_json(whole.value, whole.source, ConfigError) if isinstance(whole.value, str) else whole.value
+        if not isinstance(content, Mapping):
+            raise ConfigError(f"{whole.source} is a JSON object, not {quoted(whole.value)}.")
+        asked |= {str(name): Assignment(value, whole.source) for name, value in content.items()}
+    engine = merged.get(_ROLLOUT_ENGINE)
+    if engine is not None and str(engine.value) == ENGINE:
+        for name, each in asked.items():
+            _set(merged, f"objective.rollout_options.{name}", literal(each.value), each.source)
+    elif asked:
+        typed = _named(each.source for each in asked.values())
+        notes.append(f"{typed} no effect: {ENGINE_TITLE} does not answer in this process (--use_vllm true).")
+
+
+def _steps(merged: Merged, notes: list[str]) -> None:
+    """Count the steps that a round serves in optimizer steps; TRL and ms-swift count micro-batches, or answers."""
+    micro, answers = merged.pop("@steps_per_generation", None), merged.pop("@generation_batch_size", None)
+    if micro is not None and answers is not None:
+        raise ConfigError(
+            f"{micro.source} and {answers.source} both say how long a round is.", hint="Keep one of them."
+        )
+    asked = micro or answers
+    if asked is None or str(asked.value).lower() in ("none", "null"):
+        return
+    count = _whole(asked)
+    if micro is not None:
+        part, unit = _accumulation(merged, micro), "micro-batches"
+    else:
+        part, unit = _rows(merged, asked), "answers"
+    if count % part:
+        raise ConfigError(
+            f"{asked.source} counts {unit}, and {count} is not a multiple of the {part} of an optimizer step.",
+            hint=f"Type a multiple of {part}, or --{_STEPS} N for N optimizer steps.",
+        )
+    _set(merged, _STEPS, count // part, asked.source)
+    if part > 1:
+        steps = "one optimizer step" if count == part else f"{count // part} optimizer steps"
+        notes.append(f"{asked.source} counts {unit}: with {part} to a step, a round serves {steps} ({_STEPS}).")
+
+
+def _accumulation(merged: Merged, asked: Assignment) -> int:
+    """Return the micro-batches of an optimizer step."""
+    accumulation = merged.get("train.accumulation")
+    if accumulation is not None:
+        return _whole(accumulation)
+    if "train.global_batch" in merged:
+        raise ConfigError(
+            f"{asked.source} counts micro-batches, and how many a step has follows from the number of processes.",
+            hint=f"Type --{_STEPS} N for N optimizer steps.",
+        )
+    return 1
+
+
+def _rows(merged: Merged, asked: Assignment) -> int:
+    """Return the answers of an optimizer step."""
+    rows = merged.get("train.global_batch")
+    if rows is None:
+        raise ConfigError(
+            f"{asked.source} counts the answers of a round over all processes, and those of a step are not known.",
+            hint=f"Type --global_batch_size N for a step, or --{_STEPS} N for a round of N optimizer steps.",
+        )
+    return _whole(rows)
+
+
+def _prompts(merged: Merged) -> None:
+    """Take the limit of prompts for `data.max_length` where prompts are what is read."""
+    request = merged.pop("@max_prompt_length", None)
+    if request is None or str(request.value).lower() in ("none", "null"):
+        return
+    objective = merged.get("objective.name")
+    if objective is None or objective.value not in KNOWN["swift.objectives"]:
+        raise ConfigError(
+            f"{request.source}: there is one limit for prompt and answer together.", hint="Type --max_length N"
+        )
+    _set(merged, "data.max_length", request.value, request.source)
+    merged.setdefault("data.truncation", Assignment("left", request.source))
+
+
+def _named(sources: Iterable[str]) -> str:
+    """Return the beginning of a sentence about these: '--vllm_mode and --vllm_server_host have'."""
+    different = list(dict.fromkeys(sources))
+    return f"{' and '.join(different)} {'has' if len(different) == 1 else 'have'}"
+
+
+def _set(merged: Merged, key: str, value: Any, source: str) -> None:
+    earlier = merged.get(key)
+    if earlier is not None and str(earlier.value) != str(value):
+        raise ConfigError(
+            f"{earlier.source} and {source} contradict each other: {key} cannot be both {quoted(earlier.value)} and "
+            f"{quoted(value)}.",
+            hint="Keep one of them.",
+        )
+    merged[key] = Assignment(value, source)
+
+
+def _whole(assignment: Assignment) -> int:
+    text = str(assignment.value)
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise ConfigError(f"{assignment.source} takes a whole number from 1, not {quoted(assignment.value)}.")
+    return int(text)
