@@ -10,6 +10,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,16 @@ from vllm_server import ENVIRONMENT, vllm_server
 from swift.cli.main import run
 from swift.config.parse import config_from_mapping
 from swift.contracts import InferenceEngine, Sampling
+from swift.errors import UsageError
 from swift.testing.crew import run_jobs, succeeded
-from swift.testing.engine_checks import CHECKS, Check, TransformersReference
+from swift.testing.engine_checks import (
+    CHECKS,
+    NARROW,
+    Check,
+    TransformersReference,
+    drawn_log_probabilities_are_of_what_was_drawn_from,
+    log_probabilities_are_the_model_s_own,
+)
 from swift.testing.engine_conformance import request_of
 from swift.testing.subjects import conversations, write_jsonl, write_model
 from swift.train.loop import Loop
@@ -67,6 +76,34 @@ def test_a_server_answers_in_tokens(check: Check, server: InferenceEngine, refer
     check(server, reference)
 
 
+@pytest.mark.full
+def test_several_servers_draw_what_one_draws(
+    address: str, server: InferenceEngine, reference: TransformersReference
+) -> None:
+    from swift_export_vllm.rollout import connect
+
+    several: Any = connect([address, address, address], end_tokens=reference.end_tokens)
+    asked: set[int] = set()
+    chosen = several._server_of
+    several._server_of = lambda number: asked.add(number % 3) or chosen(number)
+    drawn = Sampling(max_new_tokens=8, temperature=1.0, seed=4, numbers=range(100, 112))
+    assert dict(several.generate(reference.prompts * 2, drawn)) == dict(server.generate(reference.prompts * 2, drawn))
+    assert asked == {0, 1, 2}
+    several.update_weights(reference.weights())
+    assert _tokens(several, reference.prompts) == _tokens(server, reference.prompts)
+
+
+@pytest.mark.full
+def test_a_server_is_refused_that_returns_other_log_probabilities(
+    server: InferenceEngine, reference: TransformersReference
+) -> None:
+    with pytest.raises(UsageError, match="of the model as it is, and those of the distribution") as raised:
+        list(server.generate(reference.prompts, NARROW))
+    assert "--logprobs-mode processed_logprobs" in str(raised.value)
+    plain = replace(NARROW, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)
+    assert len(list(server.generate(reference.prompts, plain))) == len(reference.prompts)
+
+
 @pytest.fixture(scope="module")
 def fed(address: str, reference: TransformersReference, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The server after a run of FSDP 2 on two processes has handed its weights over: what it says, and transformers."""
@@ -78,6 +115,7 @@ def fed(address: str, reference: TransformersReference, tmp_path_factory: pytest
 
 @pytest.mark.full
 def test_a_run_on_two_processes_feeds_a_server(fed: dict[str, Any]) -> None:
+    assert fed["versions"] == {60}
     assert fed["after"] == fed["expected"]
     assert fed["after"] != fed["before"]
 
@@ -130,6 +168,13 @@ def test_vllm_in_process_answers_in_tokens(check: Check, told: dict[str, Any]) -
 def test_a_run_feeds_the_vllm_in_its_process(tuner: str, told: dict[str, Any]) -> None:
     assert told[tuner]["after"] == told[tuner]["expected"]
     assert told[tuner]["after"] != told[tuner]["before"]
+    assert told[tuner]["versions"] == {3}
+
+
+@pytest.mark.full
+def test_vllm_tells_log_probabilities_of_what_it_draws_from(told: dict[str, Any]) -> None:
+    assert (told["answered drawn"], told["drawn"]) == ("6", "")
+    assert "log-probabilities of the model as it is are asked for" in told["model"]
 
 
 @pytest.mark.full
@@ -189,7 +234,9 @@ def _trained(
 
         model = get_peft_model(model, PeftConfig.from_peft_type(**adapter))
         assert not set_peft_model_state_dict(model, weights).unexpected_keys
-    return {"before": before, "after": _tokens(engine, prompts), "expected": _greedy(model, reference)}
+    versions = {completion.version for _, completion in engine.generate(prompts, GREEDY)}
+    answers = {"before": before, "after": _tokens(engine, prompts), "expected": _greedy(model, reference)}
+    return {**answers, "versions": versions}
 
 
 def _train_beside_a_server(address: str, reference: TransformersReference, output: Path) -> dict[str, Any]:
@@ -222,6 +269,7 @@ def _everything_in_process(reference: TransformersReference, output: Path) -> di
         settings = _settings(reference.folder, output, **{"tuner.kind": tuner, "optim.lr": rate})
         found[tuner] = _trained(settings, conversations(12), lambda _: engine, reference)
     found[CHECKS[-1].__name__] = _complaint(CHECKS[-1], engine, reference)
+    found |= _drawn_in_process(reference)
     # torch's compiler leaves a mark of its own, whoever calls it first.
     mine = {name for name in {*before[0], *os.environ} if before[0].get(name) != os.environ.get(name)}
     found["left behind"] += sorted(name for name in mine if not name.startswith(("_TORCHINDUCTOR", "TORCHINDUCTOR")))
@@ -230,6 +278,21 @@ def _everything_in_process(reference: TransformersReference, output: Path) -> di
     if torch.set_num_threads is not before[1]:
         found["left behind"].append("torch.set_num_threads")
     return found | _through_commands(reference.folder, output)
+
+
+def _drawn_in_process(reference: TransformersReference) -> dict[str, str]:
+    """The kit's check where vLLM is opened for it, and what it says where it is asked for the other kind."""
+    from swift.plugins.inference import open_inference
+    from swift.plugins.load import load_engine
+
+    engine = open_inference(load_engine("vllm"), request_of(reference, {"logprobs_mode": "processed_logprobs"}))
+    try:
+        answered = len(list(engine.generate(reference.prompts, NARROW)))
+        drawn = _complaint(drawn_log_probabilities_are_of_what_was_drawn_from, engine, reference)
+        model = _complaint(log_probabilities_are_the_model_s_own, engine, reference)
+    finally:
+        engine.close()
+    return {"answered drawn": str(answered), "drawn": drawn, "model": model}
 
 
 def _through_commands(model: Path, output: Path) -> dict[str, Any]:

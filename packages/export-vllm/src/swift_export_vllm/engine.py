@@ -25,6 +25,7 @@ from swift.toolkit import waiting
 from swift_export_vllm.adapters import check_adapter, room_for
 from swift_export_vllm.command import check_options
 from swift_export_vllm.interpreter import find_interpreter
+from swift_export_vllm.logprobs import KINDS, SAID
 from swift_export_vllm.memory import cpu_settings
 from swift_export_vllm.supported import check_heads
 from swift_export_vllm.vllm_installed import QUIET, check_installed, in_plain_words
@@ -50,8 +51,8 @@ class VllmInProcess:
     """Implements `swift.contracts.InferenceEngine`.
 
     Prompts are handed over at once, and vLLM batches them continuously. A draw is seeded per prompt, so that it does
-    not depend on what is answered next to it. Log-probabilities are the model's own (vLLM's `raw_logprobs`): before
-    temperature and `top_p`.
+    not depend on what is answered next to it. Log-probabilities are the model's own (vLLM's `raw_logprobs`), or with
+    the setting `logprobs_mode: processed_logprobs` those of the distribution that is drawn from.
     """
 
     def __init__(self, request: EngineRequest) -> None:
@@ -73,6 +74,7 @@ class VllmInProcess:
             self._environment = {name: (before.get(name), os.environ.get(name)) for name in changed}
         self._eager = self._in_process and bool(self._llm.model_config.enforce_eager)
         self._longest = int(self._llm.model_config.max_model_len)
+        self._logprobs = KINDS.get(str(self._llm.model_config.logprobs_mode))
         self._ends = _end_tokens(self._llm, request.end_tokens)
         self._lora: Any = None
         if request.adapter is not None:
@@ -80,6 +82,7 @@ class VllmInProcess:
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield answers as vLLM finishes them."""
+        self._check_logprobs(sampling)
         for prompt in prompts:
             self._check_length(prompt)
         for place, output in self._ask(
@@ -213,6 +216,15 @@ class VllmInProcess:
             raise DataError(
                 f"A prompt has {len(prompt)} tokens, and the engine has room for {self._longest} with the answer.",
                 hint="Raise --max_length, as far as the model goes, or shorten the prompt.",
+            )
+
+    def _check_logprobs(self, sampling: Sampling) -> None:
+        if self._logprobs != sampling.logprobs and not (self._logprobs and sampling.draws_as_is):
+            mode = next(mode for mode, kind in KINDS.items() if kind == sampling.logprobs)
+            raise UsageError(
+                f"vLLM was opened for {self._llm.model_config.logprobs_mode}, and log-probabilities "
+                f"{SAID[sampling.logprobs]} are asked for.",
+                hint=f'Open it with the setting "logprobs_mode": "{mode}".',
             )
 
     def _added(self, adapter: Path) -> Any:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swift.contracts import Completion, InferenceEngine, Sampling, Score, WeightStream
-from swift.errors import DataError, ModelError
+from swift.errors import DataError, ModelError, UsageError
 from swift.infer import OpenAiServer, at_once
+from swift_export_vllm.logprobs import KINDS, SAID, Kind, kind_of
 from swift_export_vllm.weights_folder import write_weights
 
 AT_A_TIME = 128
@@ -25,7 +27,7 @@ _PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty
 
 
 def connect(
-    address: str,
+    address: str | Sequence[str],
     *,
     model: str | None = None,
     api_key: str | None = None,
@@ -33,54 +35,115 @@ def connect(
     folder: str | Path | None = None,
     at_a_time: int = AT_A_TIME,
 ) -> InferenceEngine:
-    """Connect to the vLLM server at `address`, such as `http://127.0.0.1:8000`.
+    """Connect to the vLLM server at `address`, such as `http://127.0.0.1:8000`, or to several that serve one model.
 
-    `end_tokens` end an answer in addition to those that the server knows. New weights are written under `folder`
-    (default: the system's temporary one), which the server must see too; it must have been started with
-    `VLLM_SERVER_DEV_MODE=1` in its environment to take them.
+    Prompts are dealt to servers by their number, and each draws the same on any of them. `end_tokens` end an answer in
+    addition to those that the server knows. New weights are written under `folder` (default: the system's temporary
+    one), which the servers must see too; they must have been started with `VLLM_SERVER_DEV_MODE=1` in their environment
+    to take them, as `swift rollout` does.
     """
-    return VllmServer(
-        OpenAiServer(address, api_key), model, tuple(end_tokens), None if folder is None else Path(folder), at_a_time
-    )
+    addresses = [address] if isinstance(address, str) else list(address)
+    if not addresses:
+        raise UsageError("There is no address of a server to connect to.", hint="For example: http://127.0.0.1:8000")
+    servers = [_Served.of(OpenAiServer(each, api_key), model) for each in addresses]
+    return VllmServer(servers, tuple(end_tokens), None if folder is None else Path(folder), at_a_time)
+
+
+@dataclass
+class _Served:
+    """A model on a server."""
+
+    server: OpenAiServer
+    model: str
+    logprobs: Kind | None = None
+    """Whose log-probabilities it returns, once that was found."""
+
+    @classmethod
+    def of(cls, server: OpenAiServer, model: str | None) -> _Served:
+        # The base, which stands behind its adapters: it is what gets new weights.
+        return cls(server, server.choose(model or next(reversed(server.models()), None), _nothing))
+
+    def completion(self, prompt: Sequence[int], settings: dict[str, Any]) -> Any:
+        """Return the one choice of a completion, in tokens."""
+        if not prompt:
+            raise DataError("There is a prompt without any tokens.", hint="Give each prompt some text.")
+        answer = self.server.post("/v1/completions", {**settings, "model": self.model, "prompt": list(prompt)})
+        choice = answer["choices"][0]
+        if choice.get("token_ids") is None:
+            raise ModelError(
+                f"The server at {self.server.address} does not return tokens.",
+                hint="Rollouts need vLLM's own server, of a version that swift-export-vllm goes with.",
+            )
+        return choice
+
+    def check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
+        """Refuse log-probabilities of another kind than the server returns; it does not say which, but they tell."""
+        if sampling.draws_as_is:
+            return
+
+        def likeliest(temperature: float) -> float:
+            asked = {**_PLAIN, "max_tokens": 1, "temperature": temperature, "logprobs": 1, "return_token_ids": True}
+            return float(max(self.completion(prompt, asked)["logprobs"]["top_logprobs"][0].values()))
+
+        self.logprobs = self.logprobs or kind_of(likeliest)
+        if self.logprobs != sampling.logprobs:
+            mode = next(mode for mode, kind in KINDS.items() if kind == sampling.logprobs)
+            returns = SAID[self.logprobs] if self.logprobs else "that do not tell of which distribution they are"
+            raise UsageError(
+                f"The server at {self.server.address} returns log-probabilities {returns}, and those "
+                f"{SAID[sampling.logprobs]} are asked for.",
+                hint=f"Start it with --logprobs-mode {mode}.",
+            )
+
+    def told(self, path: str, body: dict[str, Any] | None = None) -> None:
+        """Send a command of the development mode."""
+        try:
+            self.server.post(path, body)
+        except ModelError as failure:
+            if "does not speak" not in failure.message:
+                raise
+            raise ModelError(
+                f"The server at {self.server.address} takes no new weights: it has no {path.partition('?')[0]}.",
+                hint="Start it with swift rollout, or with VLLM_SERVER_DEV_MODE=1 in its environment, on loopback.",
+            ) from failure
 
 
 class VllmServer:
-    """Implements `swift.contracts.InferenceEngine`."""
+    """Implements `swift.contracts.InferenceEngine`, by one server or several."""
 
     def __init__(
-        self,
-        server: OpenAiServer,
-        model: str | None,
-        end_tokens: tuple[int, ...],
-        folder: Path | None,
-        at_a_time: int,
+        self, servers: Sequence[_Served], end_tokens: tuple[int, ...], folder: Path | None, at_a_time: int
     ) -> None:
-        self._server = server
-        # The base, which stands behind its adapters: it is what gets new weights.
-        self._model = server.choose(model or next(reversed(server.models()), None), _nothing)
+        self._servers = servers
         self._ends = list(end_tokens)
         self._folder = folder
-        self._at_a_time = at_a_time
+        self._at_a_time = at_a_time * len(servers)
+        self.version: int | None = None
+        """How many optimizer steps made the weights, where a run has sent them."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield a request for each prompt, many at a time."""
+        self._check(prompts, sampling)
 
         def ask(place: int) -> Completion:
-            choice = self._completion(prompts[place], self._settings(sampling, place))
+            number = place if sampling.numbers is None else sampling.numbers[place]
+            choice = self._server_of(number).completion(prompts[place], self._settings(sampling, place))
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
             # The server knows no function: what it said after the end of an answer is left out here.
             for length in range(1, len(ids) + 1 if sampling.is_over is not None else 0):
                 if sampling.is_over is not None and sampling.is_over(ids[:length]):
-                    return Completion(ids[:length], logprobs[:length], "stop")
-            return Completion(ids, logprobs, "stop" if choice["finish_reason"] == "stop" else "length")
+                    return Completion(ids[:length], logprobs[:length], "stop", self.version)
+            reason = "stop" if choice["finish_reason"] == "stop" else "length"
+            return Completion(ids, logprobs, reason, self.version)
 
         yield from at_once(ask, range(len(prompts)), self._at_a_time)
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Stream server-sent events."""
-        body = {**self._settings(sampling, 0), "model": self._model, "prompt": list(prompt), "stream": True}
+        served = self._servers[0]
+        body = {**self._settings(sampling, 0), "model": served.model, "prompt": list(prompt), "stream": True}
         told: list[int] = []
-        for event in self._server.events("/v1/completions", body):
+        for event in served.server.events("/v1/completions", body):
             for choice in event.get("choices") or ():
                 for token in choice.get("token_ids") or ():
                     yield token
@@ -93,28 +156,42 @@ class VllmServer:
 
         def ask(place: int) -> Score:
             asked = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "return_token_ids": True}
-            steps = self._completion(prompts[place], asked)["prompt_logprobs"]
+            steps = self._server_of(place).completion(prompts[place], asked)["prompt_logprobs"]
             told = [step[str(token)] for token, step in list(zip(prompts[place], steps, strict=True))[1:]]
             return Score([each["logprob"] for each in told], [each["rank"] == 1 for each in told])
 
         yield from at_once(ask, range(len(prompts)), self._at_a_time)
 
     def update_weights(self, weights: WeightStream) -> None:
-        """Write them, let the server come to the end of what it is at, and have it read them."""
+        """Write them, let every server come to the end of what it is at, and have it read them."""
+        self.version = None
         with tempfile.TemporaryDirectory(prefix="swift-weights-", dir=self._folder) as folder:
             # Others may be the server's user.
             Path(folder).chmod(0o755)
             write_weights(weights, Path(folder))
-            self._told("/pause?mode=wait")
-            try:
-                reload = {"method": "reload_weights", "kwargs": {"weights_path": str(Path(folder).resolve())}}
-                self._told("/collective_rpc", reload)
-                self._told("/reset_prefix_cache")
-            finally:
-                self._told("/resume")
+            reload = {"method": "reload_weights", "kwargs": {"weights_path": str(Path(folder).resolve())}}
+
+            def send(number: int) -> None:
+                served = self._servers[number]
+                served.told("/pause?mode=wait")
+                try:
+                    served.told("/collective_rpc", reload)
+                    served.told("/reset_prefix_cache")
+                finally:
+                    served.told("/resume")
+
+            for _ in at_once(send, range(len(self._servers)), len(self._servers)):
+                pass
 
     def close(self) -> None:
-        """Do nothing: the server is not ours."""
+        """Do nothing: the servers are not ours."""
+
+    def _server_of(self, number: int) -> _Served:
+        return self._servers[number % len(self._servers)]
+
+    def _check(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
+        for served in self._servers if prompts and prompts[0] else ():
+            served.check_logprobs(prompts[0], sampling)
 
     def _settings(self, sampling: Sampling, place: int) -> dict[str, Any]:
         return {
@@ -129,29 +206,6 @@ class VllmServer:
             "logprobs": 0,
             "return_token_ids": True,
         }
-
-    def _completion(self, prompt: Sequence[int], settings: dict[str, Any]) -> Any:
-        if not prompt:
-            raise DataError("There is a prompt without any tokens.", hint="Give each prompt some text.")
-        answer = self._server.post("/v1/completions", {**settings, "model": self._model, "prompt": list(prompt)})
-        choice = answer["choices"][0]
-        if choice.get("token_ids") is None:
-            raise ModelError(
-                f"The server at {self._server.address} does not return tokens.",
-                hint="Rollouts need vLLM's own server, of a version that swift-export-vllm goes with.",
-            )
-        return choice
-
-    def _told(self, path: str, body: dict[str, Any] | None = None) -> None:
-        try:
-            self._server.post(path, body)
-        except ModelError as failure:
-            if "does not speak" not in failure.message:
-                raise
-            raise ModelError(
-                f"The server at {self._server.address} takes no new weights: it has no {path.partition('?')[0]}.",
-                hint="Start it with VLLM_SERVER_DEV_MODE=1 in its environment, on loopback.",
-            ) from failure
 
 
 def _nothing(_: str) -> None:

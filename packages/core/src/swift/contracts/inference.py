@@ -63,7 +63,7 @@ class Completion:
     finish_reason: str
     """'stop' (it ended by itself) or 'length'."""
     version: int | None = None
-    """The version of the weights that gave it, as `update_weights` was told; None where it was never told one."""
+    """How many optimizer steps had made the weights that gave it; None before an engine got weights from a run."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,11 @@ class EngineRequest:
 
 
 class InferenceEngine(Protocol):
-    """A loaded model that answers. Tokens in, tokens out: templates are rendered by whoever asks."""
+    """A loaded model that answers. Tokens in, tokens out: templates are rendered by whoever asks.
+
+    An engine that has an attribute `version` is told there, after each update by `Run.send_weights`, how many optimizer
+    steps made its weights, and puts it into its answers. `open_engine` does so for engines that have none.
+    """
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield (index of the prompt, its answer), in the order in which answers are ready.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -59,12 +60,15 @@ class CheckedEngine:
         self._entry = entry
         self.engine = engine
         """The plugin's own object."""
+        self.version: int | None = None
+        """How many optimizer steps made its weights, where a run has sent them."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield one answer per prompt, in the order in which they are ready."""
         make: Callable[[], Iterable[Any]] = lambda: self.engine.generate(prompts, sampling)  # noqa: E731
         for place, answer in self._placed("generate", len(prompts), make):
-            yield place, self._completion(answer)
+            completion = self._completion(answer)
+            yield place, replace(completion, version=self.version) if completion.version is None else completion
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Yield the tokens of one answer."""
@@ -90,6 +94,7 @@ class CheckedEngine:
         Caches of the old weights are dropped. An engine that was opened with an adapter continues without it: such
         weights have it merged in.
         """
+        self.version = None
         with failing(self._entry, "update_weights"):
             self.engine.update_weights(weights)
 

@@ -72,6 +72,33 @@ class TransformersReference:
         return logits.float().log_softmax(-1)
 
     @torch.no_grad()
+    def drawn_logprobs(self, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling) -> list[float]:
+        """Return the log-probabilities of an answer in the distributions that transformers would draw it from."""
+        from transformers import (
+            LogitsProcessorList,
+            RepetitionPenaltyLogitsProcessor,
+            TemperatureLogitsWarper,
+            TopKLogitsWarper,
+            TopPLogitsWarper,
+        )
+
+        processors = LogitsProcessorList(
+            [
+                RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty),
+                TemperatureLogitsWarper(sampling.temperature),
+                TopKLogitsWarper(sampling.top_k),
+                TopPLogitsWarper(sampling.top_p),
+            ]
+        )
+        tokens = torch.tensor([[*prompt, *answer]])
+        logits = self._model(input_ids=tokens, use_cache=False).logits.float()
+        found = []
+        for place in range(len(prompt), tokens.shape[1]):
+            left = processors(tokens[:, :place], logits[:, place - 1].clone())
+            found.append(float(left.log_softmax(-1)[0, tokens[0, place]]))
+        return found
+
+    @torch.no_grad()
     def changed(self) -> TransformersReference:
         """Another model of the same architecture."""
         other = TransformersReference(self.folder, tolerance=self.tolerance)
@@ -106,6 +133,7 @@ class TransformersReference:
 
 GREEDY = Sampling(max_new_tokens=ANSWER)
 DRAWN = Sampling(max_new_tokens=ANSWER, temperature=1.3, top_p=0.9, seed=7)
+NARROW = replace(DRAWN, temperature=0.8, top_k=30, repetition_penalty=1.2, logprobs="drawn")
 
 
 def answers_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:
@@ -126,6 +154,19 @@ def log_probabilities_are_the_model_s_own(engine: InferenceEngine, reference: Tr
             prompt = reference.prompts[place]
             expected = _of(reference, [*prompt, *completion.token_ids])[len(prompt) - 1 :]
             _close(completion.logprobs, expected, reference.tolerance)
+
+
+def drawn_log_probabilities_are_of_what_was_drawn_from(
+    engine: InferenceEngine, reference: TransformersReference
+) -> None:
+    """After penalty, temperature, `top_k` and `top_p`. An engine that cannot tell them refuses."""
+    try:
+        answers = list(engine.generate(reference.prompts, NARROW))
+    except SwiftError:
+        return
+    for place, completion in answers:
+        expected = reference.drawn_logprobs(reference.prompts[place], completion.token_ids, NARROW)
+        _close(completion.logprobs, expected, reference.tolerance)
 
 
 def a_stream_brings_the_same_tokens(engine: InferenceEngine, reference: TransformersReference) -> None:
@@ -252,6 +293,7 @@ Check = Callable[[InferenceEngine, TransformersReference], None]
 CHECKS: tuple[Check, ...] = (
     answers_are_those_of_transformers,
     log_probabilities_are_the_model_s_own,
+    drawn_log_probabilities_are_of_what_was_drawn_from,
     a_stream_brings_the_same_tokens,
     scores_are_those_of_transformers,
     draws_depend_on_seed_and_number_alone,

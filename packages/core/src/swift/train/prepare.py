@@ -294,7 +294,8 @@ def load_model(setup: Setup, source: ModelSource) -> TrainState:
         state = hooks.shard(run, hooks.wrap_model(run, source))
 
     def send(inference: InferenceEngine | None) -> None:
-        send_weights(inference, hooks.iter_weights(run, state), source=source, adapter=run.adapter_config)
+        weights = hooks.iter_weights(run, state)
+        send_weights(inference, weights, source=source, adapter=run.adapter_config, version=state.step)
 
     run.send_weights = send
     return state

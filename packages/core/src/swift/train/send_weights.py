@@ -20,9 +20,14 @@ def whole_weights(weights: WeightStream, *, source: ModelSource, adapter: Mappin
 
 
 def send_weights(
-    engine: InferenceEngine | None, weights: WeightStream, *, source: ModelSource, adapter: Mapping[str, Any] | None
+    engine: InferenceEngine | None,
+    weights: WeightStream,
+    *,
+    source: ModelSource,
+    adapter: Mapping[str, Any] | None,
+    version: int,
 ) -> None:
-    """Update an engine to the weights in training.
+    """Update an engine to the weights in training, and tell it their version: how many steps have made them.
 
     Called on every process of a run, since the stream may use collectives: each with an engine of its own, or None. No
     process holds more than the stream's one tensor at a time, or, where adapters are trained, these.
@@ -30,6 +35,8 @@ def send_weights(
     try:
         if engine is not None:
             engine.update_weights(whole_weights(weights, source=source, adapter=adapter))
+            if hasattr(engine, "version"):
+                engine.version = version
     finally:
         # After a failure too: the other processes may be inside the stream's collectives.
         deque(weights, maxlen=0)
