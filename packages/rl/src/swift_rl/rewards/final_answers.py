@@ -1,0 +1,45 @@
+"""The final answer in a text: after the thinking, between `<answer>` tags, or in a box of LaTeX."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BOXED = "\\boxed{"
+
+
+def final_answer(text: str) -> str:
+    """Return the last tagged answer, else the last boxed one, else all that comes after the thinking."""
+    said = text.rpartition("</think>")[2]
+    tagged = _TAGGED.findall(said)
+    if tagged:
+        return str(tagged[-1]).strip()
+    boxed = last_boxed(said)
+    return (said if boxed is None else boxed).strip()
+
+
+def tagged_answer(text: str) -> str | None:
+    """Return what stands between the first pair of `<answer>` tags; None without one."""
+    found = _TAGGED.search(text)
+    return None if found is None else found[1].strip()
+
+
+def last_boxed(text: str) -> str | None:
+    """Return what the last box that is closed holds; None without one."""
+    end = len(text)
+    while (start := text.rfind(_BOXED, 0, end)) >= 0:
+        depth = 1
+        for place in range(start + len(_BOXED), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if not depth:
+                return text[start + len(_BOXED) : place]
+        end = start
+    return None
+
+
+def solutions_of(columns: Any, column: str = "solution") -> list[str]:
+    """Return the accepted solutions of a row, as texts; an empty list where the row has none."""
+    value = columns.get(column)
+    values = value if isinstance(value, list | tuple) else [value]
+    return [str(each) for each in values if each is not None]

@@ -1,0 +1,78 @@
+"""Rewards for the form of an answer, whatever it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from swift.config.options import Section
+from swift.contracts import RewardItem
+from swift.errors import ConfigError
+from swift_rl.rewards.final_answers import final_answer
+
+_THINK_ANSWER = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
+_REACT = re.compile(r"<think>.*?</think>\s*Action:.*?Action Input:.*", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+
+
+class FormatReward:
+    """1 for `<think>...</think><answer>...</answer>` and nothing else, 0 otherwise."""
+
+    _form = _THINK_ANSWER
+
+    def score(self, items: Sequence[RewardItem]) -> list[float]:
+        """Return a value for each item."""
+        return [float(self._form.fullmatch(item.completion) is not None) for item in items]
+
+
+class ReactFormatReward(FormatReward):
+    """1 for `<think>...</think>` with `Action:` and `Action Input:` after it, 0 otherwise."""
+
+    _form = _REACT
+
+
+class JsonSchemaOptions(Section):
+    """Options of `json_schema`."""
+
+    json_schema: dict[str, Any] | None = Field(None, description="The schema; without it, the column `schema`")
+
+
+class JsonSchemaReward:
+    """1 where the final answer, or its last fenced block, is JSON that a schema allows; 0 otherwise."""
+
+    options_model = JsonSchemaOptions
+
+    def __init__(self, options: JsonSchemaOptions) -> None:
+        if importlib.util.find_spec("jsonschema") is None:
+            raise ConfigError(
+                "The reward 'json_schema' needs jsonschema, which is not installed.",
+                hint='Run: pip install "swift-rl[schema]"',
+            )
+        self._schema = options.json_schema
+        self.wants = () if self._schema is not None else ("schema",)
+
+    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
+        """Return a value for each item."""
+        return [self._score(item) for item in items]
+
+    def _score(self, item: RewardItem) -> float | None:
+        import jsonschema
+
+        schema = self._schema if self._schema is not None else item.columns.get("schema")
+        if schema is None:
+            return None
+        answer = final_answer(item.completion)
+        fenced = _FENCED.findall(answer)
+        try:
+            jsonschema.validate(
+                json.loads(fenced[-1] if fenced else answer),
+                json.loads(schema) if isinstance(schema, str) else schema,
+            )
+        except (json.JSONDecodeError, RecursionError, jsonschema.ValidationError):
+            return 0.0
+        return 1.0

@@ -1,0 +1,146 @@
+"""Rewards for how long an answer is, and how often it repeats itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from swift.config.limits import Tokens
+from swift.config.options import Section
+from swift.contracts import RewardItem
+from swift.errors import ConfigError
+from swift_rl.reward_options import CosineFields, OverlongFields, RepetitionFields
+from swift_rl.rewards.mathematics import AccuracyReward
+
+
+class LengthOptions(Section):
+    """Options of `length`."""
+
+    max_completion_length: Tokens | None = Field(None, description="Tokens for which the reward is -1")
+
+
+class LengthReward:
+    """-tokens / max_completion_length: the shorter, the better."""
+
+    options_model = LengthOptions
+    isolation = "inline"
+
+    def __init__(self, options: LengthOptions) -> None:
+        self._most = _known(options.max_completion_length, "length", "max_completion_length")
+
+    def score(self, items: Sequence[RewardItem]) -> list[float]:
+        """Return a value for each item."""
+        return [-len(item.completion_ids) / self._most for item in items]
+
+
+class TargetLengthOptions(Section):
+    """Options of `target_length`."""
+
+    tokens: Tokens | None = Field(None, description="Length that is wanted")
+
+
+class TargetLengthReward:
+    """-|tokens - wanted| / wanted, -1 at the least: the nearer, the better."""
+
+    options_model = TargetLengthOptions
+    isolation = "inline"
+
+    def __init__(self, options: TargetLengthOptions) -> None:
+        self._wanted = _known(options.tokens, "target_length", 'reward_options \'{"target_length": {"tokens": 100}}\'')
+
+    def score(self, items: Sequence[RewardItem]) -> list[float]:
+        """Return a value for each item."""
+        return [-min(abs(len(item.completion_ids) - self._wanted) / self._wanted, 1.0) for item in items]
+
+
+class SoftOverlongOptions(OverlongFields):
+    """Options of `soft_overlong`."""
+
+    max_completion_length: Tokens | None = Field(None, description="The run's own, for soft_max_length")
+
+
+class SoftOverlongReward:
+    """0 up to soft_max_length - soft_cache_length tokens, then falling to -1 (DAPO, arXiv 2503.14476, equation 13)."""
+
+    options_model = SoftOverlongOptions
+    isolation = "inline"
+
+    def __init__(self, options: SoftOverlongOptions) -> None:
+        longest = options.soft_max_length or options.max_completion_length
+        self._longest = _known(longest, "soft_overlong", "soft_max_length")
+        self._cache = _known(options.soft_cache_length, "soft_overlong", "soft_cache_length")
+        if self._cache >= self._longest:
+            raise ConfigError(
+                f"soft_cache_length {self._cache} is to be less than soft_max_length {self._longest}.",
+                hint=f"Type --soft_cache_length {max(self._longest // 4, 1)}",
+            )
+
+    def score(self, items: Sequence[RewardItem]) -> list[float]:
+        """Return a value for each item."""
+        free = self._longest - self._cache
+        return [max(min(0.0, (free - len(item.completion_ids)) / self._cache), -1.0) for item in items]
+
+
+class RepetitionReward:
+    """(1 - different / all n-grams of words) · repetition_max_penalty (arXiv 2502.03373, appendix C.2)."""
+
+    options_model = RepetitionFields
+    isolation = "inline"
+
+    def __init__(self, options: RepetitionFields) -> None:
+        self._words = options.repetition_n_grams
+        self._penalty = options.repetition_max_penalty
+
+    def score(self, items: Sequence[RewardItem]) -> list[float]:
+        """Return a value for each item."""
+        return [self._score(item.completion.lower().split()) for item in items]
+
+    def _score(self, words: list[str]) -> float:
+        grams = [*zip(*(words[start:] for start in range(self._words)), strict=False)]
+        return (1 - len(set(grams)) / len(grams)) * self._penalty if grams else 0.0
+
+
+class CosineOptions(CosineFields):
+    """Options of `cosine`."""
+
+    max_completion_length: Tokens | None = Field(None, description="The run's own, for cosine_max_len")
+
+
+class CosineReward:
+    """A reward between two bounds along a cosine of the length, one pair for right answers and one for wrong ones.
+
+    Right and wrong are what `accuracy` says (arXiv 2502.03373, appendix C.1).
+    """
+
+    options_model = CosineOptions
+    wants = ("solution",)
+
+    def __init__(self, options: CosineOptions) -> None:
+        self._options = options
+        self._longest = _known(options.cosine_max_len or options.max_completion_length, "cosine", "cosine_max_len")
+        self._accuracy = AccuracyReward()
+
+    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
+        """Return a value for each item."""
+        right = self._accuracy.score(items)
+        return [
+            None if value is None else self._scaled(len(item.completion_ids), value >= 1.0)
+            for item, value in zip(items, right, strict=True)
+        ]
+
+    def _scaled(self, tokens: int, right: bool) -> float:
+        options = self._options
+        if right:
+            short, long = options.cosine_min_len_value_correct, options.cosine_max_len_value_correct
+        else:
+            short, long = options.cosine_min_len_value_wrong, options.cosine_max_len_value_wrong
+        part = min(tokens / self._longest, 1.0)  # beyond the longest a cosine would rise again
+        return short + (long - short) * (1 - math.cos(math.pi * part)) / 2
+
+
+def _known(value: int | None, reward: str, flag: str) -> int:
+    if value is None:
+        raise ConfigError(f"The reward {reward!r} needs --{flag.split()[0]}.", hint=f"Type --{flag} and a value.")
+    return value

@@ -1,0 +1,60 @@
+"""The reward `accuracy`: whether an answer and the solution are the same mathematically."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from swift.contracts import RewardItem
+from swift.errors import ConfigError
+from swift_rl.rewards.final_answers import solutions_of, tagged_answer
+
+
+class AccuracyReward:
+    """1 where math-verify finds the answer equal to the solution, 0 otherwise; None where it cannot read the solution.
+
+    The answer is what stands between `<answer>` tags, or else the LaTeX in a box or after words such as "the final
+    answer is". The limits of math-verify on time are off: they are signals, and a process that can be ended needs none.
+    """
+
+    wants = ("solution",)
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise ConfigError(
+                "The rewards 'accuracy' and 'cosine' need math-verify, which is not installed.",
+                hint='Run: pip install "swift-rl[math]"; --reward_funcs number and exact_match do without',
+            )
+
+    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
+        """Return a value for each item."""
+        return [self._score(item) for item in items]
+
+    def _score(self, item: RewardItem) -> float | None:
+        from math_verify import verify
+
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at each call that its limits are off
+        golds = [gold for each in solutions_of(item.columns) if (gold := _parsed(tagged_answer(each) or each))]
+        if not golds:
+            return None
+        tagged = tagged_answer(item.completion)
+        answer = _parsed(tagged) if tagged is not None else _parsed(item.completion, latex=True)
+        return float(any(verify(gold, answer, timeout_seconds=None) for gold in golds))
+
+
+def _parsed(text: str, *, latex: bool = False) -> list[Any]:
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse
+
+    reads = {}
+    if latex:
+        config = LatexExtractionConfig(
+            normalization_config=NormalizationConfig(units=True),
+            boxed_match_priority=0,
+            try_extract_without_anchor=False,
+        )
+        reads = {"extraction_config": [config]}
+    found: list[Any] = parse(text, extraction_mode="first_match", parsing_timeout=None, **reads)
+    return found

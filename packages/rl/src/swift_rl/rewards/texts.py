@@ -1,0 +1,143 @@
+"""Rewards that compare the final answer with the column `solution`: as a text, a letter or a number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from swift.config.limits import Pattern
+from swift.config.options import Section
+from swift.contracts import RewardItem
+from swift.errors import ConfigError
+from swift_rl.rewards.final_answers import final_answer, solutions_of
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
+_SAID_CHOICE = re.compile(r"answer(?:\s+is)?\s*:?\s*\(?([A-J])\b(?!')", re.IGNORECASE)
+_CHOICE = re.compile(r"(?<![\w'])([A-J])(?![\w'])")
+
+
+class ExactMatchOptions(Section):
+    """Options of `exact_match`."""
+
+    ignore_case: bool = Field(True, description="Whether a and A are the same")
+
+
+class ExactMatchReward:
+    """1 where the final answer is a solution of the row, whatever the spaces; 0 otherwise. None without a solution."""
+
+    options_model = ExactMatchOptions
+    wants = ("solution",)
+    isolation = "inline"
+
+    def __init__(self, options: ExactMatchOptions) -> None:
+        self._ignore_case = options.ignore_case
+
+    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
+        """Return a value for each item."""
+        return [self._score(item) for item in items]
+
+    def _score(self, item: RewardItem) -> float | None:
+        accepted = {self._normal(final_answer(each)) for each in solutions_of(item.columns)}
+        return float(self._normal(final_answer(item.completion)) in accepted) if accepted else None
+
+    def _normal(self, text: str) -> str:
+        text = " ".join(text.split())
+        return text.casefold() if self._ignore_case else text
+
+
+class RegexOptions(Section):
+    """Options of `regex`."""
+
+    pattern: Pattern | None = Field(None, description="Regular expression; without it, the column `pattern`")
+    whole: bool = Field(False, description="Whether the whole answer is to match, and not a part of it")
+
+
+class RegexReward:
+    """1 where a regular expression is found in the answer (`.` matches line breaks too); 0 otherwise."""
+
+    options_model = RegexOptions
+
+    def __init__(self, options: RegexOptions) -> None:
+        self._options = options
+        self.wants = () if options.pattern else ("pattern",)
+        try:
+            re.compile(options.pattern or "")
+        except re.error as problem:
+            raise ConfigError(f"reward_options.regex.pattern is no regular expression: {problem}.") from None
+
+    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
+        """Return a value for each item."""
+        return [self._score(item) for item in items]
+
+    def _score(self, item: RewardItem) -> float | None:
+        pattern = self._options.pattern or item.columns.get("pattern")
+        if pattern is None:
+            return None
+        match = re.fullmatch if self._options.whole else re.search
+        return float(match(pattern, item.completion, re.DOTALL) is not None)
+
+
+class ChoiceReward:
+    """1 where the letter that the answer chooses, A to J, is the solution's; 0 otherwise.
+
+    That is the one after the last "answer is", or else the last that stands alone.
+    """
+
+    wants = ("solution",)
+    isolation = "inline"
+
+    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
+        """Return a value for each item."""
+        return [self._score(item) for item in items]
+
+    def _score(self, item: RewardItem) -> float | None:
+        accepted = {letter for each in solutions_of(item.columns) if (letter := chosen_letter(each))}
+        return float(chosen_letter(item.completion) in accepted) if accepted else None
+
+
+def chosen_letter(text: str) -> str | None:
+    """Return the letter that a text chooses; None where it chooses none."""
+    answer = final_answer(text)
+    if len(answer.strip("().: ")) == 1:
+        return answer.strip("().: ").upper()
+    letters = _SAID_CHOICE.findall(answer) or _CHOICE.findall(answer)
+    return letters[-1].upper() if letters else None
+
+
+class NumberOptions(Section):
+    """Options of `number`."""
+
+    tolerance: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        1e-6, description="How far it may be off, as a part of the solution"
+    )
+
+
+class NumberReward:
+    """1 where the last number of the final answer is the last number of the solution; 0 otherwise."""
+
+    options_model = NumberOptions
+    wants = ("solution",)
+    isolation = "inline"
+
+    def __init__(self, options: NumberOptions) -> None:
+        self._tolerance = options.tolerance
+
+    def score(self, items: Sequence[RewardItem]) -> list[float | None]:
+        """Return a value for each item."""
+        return [self._score(item) for item in items]
+
+    def _score(self, item: RewardItem) -> float | None:
+        accepted = [number for each in solutions_of(item.columns) if (number := last_number(each)) is not None]
+        if not accepted:
+            return None
+        said = last_number(item.completion)
+        return float(said is not None and any(abs(said - each) <= self._tolerance * abs(each) for each in accepted))
+
+
+def last_number(text: str) -> float | None:
+    """Return the last number of a text's final answer; None where it has none."""
+    numbers = _NUMBER.findall(final_answer(text))
+    return float(numbers[-1].replace(",", "")) if numbers else None
