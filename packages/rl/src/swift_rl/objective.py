@@ -2,25 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from swift.objectives.base import BaseObjective
+from swift.contracts import LossSums, ModelView, Need
+from swift.objectives.base import BaseObjective, viewed
 from swift_rl.encoding import PromptEncoding
 from swift_rl.options import GrpoOptions
 
 if TYPE_CHECKING:
+    import torch
+
     from swift.contracts import Plan, PlanContext
+    from swift.data.batch import MicroBatch
+    from swift.data.samples import SampleFacts
+    from swift_rl.losses import TokenLosses
 
 
 class Grpo(BaseObjective[GrpoOptions]):
-    """Policy gradients whose baseline is the group of answers to the same prompt."""
+    """Policy gradients whose baseline is the group of answers to the same prompt.
+
+    The plan gives each token its numbers: `advantages`, and where they are needed `old_logps` (the policy at the
+    beginning of the round; without them the ratio is exactly 1), `ref_logps` (the reference) and `is_weights` (what
+    corrects for the engine). A token is learned from where its weight is 1.
+    """
 
     options_model = GrpoOptions
     name = "grpo"
     encoding = PromptEncoding()
+
+    def __init__(self, options: GrpoOptions) -> None:
+        super().__init__(options)
+        self.needs = frozenset({Need.TOKEN_LOGPS})
+        if options.log_entropy:
+            self.needs |= {Need.TOKEN_ENTROPY}
 
     def plan(self, context: PlanContext) -> Plan:
         """Return the plan that lets the model answer prompts, in rounds."""
         from swift_rl.rounds.plan import RolloutPlan
 
         return RolloutPlan(context, self.options)
+
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+        """Return what the loss is a mean over: tokens, answers, or answers times the length that they may have."""
+        learned = [sample.loss_weight for sample in samples if sample.loss_weight > 0]
+        if self.options.mean_over == "tokens":
+            return float(sum(learned))
+        rows = float(len(learned))
+        return rows * self.options.max_completion_length if self.options.mean_over == "length" else rows
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Return the sum over the micro-batch, and what tells how far the policy has moved."""
+        from swift_rl import kl, losses
+
+        options, values = self.options, batch.token_values
+        logps = viewed(view.token_logps, Need.TOKEN_LOGPS)
+        advantages = values["advantages"]
+        old_logps = values.get("old_logps", logps.detach())
+        log_ratio = losses.log_ratios(logps, old_logps, batch, options)
+        policy = losses.policy_losses(logps, log_ratio, advantages, options)
+        each = policy.loss
+        if options.off_policy_sequence_mask_delta is not None:
+            most = options.off_policy_sequence_mask_delta
+            each = each * losses.on_policy_enough(logps, old_logps, advantages, batch, most)
+        if "is_weights" in values:
+            each = each * values["is_weights"]
+        metrics = _movement(policy, logps.detach() - old_logps)
+        if options.kl_in_loss:
+            apart = kl.divergence(logps, values["ref_logps"], options)
+            metrics["kl"] = apart.detach()
+            each = each + options.beta * (apart * log_ratio.exp() if options.use_bias_correction_kl else apart)
+        if options.log_entropy:
+            metrics["entropy"] = viewed(view.token_entropy, Need.TOKEN_ENTROPY).detach()
+        counts = (batch.weights > 0).to(each.dtype)
+        tokens = counts.sum()
+        return LossSums(
+            loss=(_counted(counts, each) * self._shares(batch, counts)).sum(),
+            metrics={name: (_counted(counts, value).sum(), tokens) for name, value in metrics.items()},
+        )
+
+    def _shares(self, batch: MicroBatch, counts: torch.Tensor) -> torch.Tensor:
+        """Return how much each token counts in its answer."""
+        if self.options.mean_over != "answers":
+            return counts
+        return counts / batch.segment_sum(counts).clamp(min=1)[batch.segment_ids.clamp(min=0)]
+
+
+def _counted(counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return values where a token counts, and 0 elsewhere, whatever stands there."""
+    return values.masked_fill(counts == 0, 0.0)
+
+
+def _movement(policy: TokenLosses, log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return for every token how far the policy is from the one that wrote it."""
+    return {
+        "ratio": policy.ratio,
+        "clip_ratio_low": policy.clipped_low.to(log_ratio.dtype),
+        "clip_ratio_high": policy.clipped_high.to(log_ratio.dtype),
+        "approx_kl": log_ratio.expm1() - log_ratio,
+    }

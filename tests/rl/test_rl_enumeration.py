@@ -1,0 +1,170 @@
+"""Estimators by enumeration: all 64 answers of a small policy, so that an expectation is a sum and not a guess."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_policies import ANSWERS, LENGTH, parameters, token_entropies, token_logps
+
+from swift_rl import advantages, correction, kl, losses
+from swift_rl.algorithm_options import AlgorithmOptions
+
+REWARDS = torch.tensor(np.random.default_rng(3).normal(size=len(ANSWERS)))
+
+
+def gradient(value: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    (made,) = torch.autograd.grad(value, logits)
+    return made
+
+
+def exact(logits: torch.Tensor) -> torch.Tensor:
+    """The gradient of the expected reward."""
+    return gradient((token_logps(logits).sum(1).exp() * REWARDS).sum(), logits)
+
+
+def expected_step(logits: torch.Tensor, options: AlgorithmOptions, size: int = 2) -> torch.Tensor:
+    """Minus the mean gradient of the loss, over all groups of `size` answers with their probabilities."""
+    groups = np.array(list(product(range(len(ANSWERS)), repeat=size)))
+    members = torch.from_numpy(groups.ravel())
+    numbers, lengths = np.repeat(np.arange(len(groups)), size), np.full(groups.size, LENGTH)
+    made = advantages.estimate(REWARDS[members].numpy()[:, None], numbers, lengths, options)
+    logps = token_logps(logits)
+    chance = logps.detach().sum(1).exp()[torch.from_numpy(groups)].prod(dim=1).repeat_interleave(size)
+    drawn = logps[members]
+    policy = losses.policy_losses(drawn, drawn - drawn.detach(), torch.from_numpy(np.stack(made.tokens)), options)
+    return -gradient((policy.loss.sum(1) * chance).sum() / size, logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "factor"),
+    [
+        ({"advantage_estimator": "reinforce"}, 1.0),
+        ({"advantage_estimator": "rloo"}, 1.0),
+        ({"scale_rewards": "none"}, 0.5),
+        ({"scale_rewards": "none", "loss_type": "cispo"}, 0.5),
+        ({"scale_rewards": "none", "loss_type": "sapo"}, 0.5),
+    ],
+)
+def test_the_mean_step_is_the_policy_gradient(options: dict[str, Any], factor: float) -> None:
+    """`factor` is (G - 1) / G where an answer is part of its own baseline."""
+    logits = parameters(0).requires_grad_()
+    torch.testing.assert_close(expected_step(logits, AlgorithmOptions(**options)), factor * exact(logits))
+
+
+def test_a_division_by_the_standard_deviation_of_the_group_has_another_gradient() -> None:
+    logits = parameters(0).requires_grad_()
+    step, goal = expected_step(logits, AlgorithmOptions()).ravel(), exact(logits).ravel()
+    assert float((step - 0.5 * goal).abs().max()) > 0.02
+    assert float(torch.cosine_similarity(step, goal, dim=0)) > 0.8
+
+
+def policy_and_reference() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    logits = parameters(1).requires_grad_()
+    return logits, token_logps(logits), token_logps(parameters(2))
+
+
+def test_the_means_of_k1_and_k3_are_the_divergence_and_that_of_k2_is_not() -> None:
+    _, logps, reference = policy_and_reference()
+    chance = logps.detach().sum(1).exp()
+    divergence = (chance * (logps.detach() - reference).sum(1)).sum()
+    means = {}
+    for kind in ("k1", "k2", "k3"):
+        each = kl.divergence(logps.detach(), reference, AlgorithmOptions(kl_estimator=kind))
+        means[kind] = float((chance * each.sum(1)).sum())
+    assert means["k1"] == pytest.approx(float(divergence), rel=1e-10)
+    assert means["k3"] == pytest.approx(float(divergence), rel=1e-10)
+    assert means["k2"] != pytest.approx(float(divergence), rel=0.01)
+
+
+def test_the_mean_gradient_of_k2_is_that_of_the_divergence_as_is_k3_times_the_ratio() -> None:
+    logits, logps, reference = policy_and_reference()
+    whole, other = logps.sum(1), reference.sum(1)
+    chance = whole.exp()
+    goal = gradient((chance * (whole - other)).sum(), logits)
+
+    def mean_gradient(kind: str, *, corrected: bool = False) -> torch.Tensor:
+        _, now, _ = logits, token_logps(logits).sum(1), None
+        each = kl.divergence(now, other, AlgorithmOptions(kl_estimator=kind))
+        each = each * (now - now.detach()).exp() if corrected else each
+        return gradient((chance.detach() * each).sum(), logits)
+
+    torch.testing.assert_close(mean_gradient("k2"), goal)
+    torch.testing.assert_close(mean_gradient("k3", corrected=True), goal)
+    torch.testing.assert_close(mean_gradient("k1", corrected=True), goal)
+    torch.testing.assert_close(mean_gradient("k1"), torch.zeros_like(goal))
+    assert float((mean_gradient("k3") - goal).abs().max()) > 0.01
+
+
+def test_divergences_of_arrays_are_those_of_tensors_in_float64() -> None:
+    _, logps, reference = policy_and_reference()
+    options = AlgorithmOptions(kl_estimator="k3", kl_clamp=0.5)
+    made = kl.of_answers(list(logps.detach().float().numpy()), list(reference.float().numpy()), options)
+    assert made[0].dtype == np.float64
+    torch.testing.assert_close(
+        torch.from_numpy(np.stack(made)), kl.divergence(logps.detach(), reference, options), rtol=1e-5, atol=1e-6
+    )
+
+
+def under(policy: torch.Tensor, engine: torch.Tensor, **options: Any) -> float:
+    """The mean reward that the corrected answers of the engine estimate."""
+    given = AlgorithmOptions(**options)
+    masks = [np.ones(LENGTH, dtype=bool)] * len(ANSWERS)
+    made = correction.weights(list(policy.numpy()), list(engine.numpy()), masks, given)
+    chance = engine.sum(1).exp()
+    if "sequence" in given.rollout_importance_sampling_mode:
+        weights = torch.tensor([each[0] for each in made.weights])
+    else:
+        weights = torch.from_numpy(np.stack(made.weights)).prod(dim=1)
+    return float((chance * weights * REWARDS).sum())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
+def test_weighted_answers_of_an_engine_have_the_mean_of_the_policy(temperature: float) -> None:
+    policy, engine = token_logps(parameters(4), temperature), token_logps(parameters(5))
+    goal = float((policy.sum(1).exp() * REWARDS).sum())
+    far = {"rollout_importance_sampling_threshold": 1e9}
+    whole = under(policy, engine, rollout_importance_sampling_mode="sequence_truncate", **far)
+    by_token = under(policy, engine, rollout_importance_sampling_mode="token_truncate", **far)
+    assert (whole, by_token) == (pytest.approx(goal, rel=1e-9), pytest.approx(goal, rel=1e-9))
+    assert float((engine.sum(1).exp() * REWARDS).sum()) != pytest.approx(goal, abs=0.01)
+
+
+def test_log_probabilities_of_another_temperature_than_the_draw_do_not_correct_it() -> None:
+    policy, engine = token_logps(parameters(4)), token_logps(parameters(4), temperature=0.7)
+    far = {"rollout_importance_sampling_mode": "sequence_truncate", "rollout_importance_sampling_threshold": 1e9}
+    goal = float((policy.sum(1).exp() * REWARDS).sum())
+    assert under(policy, engine, **far) == pytest.approx(goal)
+    raw = correction.weights(
+        list(policy.numpy()), list(policy.numpy()), [np.ones(3, dtype=bool)] * 64, AlgorithmOptions()
+    )
+    assert all(np.all(each == 1) for each in raw.weights)
+    assert float((engine.sum(1).exp() * REWARDS).sum()) != pytest.approx(goal, abs=0.01)
+
+
+def test_answers_that_the_engine_never_draws_are_missing_from_the_mean() -> None:
+    policy = token_logps(parameters(4))
+    drawn = (ANSWERS != 3).all(dim=1)
+    engine = (policy.sum(1).exp() * drawn).sum().log()
+    truncated = torch.where(drawn[:, None], policy - engine / LENGTH, -torch.inf)
+    chance = truncated[drawn].sum(1).exp()
+    assert float(chance.sum()) == pytest.approx(1.0)
+    options = AlgorithmOptions(
+        rollout_importance_sampling_mode="sequence_truncate", rollout_importance_sampling_threshold=1e9
+    )
+    masks = [np.ones(LENGTH, dtype=bool)] * int(drawn.sum())
+    made = correction.weights(list(policy[drawn].numpy()), list(truncated[drawn].numpy()), masks, options)
+    weights = torch.tensor([each[0] for each in made.weights])
+    estimated = float((chance * weights * REWARDS[drawn]).sum())
+    assert estimated == pytest.approx(float((policy[drawn].sum(1).exp() * REWARDS[drawn]).sum()))
+    assert estimated != pytest.approx(float((policy.sum(1).exp() * REWARDS).sum()), abs=0.01)
+
+
+def test_the_entropy_of_the_tokens_falls_when_an_answer_is_learned() -> None:
+    logits = parameters(6).requires_grad_()
+    before = token_entropies(logits.detach()).mean()
+    step = gradient(token_logps(logits)[17].sum(), logits)
+    assert token_entropies((logits + 3 * step).detach())[17].mean() < before
