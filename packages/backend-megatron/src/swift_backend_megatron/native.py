@@ -89,6 +89,11 @@ class TorchDist(ForeignCheckpoint):
                     hint="Name with --model the model that training started from.",
                 )
 
+    def labels(self) -> int | None:
+        """Return the rows of the output layer; None where the checkpoint has none."""
+        head = self._stored.get("output_layer.weight")
+        return None if head is None else int(head.size[0])
+
     def names(self) -> Collection[str]:
         return self._tensor_map.keys()
 

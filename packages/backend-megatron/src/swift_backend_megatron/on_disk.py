@@ -62,7 +62,10 @@ def learn(source: ModelSource) -> SavedModel:
     from swift_backend_megatron.model import map_without_memory
 
     options = MegatronConfig()
-    config = Config.model_validate({"tuner": {"kind": "full"}, "backend": {"name": "megatron"}})
+    task = getattr(source, "task", "causal_lm")
+    config = Config.model_validate(
+        {"model": {"task": task}, "tuner": {"kind": "full"}, "backend": {"name": "megatron"}}
+    )
     run = Run(config=config, backend_options=options, folder=Path(), world=World(), say=lambda _: None)
     run.topology = topology.setup(run)
     try:

@@ -164,7 +164,7 @@ def _adapter_changes(saved: Mapping[str, Any] | None, now: Mapping[str, Any] | N
         return ["the tuner (it was full fine-tuning)" if saved is None else "the tuner (it was an adapter)"]
 
     def plain(value: Any) -> Any:
-        return sorted(value) if isinstance(value, list | tuple | set) else value or None
+        return sorted(set(value)) if isinstance(value, list | tuple | set) else value or None
 
     return [
         f"the adapter's {key} (it was {plain(saved.get(key))}, now {plain(now.get(key))})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,9 @@ class ConvertOptions(Section):
     adapter_config: FilePath | None = Field(
         None, description="adapter_config.json, where it is not next to the checkpoint"
     )
+    task: Literal["causal_lm", "seq_cls", "reward", "value", "embedding"] | None = Field(
+        None, description="What the model returns, as model.task; default: what the checkpoint says"
+    )
     weights_only: bool = Field(False, description="Do not convert the optimizer's state")
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model: only if you trust who made it"
@@ -57,7 +60,7 @@ def convert(options: ConvertOptions) -> int:
     if is_checkpoint(path):
         if options.to is None:
             raise UsageError(f"{path} is a checkpoint of swift already.", hint=f"Add --to {FORMATS}.")
-        if options.model or options.adapter_config or options.weights_only:
+        if options.model or options.adapter_config or options.weights_only or options.task:
             raise UsageError("With --to, the checkpoint itself says all else.", hint="Leave the other options out.")
         # Only now: these modules import torch, and a mistake should be answered at once.
         from swift.convert.write import convert_to
@@ -81,5 +84,6 @@ def convert(options: ConvertOptions) -> int:
         say=print_line,
         weights_only=options.weights_only,
         trust_remote_code=trusted,
+        task=options.task,
     )
     return 0

@@ -31,8 +31,9 @@ class CheckpointWriter(Protocol):
 class ForeignCheckpoint(Protocol):
     """A checkpoint in a backend's own format, as returned by the hook `swift_read_foreign`.
 
-    It may have two more methods. `attach(source)` is given the model before anything is read; `names` and `read` then
-    go by names on disk. `left_out()` returns the names of tensors that it holds and that are not among what is trained.
+    It may have three more methods. `attach(source)` is given the model before anything is read; `names` and `read`
+    then go by names on disk. `left_out()` returns the names of tensors that it holds and that are not among what is
+    trained. `labels()` returns how many scores per text the head of a model has that was trained to return scores.
     """
 
     description: str

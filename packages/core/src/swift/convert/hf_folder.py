@@ -17,6 +17,7 @@ from swift.contracts import ForeignCheckpoint
 from swift.convert.trainer_order import Groups, pieces_by_parameter, possible_groups, skeleton_of
 from swift.errors import CheckpointError
 from swift.models.files import INDEX, SINGLE, SafetensorsFolder
+from swift.models.heads import HEAD
 from swift.models.names import Piece
 from swift.models.source import HfSource
 from swift.models.weights_check import check_finite
@@ -26,6 +27,8 @@ from swift.untrusted_pickle import load_pickle
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.pt"
 STATE = "trainer_state.json"
+PREFIX = "base_model.model."
+"""What PEFT puts before names."""
 ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 _OTHER_MODEL = "Name with --model the model that training started from."
@@ -96,6 +99,11 @@ class HfFolder(ForeignCheckpoint):
             self._spellings[disk] = self._find(spellings, piece.shape)
         if self._optimizer:
             self._state = self._assign(list(possible_groups(model)), shapes)
+
+    def labels(self) -> int | None:
+        """Return how many scores per text the head returns; None where the folder has no head."""
+        heads = [name for name in (HEAD, f"{PREFIX}{HEAD}") if name in self._files]
+        return self._files.shape(heads[0])[0] if heads else None
 
     def left_out(self) -> list[str]:
         """Tensors in the files that no parameter is made of: tied copies, buffers, frozen layers."""

@@ -12,6 +12,9 @@ from swift.untrusted import read_json_object
 
 ARGUMENTS = "args.json"
 ADAPTER_CONFIG = "adapter_config.json"
+_TASKS = {"rm": "reward", "seq_cls": "seq_cls", "reranker": "seq_cls", "embedding": "embedding"}
+"""Objective → task of the model that it trains."""
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 _MOST = 1 << 40
 """Rows of an update, beyond which a number is a mistake."""
 
@@ -23,6 +26,14 @@ class TrainingArgs:
     model: str | None = None
     seed: int | None = None
     rows_per_step: int = 0
+    objective: str | None = None
+    """The objective of a model that returns scores or vectors."""
+    problem_type: str | None = None
+
+    @property
+    def task(self) -> str | None:
+        """The task of such a model."""
+        return None if self.objective is None else _TASKS[self.objective]
 
 
 def read_args(folder: Path) -> TrainingArgs:
@@ -30,10 +41,14 @@ def read_args(folder: Path) -> TrainingArgs:
     content = _read_nearby(folder, ARGUMENTS) or {}
     model = content.get("model") or content.get("model_id_or_path")
     seed = content.get("seed")
+    objective = "rm" if content.get("rlhf_type") == "rm" else content.get("task_type")
+    kind = content.get("problem_type")
     return TrainingArgs(
         model=model if isinstance(model, str) else None,
         seed=seed if type(seed) is int and 0 <= seed < 1 << 32 else None,
         rows_per_step=_rows(content),
+        objective=objective if isinstance(objective, str) and objective in _TASKS else None,
+        problem_type=kind if kind in PROBLEM_TYPES else None,
     )
 
 

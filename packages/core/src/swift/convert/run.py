@@ -16,6 +16,7 @@ from swift.checkpoint.save import save_checkpoint
 from swift.config.sections import Config, ModelSection
 from swift.convert.hf_folder import has_weights, is_whole, open_hf_folder
 from swift.convert.ms_swift import TrainingArgs, find_adapter_config, read_args
+from swift.convert.task import Found, model_settings, resume_command
 from swift.errors import CheckpointError, PluginError, SwiftError
 from swift.export.stored import write_model_weights
 from swift.models.names import ADAPTER
@@ -44,10 +45,11 @@ def convert_checkpoint(
     say: Say,
     weights_only: bool = False,
     trust_remote_code: bool = False,
+    task: str | None = None,
 ) -> Path:
     """Write `out/checkpoint-<step>`; what was trained is compared with the model by name and shape.
 
-    Without `model` the checkpoint has to say itself where its training started from.
+    Without `model` the checkpoint has to say itself where its training started from, and without `task` for which.
     """
     quiet_libraries()
     adapter: Adapter | None = find_adapter_config(path, adapter_config)
@@ -58,7 +60,10 @@ def convert_checkpoint(
         raise CheckpointError(
             f"{checkpoint_folder(out, foreign.step)} already exists.", hint="Choose another folder with --out."
         )
-    source = open_source(ModelSection(path=model, trust_remote_code=trust_remote_code), say=say)
+    settings = model_settings(Found(path, foreign, adapter, told), model, task, say)
+    section = ModelSection(path=model, trust_remote_code=trust_remote_code, **settings)
+    seed = Config().train.seed if told.seed is None else told.seed
+    source = open_source(section, say=say, seed=seed)
     attach = getattr(foreign, "attach", None)
     if attach is not None:
         attach(source)
@@ -75,7 +80,7 @@ def convert_checkpoint(
         if adapter is not None:
             write_model_weights(stored, source=source, adapter=adapter)
 
-    manifest = _manifest(foreign, source, model, told, adapter)
+    manifest = _manifest(foreign, source, section, adapter, rows_per_step=told.rows_per_step, seed=seed)
     new = not out.exists()
     try:
         folder = save_checkpoint(
@@ -89,25 +94,30 @@ def convert_checkpoint(
     if not manifest.rows_per_step:
         say("How many rows make an update is not known: give the batch size and accumulation that training had.")
     tuner = "--train_type full" if adapter is None else f"--adapters {folder}"
-    say(f"Resume from it: swift sft --model {model} {tuner} --dataset DATA --resume_from_checkpoint {folder}")
+    command = f"{resume_command(source, told)} --model {model} {tuner} --dataset DATA --resume_from_checkpoint {folder}"
+    say(f"Resume from it: {command}")
     return folder
 
 
 def _manifest(
-    foreign: ForeignCheckpoint, source: HfSource, model: str, told: TrainingArgs, adapter: Adapter | None
+    foreign: ForeignCheckpoint,
+    source: HfSource,
+    section: ModelSection,
+    adapter: Adapter | None,
+    *,
+    rows_per_step: int,
+    seed: int,
 ) -> Manifest:
     tuner = (
         {"kind": "full"} if adapter is None else {"kind": "lora", "rank": adapter["r"], "alpha": adapter["lora_alpha"]}
     )
     optim, total = _hyperparameters(getattr(foreign, "param_groups", ())), getattr(foreign, "total_steps", 0)
-    config = Config.model_validate(
-        {"model": {"path": model, "trust_remote_code": source.trust_remote_code}, "tuner": tuner, "optim": optim}
-    )
+    config = Config.model_validate({"model": section, "tuner": tuner, "optim": optim})
     known = ("model", "tuner", "optim") if optim else ("model", "tuner")
     return Manifest(
         step=foreign.step,
-        rows_per_step=foreign.rows_per_step or told.rows_per_step,
-        seed=config.train.seed if told.seed is None else told.seed,
+        rows_per_step=foreign.rows_per_step or rows_per_step,
+        seed=seed,
         model_fingerprint=source.fingerprint,
         data_fingerprint="",
         backend="",
@@ -233,7 +243,8 @@ def _weights(foreign: ForeignCheckpoint, source: HfSource) -> Iterator[tuple[str
     if not known & set(source.name_map.parameters()):
         raise CheckpointError(
             "The checkpoint has no parameter of this model.",
-            hint="Name with --model the model that training started from.",
+            hint="Name with --model the model that training started from, and add --task embedding if it is trained "
+            "for vectors.",
         )
     for name in source.name_map.parameters():
         pieces = source.name_map.pieces(name)

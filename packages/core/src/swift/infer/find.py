@@ -61,7 +61,7 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
         base = config.get("base_model_name_or_path")
         if not base:
             raise ModelError(f"{path} does not say which model it adapts.", hint="Type: --model BASE --adapter ADAPTER")
-        settings = _settings_of_adapter(path, config)
+        settings = settings_of_adapter(path, config)
         return WeightsLocation(ModelSection(path=base, trust_remote_code=trust_remote_code, **settings), path)
     settings = settings_of_folder(path) if (path / CONFIG).is_file() else {}
     return WeightsLocation(ModelSection(path=name, trust_remote_code=trust_remote_code, **settings), adapter)
@@ -74,7 +74,8 @@ def settings_of_folder(path: Path) -> dict[str, Any]:
     return {"task": task} | ({} if pooling is None else {"pooling": pooling})
 
 
-def _settings_of_adapter(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_adapter(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the files of an adapter say of its model's task, as settings of the `model` section."""
     task = _TASKS.get(str(config.get("task_type")), CAUSAL_LM)
     settings: dict[str, Any] = {"task": task}
     if task in HEADED and (path / ADAPTER_WEIGHTS).is_file():

@@ -1,0 +1,108 @@
+"""Which task the model of another program's checkpoint was trained for, as settings of the `model` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, TRAINED_BY
+from swift.convert.hf_folder import PREFIX, HfFolder
+from swift.convert.ms_swift import TrainingArgs
+from swift.errors import CheckpointError
+from swift.infer.find import settings_of_adapter, settings_of_folder
+from swift.models.config_file import CONFIG, read_config
+from swift.models.heads import HEAD, HEAD_MODULE
+from swift.models.names import ADAPTER
+from swift.terminal import Say
+
+if TYPE_CHECKING:
+    from swift.contracts import ForeignCheckpoint
+    from swift.models.source import HfSource
+
+_IN_MEMORY = (HEAD, f"{PREFIX}{HEAD_MODULE}.modules_to_save.{ADAPTER}.weight")
+"""The head's name in checkpoints of engines: of a model, and where it is trained along with adapters."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Another program's checkpoint and what lies next to it."""
+
+    path: Path
+    foreign: ForeignCheckpoint
+    adapter: Mapping[str, Any] | None
+    told: TrainingArgs
+
+
+def model_settings(found: Found, model: str, task: str | None, say: Say) -> dict[str, Any]:
+    """Return `task`, and the labels or the pooling that go with it; `task` is the user's word and outranks files."""
+    stored = _stored(found, model)
+    chosen = task or found.told.task or str(stored["task"])
+    labels = _labels(found.foreign, expected=chosen in HEADED)
+    if labels is None:
+        if chosen in HEADED:
+            raise CheckpointError(
+                f"{found.path} has no {HEAD}, the head of a model for {chosen}.", hint=f"Type --task {CAUSAL_LM}"
+            )
+        return {"task": chosen} | {key: stored[key] for key in ("pooling",) if chosen == EMBEDDING and key in stored}
+    if chosen not in HEADED:
+        chosen = "seq_cls"
+    config = _config(found.path)
+    kind = found.told.problem_type or config.get("problem_type")
+    if labels == 1 and task is None and found.told.task is None:
+        chosen, other = ("reward", "seq_cls") if kind is None else ("seq_cls", "reward")
+        say(
+            f"The head in {found.path} returns one score: read as a model for {chosen}. For {other}, add --task {other}"
+        )
+    if chosen != "seq_cls":
+        return {"task": chosen}
+    return {"task": chosen, "num_labels": labels, "labels": _names(config, labels), "problem_type": kind}
+
+
+def resume_command(source: HfSource, told: TrainingArgs) -> str:
+    """Return the verb and the flags that train a model of this task."""
+    objective = told.objective or TRAINED_BY.get(source.task)
+    if source.task == CAUSAL_LM:
+        return "swift sft"
+    if objective == "rm":
+        return "swift rlhf --rlhf_type rm"
+    labels = f" --num_labels {source.config.num_labels}" if objective == "seq_cls" else ""
+    pooling = f" --model.pooling {source.pooling}" if source.task == EMBEDDING else ""
+    return f"swift sft {f'--task_type {objective}' if objective else f'--model.task {source.task}'}{labels}{pooling}"
+
+
+def _stored(found: Found, model: str) -> Mapping[str, Any]:
+    """Return what the files say: of the checkpoint, or else of the model that training started from."""
+    if found.adapter is not None:
+        return settings_of_adapter(found.path, found.adapter)
+    for folder in (found.path, Path(model)):
+        if (folder / CONFIG).is_file():
+            return settings_of_folder(folder)
+    return {"task": CAUSAL_LM}
+
+
+def _labels(foreign: ForeignCheckpoint, *, expected: bool) -> int | None:
+    """Return how many scores the head returns; None where there is none.
+
+    Names that only the model tells cannot be told apart from an unembedding: there, a head has to be `expected`.
+    """
+    if isinstance(foreign, HfFolder):
+        return foreign.labels()
+    if getattr(foreign, "attach", None) is not None:
+        labels = getattr(foreign, "labels", None)
+        return labels() if labels is not None and expected else None
+    heads = [name for name in foreign.names() if name in _IN_MEMORY]
+    return int(foreign.read(heads[0])["weight"].shape[0]) if heads else None
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    return read_config(path) if (path / CONFIG).is_file() else {}
+
+
+def _names(config: Mapping[str, Any], labels: int) -> list[str]:
+    """Return the names of the labels where somebody has given them some."""
+    named = config.get("id2label")
+    names = [str(named.get(str(label))) for label in range(labels)] if isinstance(named, dict) else []
+    placeholders = [f"LABEL_{label}" for label in range(labels)]
+    return [] if names == placeholders or len(set(names)) < labels else names
