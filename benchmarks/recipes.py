@@ -21,7 +21,7 @@ TEMPLATES = {
         "{% else %}{{ message.content + eos_token }}{% endif %}{% endfor %}"
     ),
 }
-"""Two of their templates, `default` and `openchat`, as chat templates of a model's folder. TRL uses the model's."""
+"""Two of their templates, `default` and `openchat`, as chat templates of a model's folder. TRL uses the model's own."""
 
 _MS_SWIFT = """\
 --model model --model_type qwen3 --template {template} --torch_dtype float32 --max_length 512 \\
@@ -132,5 +132,22 @@ RECIPES = (
         remark=_NEWLINE,
     ),
     Recipe("TRL", "sft, full", "sft.yaml", _TRL + "dataset_name: chats\n", "sft --config sft.yaml"),
-    Recipe("TRL", "dpo, full", "dpo.yaml", _TRL + "dataset_name: preferences\n", "dpo --config dpo.yaml"),
+    Recipe(
+        "TRL",
+        "dpo, full",
+        "dpo.yaml",
+        _TRL + "dataset_name: preferences\n",
+        "dpo --config dpo.yaml",
+        TEMPLATES["LLaMA-Factory"],
+    ),
+    Recipe(
+        "TRL",
+        "dpo, full, ChatML",
+        "dpo.yaml",
+        _TRL + "dataset_name: preferences\n",
+        "dpo --config dpo.yaml",
+        same=False,
+        remark="always log 2; ChatML's line break after an answer, which is part of it there and not here, moves later "
+        "losses",
+    ),
 )

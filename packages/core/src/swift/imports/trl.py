@@ -35,6 +35,10 @@ TASKS = (
 )
 _RATES = {"sft": 2e-5, "reward": 1e-4}
 _LINE = 1 << 20
+_LINE_BREAK = (
+    "TRL counts all that a chat template writes after an answer as part of it; here an answer ends with the token that "
+    "ends its turn, without the line break that ChatML puts after it"
+)
 
 TABLE: Table = {
     **trainer.TABLE,
@@ -88,6 +92,8 @@ def translate(run: Carrying) -> None:
     _data(run)
     if task == "sft":
         _learned(run)
+    elif task != "reward" and "chat_template" not in run.values:
+        run.changed("chat_template", "", _LINE_BREAK)
     longest = run.values.get("max_length", run.values.get("max_seq_length"))
     if "max_length" in run.empty or is_off(longest or 1):
         run.take("max_length", "max_seq_length")
