@@ -37,7 +37,7 @@ def describe_files(files: Sequence[str], asked: Sequence[Mapping[str, Any]]) -> 
     named = " or ".join(dict.fromkeys([*files, *(each["file"] for each in asked if each["kind"] == "function")]))
     if "failure" in answer:
         told = "\n".join(filter(None, (answer["output"], answer["traceback"])))
-        raise ConfigError(f"{named} could not be run: {answer['failure']}\n{told.rstrip()}")
+        raise ConfigError(f"{named} could not be used: {answer['failure']}\n{told}".rstrip())
     return Described(tuple(answer["names"]), tuple(answer["rewards"]))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_CALLERS = tuple(str(Path(__file__).with_name(name)) for name in ("worker.py", "functions.py", "pool.py"))
+_CALLERS = tuple(str(Path(__file__).with_name(name)) for name in ("worker.py", "loading.py", "functions.py", "pool.py"))
 MOST_OUTPUT = 4000
 """Characters that are kept of what a call printed, and of its traceback."""
 
@@ -64,15 +64,21 @@ def in_one_line(problem: BaseException) -> str:
 
 
 def traceback_text(problem: BaseException) -> str:
-    """Return the traceback of an error from the reward's first frame on: those above it are the same every time."""
+    """Return the traceback of an error from the reward's first frame on, or nothing where it was not raised in one."""
     frames = problem.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in _CALLERS:
+    while frames is not None and _calls_rewards(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
+    if frames is None and not isinstance(problem, SyntaxError):
+        return ""
     try:
-        text = "".join(traceback.format_exception(type(problem), problem, frames or problem.__traceback__))
+        text = "".join(traceback.format_exception(type(problem), problem, frames))
     except Exception:
         text = in_one_line(problem)
     return text[-MOST_OUTPUT:]
+
+
+def _calls_rewards(file: str) -> bool:
+    return file in _CALLERS or file.startswith("<frozen importlib")
 
 
 def _shown(value: Any) -> str:
