@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from any_grpo import any_grpo
 
 from swift.config.aliases import aliases, training_flags
 from swift.config.flags import read_flags
@@ -51,33 +50,10 @@ rlsd_lambda_decay_steps rlsd_negative_only sdar_loss_coef sdar_gate_beta real_ta
 fipo_clip_high_only fipo_safety_threshold teacher_model teacher_adapters teacher_model_server num_ppo_epochs
 whiten_rewards kl_coef cliprange vf_coef cliprange_value lam missing_eos_penalty num_mini_batches
 """
-SOURCE = """
-from swift import Section
-from swift.objectives.base import BaseObjective
 
+__all__ = ["any_grpo"]
 
-class Options(Section):
-    model_config = {"extra": "allow"}
-
-
-class Grpo(BaseObjective):
-    name = "grpo"
-    options_model = Options
-"""
-
-
-@pytest.fixture(autouse=True)
-def grpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An objective of that name which takes every option: what flags mean is core's part."""
-    info = tmp_path / "stand_in_for_rl-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stand-in-for-rl\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[swift.objectives]\ngrpo = stand_in_for_rl:Grpo\n")
-    (tmp_path / "stand_in_for_rl.py").write_text(SOURCE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("SWIFT_PLUGINS", "swift-core,stand-in-for-rl")  # the real one may be installed
-    yield
-    sys.modules.pop("stand_in_for_rl", None)
+pytestmark = pytest.mark.usefixtures("any_grpo")
 
 
 def parsed(line: str, objective: str = "grpo") -> Parsed:

@@ -82,7 +82,7 @@ KINDS: list[tuple[str, str, str]] = [
     ("ms-swift", "reward model", f"swift rlhf --rlhf_type rm {_SWIFT}"),
     ("ms-swift", "embedding", f"INFONCE_TEMPERATURE=0.1 swift sft --task_type embedding --loss_type infonce {_SWIFT}"),
     ("ms-swift", "reranker", f"swift sft --task_type reranker --loss_type pointwise_reranker {_SWIFT}"),
-    ("ms-swift", "GRPO", f"swift rlhf --rlhf_type grpo {_SWIFT} --num_generations 8"),
+    ("ms-swift", "GRPO", f"swift rlhf --rlhf_type grpo {_SWIFT} --num_generations 8 --reward_funcs accuracy"),
     ("ms-swift", "GKD", f"swift rlhf --rlhf_type gkd {_SWIFT} --teacher_model someone/large"),
     ("ms-swift", "Megatron, SFT", f"megatron sft {_SWIFT} --lr 1e-5 --train_iters 100 --tensor_model_parallel_size 2"),
     ("TRL", "SFT, full", f"trl sft {_TRL}"),
@@ -92,7 +92,7 @@ KINDS: list[tuple[str, str, str]] = [
     ("TRL", "DPO", f"trl dpo {_TRL} --beta 0.1"),
     ("TRL", "KTO", f"trl kto {_TRL}"),
     ("TRL", "reward model", f"trl reward {_TRL} --num_labels 1"),
-    ("TRL", "GRPO", f"trl grpo {_TRL}"),
+    ("TRL", "GRPO", f"trl grpo {_TRL} --reward_funcs accuracy_reward"),
     ("TRL", "distillation", f"python trl/scripts/gkd.py {_TRL}"),
     ("axolotl", "SFT, LoRA", _AXOLOTL + _CHAT + _LORA),
     ("axolotl", "SFT, QLoRA", _AXOLOTL + _CHAT + _LORA.replace("lora\n", "qlora\n", 1) + "load_in_4bit: true\n"),
@@ -118,6 +118,8 @@ def outcome(text: str, folder: Path) -> str:
     try:
         run = imported(recipe)
     except NotTrainable as error:
+        if "Python package" in error.message:
+            return "refused: its rewards are functions of a Python package"
         return "refused: swift does not have " + error.message.partition(" recipe of ")[2].partition(", which ")[0]
     different = re.search(r"# Different here:\n((?:#   .*\n)+)", run.text)
     changed = re.findall(r"#   ([\w.]+):", different[1]) if different else []

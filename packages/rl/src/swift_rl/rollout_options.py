@@ -25,6 +25,12 @@ class RolloutOptions(Section):
     steps_per_generation: Annotated[int, Field(ge=1)] = Field(
         1, description="Optimizer steps that one round of answers serves"
     )
+    dynamic_sample: bool = Field(
+        False, description="Replace groups whose answers all have the same reward, which teach nothing, by further ones"
+    )
+    max_resample_times: Annotated[int, Field(ge=0)] = Field(
+        3, description="How often a round asks further prompts for dynamic_sample"
+    )
     rollout_engine: str = Field(
         "transformers",
         description="Inference engine that answers: a plugin's name, or addresses of vLLM servers with commas between",

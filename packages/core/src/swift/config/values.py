@@ -89,7 +89,7 @@ def coerce(field: Field, value: Any, source: str) -> Any:
         return tuple(part for each in value for part in divided(each))
     if not isinstance(value, str):
         return value
-    if field.optional and (value.lower() in ("none", "null") or (value == "" and field.key in _MAY_BE_EMPTY)):
+    if field.optional and (_is_open(field, value) or (value == "" and field.key in _MAY_BE_EMPTY)):
         return None
     if field.kind == "list":
         return tuple(_json(value, list, source, '["a", "b"]')) if value.startswith("[") else tuple(divided(value))
@@ -97,6 +97,11 @@ def coerce(field: Field, value: Any, source: str) -> Any:
         described = _OBJECT.search(field.description)
         return _json(value, dict, source, f"'{described[0]}'" if described else '\'{"name": "value"}\'')
     return as_switch(value, source) if field.kind == "switch" else value
+
+
+def _is_open(field: Field, value: str) -> bool:
+    """Return whether a word leaves a field open: none does, unless it is one of the field's own values."""
+    return value.lower() in ("none", "null") and value not in field.type_name.split(" | ")
 
 
 def divided(value: Any) -> list[Any]:

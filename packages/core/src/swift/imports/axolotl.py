@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from swift.imports import trainer
-from swift.imports.carrying import Carrying, is_off, number, share, words
+from swift.imports.carrying import Carrying, NotTrainable, is_off, number, share, words
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, to, unneeded, when_on
 
 NAME = "axolotl"
@@ -201,6 +201,11 @@ def _objective(run: Carrying) -> None:
     scores = not is_off(run.take("reward_model"))
     if not is_off(run.take("process_reward_model")):
         raise trainer.refuse(run, "a model that rewards steps")
+    if method == "grpo":
+        raise NotTrainable(
+            f"{run.recipe.source} is {run.program}'s recipe of GRPO, whose rewards are functions of a Python package.",
+            hint="Type it by hand: swift rlhf --rlhf_type grpo --reward_funcs FILE.py:FUNCTION",
+        )
     if (method and method not in _RL) or run.values.get("diffusion"):
         raise trainer.refuse(run, method.upper() or "diffusion")
     if scores:

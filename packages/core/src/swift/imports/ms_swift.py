@@ -11,13 +11,13 @@ import math
 from typing import Any
 
 from swift.config.other_programs.environment import OPTIONS_OF
-from swift.imports import trainer
+from swift.imports import online, trainer
 from swift.imports.carrying import Carrying, Verb, is_off, number, share, words
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, unneeded
 
 NAME = "ms-swift"
 
-OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm")
+OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo")
 SCORING = ("seq_cls", "embedding", "reranker", "generative_reranker")
 """Tasks of `swift sft` that are objectives here."""
 _BETAS = {"simpo": 2.0}
@@ -119,14 +119,17 @@ def translate(run: Carrying) -> None:
             "max_length", "", "ms-swift takes the model's own length; here it is data.max_length, 2048 by default"
         )
     run.default("data.truncation", "delete")
-    if run.verb == "rlhf" and run.get("objective.name") != "rm":
+    if run.verb == "rlhf" and run.get("objective.name") not in ("rm", "grpo"):
         run.default("objective.beta", _BETAS.get(str(run.get("objective.name")), 0.1))
 
 
 def _trainer(run: Carrying) -> None:
     trainer.shared(run)
-    _accumulate(run)
-    apply(run, TABLE)
+    if run.get("objective.name") == "grpo":
+        online.ms_swift(run, TABLE)
+    else:
+        _accumulate(run)
+        apply(run, TABLE)
     run.default("train.gradient_checkpointing", True)
     _peak(run)
     run.default("optim.schedule", "cosine")
@@ -146,7 +149,10 @@ def _megatron(run: Carrying) -> None:
     trainer.evaluation(run)
     floor = number(run.take("min_lr"))
     run.default("tuner.kind", "full")
-    apply(run, MEGATRON)
+    if run.get("objective.name") == "grpo":
+        online.ms_swift(run, MEGATRON)
+    else:
+        apply(run, MEGATRON)
     _peak(run)
     if floor:
         run.set("optim.min_lr_ratio", share(floor, float(run.get("optim.lr"))), "min_lr")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from swift.config.aliases import aliases
+from swift.config.draft import NOTE
 from swift.config.fields import core_fields
 from swift.config.flags import Settings
 from swift.config.other_programs.meanings import NotNeeded, Refused
@@ -107,6 +108,8 @@ def as_flag(run: Carrying, name: str, value: Any) -> bool:
     except SwiftError as error:
         run.lose(name, value, error.message)
         return True
+    if (note := settings.pop(NOTE, None)) is not None:
+        run.unneeded(name, value, note)
     for key, meant in settings.items():
         # A request (`@...`) is settled once the whole configuration is known: the flag itself says it.
         value = list(meant) if isinstance(meant, tuple) else meant

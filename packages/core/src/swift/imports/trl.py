@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import ConfigError
-from swift.imports import trainer
+from swift.imports import online, trainer
 from swift.imports.carrying import Carrying, is_off, number, words
 from swift.imports.rules import Table, absent, apply, changed, each, to, unneeded
 from swift.untrusted import open_regular
@@ -84,12 +84,18 @@ TABLE: Table = {
 def translate(run: Carrying) -> None:
     """Translate what trains by a loss that swift has; raises `NotTrainable` for others."""
     task = _task(run)
-    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward"):
+    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "grpo"):
         raise trainer.refuse(run, task.upper())
     run.verb = "sft" if task == "sft" else "rlhf"
-    _preference(run, task)
     _adapters(run)
     _data(run)
+    if task == "grpo":
+        precision_of_weights(run)
+        trainer.shared(run)
+        online.trl(run, TABLE)
+        _defaults(run, task)
+        return
+    _preference(run, task)
     if task == "sft":
         _learned(run)
     elif task != "reward" and "chat_template" not in run.values:
@@ -100,11 +106,14 @@ def translate(run: Carrying) -> None:
         run.lose("max_length", "null", "TRL shortens nothing; swift leaves out what is longer than data.max_length")
     precision_of_weights(run)
     trainer.shared(run)
-    if "gradient_checkpointing" not in run.values:
-        run.default("train.gradient_checkpointing", True)
     apply(run, TABLE)
     run.default("data.max_length", 1024)
     run.default("data.truncation", "delete" if task == "reward" else "right")
+    _defaults(run, task)
+
+
+def _defaults(run: Carrying, task: str) -> None:
+    run.default("train.gradient_checkpointing", True)
     trainer.defaults(run, lr=_RATES.get(task, 1e-6))
     trainer.lora_defaults(run, 16, 32, 0.05, ["q_proj", "v_proj"])
 

@@ -27,11 +27,17 @@ OPTIONS: Mapping[str, Arity] = {
             "cosine_min_len_value_correct", "cosine_max_len_value_correct", "cosine_max_len", "repetition_n_grams",
             "repetition_max_penalty", "soft_max_length", "soft_cache_length", "reward_timeout", "reward_workers",
             "reward_memory", "reward_retries", "reward_on_error", "reward_max_failed", "max_resample_times",
+            "log_ratio_clamp", "kl_log_ratio_clamp", "kl_clamp", "lone_answer", "whiten_variance",
+            "rollout_importance_sampling_min", "rollout_importance_sampling_aggregate",
         ),
         "value",
     ),
     **dict.fromkeys(
-        ("kl_in_reward", "use_bias_correction_kl", "overlong_filter", "log_entropy", "dynamic_sample"), "switch"
+        (
+            "kl_in_reward", "use_bias_correction_kl", "overlong_filter", "log_entropy", "dynamic_sample",
+            "leave_one_out",
+        ),
+        "switch",
     ),
     **dict.fromkeys(("stop_words", "reward_funcs", "reward_weights", "reward_model", "external_plugins"), "list"),
     **dict.fromkeys(("reward_options", "rollout_options"), "mapping"),

@@ -1,0 +1,131 @@
+"""Recipes of GRPO: what those of TRL and of ms-swift have in common, and the defaults by which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from swift.imports.carrying import Carrying, is_off, words
+from swift.imports.rules import Rule, Table, absent, apply, to, unneeded
+
+_REWARDS_OF_TRL = {
+    "accuracy_reward": "accuracy",
+    "get_soft_overlong_punishment": "soft_overlong",
+    "get_repetition_penalty_reward": "repetition",
+    "get_cosine_scaled_reward": "cosine",
+    "accuracy": "accuracy",
+    "format": "format",
+    "cosine": "cosine",
+    "soft_overlong_punishment": "soft_overlong",
+    "repetition_penalty": "repetition",
+    "soft_overlong": "soft_overlong",
+    "repetition": "repetition",
+}
+"""Rewards of TRL, and of recipes that are written for it, that are here under the same or another name."""
+_TRL: Mapping[str, Any] = {
+    "num_generations": 8,
+    "max_completion_length": 512,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "beta": 0.0,
+    "epsilon": 0.2,
+    "loss_type": "dapo",
+    "scale_rewards": "group",
+    "num_iterations": 1,
+}
+_MS_SWIFT: Mapping[str, Any] = {
+    **_TRL,
+    "temperature": 0.9,
+    "beta": 0.04,
+    "loss_type": "grpo",
+    "advantage_estimator": "grpo",
+    "rollout_importance_sampling_mode": "off",
+}
+_SCALES = {"rloo": "none", "reinforce_plus_plus": "batch"}
+"""Estimator of ms-swift → what divides its rewards where nothing is said."""
+
+TABLE: Table = {
+    "system_prompt": to("data.system"),
+    "reward_model_name_or_path": to("objective.reward_model"),
+    "model_init_kwargs": absent("a model is loaded as its config.json says", "{}"),
+    "router_aux_loss_coef": absent("it is backend.moe_aux_loss", "0.001"),
+    "remove_unused_columns": unneeded("rewards are given all columns"),
+    "code_language": absent("a reward for code names its language in objective.reward_options"),
+}
+"""Keys of recipes for TRL that are no flags of its trainer, or that the tables of other recipes read otherwise."""
+
+
+def trl(run: Carrying, table: Table) -> None:
+    """Translate what is left of a recipe of TRL's GRPO; `table` is that of its other trainers."""
+    _begin(run, "trl grpo")
+    _prompts(run)
+    _rewards(run)
+    correction = run.values.get("vllm_importance_sampling_correction")
+    by_vllm = not is_off(run.values.get("use_vllm"))
+    if by_vllm and (correction is None or not is_off(correction)):
+        run.default("objective.rollout_importance_sampling_mode", "sequence_mask")
+        run.default("objective.rollout_importance_sampling_threshold", 3.0)
+    _rest(run, table, _TRL)
+    if not by_vllm:
+        run.default("objective.rollout_importance_sampling_mode", "off")
+
+
+def ms_swift(run: Carrying, table: Table) -> None:
+    """Translate what is left of a recipe of ms-swift's GRPO; `table` is that of its other verbs."""
+    _begin(run, "rlhf_type")
+    _need_rewards(run)
+    estimator = str(run.values.get("advantage_estimator", "grpo"))
+    if estimator in _SCALES:
+        run.default("objective.scale_rewards", _SCALES[estimator])
+        run.default("objective.kl_in_reward", True)
+    if not run.values.get("truncation_strategy"):
+        run.default("data.truncation", "left")
+    _rest(run, table, _MS_SWIFT)
+
+
+def _begin(run: Carrying, origin: str) -> None:
+    run.verb = "rlhf"
+    run.set("objective.name", "grpo", origin)
+
+
+def _rest(run: Carrying, table: Table, defaults: Mapping[str, Any]) -> None:
+    """Read the other settings as the flags that they are here, and make defaults explicit."""
+    apply(run, _without_flags_of_grpo(table))
+    for name, value in defaults.items():
+        run.default(f"objective.{name}", value)
+
+
+def _without_flags_of_grpo(table: Table) -> Table:
+    """Return a table without the keys that mean something else to GRPO, so that its own flags are taken."""
+    from swift.config.other_programs import online
+
+    own = {flag for flags, *_ in online.FLAGS for flag in flags} | {flag for flags in online.ROWS for flag in flags}
+    rules: dict[str, Rule] = {name: rule for name, rule in table.items() if name not in own}
+    return {**rules, **TABLE}
+
+
+def _prompts(run: Carrying) -> None:
+    column = run.take("dataset_prompt_column")
+    if column not in (None, "prompt"):
+        run.set("data.columns", {str(column): "query"}, "dataset_prompt_column")
+
+
+def _rewards(run: Carrying) -> None:
+    """Name the rewards as they are called here; a function of a package has to be named by its file."""
+    asked = run.take("reward_funcs")
+    names = [] if asked is None else words(asked)
+    known = [_REWARDS_OF_TRL[name] for name in names if name in _REWARDS_OF_TRL]
+    for name in names:
+        if name not in _REWARDS_OF_TRL:
+            run.lose("reward_funcs", name, "name the file of the function: objective.reward_funcs: [FILE.py:FUNCTION]")
+    if known:
+        run.set("objective.reward_funcs", known, "reward_funcs")
+    if known and len(known) < len(names) and (weights := run.take("reward_weights")) is not None:
+        run.lose("reward_weights", weights, "a weight for each reward, once all of them are named")
+    _need_rewards(run)
+
+
+def _need_rewards(run: Carrying) -> None:
+    there = {"reward_funcs", "reward_model", "reward_model_name_or_path"} & run.values.keys()
+    if not there and "objective.reward_funcs" not in run.settings:
+        run.lose("reward_funcs", "", "the recipe names no rewards: write objective.reward_funcs")
