@@ -115,6 +115,9 @@ class InferenceEngine(Protocol):
 
     An engine that has an attribute `version` is told there, after each update by `Run.send_weights`, how many optimizer
     steps made its weights, and puts it into its answers. `open_engine` does so for engines that have none.
+
+    An engine may have `weights()`, which yields every weight as it is held, by the names that `update_weights` takes:
+    what arrived can then be compared with what was sent.
     """
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:

@@ -108,6 +108,15 @@ class LocalEngine:
                 hint="Stream every weight of the model; swift.contracts.Run.send_weights does, and merges adapters.",
             )
 
+    def weights(self) -> WeightStream:
+        """Yield every weight as it is held, by the names and in the pieces that `update_weights` takes."""
+        names = name_map(base_model(self._decoder))
+        tensors = dict(self._decoder.named_parameters(remove_duplicate=False))
+        tensors |= dict(self._decoder.named_buffers(remove_duplicate=False))
+        for name in names.names():
+            owner, piece = names.owner(name)
+            yield name, piece.view_of(tensors[owner].data)
+
     def close(self) -> None:
         """Let the model go."""
         self._model = None
