@@ -21,8 +21,8 @@ demo: setup ## Train, resume, export and question a tiny model, on the CPU
 test: check ## Before every commit: ruff, mypy, import rules, generated pages, and the tests that are quick
 	@$(BIN)/python -m pytest -n 3 -m "not full" --times=build/test-times/quick.txt
 
-test-all: test ## Then all other tests: further layouts and variants, whole commands, vLLM; what CI runs
-	@$(BIN)/python -m pytest -n 3 -m full --times=build/test-times/full.txt
+test-all: check ## The same, and all other tests: further layouts and variants, whole commands, vLLM; what CI runs
+	@$(BIN)/python -m pytest -n 3 --times=build/test-times/all.txt
 
 test-vllm: setup ## Of all tests, what starts a real vLLM: serving, engines, quantised exports, from training to an answer
 	@$(BIN)/python -m pytest -n 2 -m vllm --times=build/test-times/vllm.txt

@@ -1,6 +1,6 @@
 """Which tests wait for `make test-all`, and how tests are dealt out to several processes.
 
-`make test` runs what has not the marker `full`, `make test-all` also what has it. Most tests get the marker by hand;
+`make test` runs what has not the marker `full`, `make test-all` everything in one run. Most get the marker by hand;
 those of the conformance kit get it here, from their layout and case, and `tiered` gives it to most values of a
 parameter.
 """
@@ -14,18 +14,20 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 LONGEST_FIRST = (
-    "tests/export_vllm/test_quantise.py",
     "tests/backend_megatron/test_megatron_conformance.py",
     "tests/backend_deepspeed/test_deepspeed_conformance.py",
-    "tests/engines/test_matrix.py",
-    "tests/export_vllm/",
     "tests/backend_fsdp/test_fsdp_conformance.py",
-    "tests/core/train/test_crash_safety.py",
+    "tests/export_vllm/",
     "tests/packaging/",
-    "tests/engines/",
     "tests/backend_",
-    "tests/core/processes/",
+    "tests/engines/test_matrix.py",
+    "tests/core/train/test_scores_learn.py",
+    "tests/malformed/test_data_rows.py",
+    "tests/core/train/test_crash_safety.py",
     "tests/docs/",
+    "tests/malformed/",
+    "tests/engines/",
+    "tests/core/processes/",
 )
 """Beginnings of names: what takes minutes is begun first, so that one process does not go on alone in the end."""
 

@@ -1,4 +1,4 @@
-"""Every test is run by CI, and only once: by `make test`, or by what `make test-all` runs after it."""
+"""Every test is run by CI, and only once: `make test-all` runs all of them, `make test` those that are quick."""
 
 from __future__ import annotations
 
@@ -30,9 +30,16 @@ def runs_of_pytest(target: str) -> list[list[str]]:
 
 
 def test_the_two_runs_differ_in_one_marker_and_nothing_else() -> None:
-    ((*same, quick),) = runs_of_pytest("test")
-    assert (same, quick) == (["-n", "3", "-m"], "not full")
-    assert runs_of_pytest("test-all") == [[*same, "not full"], [*same, "full"]]
+    ((*same, marker, quick),) = runs_of_pytest("test")
+    assert (same, marker, quick) == (["-n", "3"], "-m", "not full")
+    assert runs_of_pytest("test-all") == [same]
+
+
+def test_both_begin_with_the_linters() -> None:
+    for target in ("test", "test-all"):
+        before, _, _ = "\n".join(commands(target)).partition("-m pytest ")
+        for each in ("bin/mypy", "bin/ruff check", "bin/ruff format --check", "import_rules.py", "docs.py --check"):
+            assert each in before
 
 
 def test_both_run_all_folders_and_no_variable_leaves_anything_out(pytestconfig: pytest.Config) -> None:

@@ -25,8 +25,9 @@ from swift.testing.cases import BY_NAME, EVALUATED_EVERY, HELD_OUT, STEPS, Case
 from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
 from swift.testing.objectives import install_objectives
-from swift.testing.reference import Expected, Recipe, ending_of, run_reference, samples_of
+from swift.testing.reference import Expected, Recipe, ending_of, samples_of
 from swift.testing.roles import train_both
+from swift.testing.stored import shared_reference
 from swift.testing.subjects import Subject, shared_model
 from swift.testing.trial import Outcome, Trial
 
@@ -179,7 +180,7 @@ def _expected(name: str, model: Path) -> Expected:
         adapter=adapter,
         adapter_start=lambda name, shape: initial_adapter(name, shape, config.tuner, seed=config.train.seed),
     )
-    return run_reference(recipe)
+    return shared_reference(name, recipe)
 
 
 @cache

@@ -1,0 +1,68 @@
+"""Workers of a session share the references that the conformance kit compares with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swift.testing.reference import Expected, Recipe, run_reference
+from swift.testing.stored import FOLDER, shared_reference, stored
+from swift.testing.subjects import write_model
+
+SAMPLES = [(([5, 6, 7], [8, 9]),), (([1, 2], [3, 4, 5]),)]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    model = write_model(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=1)
+    return Recipe(model, SAMPLES, [[0, 1], [1], [0]], held_out=[0, 1], evaluated_every=2, steps=3, objective="tokens")
+
+
+def noted(recipe: Recipe, calls: list[int]) -> Expected:
+    calls.append(len(recipe.batches))
+    return run_reference(recipe)
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+
+
+def test_a_second_process_reads_every_number_that_the_first_computed(recipe: Recipe, tmp_path: Path) -> None:
+    calls: list[int] = []
+    first, second = (stored(tmp_path / "one", recipe, lambda each: noted(each, calls)) for _ in range(2))
+    assert calls == [3, 1], "the second computes the first step alone"
+    for field in fields(Expected):
+        assert getattr(first, field.name), field.name
+        assert alike(getattr(first, field.name), getattr(second, field.name)), field.name
+
+
+def test_an_infinite_norm_is_kept(recipe: Recipe, tmp_path: Path) -> None:
+    odd = Expected([1.5], [math.inf], [0.1], {1: 2.0})
+    stored(tmp_path / "odd", recipe, lambda _: odd)
+    assert stored(tmp_path / "odd", recipe, lambda _: replace(odd, rates=[])) == odd
+
+
+def test_what_was_stored_for_other_samples_is_not_believed(recipe: Recipe, tmp_path: Path) -> None:
+    stored(tmp_path / "one", recipe, run_reference)
+    other = replace(recipe, samples=list(reversed(SAMPLES)), batches=[[0], [1], [0]])
+    assert stored(tmp_path / "one", other, run_reference).losses == run_reference(other).losses
+
+
+def test_a_reference_is_found_by_its_case_and_by_the_weights_of_its_model(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path / "references"))
+    elsewhere = replace(recipe, model=write_model(tmp_path / "same", num_hidden_layers=1))
+    others = replace(recipe, model=write_model(tmp_path / "others", num_hidden_layers=1, seed=1))
+    written = []
+    for about, each in (("a", recipe), ("a", elsewhere), ("b", recipe), ("a", others)):
+        shared_reference(about, each)
+        written.append(len([*(tmp_path / "references").glob("*.safetensors")]))
+    assert written == [1, 1, 2, 3]
