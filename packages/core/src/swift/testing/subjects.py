@@ -78,21 +78,21 @@ def shared_model(subject: Subject, *, tied: bool) -> Path:
     )
 
 
-def conversations(count: int, seed: int = 0) -> list[Row]:
-    """Return questions and answers of very different lengths."""
+def conversations(count: int, seed: int = 0, *, lengths: Sequence[int] = range(1, 41)) -> list[Row]:
+    """Return questions and answers of very different lengths: a number behind so many letters, drawn from `lengths`."""
     draw = random.Random(seed)
     rows = []
     for _ in range(count):
         number = draw.randint(100, 999)
-        answer = "".join(draw.choices("abcdefgh", k=draw.randint(1, 40))) + str(number)
+        answer = "".join(draw.choices("abcdefgh", k=draw.choice(lengths))) + str(number)
         rows.append({"messages": [_said("user", f"Write {number}"), _said("assistant", answer)]})
     return rows
 
 
-def pairs(count: int, seed: int = 0) -> list[Row]:
+def pairs(count: int, seed: int = 0, *, lengths: Sequence[int] = range(1, 41)) -> list[Row]:
     """Return a chosen and a rejected answer to each question."""
     rows = []
-    for row in conversations(count, seed):
+    for row in conversations(count, seed, lengths=lengths):
         question, answer = (message["content"] for message in row["messages"])
         rows.append({"query": question, "response": answer[::-1], "rejected_response": answer.upper() + "!"})
     return rows
