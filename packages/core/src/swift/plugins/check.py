@@ -37,6 +37,8 @@ def _hooks_of(spec: type) -> dict[str, tuple[str, ...]]:
 _OWNERS = {"backend": BackendHooks, "exporter": ExporterHooks, "engine": EngineHooks, "observer": ObserverHooks}
 _HOOKS = {owner: _hooks_of(spec) for owner, spec in _OWNERS.items()}
 _ARGUMENTS = {hook: arguments for hooks in _HOOKS.values() for hook, arguments in hooks.items()}
+_OF_EVERY_OBJECT = frozenset(dir(type("Any", (), {})))
+"""Names that none of a plugin's methods has; to look at them would be most of the work."""
 _OBJECTIVE_ATTRIBUTES = ("name", "needs", "encoding", "adapters_off", "baseline")
 
 
@@ -317,7 +319,7 @@ def implementations(entry: PluginEntry, plugin: Any) -> list[Implementation]:
     """Return the methods of a plugin that are marked with `hookimpl`."""
     manager = pluggy.PluginManager("swift")
     found = []
-    for name in dir(plugin):
+    for name in sorted({*dir(plugin)} - _OF_EVERY_OBJECT):
         options = manager.parse_hookimpl_opts(plugin, name)
         if options is None:
             if name.startswith("swift_") and inspect.isroutine(getattr(plugin, name)):

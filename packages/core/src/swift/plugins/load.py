@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
+_PASSED: set[tuple[PluginEntry, type]] = set()
+"""Classes whose plugins have passed: one command selects a plugin several times, and looking costs milliseconds."""
+
+
 @dataclass(frozen=True)
 class LoadedPlugin:
     """A plugin that passed the checks of its kind."""
@@ -107,8 +111,12 @@ def load(entry: PluginEntry) -> LoadedPlugin:
         if kind.adapt is not None:
             with failing(entry, entry.target):
                 plugin = kind.adapt(entry, plugin)
-        with failing(entry, "its checks"):
-            kind.check(entry, plugin)
+        made_of = (entry, target) if isinstance(target, type) else None
+        if made_of not in _PASSED:
+            with failing(entry, "its checks"):
+                kind.check(entry, plugin)
+        if made_of is not None:
+            _PASSED.add(made_of)
     capabilities = getattr(plugin, "capabilities", None) if kind.states_api else None
     return LoadedPlugin(entry, plugin, hook_api, capabilities, kind.options_of(plugin))
 
