@@ -55,8 +55,9 @@ class Pair:
     """How many of the rows are evaluated on."""
 
     def run(self, name: str, model: Path, output: Path, backend: str) -> Trained:
-        """Train; the torch backend gets no plan and no options of another."""
-        mine = {key: each for key, each in self.settings.items() if not key.startswith(("parallel.", "backend."))}
+        """Train; the torch backend gets no plan, no options of another, and compiles nothing: it is the reference."""
+        beyond = ("parallel.", "backend.", "train.compile")
+        mine = {key: each for key, each in self.settings.items() if not key.startswith(beyond)}
         chosen = {**COMMON, **(mine if backend == "torch" else self.settings)}
         chosen |= {"backend.name": backend, "logging.run_name": f"{slug(name)}-{backend}"}
         return run_training(model, output, list(self.rows), chosen, validation=list(self.rows[: self.held_out]))
