@@ -77,6 +77,7 @@ def test_a_signal_while_workers_are_being_started_ends_promptly(place: Path) -> 
     with started(sft("--nproc", "2"), place) as run:
         while not run.workers():
             assert run.process.poll() is None, run.output
+            time.sleep(0.05)
         run.ctrl_c()
         assert run.code(within=90) == 130, run.output
         assert run.leaves_nothing()
