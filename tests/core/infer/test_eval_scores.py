@@ -185,3 +185,37 @@ def test_classes_and_rankings_have_their_metrics(folder: Path, base: Path) -> No
     assert found["mrr"] == pytest.approx(np.mean([1 / place for place in places]))
     assert 0 < found["recall@1"] < 1
     assert found["queries"] == 10
+
+
+def test_several_labels_and_numbers_have_their_metrics(folder: Path, base: Path) -> None:
+    texts = [f"{n} is a text" for n in range(12)]
+    names = ["red", "green", "blue"]
+    several = with_head(base, "several", 3, problem_type="multi_label_classification", id2label=dict(enumerate(names)))
+    tokens = [AutoTokenizer.from_pretrained(several)(text)["input_ids"] for text in texts]
+    true = np.array([[n % 2, n % 3 == 0, n < 5] for n in range(12)], dtype=bool)
+    rows = [
+        {"text": text, "label": [names[at] for at in np.flatnonzero(row)]}
+        for text, row in zip(texts, true, strict=True)
+    ]
+    positive = scores(several, tokens) > 0
+    assert positive.any(0).any(), "a model that says no to everything would prove little"
+    said = evaluated(folder, several, rows)
+    assert said["accuracy"] == pytest.approx((positive == true).all(1).mean())
+    assert said["label_accuracy"] == pytest.approx((positive == true).mean())
+    assert said["f1_micro"] == pytest.approx(2 * (positive & true).sum() / (positive.sum() + true.sum()))
+    assert said["texts"] == 12
+
+    number = with_head(base, "number", 1, problem_type="regression")
+    wanted = np.array([(n * 7 % 12) / 3 for n in range(12)])
+    found = scores(number, tokens)[:, 0].astype(np.float64)
+    places = [np.argsort(np.argsort(each)) for each in (found, wanted)]
+    measured = evaluated(
+        folder, number, [{"text": text, "label": value} for text, value in zip(texts, wanted, strict=True)]
+    )
+    assert measured == {
+        "mse": pytest.approx(((found - wanted) ** 2).mean(), rel=1e-4),
+        "mae": pytest.approx(abs(found - wanted).mean(), rel=1e-4),
+        "pearson": pytest.approx(np.corrcoef(found, wanted)[0, 1], abs=1e-4),
+        "spearman": pytest.approx(np.corrcoef(*places)[0, 1]),
+        "texts": 12,
+    }

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from transformers import Qwen3Config
 
+from swift.data.batch import Batch, collate
 from swift.data.global_segments import GlobalSegments
+from swift.data.samples import Encoded, Segment
 from swift.errors import ConfigError
+from swift.objectives import embedding_losses
 from swift.objectives.across_rows import Compared
 from swift.objectives.embedding import Embedding
 from swift.objectives.embedding_options import EmbeddingOptions
@@ -27,14 +32,17 @@ def made_up(groups: list[Group], size: int = 8, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, size, generator=generator, dtype=torch.float64) + 0.5
 
 
-def facts(groups: list[Group], labels: list[float] | None = None, dummies: int = 0) -> GlobalSegments:
+def facts(
+    groups: list[Group], labels: list[float] | None = None, dummies: int = 0, texts: list[int] | None = None
+) -> GlobalSegments:
     sizes = [1 + positives + negatives for positives, negatives in groups]
     muted = sum(sizes[len(sizes) - dummies :])
     values = {"positives": torch.tensor([float(positives) for positives, _ in groups])}
     if labels is not None:
         values["label"] = torch.tensor(labels)
     counts = torch.arange(sum(sizes)) < sum(sizes) - muted
-    return GlobalSegments(torch.tensor(sizes), counts, values)
+    numbers = torch.arange(sum(sizes)) if texts is None else torch.tensor(texts)
+    return GlobalSegments(torch.tensor(sizes), counts, values, numbers)
 
 
 def compared(vectors: torch.Tensor, samples: GlobalSegments, **options: Any) -> Compared:
@@ -126,6 +134,82 @@ def test_infonce_is_the_share_of_the_positive_among_all_that_it_competes_with(
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     of_one, of_other = (torch.autograd.grad(each.sum(), vectors)[0] for each in (found, expected))
     torch.testing.assert_close(of_one, of_other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"include_dd": True}, {"include_qq": True}, {"symmetric": True}], ids=str)
+def test_a_text_that_belongs_to_the_query_is_no_negative_of_it_in_another_row(options: dict[str, Any]) -> None:
+    groups: list[Group] = [(1, 1), (1, 1), (1, 1)]
+    texts = [0, 1, 2, 3, 1, 4, 5, 6, 1]  # the first query's positive, once more as a positive and as a negative
+    vectors = made_up(groups)
+    vectors[4] = vectors[8] = vectors[1]
+    vectors.requires_grad_()
+
+    def of_first(masked: bool) -> torch.Tensor:
+        return compared(vectors, facts(groups, texts=texts), mask_equal_texts=masked, **options).losses[0]
+
+    unit_vectors = [unit(each) for each in vectors]
+    query, positive = unit_vectors[0], unit_vectors[1]
+    near = [query @ positive, *(query @ unit_vectors[at] for at in (2, 5, 7))]
+    if options.get("include_dd"):
+        near += [positive @ unit_vectors[at] for at in (2, 5, 7)]
+    if options.get("include_qq"):
+        near += [query @ unit_vectors[at] for at in (3, 6)]
+    expected = torch.stack(near).div(0.1).logsumexp(0) - near[0] / 0.1
+    if options.get("symmetric"):  # the second query has the same answer, so that it is no wrong one
+        back = torch.stack([query @ positive, unit_vectors[6] @ positive]).div(0.1).logsumexp(0) - near[0] / 0.1
+        expected = (expected + back) / 2
+    torch.testing.assert_close(of_first(masked=True), expected)
+    of_one, of_other = (torch.autograd.grad(each, vectors)[0] for each in (of_first(masked=True), expected))
+    torch.testing.assert_close(of_one, of_other)
+    assert of_first(masked=False) > expected
+    found = compared(vectors, facts(groups, texts=texts)).metrics["recall_at_1"][0]
+    assert (
+        found.tolist()
+        == compared(vectors, facts(groups, texts=texts), mask_equal_texts=False).metrics["recall_at_1"][0].tolist()
+    )
+
+
+def test_equal_texts_are_known_from_their_tokens_in_every_layout() -> None:
+    texts = [[1, 2, 3], [3, 2, 1], [1, 2, 3], [1, 2], [1, 2, 3, 3], [2, 1, 3]]
+    samples = [
+        Encoded(at, tuple(Segment(np.array(text, np.int32), np.ones(len(text), np.float32)) for text in pair))
+        for at, pair in enumerate(zip(texts[::2], texts[1::2], strict=True))
+    ]
+    batch = Batch(0, [(each,) for each in samples], 0, 3, 1.0, 3, tokens=18, flat=True, seed=0)
+    slices = GlobalSegments.of_slice(batch).texts
+    for flat in (True, False):
+        assert torch.equal(GlobalSegments.of(collate(samples, flat=flat)).texts, slices)
+    assert len(slices.unique()) == 5
+    assert slices[0] == slices[2]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"include_qq": True, "include_dd": True, "symmetric": True, "mask_false_negatives": True}], ids=str
+)
+def test_a_large_batch_is_compared_block_by_block_with_the_same_gradient(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = made_up(UNEVEN * 3).requires_grad_()
+    groups = UNEVEN * 3
+    whole = compared(vectors, facts(groups), **options)
+    of_whole = torch.autograd.grad(whole.losses.sum(), vectors)[0]
+    rows: list[int] = []
+    one_block = embedding_losses._of_positives
+
+    def counted(vectors: torch.Tensor, positives: torch.Tensor, *rest: Any) -> Any:
+        rows.append(len(positives))
+        return one_block(vectors, positives, *rest)
+
+    monkeypatch.setattr(embedding_losses, "BLOCK", 4 * len(vectors))
+    monkeypatch.setattr(embedding_losses, "_of_positives", counted)
+    parts = compared(vectors, facts(groups), **options)
+    assert max(rows) == 4
+    assert sum(rows) == 21
+    torch.testing.assert_close(parts.losses, whole.losses, rtol=1e-12, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(parts.losses.sum(), vectors)[0], of_whole, rtol=1e-10, atol=1e-14)
+    assert sum(rows) == 2 * 21, "the similarities were kept for the gradient"
+    for name, (value, weight) in whole.metrics.items():
+        torch.testing.assert_close(parts.metrics[name], (value, weight))
 
 
 def test_a_false_negative_is_left_out_only_if_it_is_nearer_than_the_positive_by_the_margin() -> None:
@@ -237,8 +321,10 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], na
 
 
 def test_more_dimensions_than_the_model_has_are_refused() -> None:
+    config = Qwen3Config(hidden_size=8)
     with pytest.raises(ConfigError, match="matryoshka_dims has 9, and the model's vectors have 8"):
-        compared(made_up(PAIRS), facts(PAIRS), matryoshka_dims=[9])
+        Embedding(EmbeddingOptions(matryoshka_dims=[4, 9])).check_config(config)
+    Embedding(EmbeddingOptions(matryoshka_dims=[4, 8])).check_config(config)
 
 
 def test_a_perfect_batch_has_next_to_no_loss() -> None:

@@ -161,6 +161,7 @@ def test_dummy_rows_count_for_nothing(which: str) -> None:
         (1, None, {"class_weights": (1.0,)}, "regression"),
         (3, MULTI, {"label_smoothing": 0.1}, SINGLE),
         (1000, MULTI, {}, "256 labels at most"),
+        (1, None, {"class_weights": "balanced"}, "regression"),
     ],
 )
 def test_options_that_do_not_fit_the_labels_are_refused(
@@ -169,3 +170,11 @@ def test_options_that_do_not_fit_the_labels_are_refused(
     with pytest.raises(ConfigError) as refused:
         seq_cls(labels, problem_type, **options)
     assert named in f"{refused.value} {refused.value.hint}"
+
+
+def test_labels_of_a_stream_cannot_be_balanced() -> None:
+    with pytest.raises(ConfigError, match="those of a stream are not known") as refused:
+        seq_cls(3, class_weights="balanced").for_training_set(None, print)
+    assert "--streaming" in str(refused.value.hint)
+    with pytest.raises(ValueError, match="balanced, or a number for each label"):
+        SeqClsOptions(class_weights=("balanced", 2.0))

@@ -11,6 +11,7 @@ import torch
 from processes import on_processes, succeeded
 from tiny_runs import Trained, run_training
 
+from swift.errors import ConfigError
 from swift.testing.subjects import write_model as write_tiny
 
 ROWS = [
@@ -79,6 +80,14 @@ def test_the_loss_of_a_step_is_infonce_of_the_vectors_that_transformers_computes
             logits = torch.stack([query @ each for each in (positive, *negatives, *others)]) / 0.1
             losses.append((logits.logsumexp(0) - logits[0]) / len(positives))
     assert run.losses == pytest.approx([float(sum(losses)) / 6], rel=1e-5)
+
+
+def test_more_dimensions_than_the_model_has_are_refused_before_it_is_loaded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ConfigError, match="matryoshka_dims has 4096, and the model's vectors have"):
+        run_training(model, tmp_path, ROWS, {**SETTINGS, "objective.matryoshka_dims": [4096]})
 
 
 @pytest.mark.full

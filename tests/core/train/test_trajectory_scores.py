@@ -72,6 +72,30 @@ def test_a_classifier_is_transformers_model_with_labels(tiny: Path, tmp_path: Pa
     check(trained, model, used, loss)
 
 
+@pytest.mark.parametrize(
+    ("kind", "labels", "expected"),
+    [
+        ("single_label_classification", [0, 0, 1, 0, 0, 3, 0, 1, 0, 1], [10 / 18, 10 / 9, 1, 10 / 3]),
+        ("multi_label_classification", [[0, 3], [0], [], [0], [1, 3], [3], [3], [3], [3], [3]], [7 / 3, 9, 1, 3 / 7]),
+    ],
+)
+def test_balanced_class_weights_are_counted_in_the_training_set_and_said(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, labels: list[Any], expected: list[float]
+) -> None:
+    rows = [{"text": f"text {index}", "label": label} for index, label in enumerate(labels)]
+    settings = {"objective.name": "seq_cls", "model.num_labels": 4, "model.problem_type": kind, **COMMON}
+
+    def losses(name: str, weights: Any) -> list[float]:
+        changes = {"objective.class_weights": weights, "logging.run_name": name}
+        return run_training(tiny, tmp_path, rows, settings | changes, validation=rows[:3]).losses
+
+    balanced = losses("balanced", "balanced")
+    shown = ", ".join(f"{label} {weight:.4g}" for label, weight in enumerate(expected))
+    assert f"Class weights: {shown}" in capsys.readouterr().out.splitlines()
+    assert balanced == losses("given", expected)
+    assert balanced != losses("unweighted", [])
+
+
 @pytest.mark.parametrize("flat", [False, True], ids=["padded", "padding-free"])
 def test_a_reward_model_learns_pairs_by_their_scores_margins_and_centre(tiny: Path, tmp_path: Path, flat: bool) -> None:
     folder = headed(tiny, tmp_path, 1)

@@ -35,15 +35,26 @@ def check_model(verb: str, options: ModelOptions) -> None:
                 )
 
 
-def returns_scores(options: ModelOptions) -> bool:
-    """Return whether the model returns scores or vectors in place of text, as far as its files say."""
+def returns_scores(options: AskingOptions) -> bool:
+    """Return whether scores or vectors are asked of the model in place of text: by its files, or by the user."""
     if options.model is None or is_address(options.engine):
+        if options.task_type is not None:
+            raise UsageError(
+                f"--task_type is about a model that is loaded here, and {options.engine} is asked for text.",
+                hint="Leave it out, or name a model in place of --engine.",
+            )
         return False
-    from swift.config.tasks import CAUSAL_LM
-    from swift.infer.find import find_weights
+    from swift.config.tasks import CAUSAL_LM, returns
+    from swift.infer.find import find_weights, is_asked
 
     place = find_weights(options.model, adapter=options.adapters, trust_remote_code=options.trust_remote_code)
-    return place.weights.task != CAUSAL_LM
+    task = place.weights.task
+    if options.task_type is not None and task != CAUSAL_LM:
+        raise UsageError(
+            f"--task_type {options.task_type} asks a language model, and {options.model} returns {returns(task)}.",
+            hint="Leave it out.",
+        )
+    return task != CAUSAL_LM or is_asked(place.objective, options.task_type)
 
 
 def check_scoring(options: AskingOptions, *unused: str) -> None:

@@ -94,11 +94,17 @@ def _score(options: InferOptions) -> int:
         )
     check_result(options.result_path)
     quiet_libraries(options)
+    from swift.infer.find import is_asked
     from swift.infer.questions import Question
     from swift.infer.score_rows import TEXT, print_scores, read_texts, score_into
     from swift.infer.speaker import find_model
 
     found = find_model(options, generates=False, say=print_note)
+    if options.prompt and is_asked(found.location.objective, options.task_type):
+        raise UsageError(
+            f"{options.model} scores documents, each for a query, and --prompt is one text.",
+            hint="Give it --dataset FILE with the columns query and document. To talk to it: swift chat MODEL",
+        )
     rows: Asked = [Question([{"role": TEXT, "content": text}]) for text in options.prompt]
     if options.dataset:
         rows = read_texts(options, found, options.system)

@@ -126,6 +126,11 @@ class Objective(Protocol):
       which the user is told. Keys that name a plugin have no such defaults.
     - `for_model(section: ModelSection) -> Objective` is called once the configuration is known, and returns the
       objective for the model of its section `model`.
+    - `check_config(config)` is called once, before data is read, with the configuration of the model as transformers
+      has it, and raises where the objective's options do not fit the model.
+    - `for_training_set(samples: SampleSet | None, say) -> Objective` is called once, after data is read and before the
+      model is loaded, with the samples that are learned from, the same on every process (None for a stream), and
+      returns the objective for them. `say` prints a line for the user.
     """
 
     name: str

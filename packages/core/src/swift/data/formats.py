@@ -24,6 +24,9 @@ MESSAGES = ("messages", "conversations", "conversation")
 QUESTION = ("instruction", "query", "prompt", "question")
 ANSWER = ("output", "response", "completion", "answer")
 SYSTEM = ("system", "system_prompt")
+POSITIVE = ("positive", "positives", "pos")
+"""Texts that belong to a query, and below those that don't."""
+NEGATIVE = ("negative", "negatives", "neg")
 
 UNDERSTOOD = (
     "messages (or conversations); instruction, input, output; query, response, history, system; "

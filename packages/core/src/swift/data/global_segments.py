@@ -21,22 +21,32 @@ class GlobalSegments:
     """bool [segments]: whether a token of the segment has weight. No segment of a dummy counts."""
     values: dict[str, torch.Tensor]
     """Per sample: `Encoded.values`."""
+    texts: torch.Tensor
+    """int64 [segments]: a number made of the segment's tokens, the same for equal segments and for no others."""
 
     @classmethod
     def of(cls, batch: MicroBatch) -> GlobalSegments:
         """Return the facts of a micro-batch's segments, where its tensors are."""
-        return cls(batch.sample_segments, batch.segment_sum((batch.weights > 0).float()) > 0, batch.values)
+        inside = batch.segment_ids >= 0
+        texts = _numbers(batch.input_ids[inside], batch.position_ids[inside], batch.segment_ids[inside], batch.segments)
+        return cls(batch.sample_segments, batch.segment_sum((batch.weights > 0).float()) > 0, batch.values, texts)
 
     @classmethod
     def of_slice(cls, batch: Batch) -> GlobalSegments:
         """Return the facts of the segments in a process's slice of a batch."""
         samples = [sample for row in batch.rows for sample in row]
         names = sorted(samples[0].values) if samples else []
-        counts = [bool(np.any(segment.weights[1:] > 0)) for sample in samples for segment in sample.segments]
+        segments = [segment for sample in samples for segment in sample.segments]
+        counts = [bool(np.any(segment.weights[1:] > 0)) for segment in segments]
+        lengths = torch.tensor([len(segment) for segment in segments], dtype=torch.int64)
+        ids = torch.tensor(np.concatenate([np.zeros(0, dtype=np.int64), *(each.input_ids for each in segments)]))
+        number = torch.arange(len(segments)).repeat_interleave(lengths)
+        places = torch.arange(len(ids)) - (lengths.cumsum(0) - lengths)[number]
         return cls(
             torch.tensor([len(sample.segments) for sample in samples], dtype=torch.int64),
             torch.tensor(counts, dtype=torch.bool),
             {name: torch.tensor([sample.values[name] for sample in samples], dtype=torch.float32) for name in names},
+            _numbers(ids, places, number, len(segments)),
         )
 
     @classmethod
@@ -47,6 +57,7 @@ class GlobalSegments:
             torch.cat([part.sample_segments for part in parts]),
             torch.cat([part.counts for part in parts]),
             {name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values},
+            torch.cat([part.texts for part in parts]),
         )
 
     @property
@@ -59,3 +70,12 @@ class GlobalSegments:
         """Return the index of the sample that each segment belongs to."""
         samples = torch.arange(len(self.sample_segments), device=self.sample_segments.device)
         return samples.repeat_interleave(self.sample_segments)
+
+
+def _numbers(ids: torch.Tensor, places: torch.Tensor, segment: torch.Tensor, segments: int) -> torch.Tensor:
+    """Return a 64-bit hash of each segment's tokens and their places; sums and products wrap around."""
+    mixed = ids.long() * 0x1E3779B97F4A7C15 + (places.long() + 1) * 0x3F58476D1CE4E5B9
+    for factor in (0x14D049BB133111EB, 0x2545F4914F6CDD1D):
+        mixed = (mixed ^ (mixed >> 29)) * factor
+    mixed = mixed ^ (mixed >> 32)
+    return torch.zeros(segments, dtype=torch.int64, device=ids.device).index_add(0, segment, mixed)

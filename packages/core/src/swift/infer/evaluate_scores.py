@@ -16,11 +16,13 @@ import numpy.typing as npt
 from swift.config.sections import DataSection
 from swift.config.tasks import EMBEDDING
 from swift.data.corpus import open_parts
-from swift.data.formats import rename
+from swift.data.encodings.reranker import DOCUMENT, DOCUMENTS, Documents, RerankerEncoding
+from swift.data.formats import ANSWER, POSITIVE, rename
 from swift.data.pipeline import prepare_data
 from swift.errors import UsageError
 from swift.infer.metrics import auc, f1_scores, pearson, ranking, spearman
 from swift.infer.scorer import Scorer
+from swift.infer.yes_no import YesNo, yes_no_of
 from swift.models.sentence_files import stored_prompts
 from swift.terminal import progress
 
@@ -35,7 +37,7 @@ Outputs = npt.NDArray[np.float32]
 Values = Mapping[str, npt.NDArray[np.float64]]
 """What rows say: a column of the encoding → its value in each sample."""
 _PAIRS = frozenset({"chosen", "rejected", "rejected_response", "rejected_messages"})
-_RANKED = frozenset({"positive", "positives", "pos", "positive_messages", "document", "documents", "docs", "passages"})
+_RANKED = frozenset({*POSITIVE, "positive_messages", *DOCUMENT, *DOCUMENTS} - {*ANSWER})
 _LABELLED = frozenset({"label", "score"})
 
 
@@ -50,7 +52,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Test:
+class Measurement:
     """Reading of some rows, and the metrics of them."""
 
     encoding: str | Encoding
@@ -66,31 +68,37 @@ def evaluate_scores(
     section = DataSection(train=asked.dataset, columns=asked.columns, system=options.system or found.location.system)
     if options.max_length is not None:
         section = section.model_copy(update={"max_length": options.max_length})
-    test = test_of(found, section)
-    data = prepare_data(section, found.source.tokenizer, encoding=test.encoding, seed=0, say=say)
+    yes_no = yes_no_of(found, asked.task_type, section)
+    measured = measurement_of(found, section, yes_no)
+    data = prepare_data(section, found.source.tokenizer, encoding=measured.encoding, seed=0, say=say)
     assert data.train is not None
     samples = [data.train.samples[index] for index in range(len(data.train.samples))]
-    scorer = Scorer(found, options, batch_size=asked.batch_size, say=say)
+    reranker = None if yes_no is None else yes_no.objective
+    scorer = Scorer(found, options, batch_size=asked.batch_size, say=say, reranker=reranker)
     try:
         outputs, texts = _outputs(scorer, samples)
     finally:
         scorer.close()
     names = samples[0].values if samples else {}
     values = {name: np.array([sample.values[name] for sample in samples], dtype=np.float64) for name in names}
-    metrics = {name: value for name, value in test.measure(Scored(outputs, values, texts)).items() if value is not None}
-    return {**metrics, test.of: len(samples)}
+    found_metrics = measured.measure(Scored(outputs, values, texts))
+    metrics = {name: value for name, value in found_metrics.items() if value is not None}
+    return {**metrics, measured.of: len(samples)}
 
 
-def test_of(found: FoundModel, section: DataSection) -> Test:
+def measurement_of(found: FoundModel, section: DataSection, yes_no: YesNo | None = None) -> Measurement:
     """Return how a model is measured: by the objective of its run, or else by what the rows hold."""
     columns = _columns(section)
+    if yes_no is not None:
+        return _of_rankings(yes_no.objective.encoding)
     objective = str(found.location.objective.get("name"))
     if found.source.task == EMBEDDING:
         return _of_vectors(found, columns)
     if objective == "rm" or (objective != "reranker" and columns & _PAIRS):
-        return Test("preference", _of_pairs, "pairs")
+        return Measurement("preference", _of_pairs, "pairs")
     if objective == "reranker" or columns & _RANKED:
-        return _of_rankings(found)
+        instruction = found.location.objective.get("instruction")
+        return _of_rankings(RerankerEncoding(Documents(listwise=False, instruction=instruction)))
     return _of_labels(found)
 
 
@@ -124,11 +132,7 @@ def _of_pairs(scored: Scored) -> dict[str, float | None]:
     return {"accuracy": float((gaps > 0).mean()), "margin": float(gaps.mean())}
 
 
-def _of_rankings(found: FoundModel) -> Test:
-    from swift.data.encodings.reranker import Documents, RerankerEncoding
-
-    instruction = found.location.objective.get("instruction")
-
+def _of_rankings(encoding: RerankerEncoding) -> Measurement:
     def measure(scored: Scored) -> dict[str, float | None]:
         counts = scored.values["positives"].astype(int)
         groups = [
@@ -137,10 +141,10 @@ def _of_rankings(found: FoundModel) -> Test:
         scores, right = (np.concatenate(side) for side in zip(*groups, strict=True))
         return {**ranking(groups), "auc": auc(scores, right)}
 
-    return Test(RerankerEncoding(Documents(listwise=False, instruction=instruction)), measure, "queries")
+    return Measurement(encoding, measure, "queries")
 
 
-def _of_labels(found: FoundModel) -> Test:
+def _of_labels(found: FoundModel) -> Measurement:
     from swift.data.encodings.classification import MULTI, REGRESSION, SINGLE, ClassificationEncoding
 
     config = found.source.config
@@ -148,7 +152,7 @@ def _of_labels(found: FoundModel) -> Test:
     names = tuple(str(config.id2label[index]) for index in range(count))
     kind = found.problem_type or (REGRESSION if count == 1 else SINGLE)
     measure = {SINGLE: _single, MULTI: _multi, REGRESSION: _regression}[kind]
-    return Test(ClassificationEncoding(kind, names), measure, "texts")
+    return Measurement(ClassificationEncoding(kind, names), measure, "texts")
 
 
 def _single(scored: Scored) -> dict[str, float | None]:
@@ -189,7 +193,7 @@ def _regression(scored: Scored) -> dict[str, float | None]:
     }
 
 
-def _of_vectors(found: FoundModel, columns: frozenset[str]) -> Test:
+def _of_vectors(found: FoundModel, columns: frozenset[str]) -> Measurement:
     from swift.data.encodings.embedding import EmbeddingEncoding
 
     said = found.location.objective
@@ -209,8 +213,10 @@ def _of_vectors(found: FoundModel, columns: frozenset[str]) -> Test:
         return dict(ranking(_retrieved(scaled, scored.texts, scored.values["positives"].astype(int))))
 
     if columns & _LABELLED:
-        return Test(EmbeddingEncoding("similarity", query_prompt=query, document_prompt=document), compare, "pairs")
-    return Test(EmbeddingEncoding("none", query_prompt=query, document_prompt=document), retrieve, "queries")
+        return Measurement(
+            EmbeddingEncoding("similarity", query_prompt=query, document_prompt=document), compare, "pairs"
+        )
+    return Measurement(EmbeddingEncoding("none", query_prompt=query, document_prompt=document), retrieve, "queries")
 
 
 def _retrieved(

@@ -33,6 +33,10 @@ _UNFINISHED = re.compile(r"(checkpoint-\d+)(?:\.\w+)?\.tmp")
 """Name of a checkpoint until it is complete, and while it is being replaced or removed."""
 
 
+GENERATIVE = "generative_reranker"
+"""The objective, and task type, of a language model that says yes or no to documents."""
+
+
 @dataclass(frozen=True)
 class WeightsLocation:
     """Model and adapter that hold the weights."""
@@ -65,6 +69,11 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
         return WeightsLocation(ModelSection(path=base, trust_remote_code=trust_remote_code, **settings), path)
     settings = settings_of_folder(path) if (path / CONFIG).is_file() else {}
     return WeightsLocation(ModelSection(path=name, trust_remote_code=trust_remote_code, **settings), adapter)
+
+
+def is_asked(objective: Mapping[str, Any], task_type: str | None) -> bool:
+    """Return whether a language model is asked about documents: as it was trained, or because the user says so."""
+    return GENERATIVE in (task_type, objective.get("name"))
 
 
 def settings_of_folder(path: Path) -> dict[str, Any]:

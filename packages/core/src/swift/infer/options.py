@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
@@ -138,6 +138,11 @@ class QuestionOptions(Section):
 
     dataset: Annotated[tuple[Name, ...], Aliases("val_dataset")] = Field((), description="Questions, one per row")
     columns: dict[Name, Name] = Field(default_factory=dict, description='Renames columns: {"question": "query"}')
+    task_type: Literal["generative_reranker"] | None = Field(
+        None,
+        description="Score documents of queries by how much rather a language model says yes than no; default: as the "
+        "run trained",
+    )
     batch_size: Annotated[Rows | None, Aliases("max_batch_size")] = Field(
         None, description="Questions at a time; default: the engine decides"
     )

@@ -16,10 +16,13 @@ from swift.data.corpus import Part, open_parts
 from swift.data.encodings.reranker import text_of
 from swift.data.formats import rename
 from swift.data.rendering import render_chat
+from swift.errors import DataError
 from swift.infer.batch import WINDOW
+from swift.infer.find import is_asked
 from swift.infer.journal import Journal
 from swift.infer.questions import Question, Questions, with_system
-from swift.infer.scorer import Outputs, Scorer
+from swift.infer.scorer import Outputs, Scorer, Tokens
+from swift.infer.yes_no import YesNo, yes_no_of
 from swift.models.pair_template import renders_pairs
 from swift.terminal import progress
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 TEXT = "text"
 """The role of a text that is no conversation."""
+PAIR = ("query", "document")
 _TEXTS = (TEXT, "query", "document", "anchor", "sentence")
 """Columns that hold a text by itself, of which a vector is made."""
 
@@ -37,19 +41,27 @@ _TEXTS = (TEXT, "query", "document", "anchor", "sentence")
 class TextRows(Questions):
     """The rows of some data sets as texts, pairs of a query and a document, or whole conversations."""
 
-    def __init__(self, parts: Sequence[Part], system: str | None, task: str) -> None:
+    def __init__(self, parts: Sequence[Part], system: str | None, task: str, *, pairs: bool = False) -> None:
         super().__init__(parts, system)
         self._columns = _TEXTS if task == EMBEDDING else (TEXT,)
+        self._pairs = pairs
+        """Whether nothing else than pairs of a query and a document can be scored."""
 
     def of(self, part: Part, index: int) -> Question:
         """Return one row."""
         row = rename(part.rows[index], part.columns, part.rows.place(index))
-        column = next((name for name in self._columns if isinstance(row.get(name), str)), None)
+        column = None if self._pairs else next((name for name in self._columns if isinstance(row.get(name), str)), None)
         if column is not None:
             return Question([{"role": TEXT, "content": row[column]}], extras=_without(row, column))
-        if isinstance(row.get("query"), str) and isinstance(row.get("document"), str):
-            pair = [{"role": name, "content": row[name]} for name in ("query", "document")]
-            return Question(pair, extras=_without(row, "query", "document"))
+        if all(isinstance(row.get(name), str) for name in PAIR):
+            pair = [{"role": name, "content": row[name]} for name in PAIR]
+            return Question(pair, extras=_without(row, *PAIR), place=part.rows.place(index))
+        if self._pairs:
+            raise DataError(
+                f"{part.rows.place(index)}: a generative reranker scores a document for a query, and the columns query "
+                "and document hold no texts.",
+                hint='Rename columns with --columns \'{"yours": "document"}\'.',
+            )
         asked = super().of(part, index)
         if asked.expected is None:
             return asked
@@ -60,7 +72,8 @@ class TextRows(Questions):
 def read_texts(asked: QuestionOptions, found: FoundModel, system: str | None) -> TextRows:
     """Return the rows that are to be scored."""
     section = DataSection(train=asked.dataset, columns=asked.columns)
-    return TextRows(open_parts(section.train, section), system, task_of(found.source))
+    pairs = is_asked(found.location.objective, asked.task_type)
+    return TextRows(open_parts(section.train, section), system, task_of(found.source), pairs=pairs)
 
 
 def score_into(
@@ -68,14 +81,16 @@ def score_into(
     *, say: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Write a line for each row into a file. Rows that it has already are not computed again."""
-    settings = {"engine": options.engine, **found.facts(), "dtype": options.dtype, "system": options.system}
+    yes_no = _yes_no(found, options, asked)
+    settings: dict[str, Any] = {"engine": options.engine, **found.facts(), "dtype": options.dtype}
+    settings |= {"system": options.system, **({} if yes_no is None else {"asked": yes_no.options.model_dump()})}
     with Journal(result, rows, settings, overwrite=asked.overwrite) as journal:
         left = journal.left()
         if len(left) < len(rows):
             say(f"{len(rows) - len(left)} of {len(rows)} texts are scored in {result}")
         if left:
-            scorer = Scorer(found, options, batch_size=asked.batch_size, say=say)
-            for row, line in _scored(scorer, found, rows, left):
+            scorer = _scorer(found, options, asked, yes_no, say)
+            for row, line in _scored(scorer, found, rows, left, yes_no):
                 journal.write(row, line)
     say(f"{len(left)} {'line' if len(left) == 1 else 'lines'} written to {result}")
 
@@ -84,20 +99,36 @@ def print_scores(
     found: FoundModel, options: ModelOptions, asked: QuestionOptions, rows: Asked, *, say: Callable[[str], None]
 ) -> None:
     """Print a line of JSON for each row, in order."""
-    scorer = Scorer(found, options, batch_size=asked.batch_size, say=say)
-    lines = dict(_scored(scorer, found, rows, range(len(rows))))
+    yes_no = _yes_no(found, options, asked)
+    scorer = _scorer(found, options, asked, yes_no, say)
+    lines = dict(_scored(scorer, found, rows, range(len(rows)), yes_no))
     for row in range(len(rows)):
         sys.stdout.write(json.dumps(lines[row], ensure_ascii=False, default=str) + "\n")
 
 
+def _yes_no(found: FoundModel, options: ModelOptions, asked: QuestionOptions) -> YesNo | None:
+    longest = options.max_length or getattr(found.source.config.get_text_config(), "max_position_embeddings", None)
+    section = DataSection(system=options.system or found.location.system)
+    if longest is not None:
+        section = section.model_copy(update={"max_length": longest})
+    return yes_no_of(found, asked.task_type, section)
+
+
+def _scorer(
+    found: FoundModel, options: ModelOptions, asked: QuestionOptions, yes_no: YesNo | None, say: Callable[[str], None]
+) -> Scorer:
+    reranker = None if yes_no is None else yes_no.objective
+    return Scorer(found, options, batch_size=asked.batch_size, say=say, reranker=reranker)
+
+
 def _scored(
-    scorer: Scorer, found: FoundModel, rows: Asked, chosen: Sequence[int]
+    scorer: Scorer, found: FoundModel, rows: Asked, chosen: Sequence[int], yes_no: YesNo | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     def work() -> Iterator[tuple[int, dict[str, Any]]]:
         for start in range(0, len(chosen), WINDOW):
             some = chosen[start : start + WINDOW]
             questions = [rows[row] for row in some]
-            tokens = [tokens_of(question, found) for question in questions]
+            tokens = [tokens_of(question, found, yes_no) for question in questions]
             for place, outputs in scorer.outputs(tokens):
                 question = questions[place]
                 said = {} if question.messages[0]["role"] == TEXT else {"messages": question.messages}
@@ -108,8 +139,11 @@ def _scored(
     yield from progress(work(), "scoring", total=len(chosen))
 
 
-def tokens_of(question: Question, found: FoundModel) -> list[int]:
+def tokens_of(question: Question, found: FoundModel, yes_no: YesNo | None = None) -> Tokens:
     """Return the tokens of a text, of a query with a document, or of a whole conversation."""
+    if yes_no is not None:
+        query, document = (str(message["content"]) for message in question.messages)
+        return yes_no.tokens(query, document, question.place)
     tokenizer, messages = found.source.tokenizer, question.messages
     roles = [message["role"] for message in messages]
     if roles == ["query", "document"] and not renders_pairs(str(tokenizer.chat_template)):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from swift.config.tasks import EMBEDDING
-from swift.contracts import Need
-from swift.data.batch import collate
+from swift.contracts import ModelView, Need
+from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 from swift.infer.local import BATCH, by_length, device_of, dtype_of
 from swift.models.attention import choose_attention
@@ -22,6 +24,7 @@ from swift.terminal import waiting
 if TYPE_CHECKING:
     from swift.infer.options import ModelOptions
     from swift.infer.speaker import FoundModel
+    from swift.objectives.reranker import GenerativeReranker
 
 
 Outputs = npt.NDArray[np.float32]
@@ -30,13 +33,18 @@ Tokens = Sequence[int] | npt.NDArray[np.int32]
 
 
 class Scorer:
-    """Computes scores of texts, or vectors, as training and exports do: at the last token of each, or pooled."""
+    """Computes scores of texts, or vectors, as training and exports do: at the last token of each, or pooled.
+
+    A generative `reranker` scores texts that end with its yes, by how much rather it says that than no.
+    """
 
     def __init__(
-        self, found: FoundModel, options: ModelOptions, *, batch_size: int | None, say: Callable[[str], None]
-    ) -> None:
+        self, found: FoundModel, options: ModelOptions, *, batch_size: int | None, say: Callable[[str], None],
+        reranker: GenerativeReranker | None = None,
+    ) -> None:  # fmt: skip
         source = found.source
         self.task = source.task
+        self._reranker = reranker
         self._device = torch.device(device_of(options.device))
         with waiting(f"Loading {found.name}"):
             model: Any = source.build(dtype=dtype_of(options.dtype, self._device), device=str(self._device))
@@ -51,19 +59,36 @@ class Scorer:
     @torch.no_grad()
     def outputs(self, texts: Sequence[Tokens]) -> Iterator[tuple[int, Outputs]]:
         """Yield (place, scores or vector) of texts as tokens, in batches of similar length."""
-        need = Need.POOLED if self.task == EMBEDDING else Need.SCORES
         for places in by_length(texts, self._batch):
-            samples = [Encoded(place, (_segment(texts[place]),)) for place in places]
-            view = self._view(collate(samples, flat=False).to(self._device), {need})
-            found = view.pooled if need is Need.POOLED else view.scores
-            assert found is not None
+            samples = [Encoded(place, (self._segment(texts[place]),)) for place in places]
+            batch = collate(samples, flat=False)
+            if self._reranker is not None:
+                candidates = torch.tensor(self._reranker.candidates).repeat(*batch.targets.shape, 1)
+                batch = replace(batch, candidates=candidates)
+            batch = batch.to(self._device)
+            found = self._read(self._view(batch, {self._need}), batch)
             yield from zip(places, found.float().cpu().numpy(), strict=True)
+
+    @property
+    def _need(self) -> Need:
+        if self._reranker is not None:
+            return Need.CANDIDATE_LOGPS
+        return Need.POOLED if self.task == EMBEDDING else Need.SCORES
+
+    def _segment(self, tokens: Tokens) -> Segment:
+        ids = np.asarray(tokens, dtype=np.int32)
+        weights = np.ones(len(ids), dtype=np.float32)
+        if self._reranker is not None:
+            weights[:-1] = 0  # the answer alone is looked at
+        return Segment(ids, weights)
+
+    def _read(self, view: ModelView, batch: MicroBatch) -> Tensor:
+        if self._reranker is not None:
+            return self._reranker.scores(view, batch)[:, None]
+        found = view.pooled if self._need is Need.POOLED else view.scores
+        assert found is not None
+        return found
 
     def close(self) -> None:
         """Let the model go."""
         del self._view
-
-
-def _segment(tokens: Tokens) -> Segment:
-    ids = np.asarray(tokens, dtype=np.int32)
-    return Segment(ids, np.ones(len(ids), dtype=np.float32))

@@ -6,10 +6,12 @@ dummy text (all weights zero) has no loss, no weight and no metrics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat
+import numpy as np
+import numpy.typing as npt
+from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
 from swift.config.sections import Section
 from swift.config.tasks import problem_type_of
@@ -24,22 +26,36 @@ if TYPE_CHECKING:
     from swift.config.sections import ModelSection
     from swift.data.batch import MicroBatch
     from swift.data.samples import SampleFacts
+    from swift.data.store import SampleSet
 
+BALANCED = "balanced"
+_SHOWN = 20
+"""Weights that a line names at most."""
 MOST_COLUMNS = 256
 """Labels of which each needs a number of its own in the tokenised data."""
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
 class SeqClsOptions(Section):
     """Options of `seq_cls`."""
 
-    class_weights: tuple[PositiveFloat, ...] = Field(
+    class_weights: Annotated[tuple[PositiveFloat | Literal["balanced"], ...], BeforeValidator(_listed)] = Field(
         (),
         description="Weight of each label, in order: of texts of this class where a text has one label, of the texts "
-        "that have this label where they may have several",
+        "that have this label where they may have several; or balanced: the rarer in the training set, the heavier",
     )
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         0.0, description="Probability that is spread over all classes; where a text has one label only"
     )
+
+    @model_validator(mode="after")
+    def _balanced_stands_alone(self) -> SeqClsOptions:
+        if BALANCED in self.class_weights and len(self.class_weights) > 1:
+            raise ValueError("class_weights is balanced, or a number for each label")
+        return self
 
 
 class SeqCls(BaseObjective[SeqClsOptions]):
@@ -54,10 +70,19 @@ class SeqCls(BaseObjective[SeqClsOptions]):
     needs = frozenset({Need.SCORES})
     task = "seq_cls"
 
-    def __init__(self, options: SeqClsOptions, problem_type: str = SINGLE, names: tuple[str, ...] = ("", "")) -> None:
+    def __init__(
+        self,
+        options: SeqClsOptions,
+        problem_type: str = SINGLE,
+        names: tuple[str, ...] = ("", ""),
+        weights: tuple[float, ...] | None = None,
+    ) -> None:
         super().__init__(options)
         self._problem_type = problem_type
         self.encoding = ClassificationEncoding(problem_type, names)
+        given = tuple(each for each in options.class_weights if not isinstance(each, str))
+        self._weights: tuple[float, ...] = given if weights is None else weights
+        """Of the labels; none until the training set is known, where they are balanced."""
 
     def for_model(self, section: ModelSection) -> SeqCls:
         """Return the objective for the labels that the section names."""
@@ -71,9 +96,24 @@ class SeqCls(BaseObjective[SeqClsOptions]):
         self._check(problem_type, labels)
         return SeqCls(self.options, problem_type, section.labels or ("",) * labels)
 
+    def for_training_set(self, samples: SampleSet | None, say: Callable[[str], None]) -> SeqCls:
+        """Return the objective with the weights that balance the labels of these texts, and say them."""
+        if BALANCED not in self.options.class_weights:
+            return self
+        if samples is None:
+            raise ConfigError(
+                "objective.class_weights balanced counts the labels of all texts, and those of a stream are not known.",
+                hint="Leave out --streaming, or type a weight for each label.",
+            )
+        weights = balanced_weights(samples, self._problem_type, self._columns, len(self._names))
+        named = zip((name or str(index) for index, name in enumerate(self._names)), weights, strict=True)
+        shown = [f"{name} {weight:.4g}" for name, weight in named]
+        say(f"Class weights: {', '.join(shown[:_SHOWN])}{', ...' * (len(shown) > _SHOWN)}")
+        return SeqCls(self.options, self._problem_type, self._names, weights)
+
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return the number of texts, or the sum of the weights of their classes."""
-        weights = self.options.class_weights
+        weights = self._weights
         if not weights or self._problem_type != SINGLE:
             return super().row_weight(samples)
         return float(sum(weights[int(sample.values["label"])] for sample in samples if sample.loss_weight > 0))
@@ -95,12 +135,17 @@ class SeqCls(BaseObjective[SeqClsOptions]):
         assert isinstance(self.encoding, ClassificationEncoding)
         return self.encoding.values
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        assert isinstance(self.encoding, ClassificationEncoding)
+        return self.encoding.names
+
     def _single(self, scores: torch.Tensor, labels: torch.Tensor, active: torch.Tensor) -> Judged:
         from torch.nn.functional import cross_entropy
 
         options = self.options
         classes = labels[:, 0].long()
-        weights = scores.new_tensor(options.class_weights) if options.class_weights else None
+        weights = scores.new_tensor(self._weights) if self._weights else None
         losses = cross_entropy(
             scores, classes, weight=weights, reduction="none", label_smoothing=options.label_smoothing
         )
@@ -110,7 +155,7 @@ class SeqCls(BaseObjective[SeqClsOptions]):
     def _multi(self, scores: torch.Tensor, labels: torch.Tensor, active: torch.Tensor) -> Judged:
         from torch.nn.functional import binary_cross_entropy_with_logits
 
-        weights = scores.new_tensor(self.options.class_weights) if self.options.class_weights else None
+        weights = scores.new_tensor(self._weights) if self._weights else None
         losses = binary_cross_entropy_with_logits(scores, labels, pos_weight=weights, reduction="none").mean(dim=1)
         said, true = (scores > 0).float(), (labels > 0.5).float()
         both = ((said * true).sum(dim=1) * active).sum()
@@ -133,7 +178,7 @@ class SeqCls(BaseObjective[SeqClsOptions]):
             )
         if options.class_weights and problem_type == REGRESSION:
             raise ConfigError("objective.class_weights is for classes, and this is a regression.", hint="Leave it out.")
-        if options.class_weights and len(options.class_weights) != labels:
+        if BALANCED not in options.class_weights and len(options.class_weights) not in (0, labels):
             raise ConfigError(
                 f"objective.class_weights has {len(options.class_weights)} numbers, and there are {labels} labels.",
                 hint="Give one for each label.",
@@ -143,6 +188,23 @@ class SeqCls(BaseObjective[SeqClsOptions]):
                 f"model.num_labels is {labels}, and problem_type {problem_type} takes {MOST_COLUMNS} labels at most.",
                 hint=f"Divide the labels among several runs, or type --problem_type {SINGLE}",
             )
+
+
+def balanced_weights(samples: SampleSet, problem_type: str, columns: Sequence[str], labels: int) -> tuple[float, ...]:
+    """Return scikit-learn's balanced weights of single classes, or for several labels without / with the label.
+
+    A label that no text has, or that every text has, weighs 1.
+    """
+    with_label: npt.NDArray[Any]
+    wanted: npt.NDArray[Any]
+    if problem_type == SINGLE:
+        with_label = np.bincount(samples.column(columns[0]).astype(np.int64), minlength=labels).astype(np.float64)
+        wanted = np.full(labels, len(samples) / np.count_nonzero(with_label))
+    else:
+        with_label = np.array([samples.column(name).sum() for name in columns])
+        wanted = len(samples) - with_label
+    known = (with_label > 0) & (wanted > 0)
+    return tuple(np.divide(wanted, with_label, out=np.ones(labels), where=known).tolist())
 
 
 Judged = tuple["torch.Tensor", dict[str, tuple["torch.Tensor", "torch.Tensor | float"]]]

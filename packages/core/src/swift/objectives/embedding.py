@@ -7,7 +7,7 @@ the whole global batch on every layout; see `AcrossRows`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift.errors import ConfigError
 from swift.objectives.across_rows import AcrossRows, Compared
@@ -48,17 +48,20 @@ class Embedding(AcrossRows[EmbeddingOptions]):
             needs_negatives=not options.in_batch_negatives,
         )
 
+    def check_config(self, config: Any) -> None:
+        """Raise `ConfigError` where a shortened vector would be longer than the model's."""
+        longest, size = max(self.options.matryoshka_dims, default=0), config.get_text_config().hidden_size
+        if longest > size:
+            raise ConfigError(
+                f"objective.matryoshka_dims has {longest}, and the model's vectors have {size} numbers.",
+                hint=f"Type numbers up to {size}.",
+            )
+
     def compare(self, vectors: torch.Tensor, samples: GlobalSegments) -> Compared:
         """Return the loss of each sample; with matryoshka_dims the weighted sum of those of the shortened vectors."""
         dims, options = self.options.matryoshka_dims, self.options
-        size = vectors.shape[1]
         if not dims:
             return self._compare(vectors, samples)
-        if max(dims) > size:
-            raise ConfigError(
-                f"objective.matryoshka_dims has {max(dims)}, and the model's vectors have {size} numbers.",
-                hint=f"Type numbers up to {size}.",
-            )
         weights = options.matryoshka_weights or [1.0] * len(dims)
         parts = {dim: self._compare(vectors[:, :dim], samples) for dim in dims}
         losses = sum(

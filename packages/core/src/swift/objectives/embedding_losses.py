@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from swift.data.global_segments import GlobalSegments
 from swift.objectives.across_rows import Compared
 
 if TYPE_CHECKING:
     from swift.objectives.embedding_options import EmbeddingOptions
+
+
+BLOCK = 1 << 23
+"""Similarities that are held at a time; those of more are computed again for the gradient, block by block."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,10 @@ class Roles:
     """[samples]: index of the segment that is the query."""
     active: torch.Tensor
     """[samples], bool: False for a dummy."""
+    text: torch.Tensor
+    """[segments]: equal numbers from 0 on for equal texts."""
+    answers: torch.Tensor
+    """Sorted: sample * (number of texts) + text, for each text that is a positive of the sample."""
 
     @classmethod
     def of(cls, samples: GlobalSegments, hard_negatives: int | None) -> Roles:
@@ -44,7 +53,16 @@ class Roles:
             at = place - 1 - positives[sample]
             copies = torch.where(at >= 0, hard_negatives // number + (at < hard_negatives % number), copies)
         positive = (place > 0) & (place <= positives[sample]) & active[sample]
-        return cls(sample, place, positive, copies * active[sample], samples.firsts, active)
+        known, text = torch.unique(samples.texts, return_inverse=True)
+        answers = torch.unique((sample * len(known) + text)[positive])
+        return cls(sample, place, positive, copies * active[sample], samples.firsts, active, text, answers)
+
+    def answered(self, samples: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
+        """Return whether the text of each segment is a positive of the sample, whichever row it is from."""
+        if not len(self.answers):
+            return torch.zeros_like(samples * segments, dtype=torch.bool)
+        keys = samples * (int(self.text.max()) + 1) + self.text[segments]
+        return self.answers[torch.searchsorted(self.answers, keys).clamp(max=len(self.answers) - 1)] == keys
 
 
 def infonce(vectors: torch.Tensor, roles: Roles, options: EmbeddingOptions) -> Compared:
@@ -52,13 +70,43 @@ def infonce(vectors: torch.Tensor, roles: Roles, options: EmbeddingOptions) -> C
 
     The other positives of a query are no negatives of it.
     """
-    documents, positives = (roles.place > 0).nonzero()[:, 0], roles.positive.nonzero()[:, 0]
+    positives = roles.positive.nonzero()[:, 0]
+    size = max(1, BLOCK // max(1, len(vectors)))
+    blocks = [positives[start : start + size] for start in range(0, max(1, len(positives)), size)]
+    if len(blocks) == 1:
+        losses, found, best = _of_positives(vectors, positives, roles, options)
+    else:
+        parts = [
+            checkpoint(_of_positives, vectors, block, roles, options, use_reentrant=False, preserve_rng_state=False)
+            for block in blocks
+        ]
+        losses, found, best = (torch.cat(each) for each in zip(*parts, strict=True))
+    owners = roles.sample[positives]
+    zeros = vectors.new_zeros(len(roles.queries))
+    shares = zeros.index_add(0, owners, torch.ones_like(found))[owners]
+    first = roles.place[positives] == 1  # one of the positives of each query
+    active = roles.active.to(vectors.dtype)
+    return Compared(
+        zeros.index_add(0, owners, losses / shares),
+        {
+            "recall_at_1": (zeros.index_copy(0, owners[first], best[first].to(vectors.dtype)), active),
+            "similarity_positive": (zeros.index_add(0, owners, found / shares), active),
+        },
+    )
+
+
+def _of_positives(
+    vectors: torch.Tensor, positives: torch.Tensor, roles: Roles, options: EmbeddingOptions
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return of some positives the loss, the similarity to the query, and whether the query's nearest is right."""
+    documents = (roles.place > 0).nonzero()[:, 0]
     owners = roles.sample[positives]
     asked, meant, asking = vectors[roles.queries[owners]], vectors[positives], vectors[roles.queries]
     similar = asked @ vectors[documents].T  # [positives, documents]
     target = positives[:, None] == documents
     own = owners[:, None] == roles.sample[documents]
-    right = own & roles.positive[documents]
+    equal = roles.answered(owners[:, None], documents[None])
+    right = equal if options.mask_equal_texts else own & roles.positive[documents]
     strange = torch.zeros_like(own) if options.in_batch_negatives else ~own
     copies = roles.copies[documents].to(vectors.dtype).log()  # -inf for dummies
     found = similar[target]
@@ -73,27 +121,30 @@ def infonce(vectors: torch.Tensor, roles: Roles, options: EmbeddingOptions) -> C
     parts = [logits(similar, strange | ((right | too_near(similar)) & ~target)) + copies]
     if options.include_qq:
         others = asked @ asking.T
-        itself = owners[:, None] == torch.arange(len(asking), device=owners.device)
+        itself = _same_query(owners, roles, options)
         parts.append(logits(others, itself | ~roles.active | too_near(others)))
     if options.include_dd:  # not masked by the margin: neither do Qwen3-Embedding and ms-swift
         parts.append(logits(meant @ vectors[documents].T, right) + copies)
     losses = torch.cat(parts, dim=1).logsumexp(1) - found / options.temperature
     if options.symmetric:
-        back = logits(meant @ asking.T, ~roles.active.expand(len(owners), -1)).logsumexp(1)
+        samples = torch.arange(len(asking), device=owners.device)
+        alike = _same_query(owners, roles, options)
+        if options.mask_equal_texts:
+            alike = alike | roles.answered(samples[None], positives[:, None])
+        left_out = ~roles.active | (alike & (owners[:, None] != samples))
+        back = logits(meant @ asking.T, left_out).logsumexp(1)
         losses = (losses + back - found / options.temperature) / 2
-    zeros = vectors.new_zeros(len(roles.queries))
-    shares = zeros.index_add(0, owners, torch.ones_like(found.detach()))[owners]
     candidates = similar.detach().masked_fill(strange | (copies == -torch.inf), -torch.inf)
-    first = roles.place[positives] == 1  # one row of `similar` per query
-    best = right.gather(1, candidates.argmax(1, keepdim=True))[:, 0]
-    active = roles.active.to(vectors.dtype)
-    return Compared(
-        zeros.index_add(0, owners, losses / shares),
-        {
-            "recall_at_1": (zeros.index_copy(0, owners[first], best[first].to(vectors.dtype)), active),
-            "similarity_positive": (zeros.index_add(0, owners, found.detach() / shares), active),
-        },
-    )
+    best = equal.gather(1, candidates.argmax(1, keepdim=True))[:, 0]
+    return losses, found.detach(), best
+
+
+def _same_query(owners: torch.Tensor, roles: Roles, options: EmbeddingOptions) -> torch.Tensor:
+    """Return which queries are those of these samples, or have the same text, [of samples, queries]."""
+    if options.mask_equal_texts:
+        texts = roles.text[roles.queries]
+        return texts[owners][:, None] == texts
+    return owners[:, None] == torch.arange(len(roles.queries), device=owners.device)
 
 
 def labelled_pairs(vectors: torch.Tensor, roles: Roles, labels: torch.Tensor, options: EmbeddingOptions) -> Compared:

@@ -12,6 +12,7 @@ _INFONCE_ONLY = (
     "in_batch_negatives",
     "hard_negatives",
     "mask_false_negatives",
+    "mask_equal_texts",
     "include_qq",
     "include_dd",
     "symmetric",
@@ -41,6 +42,9 @@ class EmbeddingOptions(Section):
     )
     false_negative_margin: float = Field(
         0.1, description="Margin of mask_false_negatives, a difference of similarities"
+    )
+    mask_equal_texts: bool = Field(
+        True, description="InfoNCE: a document of another row with the text of a positive of the query is no negative"
     )
     include_qq: bool = Field(False, description="InfoNCE: the other queries are negatives of a query too")
     include_dd: bool = Field(False, description="InfoNCE: the other documents are negatives of the positive too")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from swift.config.sections import Section
-from swift.contracts import LossSums, ModelView, Need, Objective
+from swift.contracts import LossSums, ModelView, Need
 from swift.errors import ConfigError
 from swift.objectives.base import BaseObjective, Options, log_sigmoid, viewed
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from swift.data.batch import MicroBatch
-    from swift.data.encodings.reranker import Documents
+    from swift.data.encodings.reranker import Documents, RerankerEncoding
     from swift.data.samples import SampleFacts
 
 
@@ -86,6 +86,7 @@ class _Reranker(BaseObjective[Options]):
     """A loss over the documents of each query; a subclass reads their scores from the view."""
 
     options: Any
+    encoding: RerankerEncoding
 
     def scores(self, view: ModelView, batch: MicroBatch) -> torch.Tensor:
         """Return the score of each segment, [segments]."""
@@ -163,7 +164,7 @@ class GenerativeReranker(_Reranker[GenerativeRerankerOptions]):
         self.encoding = GenerativeRerankerEncoding(self.documents, options.positive_token, options.negative_token)
         self.candidates = candidates
 
-    def for_tokenizer(self, tokenizer: Any) -> Objective:
+    def for_tokenizer(self, tokenizer: Any) -> GenerativeReranker:
         """Return the objective with the two answers as tokens."""
         options = self.options
         tokens = {

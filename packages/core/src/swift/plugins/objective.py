@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,14 +23,23 @@ if TYPE_CHECKING:
     from swift.data.batch import MicroBatch
     from swift.data.global_segments import GlobalSegments
     from swift.data.samples import SampleFacts
+    from swift.data.store import SampleSet
 
 _VIEWS = tuple(field.name for field in fields(ModelView))
 
 
 def make_objective(
-    plugin: LoadedPlugin, options: BaseModel, tokenizer: Any = None, *, model: ModelSection | None = None
+    plugin: LoadedPlugin,
+    options: BaseModel,
+    tokenizer: Any = None,
+    *,
+    model: ModelSection | None = None,
+    config: Any = None,
 ) -> Objective:
-    """Return the objective of a plugin, made with its options, and for a tokenizer and a model where they are known."""
+    """Return the objective of a plugin, made with its options, and for a tokenizer and a model where they are known.
+
+    `config` is the model's configuration, which the objective may refuse.
+    """
     with failing(plugin.entry, "its constructor"):
         made = plugin.object(options)
         check_objective(plugin.entry, made)
@@ -39,7 +48,16 @@ def make_objective(
             with failing(plugin.entry, method):
                 made = getattr(made, method)(known)
                 check_objective(plugin.entry, made)
+    if config is not None and hasattr(made, "check_config"):
+        with failing(plugin.entry, "check_config"):
+            made.check_config(config)
     return cast(Objective, CheckedObjective(plugin.entry, made))
+
+
+def for_training_set(objective: Objective, samples: SampleSet | None, say: Callable[[str], None]) -> Objective:
+    """Return an objective that was made for the samples that it learns from; None stands for a stream."""
+    assert isinstance(objective, CheckedObjective)
+    return objective.for_training_set(samples, say)
 
 
 class CheckedObjective:
@@ -54,6 +72,16 @@ class CheckedObjective:
         self.baseline = None if inner is None else CheckedObjective(entry, inner)
         first = getattr(objective, "first_pass", None)
         self.first_pass = None if first is None else CheckedObjective(entry, first)
+
+    def for_training_set(self, samples: SampleSet | None, say: Callable[[str], None]) -> Objective:
+        """Return the objective for the samples that it learns from."""
+        own = getattr(self._objective, "for_training_set", None)
+        if own is None:
+            return cast(Objective, self)
+        with failing(self._entry, "for_training_set"):
+            came = own(samples, say)
+            check_objective(self._entry, came)
+        return cast(Objective, CheckedObjective(self._entry, came))
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return how much these samples weigh: a number that can be added up and divided by."""

@@ -32,7 +32,7 @@ from swift.plugins.blame import explained
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
 from swift.plugins.hooks import Hooks, open_hooks
 from swift.plugins.load import load_backend, load_objective, load_observers
-from swift.plugins.objective import make_objective
+from swift.plugins.objective import for_training_set, make_objective
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
@@ -175,8 +175,11 @@ def _prepare(
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
     setup.hooks.check_model(run, source.config)
     plugin = load_objective(run.config.objective.name)
-    objective = make_objective(plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model)
+    objective = make_objective(
+        plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model, config=source.config
+    )
     data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows)
+    objective = for_training_set(objective, None if data.train is None else data.train.samples, run.say)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     samples = SampleSets.of(data, mode)
     model = ModelInTraining(run, setup.hooks)

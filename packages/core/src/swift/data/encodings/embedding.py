@@ -10,7 +10,7 @@ import numpy as np
 
 from swift.data.conversation import Unusable, parse_json, raw_text
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
-from swift.data.formats import RowReader, Sample
+from swift.data.formats import NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.texts import Steps, Whole
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
 
 QUERIES = ("anchor", "query", "question", "sentence1", "sentence_A", "text1")
-POSITIVES = ("positive", "positives", "pos", "answer", "response", "sentence2", "sentence_B", "text2", "document")
-NEGATIVES = ("negative", "negatives", "neg", "rejected_response")
+POSITIVES = (*POSITIVE, "answer", "response", "sentence2", "sentence_B", "text2", "document")
+NEGATIVES = (*NEGATIVE, "rejected_response")
 LABELS = ("label", "score")
 
 Labels = Literal["none", "similarity", "binary"]

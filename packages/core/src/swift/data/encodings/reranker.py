@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swift.data.conversation import Conversation, Unusable, parse_json, raw_text
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
-from swift.data.formats import MESSAGES, RowReader, Sample
+from swift.data.formats import MESSAGES, NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.texts import Raw, Rendered, Span, Steps, Text
 from swift.errors import ModelError
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 QUERY = ("query", "question", "anchor")
 INSTRUCTION = ("instruction", "prompt")
-POSITIVE = ("positive", "positives", "pos")
-NEGATIVE = ("negative", "negatives", "neg")
 DOCUMENT = ("document", "doc", "passage", "response")
 DOCUMENTS = ("documents", "docs", "passages")
 LABELS = ("label", "labels", "score")
@@ -183,8 +180,7 @@ def _documents(row: RowReader) -> tuple[list[str], list[str]]:
         return _labelled(row)
     if not row.has(*POSITIVE, *NEGATIVE):
         raise row.unknown("no documents")
-    numbered = takewhile(row.has, (f"negative_{index}" for index in count(1)))
-    more = [text for name in numbered for text in _texts(row.value(name))]
+    more = [text for name in row.numbered("negative") for text in _texts(row.value(name))]
     return _texts(row.take(POSITIVE)), [*_texts(row.take(NEGATIVE)), *more]
 
 

@@ -1,0 +1,50 @@
+"""A language model as a reranker: asked whether a document answers a query, and read by its yes and its no."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from swift.config.sections import DataSection
+from swift.data.conversation import Unusable, raw_text
+from swift.data.encode import SampleEncoder
+from swift.data.encodings import Sample
+from swift.data.encodings.reranker import text_of
+from swift.errors import DataError
+from swift.infer.find import GENERATIVE, is_asked
+from swift.objectives.reranker import GenerativeReranker, GenerativeRerankerOptions
+
+if TYPE_CHECKING:
+    from swift.infer.speaker import FoundModel
+
+
+class YesNo:
+    """Asks about pairs of a query and a document as the run of the model did, or else as Qwen3-Reranker is asked."""
+
+    def __init__(self, found: FoundModel, section: DataSection) -> None:
+        self.options = _options(found.location.objective)
+        self.objective = GenerativeReranker(self.options).for_tokenizer(found.source.tokenizer)
+        self._encoder = SampleEncoder(found.source.tokenizer, section, self.objective.encoding)
+
+    def tokens(self, query: str, document: str, place: str) -> npt.NDArray[np.int32]:
+        """Return the tokens up to the answer, and the one that says yes."""
+        text = raw_text(text_of(query, document, self.options.instruction))
+        try:
+            made = self._encoder.encode(Sample(raw_text(query), others=(text,), values={"positives": 0.0}), place)
+        except Unusable as unusable:
+            raise DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Leave out the row.") from None
+        return made.samples[0].segments[0].input_ids
+
+
+def yes_no_of(found: FoundModel, task_type: str | None, section: DataSection) -> YesNo | None:
+    """Return how the model is asked for a yes; None for one that is no generative reranker."""
+    return YesNo(found, section) if is_asked(found.location.objective, task_type) else None
+
+
+def _options(trained: Mapping[str, Any]) -> GenerativeRerankerOptions:
+    """Return the options of the run as far as they say how a document is asked about: every document is."""
+    kept = ("instruction", "positive_token", "negative_token") if trained.get("name") == GENERATIVE else ()
+    return GenerativeRerankerOptions.model_validate({name: trained[name] for name in kept if name in trained})
