@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from swift.contracts import InferenceEngine
     from swift.infer.conversations import ConversationScorer
     from swift.infer.openai_server import OpenAiServer, at_once
+    from swift.infer.stop import StopStrings
 
-__all__ = ["ConversationScorer", "OpenAiServer", "at_once", "open_engine", "open_scorer"]
+__all__ = ["ConversationScorer", "OpenAiServer", "StopStrings", "at_once", "open_engine", "open_scorer"]
 
 
 def open_engine(
@@ -63,6 +64,10 @@ def __getattr__(name: str) -> Any:
         from swift.infer.conversations import ConversationScorer
 
         return ConversationScorer
+    if name == "StopStrings":
+        from swift.infer.stop import StopStrings
+
+        return StopStrings
     if name not in ("OpenAiServer", "at_once"):
         raise AttributeError(f"module 'swift.infer' has no attribute {name!r}")
     # Only when it is asked for: HTTP and TLS take long to import, and most verbs need neither.

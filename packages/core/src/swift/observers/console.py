@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FRAMES_PER_SECOND = 4
 
-SHOWN = ("token_acc", "reward_accuracy", "reward_margin", "kl")
+SHOWN = ("token_acc", "reward_accuracy", "reward_margin", "kl", "reward", "completion_length")
 """Metrics that the lines show, of those that an objective has; all of them are in `logging.jsonl` and the report."""
 
 

@@ -15,6 +15,8 @@ class Prompt:
 
     number: int
     """Its sample in the training set: the same in every run over the same data."""
+    turn: int
+    """Its place in the order in which the run takes prompts."""
     token_ids: np.ndarray
     """int32, up to where the assistant speaks."""
     messages: list[dict[str, Any]]
@@ -61,6 +63,11 @@ class Answer:
     """Why nothing is learned from it; empty where something is."""
 
     @property
+    def scored(self) -> bool:
+        """Whether any reward could be computed."""
+        return any(value is not None for value in self.rewards.values())
+
+    @property
     def learned(self) -> bool:
         """Whether a step learns from it."""
         return not self.why_not
@@ -88,6 +95,6 @@ class Round:
         return [answer for answer in self.answers if answer.prompt == prompt]
 
 
-def draw_number(round_number: int, prompt: int, place: int) -> int:
+def draw_number(turn: int, place: int) -> int:
     """Return the number that alone decides, with the run's seed, how an answer is drawn."""
-    return (round_number << 48) | (prompt << 12) | place
+    return (turn << 16) | place

@@ -2,28 +2,346 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swift.data.plans import pack, shuffler
+from swift.errors import CheckpointError, ConfigError
+from swift_rl.rounds.data import Answer, Prompt, Round
+from swift_rl.rounds.draw import Ahead, Asked, Rollouts
+from swift_rl.rounds.files import FOLDER, read_round, write_round
+from swift_rl.rounds.judge import Judge, on_main
+from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
+from swift_rl.rounds.prompts import Prompts
+from swift_rl.rounds.reference import Reference
 
 if TYPE_CHECKING:
     from swift.contracts import PlanContext
-    from swift.data.batch import Batch
+    from swift.data.batch import Batch, Row
+    from swift.data.samples import Encoded
     from swift_rl.options import GrpoOptions
 
 
-class RolloutPlan:
-    """Implements `swift.contracts.Plan`: rounds of answers, each of which serves some steps."""
+_SHAPE = ("completion_length", "truncated")
+"""Figures of answers besides their rewards."""
 
-    steps_per_epoch: int | None = None
-    total_steps = 1
+
+class RolloutPlan:
+    """Implements `swift.contracts.ResumablePlan`: rounds of answers, each of which serves some steps."""
 
     def __init__(self, context: PlanContext, options: GrpoOptions) -> None:
         self._context = context
         self._options = options
+        if context.data.train is None:
+            raise ConfigError("Prompts are read in an order of their own, not streamed.", hint="Leave --streaming out.")
+        layout = context.layout
+        self._prompts = Prompts(context.data.train, seed=layout.order_seed, shuffle=layout.shuffle)
+        self._per_round = prompts_per_round(layout.global_rows, options)
+        self._steps_per_round = options.steps_per_generation * options.num_iterations
+        rounds_per_epoch = max(1, len(self._prompts) // self._per_round)
+        self.steps_per_epoch: int | None = rounds_per_epoch * self._steps_per_round
+        self.total_steps = layout.max_steps or max(1, round(layout.epochs * self.steps_per_epoch))
+        self._folder = context.folder / FOLDER
+        self._rollouts = Rollouts(context, options, self._folder)
+        held_out = context.data.validation
+        self._held_out = None if held_out is None else Prompts(held_out, seed=0, shuffle=False)
+        check_settings(context, options, [each.samples.lengths for each in (context.data.train, held_out) if each])
+        self._judge = Judge(context, options, self._prompts.columns())
+        self.evaluation_metrics = (
+            () if held_out is None else ("reward", *(f"rewards/{name}" for name in self._judge.names), *_SHAPE)
+        )
+        self._reference = Reference(context, options) if options.beta > 0 else None
+        self._fingerprint = _fingerprint(options, self._prompts, context)
+        self._round: Round | None = None
+        self._ahead: Ahead | None = None
+        self._cursor = 0
+        self._resumed: Mapping[str, Any] = {}
+        self._first_step = 0
+        """Of this life of the run."""
 
     def epoch_at(self, step: int) -> float:
         """Return how many passes over the prompts are complete before this step."""
-        return 0.0
+        return step / self._steps_per_round * self._per_round / len(self._prompts)
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
         """Return one process's slice of the answers that a step learns from."""
-        raise NotImplementedError
+        number, within = divmod(step, self._steps_per_round)
+        if self._round is None or self._round.number != number:
+            self._round = self._begin(number, step, within, data_rank, data_size)
+        rows = self._rows(self._round, within)
+        batch = replace(self._context.batch(step, rows, data_rank, data_size), temperature=self._options.temperature)
+        return batch if batch.weight else replace(batch, weight=1.0)
+
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """Return the figures of the round that a step belongs to."""
+        return {} if self._round is None else self._round.facts
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """Answer the held-out prompts with the weights as they are, and return the mean rewards."""
+        assert self._held_out is not None
+        if self._ahead is not None:
+            self._ahead.wait()
+        self._rollouts.sync(step)
+        options = self._options
+        sampling = self._rollouts.sampling(self._context.config.train.seed + 1, options.eval_temperature)
+        prompts = self._held_out.all()
+        asked = Asked(-1, step, prompts, options.num_generations_eval, sampling)
+        answers = self._rollouts.answer(asked, keep=False)
+        self._judge.score(prompts, answers)
+        self._judge.value(answers, None)
+        found = figures(answers, self._judge.names)
+        return {name: found.get(name, 0.0) for name in self.evaluation_metrics}
+
+    def state(self) -> Mapping[str, Any]:
+        """Return where the run stands in its prompts, once all answers that were begun are kept."""
+        if self._ahead is not None:
+            self._ahead.wait()
+        if self._round is None:
+            return dict(self._resumed)
+        return {
+            "round": self._round.number,
+            "version": self._round.version,
+            "cursor": self._cursor,
+            "folder": str(self._folder.absolute()),
+            "ahead": None if self._ahead is None else self._ahead.asked.version,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up where `state` was asked for."""
+        self._resumed = dict(state)
+        if before := state.get("folder"):
+            self._rollouts.resumed_from = Path(before)
+        self._cursor = int(state.get("cursor", 0))
+
+    def close(self) -> None:
+        """End engines and the processes of rewards."""
+        try:
+            if self._ahead is not None:
+                self._ahead.wait()
+        finally:
+            self._ahead = None
+            self._rollouts.close()
+            self._judge.close()
+            if self._reference is not None:
+                self._reference.close()
+
+    # Rounds
+
+    def _begin(self, number: int, step: int, within: int, data_rank: int, data_size: int) -> Round:
+        """Return a round: read, where an earlier life of the run has written it, or made."""
+        version = step - within
+        self._first_step = step if self._round is None else self._first_step
+        known = on_main(self._context, lambda: self._written(number, version, within))
+        if known is not None:
+            self._cursor = known.cursor
+            self._look_ahead(number, version, synced=bool(within))
+            return known
+        if within:
+            raise CheckpointError(
+                f"Step {step + 1} learns from round {number + 1}, whose answers are in no file under {self._folder}.",
+                hint="Resume from a checkpoint at the end of a round, or bring the folder rollouts of the run back.",
+            )
+        begun = time.monotonic()
+        made = self._draw(number, version)
+        self._look_ahead(number, version)
+        drawn = time.monotonic()
+        self._judge_round(made, data_rank, data_size)
+        made.facts |= {"seconds_drawing": drawn - begun, "seconds_scoring": time.monotonic() - drawn}
+        on_main(self._context, lambda: self._keep(made))
+        return made
+
+    def _written(self, number: int, version: int, within: int) -> Round | None:
+        """Return a round that an earlier life of this run has written, or the run of which this one is the rest.
+
+        Of that one only what was drawn before this one began: it may have gone on in another way.
+        """
+        drawn_by = self._version_of(number, version)
+        before = self._rollouts.resumed_from
+        folders = [self._folder, *([before] if before is not None and drawn_by <= self._first_step else ())]
+        for folder in folders:
+            known = read_round(folder, number, None if within else self._fingerprint)
+            if known is not None and known.version == drawn_by:
+                return known
+        return None
+
+    def _version_of(self, number: int, version: int) -> int:
+        """Return the step whose weights write a round that begins at the step `version`."""
+        behind = self._options.rollout_lag * self._steps_per_round
+        return max(0, version - behind)
+
+    def _asked(self, number: int, version: int, prompts: Sequence[Prompt]) -> Asked:
+        sampling = self._rollouts.sampling(self._context.config.train.seed, self._options.temperature)
+        return Asked(number, version, prompts, self._options.num_generations, sampling)
+
+    def _draw(self, number: int, step: int) -> Round:
+        """Return answers to the next prompts, scored, without what the model in training says of them."""
+        version = self._version_of(number, step)
+        if self._ahead is None and version == step:
+            self._rollouts.sync(step)
+        made = Round(number, version, [], [], cursor=self._cursor)
+        asked = self._asked(number, version, self._prompts.next(made.cursor, self._per_round))
+        if self._ahead is not None:
+            answers, self._ahead = self._ahead.answers(), None
+        else:
+            answers = self._rollouts.answer(asked)
+        self._add(made, asked.prompts, answers)
+        for _ in range(self._options.max_resample_times if self._options.dynamic_sample else 0):
+            missing = self._per_round - (len(made.prompts) - len(made.dropped))
+            if not missing:
+                break
+            asked = self._asked(number, version, self._prompts.next(made.cursor, missing))
+            self._add(made, asked.prompts, self._rollouts.answer(asked))
+        self._cursor = made.cursor
+        return made
+
+    def _add(self, made: Round, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> None:
+        """Add answers to a round, scored; groups that nothing can be learned from are dropped where that is asked."""
+        self._judge.score(prompts, answers)
+        spreads = self._judge.value(answers, None)
+        first = len(made.prompts)
+        made.prompts += prompts
+        made.cursor += len(prompts)
+        for answer in answers:
+            answer.prompt += first
+        made.answers += answers
+        for index, spread in enumerate(spreads if self._options.dynamic_sample else ()):
+            if spread <= 0:
+                made.dropped[first + index] = "all answers got the same reward"
+
+    def _judge_round(self, made: Round, data_rank: int, data_size: int) -> None:
+        """Fill in what the model in training, and its reference, say of the answers, and what follows from it."""
+        taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
+        options = self._options
+        samples = [sample_of(0, made.prompts[each.prompt].token_ids, each.token_ids, {}) for each in taken]
+
+        def ask(objective: TokenLogps) -> list[Mapping[str, np.ndarray]]:
+            return values_of_answers(
+                self._context,
+                samples,
+                objective,
+                temperature=options.temperature,
+                data_rank=data_rank,
+                data_size=data_size,
+            )
+
+        if self._needs_old_logps:
+            for answer, values in zip(taken, ask(TokenLogps()), strict=True):
+                answer.old_logps = values["logps"][-len(answer.token_ids) :]
+        if self._reference is not None:
+            for answer, logps in zip(taken, self._reference.logps(samples, ask), strict=True):
+                answer.ref_logps = logps[-len(answer.token_ids) :]
+        made.facts |= {**figures(made.answers, self._judge.names), "dropped_groups": float(len(made.dropped))}
+
+    @property
+    def _needs_old_logps(self) -> bool:
+        return self._steps_per_round > 1
+
+    def _keep(self, made: Round) -> None:
+        write_round(self._folder, made, self._fingerprint)
+        self._rollouts.forget(made.number)
+
+    def _look_ahead(self, number: int, version: int, *, synced: bool = False) -> None:
+        """Begin the next round's answers with the weights as they are at the beginning of this one, where rounds lag.
+
+        `synced` says that these weights are gone: all answers are in the journal then.
+        """
+        if not self._options.rollout_lag or (number + 1) * self._steps_per_round >= self.total_steps:
+            return
+        if not synced:
+            self._rollouts.sync(version)
+        elif on_main(self._context, lambda: self._written(number + 1, version + self._steps_per_round, 0) is not None):
+            return
+        prompts = self._prompts.next(self._cursor, self._per_round)
+        self._ahead = Ahead(self._rollouts, self._asked(number + 1, version, prompts))
+
+    # Rows
+
+    def _rows(self, made: Round, within: int) -> list[Row]:
+        """Return the rows of one of a round's steps, the same on every process."""
+        iteration, part = divmod(within, self._options.steps_per_generation)
+        taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
+        order = shuffler(self._context.layout.order_seed, made.number * 4096 + iteration).permutation(len(taken))
+        per_step = -(-len(taken) // self._options.steps_per_generation)
+        own = [taken[index] for index in order[part * per_step : (part + 1) * per_step]]
+        samples = [self._sample(made, answer) for answer in own]
+        layout = self._context.layout
+        if layout.capacity is None:
+            return [(sample,) for sample in samples]
+        lengths = np.array([sample.tokens for sample in samples])
+        packs = pack(lengths, np.arange(len(samples)), layout.capacity)
+        return [tuple(samples[index] for index in each) for each in packs]
+
+    def _sample(self, made: Round, answer: Answer) -> Encoded:
+        values: dict[str, np.ndarray] = {"rollout_logps": answer.logps}
+        for name in ("advantages", "old_logps", "ref_logps", "is_weights"):
+            value = getattr(answer, name)
+            if value is not None:
+                values[name] = value
+        prompt = made.prompts[answer.prompt]
+        sample = sample_of(prompt.number, prompt.token_ids, answer.token_ids, values)
+        if answer.learned:
+            return sample
+        (segment,) = sample.segments
+        return replace(sample, segments=(replace(segment, weights=np.zeros_like(segment.weights)),))
+
+
+def prompts_per_round(global_rows: int, options: GrpoOptions) -> int:
+    """Return how many prompts a round answers; refuse rows that groups do not divide."""
+    answers = global_rows * options.steps_per_generation
+    prompts, rest = divmod(answers, options.num_generations)
+    if rest:
+        raise ConfigError(
+            f"A round has {answers} answers, and groups have {options.num_generations} (num_generations): it takes "
+            "whole groups.",
+            hint=f"Type --train.global_batch {(prompts + 1) * options.num_generations}, or another --num_generations.",
+        )
+    return prompts
+
+
+def check_settings(context: PlanContext, options: GrpoOptions, lengths: Sequence[np.ndarray]) -> None:
+    """Refuse what cannot be learned from, before any weights are loaded."""
+    positions = getattr(context.source.config.get_text_config(), "max_position_embeddings", None)
+    longest = max(int(each.max()) for each in lengths)
+    if positions is not None and longest + options.max_completion_length > positions:
+        raise ConfigError(
+            f"The longest prompt has {longest} tokens, and an answer may have {options.max_completion_length}: "
+            f"together more than the {positions} positions of the model.",
+            hint=f"Type --max_completion_length {max(1, positions - longest)}, or a shorter --max_length, which leaves "
+            "longer prompts out.",
+        )
+    if options.rollout_lag and options.dynamic_sample:
+        raise ConfigError(
+            "Rounds that lag behind (rollout_lag 1) cannot draw more answers later on: the weights that wrote the "
+            "first ones are gone then.",
+            hint="Leave --dynamic_sample or --rollout_lag out.",
+        )
+
+
+def figures(answers: Sequence[Answer], names: Sequence[str]) -> dict[str, float]:
+    """Return the figures of answers that are logged."""
+    rewards = np.array([answer.reward for answer in answers if answer.scored])
+    lengths = np.array([len(answer.token_ids) for answer in answers])
+    facts = {
+        "reward": float(rewards.mean()) if len(rewards) else 0.0,
+        "reward_std": float(rewards.std()) if len(rewards) else 0.0,
+        "completion_length": float(lengths.mean()),
+        "truncated": float(np.mean([answer.finish_reason == "length" for answer in answers])),
+    }
+    for name in names:
+        values = [value for answer in answers if (value := answer.rewards[name]) is not None]
+        if values:
+            facts[f"rewards/{name}"] = float(np.mean(values))
+    return facts
+
+
+def _fingerprint(options: GrpoOptions, prompts: Prompts, context: PlanContext) -> str:
+    """Return a hash of all that decides a round besides the weights."""
+    held = [options.model_dump(mode="json"), prompts.fingerprint, context.layout.global_rows, context.config.train.seed]
+    return hashlib.sha256(json.dumps(held, sort_keys=True, default=str).encode()).hexdigest()

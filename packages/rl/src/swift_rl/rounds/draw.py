@@ -1,0 +1,197 @@
+"""Answers of the model in training: its weights go to inference engines, which answer prompts on all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+
+from swift.contracts import InferenceEngine, PlanContext, Sampling
+from swift.errors import CheckpointError
+from swift.infer import StopStrings, open_engine
+from swift.toolkit import heartbeat, progress
+from swift_rl.options import GrpoOptions
+from swift_rl.rounds.data import Answer, Prompt, draw_number
+from swift_rl.rounds.files import Drawn, Journal
+
+IN_PROCESS = "transformers"
+"""The engine of which every process has its own; others answer all prompts of the run."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be answered: each prompt so many times, by weights of one version."""
+
+    round: int
+    version: int
+    prompts: Sequence[Prompt]
+    groups: int
+    sampling: Sampling
+
+    def draws(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (index of the prompt, place within its group, number of the draw)."""
+        for index, prompt in enumerate(self.prompts):
+            for place in range(self.groups):
+                yield index, place, draw_number(prompt.turn, place)
+
+
+class Rollouts:
+    """The engine of this process, and the way of answers from all processes to each."""
+
+    def __init__(self, context: PlanContext, options: GrpoOptions, folder: Path) -> None:
+        self._context = context
+        self._options = options
+        self._folder = folder
+        self._engine: InferenceEngine | None = None
+        self.resumed_from: Path | None = None
+        """Where an earlier run, of which this one is the rest, has kept its answers."""
+        self._version = -1
+        """Steps that had been made when the engine got its weights."""
+        self._stops = StopStrings(context.tokenizer, options.stop_words)
+        world = context.topology.world
+        shared = options.rollout_engine == IN_PROCESS
+        self._workers = world.size if shared else 1
+        """So many processes have an engine: the first ones."""
+        self._answers = world.rank < self._workers
+
+    @property
+    def engine(self) -> InferenceEngine | None:
+        """Return the engine of this process, once it was needed."""
+        return self._engine
+
+    def sampling(self, seed: int, temperature: float) -> Sampling:
+        """Return how answers are drawn at a temperature."""
+        options = self._options
+        drawn = Sampling(
+            max_new_tokens=options.max_completion_length,
+            temperature=temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            seed=seed,
+            stop=options.stop_words,
+        )
+        return self._stops.told(drawn)
+
+    def sync(self, version: int) -> None:
+        """Give the weights in training, after so many steps, to the engines. Called on every process."""
+        if version == self._version:
+            return
+        if self._answers and self._engine is None:
+            self._engine = self._open()
+        self._context.send_weights(self._engine)
+        self._version = version
+
+    def answer(self, asked: Asked, *, keep: bool = True) -> list[Answer]:
+        """Return the answers to all prompts, the same on every process. Called on every process."""
+        return self.gathered(asked, self.local(asked, keep=keep))
+
+    def local(self, asked: Asked, *, keep: bool = True, show: bool = True) -> dict[int, Drawn]:
+        """Draw this process's share of the answers: number of the draw → answer.
+
+        Those that an earlier life of the run has drawn are taken from its journal.
+        """
+        if not self._answers:
+            return {}
+        rank = self._context.topology.world.rank
+        journal = Journal(self._folder, asked.round, asked.version, rank)
+        known = {}
+        for folder in (self.resumed_from, self._folder) if keep else ():
+            if folder is not None:
+                known |= Journal(folder, asked.round, asked.version, rank).read()
+        mine = [(index, number) for index, _, number in asked.draws() if index % self._workers == rank]
+        drawn = {number: known[number] for _, number in mine if number in known}
+        missing = [(index, number) for index, number in mine if number not in known]
+        numbers = [number for _, number in missing]
+        prompts = [asked.prompts[index].token_ids.tolist() for index, _ in missing]
+        if prompts and self._engine is None:
+            raise CheckpointError(
+                f"{len(prompts)} answers of round {asked.round + 1} are not kept under {self._folder}, and the weights "
+                "that were to write them are gone.",
+                hint="Resume from a checkpoint at the end of a round, or bring the folder rollouts of the run back.",
+            )
+        answers = self._engine.generate(prompts, replace(asked.sampling, numbers=numbers)) if self._engine else iter(())
+        shown = show and self._context.topology.is_main
+        for place, came in progress(answers, "Drawing answers", on=shown, total=len(prompts)):
+            heartbeat()
+            each = Drawn(list(came.token_ids), list(came.logprobs), came.finish_reason)
+            drawn[numbers[place]] = each
+            if keep:
+                journal.add(numbers[place], each)
+        return drawn
+
+    def gathered(self, asked: Asked, mine: dict[int, Drawn]) -> list[Answer]:
+        """Return everybody's answers in order. Called on every process."""
+        drawn = {number: each for part in self._context.comms.gather(mine) for number, each in part.items()}
+        return [self._answer(index, place, drawn[number]) for index, place, number in asked.draws()]
+
+    def forget(self, number: int) -> None:
+        """Take the journal of a round away, on one process, once the round is written whole."""
+        Journal(self._folder, number, 0, 0).clear()
+
+    def close(self) -> None:
+        """Give the engine back."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _answer(self, prompt: int, place: int, drawn: Drawn) -> Answer:
+        ids = drawn.token_ids
+        text, found = self._stops.before(self._text(ids))
+        if not found and drawn.finish_reason == "stop":
+            text = self._text(ids[:-1])
+        return Answer(
+            prompt=prompt,
+            place=place,
+            token_ids=np.array(ids, dtype=np.int32),
+            logps=np.array(drawn.logps, dtype=np.float32),
+            finish_reason=drawn.finish_reason,
+            text=text,
+        )
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._context.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _open(self) -> InferenceEngine:
+        model, options = self._context.config.model, self._options
+        in_process = options.rollout_engine == IN_PROCESS
+        return open_engine(
+            options.rollout_engine,
+            self._context.model,
+            dtype=model.dtype,
+            device=self._context.topology.device if in_process else None,
+            batch_size=options.rollout_batch_size,
+            options=options.rollout_options,
+            trust_remote_code=model.trust_remote_code,
+        )
+
+
+class Ahead:
+    """Answers of the next round, drawn in a thread while this one is learned from."""
+
+    def __init__(self, rollouts: Rollouts, asked: Asked) -> None:
+        self.asked = asked
+        self._rollouts = rollouts
+        self._drawn: dict[int, Drawn] = {}
+        self._failure: BaseException | None = None
+        self._thread = Thread(target=self._work, name="rollouts", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until this process's share is drawn, and kept in its journal."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def answers(self) -> list[Answer]:
+        """Return everybody's answers. Called on every process."""
+        self.wait()
+        return self._rollouts.gathered(self.asked, self._drawn)
+
+    def _work(self) -> None:
+        try:
+            self._drawn = self._rollouts.local(self.asked, show=False)
+        except BaseException as failure:
+            self._failure = failure

@@ -1,0 +1,166 @@
+"""Rounds on disk: `round-000012.jsonl` for people and programs, `round-000012.safetensors` for the steps.
+
+A round is there when its second file is, which is written last and names the checksum of the first. Answers that are
+drawn before the round is whole are kept in a journal, so that a run that ends meanwhile does not draw them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from swift_rl.rounds.data import Answer, Prompt, Round
+
+FOLDER = "rollouts"
+"""Under the run's folder."""
+_ARRAYS = ("token_ids", "logps", "advantages", "old_logps", "ref_logps", "is_weights", "entropies")
+_TOLD = ("prompt", "place", "finish_reason", "text", "rewards", "remarks", "reward", "why_not")
+
+
+def path_of(folder: Path, number: int, ending: str) -> Path:
+    """Return the name of one of a round's files."""
+    return folder / f"round-{number:06d}.{ending}"
+
+
+def write_round(folder: Path, made: Round, fingerprint: str) -> Path:
+    """Write a round whole, and return the file that people read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told, arrays = (path_of(folder, made.number, ending) for ending in ("jsonl", "safetensors"))
+    text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in _lines(made))
+    _replace(told, text.encode())
+    unfinished = arrays.with_suffix(".tmp")
+    facts = {"fingerprint": fingerprint, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    save_file(_columns(made.answers), unfinished, metadata=facts)
+    _synced(unfinished)
+    unfinished.replace(arrays)
+    return told
+
+
+def read_round(folder: Path, number: int, fingerprint: str | None = None) -> Round | None:
+    """Return a round that was written whole; None where there is none, or it was made under other settings."""
+    told, arrays = (path_of(folder, number, ending) for ending in ("jsonl", "safetensors"))
+    try:
+        text = told.read_text(encoding="utf-8")
+        with safe_open(arrays, framework="numpy") as file:
+            facts = file.metadata() or {}
+            columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+    except (OSError, SafetensorError, UnicodeDecodeError):
+        return None
+    if facts.get("sha256") != hashlib.sha256(text.encode()).hexdigest():
+        return None
+    if fingerprint is not None and facts.get("fingerprint") != fingerprint:
+        return None
+    return _round_of([json.loads(line) for line in text.splitlines()], columns)
+
+
+def _lines(made: Round) -> Iterator[Mapping[str, Any]]:
+    yield {
+        "round": made.number,
+        "version": made.version,
+        "cursor": made.cursor,
+        "facts": made.facts,
+        "dropped": {str(prompt): why for prompt, why in made.dropped.items()},
+        "prompts": [
+            {**asdict(prompt), "token_ids": prompt.token_ids.tolist(), "columns": dict(prompt.columns)}
+            for prompt in made.prompts
+        ],
+    }
+    for answer in made.answers:
+        yield {name: getattr(answer, name) for name in _TOLD}
+
+
+def _columns(answers: Sequence[Answer]) -> dict[str, np.ndarray]:
+    columns = {"lengths": np.array([len(answer.token_ids) for answer in answers], dtype=np.int64)}
+    for name in _ARRAYS:
+        values = [getattr(answer, name) for answer in answers]
+        if values and all(value is not None for value in values):
+            columns[name] = np.concatenate(values)
+    return columns
+
+
+def _round_of(lines: Sequence[Mapping[str, Any]], columns: Mapping[str, np.ndarray]) -> Round:
+    head, rest = lines[0], lines[1:]
+    prompts = [Prompt(**{**each, "token_ids": np.array(each["token_ids"], dtype=np.int32)}) for each in head["prompts"]]
+    ends = np.cumsum(columns["lengths"])[:-1]
+    pieces = {name: np.split(columns[name], ends) for name in _ARRAYS if name in columns}
+    answers = []
+    for index, line in enumerate(rest):
+        values: dict[str, Any] = {**line, **{name: parts[index] for name, parts in pieces.items()}}
+        answers.append(Answer(**values))
+    dropped = {int(prompt): why for prompt, why in head["dropped"].items()}
+    return Round(head["round"], head["version"], prompts, answers, head["facts"], dropped, head["cursor"])
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """An answer as an engine gave it."""
+
+    token_ids: list[int]
+    logps: list[float]
+    finish_reason: str
+
+
+class Journal:
+    """The answers of a round that were drawn so far, by all processes, in `round-000012.drawn/`."""
+
+    def __init__(self, folder: Path, number: int, version: int, rank: int) -> None:
+        self._folder = path_of(folder, number, "drawn")
+        self._file = self._folder / f"rank-{rank}.jsonl"
+        self._version = version
+
+    def read(self) -> dict[int, Drawn]:
+        """Return what is known: the number of the draw → the answer. Lines that were not finished do not count."""
+        known: dict[int, Drawn] = {}
+        for file in sorted(self._folder.glob("rank-*.jsonl")):
+            for line in file.read_bytes().split(b"\n")[:-1]:
+                try:
+                    entry = json.loads(line)
+                    if entry["version"] == self._version:
+                        known[entry["number"]] = Drawn(entry["token_ids"], entry["logps"], entry["finish_reason"])
+                except (ValueError, KeyError, TypeError):
+                    continue
+        return known
+
+    def add(self, number: int, drawn: Drawn) -> None:
+        """Keep an answer."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        line = json.dumps({"version": self._version, "number": number, **asdict(drawn)}) + "\n"
+        with self._file.open("ab") as file:
+            if file.tell() and not self._ends_whole():
+                file.write(b"\n")
+            file.write(line.encode())
+
+    def clear(self) -> None:
+        """Take everything away; on one process only."""
+        for file in self._folder.glob("rank-*.jsonl"):
+            file.unlink(missing_ok=True)
+        if self._folder.is_dir():
+            self._folder.rmdir()
+
+    def _ends_whole(self) -> bool:
+        with self._file.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    unfinished = path.with_suffix(path.suffix + ".tmp")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def _synced(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,65 @@
+"""The prompts of a run by their place in its order: epoch after epoch, each in an order of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swift.data.plans import shuffler
+from swift_rl.rounds.data import Prompt
+
+if TYPE_CHECKING:
+    from swift.data.pipeline import Prepared
+
+
+class Prompts:
+    """The prompts of a data set."""
+
+    def __init__(self, data: Prepared, *, seed: int, shuffle: bool) -> None:
+        self._data = data
+        self._seed = seed
+        self._shuffle = shuffle
+        self._order = lru_cache(maxsize=2)(self._order_of)
+
+    def __len__(self) -> int:
+        return len(self._data.samples)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return what changes when any prompt changes."""
+        return self._data.samples.fingerprint
+
+    def columns(self) -> list[str]:
+        """Return the columns that rewards find, as the first rows have them."""
+        looked_at = [self.at(index, index).columns for index in range(min(len(self), 20))]
+        return list(dict.fromkeys(column for columns in looked_at for column in columns))
+
+    def next(self, cursor: int, count: int) -> list[Prompt]:
+        """Return the prompts from one place of the run's order on."""
+        turns = range(cursor, cursor + count)
+        return [self.at(int(self._order(turn // len(self))[turn % len(self)]), turn) for turn in turns]
+
+    def all(self) -> Sequence[Prompt]:
+        """Return every prompt, in the order of the data set."""
+        return [self.at(index, index) for index in range(len(self))]
+
+    def at(self, index: int, turn: int) -> Prompt:
+        """Return the prompt of one sample, as the run takes it at that place of its order."""
+        sample = self._data.samples[index]
+        row = int(self._data.store.rows[sample.sample_id])
+        read = self._data.corpus.sample(row)
+        return Prompt(
+            number=sample.sample_id,
+            turn=turn,
+            token_ids=np.asarray(sample.segments[0].input_ids),
+            messages=[dict(message) for message in read.conversation.messages],
+            columns=dict(read.extras),
+            place=self._data.corpus.place(row),
+        )
+
+    def _order_of(self, epoch: int) -> np.ndarray:
+        count = len(self)
+        return shuffler(self._seed, epoch).permutation(count) if self._shuffle else np.arange(count)

@@ -1,0 +1,220 @@
+"""Rounds of online learning: what the steps learn from, and runs that end anywhere and are resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import Trained, run_training
+from transformers import AutoModelForCausalLM
+
+from swift.errors import CheckpointError, ConfigError, SwiftError
+from swift_rl.rounds import plan as plan_module
+from swift_rl.rounds.data import Round
+from swift_rl.rounds.draw import Rollouts
+from swift_rl.rounds.files import Journal, path_of, read_round
+from swift_rl.rounds.judge import Judge
+
+ROWS = [{"messages": [{"role": "user", "content": f"Say {word}."}], "bonus": 0.01} for word in "abcdefghijkl"]
+
+
+def settings(rewards: Path, **changes: Any) -> dict[str, Any]:
+    """Four answers to each of two prompts per step."""
+    return {
+        "objective.name": "grpo",
+        "objective.reward_funcs": [f"{rewards}:evens"],
+        "objective.num_generations": 4,
+        "objective.max_completion_length": 6,
+        "train.global_batch": 8,
+        "train.micro_batch": 4,
+        "train.max_steps": 4,
+        "checkpoint.save_steps": 1,
+        **changes,
+    }
+
+
+def learned(run: Trained, after: int = 0) -> list[tuple[float, float]]:
+    return [(line["loss"], line["grad_norm"]) for step, line in run.lines.items() if step > after and "loss" in line]
+
+
+def rounds(run: Trained) -> list[Round]:
+    folder = run.folder / "rollouts"
+    found = [read_round(folder, number) for number in range(len(list(folder.glob("round-*.safetensors"))))]
+    assert all(found)
+    return [each for each in found if each is not None]
+
+
+def test_the_first_step_is_the_policy_gradient_of_what_the_round_says(
+    tied: Path, rewards: Path, tmp_path: Path
+) -> None:
+    run = run_training(tied, tmp_path, ROWS, settings(rewards, **{"train.max_steps": 1}))
+    (made,) = rounds(run)
+    model = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
+    loss, tokens = torch.zeros(()), 0
+    for group in (made.group(prompt) for prompt in range(len(made.prompts))):
+        scores = np.array([sum(token % 2 == 0 for token in each.token_ids) / len(each.token_ids) for each in group])
+        advantages = (scores - scores.mean()) / (scores.std(ddof=1) + 1e-4)
+        for answer, advantage in zip(group, advantages, strict=True):
+            prompt = made.prompts[answer.prompt].token_ids
+            ids = torch.tensor(np.concatenate([prompt, answer.token_ids])[None].astype("int64"))
+            logps = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
+            assert answer.logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
+            loss = loss - (logps * float(advantage)).sum()
+            tokens += len(logps)
+    (loss / tokens).backward()
+    norm = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]).norm()
+    assert run.grad_norms == [pytest.approx(float(norm), rel=1e-4)]
+    assert run.lines[1]["reward"] == pytest.approx(np.mean([answer.reward for answer in made.answers]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "step"),
+    [
+        ({}, 2),
+        ({"objective.steps_per_generation": 2, "objective.num_iterations": 2, "train.max_steps": 6}, 3),
+        ({"objective.rollout_lag": 1}, 2),
+    ],
+    ids=["between rounds", "in the middle of a round", "with the next round drawn ahead"],
+)
+def test_a_run_is_resumed_to_the_same_bits(
+    tied: Path, rewards: Path, tmp_path: Path, changes: dict[str, Any], step: int
+) -> None:
+    whole = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
+    resume = {"checkpoint.resume": str(whole.folder / f"checkpoint-{step}"), "logging.run_name": "resumed"}
+    rest = run_training(tied, tmp_path, ROWS, settings(rewards, **changes, **resume))
+    assert learned(rest) == learned(whole, after=step)
+
+
+class Killed(KeyboardInterrupt):
+    """Nothing catches it, as nothing catches SIGKILL."""
+
+
+def killed_after(count: int, function: Callable[..., Any], *, before: bool = False) -> Callable[..., Any]:
+    """Let a function be called so often, and end the run with the next call."""
+    calls = [0]
+
+    def counting(*arguments: Any, **more: Any) -> Any:
+        calls[0] += 1
+        if before and calls[0] > count:
+            raise Killed
+        came = function(*arguments, **more)
+        if calls[0] > count:
+            raise Killed
+        return came
+
+    return counting
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("phase", ["drawing", "scoring", "before the file", "after the file", "between steps"])
+def test_a_run_that_ends_anywhere_goes_on_to_the_same_bits(
+    tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, lag: int
+) -> None:
+    changes = {"objective.steps_per_generation": 2, "objective.rollout_lag": lag, "train.max_steps": 6}
+    whole = run_training(tied, tmp_path / "whole", ROWS, settings(rewards, **changes))
+    with monkeypatch.context() as patched:
+        owner, name, count, before = {
+            "drawing": (Journal, "add", 21, False),
+            "scoring": (Judge, "score", 1, True),
+            "before the file": (plan_module, "write_round", 1, True),
+            "after the file": (plan_module, "write_round", 1, False),
+            "between steps": (plan_module.RolloutPlan, "batch", 3, True),
+        }[phase]
+        patched.setattr(owner, name, killed_after(count, getattr(owner, name), before=before))
+        with pytest.raises(Killed):
+            run_training(tied, tmp_path / "ends", ROWS, settings(rewards, **changes))
+    drawn = []
+    monkeypatch.setattr(
+        Journal, "add", lambda self, number, each, add=Journal.add: drawn.append(number) or add(self, number, each)
+    )
+    ended = tmp_path / "ends" / tied.name / "run"
+    rest = run_training(
+        tied, tmp_path / "ends", ROWS, settings(rewards, **changes, **{"checkpoint.resume": str(ended)})
+    )
+    first = min(rest.lines)
+    assert learned(rest)[-4:] == learned(whole)[-4:]
+    assert first >= 2
+    if phase == "drawing":
+        assert len(drawn) < 32
+    for number in range(1, 3):
+        ours, theirs = (read_round(run.folder / "rollouts", number) for run in (rest, whole))
+        assert ours is not None
+        assert theirs is not None
+        for one, other in zip(ours.answers, theirs.answers, strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+            assert one.logps.tolist() == other.logps.tolist()
+
+
+def test_answers_of_a_lagging_round_are_those_of_the_weights_before(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    ahead = run_training(tied, tmp_path / "a", ROWS, settings(rewards, **{"objective.rollout_lag": 1}))
+    assert [each.version for each in rounds(ahead)] == [0, 0, 1, 2]
+    atonce = run_training(tied, tmp_path / "b", ROWS, settings(rewards))
+    assert [each.version for each in rounds(atonce)] == [0, 1, 2, 3]
+
+
+def test_groups_without_spread_give_way_to_the_next_prompts(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    changes = {
+        "objective.reward_funcs": [f"{rewards}:first"],
+        "objective.dynamic_sample": True,
+        "objective.max_resample_times": 5,
+        "train.max_steps": 6,
+    }
+    run = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
+    made = rounds(run)
+    dropped = [prompt for each in made for prompt in each.dropped]
+    assert dropped
+    for each in made:
+        assert len(each.prompts) - len(each.dropped) == 2
+        for prompt in range(len(each.prompts)):
+            spread = len({answer.reward for answer in each.group(prompt)}) > 1
+            assert spread is (prompt not in each.dropped)
+    turns = [prompt.turn for each in made for prompt in each.prompts]
+    assert turns == list(range(len(turns)))
+
+
+def test_held_out_prompts_are_answered_and_choose_the_best_checkpoint(
+    tied: Path, rewards: Path, tmp_path: Path
+) -> None:
+    run = run_training(tied, tmp_path, ROWS[:8], settings(rewards, **{"train.eval_steps": 2}), validation=ROWS[8:])
+    evaluated = {step: line["eval_reward"] for step, line in run.lines.items() if "eval_reward" in line}
+    assert sorted(evaluated) == [2, 4]
+    assert run.summary.best_checkpoint is not None
+    best = max(evaluated, key=lambda step: (evaluated[step], -step))
+    assert run.summary.best_checkpoint.name == f"checkpoint-{best}"
+
+
+def test_a_round_whose_file_is_gone_is_said_where_a_run_resumes_inside_of_it(
+    tied: Path, rewards: Path, tmp_path: Path
+) -> None:
+    changes = {"objective.num_iterations": 2}
+    whole = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
+    path_of(whole.folder / "rollouts", 0, "safetensors").unlink()
+    resume = {"checkpoint.resume": str(whole.folder / "checkpoint-1"), "logging.run_name": "resumed"}
+    with pytest.raises(CheckpointError, match="learns from round 1, whose answers are in no file"):
+        run_training(tied, tmp_path, ROWS, settings(rewards, **changes, **resume))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train.global_batch": 6}, "groups have 4"),
+        ({"objective.reward_funcs": []}, "Nothing says which answers are good"),
+        ({"objective.max_completion_length": 5000}, "positions of the model"),
+        ({"objective.rollout_lag": 1, "objective.dynamic_sample": True}, "lag behind"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused_before_weights_load(
+    tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises((ConfigError, SwiftError), match=said):
+        run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
+
+
+def test_every_process_learns_from_the_same_answers(tied: Path, rewards: Path) -> None:
+    assert Rollouts
