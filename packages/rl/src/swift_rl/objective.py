@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from swift.contracts import LossSums, ModelView, Need
 from swift.objectives.base import BaseObjective, viewed
@@ -30,6 +30,10 @@ class Grpo(BaseObjective[GrpoOptions]):
     options_model = GrpoOptions
     name = "grpo"
     encoding = PromptEncoding()
+    defaults: ClassVar[Mapping[str, tuple[Any, str]]] = {
+        "tuner.dropout": (0.0, "dropout would make the policy that learns another than the one that answered"),
+        "optim.schedule": ("constant", "the rewards of later answers count as much as those of the first"),
+    }
 
     def __init__(self, options: GrpoOptions) -> None:
         super().__init__(options)

@@ -72,6 +72,7 @@ class Rollouts:
             top_k=options.top_k,
             seed=seed,
             stop=options.stop_words,
+            logprobs="drawn",
         )
         return self._stops.told(drawn)
 
@@ -97,7 +98,7 @@ class Rollouts:
             return {}
         rank = self._context.topology.world.rank
         journal = Journal(self._folder, asked.round, asked.version, rank)
-        known = {}
+        known: dict[int, Drawn] = {}
         for folder in (self.resumed_from, self._folder) if keep else ():
             if folder is not None:
                 known |= Journal(folder, asked.round, asked.version, rank).read()

@@ -35,6 +35,7 @@ class Judge:
             )
         check_columns(selected, columns)
         self.names = [each.name for each in selected]
+        self._weights = [each.weight for each in selected]
         self._pool: RewardPool | None = None
         if context.topology.is_main:
             folder = context.folder / FOLDER
@@ -72,15 +73,15 @@ class Judge:
         table = np.array([[_number(answer.rewards[name]) for name in self.names] for answer in answers])
         groups = np.array([answer.prompt for answer in answers])
         lengths = np.array([len(answer.token_ids) for answer in answers])
-        found = advantages.estimate(table, groups, lengths, self._options, None if kl is None else list(kl))
+        found = advantages.estimate(table, groups, lengths, self._options, kl, weights=self._weights)
         for index, answer in enumerate(answers):
             answer.advantages = np.asarray(found.tokens[index], dtype=np.float64)
-            answer.reward = float(found.total[index])
-            answer.why_not = self._why_not(answer, bool(found.scored[index]))
+            answer.reward = float(found.total[index]) if found.scored[index] else 0.0
+            answer.why_not = self._why_not(answer)
         return [float(each) for each in found.spread]
 
-    def _why_not(self, answer: Answer, scored: bool) -> str:
-        if not scored:
+    def _why_not(self, answer: Answer) -> str:
+        if not answer.scored:
             return "no reward could be computed"
         if self._options.overlong_filter and answer.finish_reason == "length":
             return "the answer was cut off at max_completion_length"

@@ -14,8 +14,10 @@ import numpy as np
 
 from swift.data.plans import pack, shuffler
 from swift.errors import CheckpointError, ConfigError
+from swift_rl import correction, kl
+from swift_rl.advantages import entropy_mask
 from swift_rl.rounds.data import Answer, Prompt, Round
-from swift_rl.rounds.draw import Ahead, Asked, Rollouts
+from swift_rl.rounds.draw import IN_PROCESS, Ahead, Asked, Rollouts
 from swift_rl.rounds.files import FOLDER, read_round, write_round
 from swift_rl.rounds.judge import Judge, on_main
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
@@ -63,6 +65,8 @@ class RolloutPlan:
         self._ahead: Ahead | None = None
         self._cursor = 0
         self._resumed: Mapping[str, Any] = {}
+        for line in options.notes():
+            context.say(line)
         self._first_step = 0
         """Of this life of the run."""
 
@@ -217,8 +221,8 @@ class RolloutPlan:
 
     def _judge_round(self, made: Round, data_rank: int, data_size: int) -> None:
         """Fill in what the model in training, and its reference, say of the answers, and what follows from it."""
-        taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
         options = self._options
+        taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
         samples = [sample_of(0, made.prompts[each.prompt].token_ids, each.token_ids, {}) for each in taken]
 
         def ask(objective: TokenLogps) -> list[Mapping[str, np.ndarray]]:
@@ -231,17 +235,53 @@ class RolloutPlan:
                 data_size=data_size,
             )
 
-        if self._needs_old_logps:
-            for answer, values in zip(taken, ask(TokenLogps()), strict=True):
-                answer.old_logps = values["logps"][-len(answer.token_ids) :]
+        if self._asks_policy:
+            by_entropy = options.top_entropy_quantile < 1
+            for answer, values in zip(taken, ask(TokenLogps(entropy=by_entropy)), strict=True):
+                answer.old_logps = _of_answer(values["logps"], answer)
+                answer.entropies = _of_answer(values["entropies"], answer) if by_entropy else None
         if self._reference is not None:
             for answer, logps in zip(taken, self._reference.logps(samples, ask), strict=True):
-                answer.ref_logps = logps[-len(answer.token_ids) :]
+                answer.ref_logps = _of_answer(logps, answer)
+        if options.beta > 0 and options.kl_in_reward:
+            self._judge.value(taken, kl.of_answers(_all(taken, "old_logps"), _all(taken, "ref_logps"), options))
+        if options.top_entropy_quantile < 1:
+            high = entropy_mask(_all(taken, "entropies"), options.top_entropy_quantile)
+            for answer, advantages, kept in zip(taken, _all(taken, "advantages"), high, strict=True):
+                answer.advantages = np.where(kept, advantages, 0.0)
+        if self._corrects:
+            made.facts |= self._correct(taken)
         made.facts |= {**figures(made.answers, self._judge.names), "dropped_groups": float(len(made.dropped))}
 
+    def _correct(self, taken: Sequence[Answer]) -> dict[str, float]:
+        """Weigh the tokens by what the trainer says of them against what the engine said."""
+        masks = [np.full(len(answer.token_ids), answer.learned) for answer in taken]
+        drawn = [answer.logps for answer in taken]
+        found = correction.weights(_all(taken, "old_logps"), drawn, masks, self._options, foreign=self._is_foreign)
+        for answer, weights in zip(taken, found.weights, strict=True):
+            answer.is_weights = weights.astype(np.float32)
+        return found.facts
+
     @property
-    def _needs_old_logps(self) -> bool:
-        return self._steps_per_round > 1
+    def _is_foreign(self) -> bool:
+        """Whether answers are drawn by an engine that computes otherwise than the model in training, or lags behind."""
+        exact = self._options.rollout_engine == IN_PROCESS and self._context.config.model.dtype == "float32"
+        on_cpu = self._options.rollout_engine == IN_PROCESS and self._context.topology.device == "cpu"
+        return not (exact or on_cpu) or self._options.rollout_lag > 0
+
+    @property
+    def _corrects(self) -> bool:
+        return correction.mode_of(self._options, foreign=self._is_foreign) != "off"
+
+    @property
+    def _asks_policy(self) -> bool:
+        """Whether the model in training is asked about the answers before it learns from them.
+
+        Where one step learns from each answer once, its own log-probabilities are the old ones.
+        """
+        options = self._options
+        in_reward = options.beta > 0 and options.kl_in_reward
+        return self._steps_per_round > 1 or self._corrects or in_reward or options.top_entropy_quantile < 1
 
     def _keep(self, made: Round) -> None:
         write_round(self._folder, made, self._fingerprint)
@@ -316,6 +356,13 @@ def check_settings(context: PlanContext, options: GrpoOptions, lengths: Sequence
             hint=f"Type --max_completion_length {max(1, positions - longest)}, or a shorter --max_length, which leaves "
             "longer prompts out.",
         )
+    narrowed = options.top_p < 1 or options.top_k > 0
+    if narrowed and (options.num_iterations * options.steps_per_generation > 1 or options.rollout_lag):
+        raise ConfigError(
+            "Answers drawn with top_p below 1 or with top_k are not those of the policy: importance ratios between the "
+            "two are biased, and a round that serves several steps, or lags behind, has such ratios.",
+            hint="Leave --top_p and --top_k out.",
+        )
     if options.rollout_lag and options.dynamic_sample:
         raise ConfigError(
             "Rounds that lag behind (rollout_lag 1) cannot draw more answers later on: the weights that wrote the "
@@ -339,6 +386,15 @@ def figures(answers: Sequence[Answer], names: Sequence[str]) -> dict[str, float]
         if values:
             facts[f"rewards/{name}"] = float(np.mean(values))
     return facts
+
+
+def _of_answer(values: np.ndarray, answer: Answer) -> np.ndarray:
+    """Return the values of the answer's own tokens, which are the last ones."""
+    return values[len(values) - len(answer.token_ids) :]
+
+
+def _all(answers: Sequence[Answer], name: str) -> list[np.ndarray]:
+    return [getattr(answer, name) for answer in answers]
 
 
 def _fingerprint(options: GrpoOptions, prompts: Prompts, context: PlanContext) -> str:
