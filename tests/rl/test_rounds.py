@@ -118,7 +118,7 @@ def test_a_run_that_ends_anywhere_goes_on_to_the_same_bits(
     whole = run_training(tied, tmp_path / "whole", ROWS, settings(rewards, **changes))
     with monkeypatch.context() as patched:
         owner, name, count, before = {
-            "drawing": (Journal, "add", 21, False),
+            "drawing": (Journal, "add", 21 + 16 * lag, False),
             "scoring": (Judge, "score", 1, True),
             "before the file": (plan_module, "write_round", 1, True),
             "after the file": (plan_module, "write_round", 1, False),
