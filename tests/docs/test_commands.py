@@ -14,6 +14,7 @@ from swift.cli.serve import ServeVerbOptions
 from swift.cli.verbs import TRAINING, VERBS
 from swift.config.parse import parse
 from swift.errors import SwiftError
+from swift.plugins.load import load_command
 
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.rglob("*.md"))]
 OF_PLUGINS = {
@@ -24,6 +25,7 @@ OF_PLUGINS = {
     "write-an-optimizer.md",
     "write-a-tuner.md",
     "write-a-command.md",
+    "write-a-reward.md",
     "rollouts.md",
 }
 """Pages whose commands need the plugin that they build; `test_plugin_pages.py` runs them."""
@@ -95,7 +97,9 @@ def _read(words: list[str]) -> None:
     verb, *rest = words
     if verb.startswith("--"):
         return
-    assert verb in VERBS, verb
+    if verb not in VERBS:
+        read_options(verb, rest, load_command(verb).object.options_model)
+        return
     rest = [word for word in _without_redirection(rest) if not _own_file(word)]
     if verb == "config":
         action, *rest = rest

@@ -19,6 +19,7 @@ PAGES = (
     "how-to/write-an-optimizer.md",
     "how-to/write-a-tuner.md",
     "how-to/write-a-command.md",
+    "how-to/write-a-reward.md",
     "how-to/rollouts.md",
     "plugins/write-an-engine.md",
 )

@@ -40,7 +40,7 @@ class WorkerProcess(Generic[Task]):
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 cwd=folder,
-                env={**_environment(), "PYTHONIOENCODING": "utf-8:backslashreplace"},
+                env=_environment(),
             )
         assert self._process.stdout is not None
         self.printed = self._process.stdout.fileno()
@@ -127,5 +127,9 @@ class WorkerProcess(Generic[Task]):
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of this process: with one thread each, several processes share the cores best."""
-    return {"OMP_NUM_THREADS": "1", **os.environ}
+    """Return the variables of a process that finds the modules that this one finds.
+
+    With one thread each, several processes share the cores best.
+    """
+    path = os.pathsep.join(folder for folder in sys.path if folder)
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8:backslashreplace"}
