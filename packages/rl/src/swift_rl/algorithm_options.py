@@ -101,6 +101,15 @@ class AlgorithmOptions(Section):
         1.0, description="Learn from this part of the tokens only, those of the highest entropy"
     )
     overlong_filter: bool = Field(False, description="Learn nothing from answers that reached max_completion_length")
+    dynamic_sample: bool = Field(
+        False, description="Replace groups whose answers all have the same reward by the next prompts (DAPO)"
+    )
+    max_resample_times: Annotated[int, Field(ge=1, le=1000)] = Field(
+        3, description="How often a round asks for more prompts under dynamic_sample"
+    )
+    max_idle_rounds: Annotated[int, Field(ge=0, le=1000)] = Field(
+        5, description="End the run after so many rounds in a row that teach nothing; 0 never ends it"
+    )
     log_entropy: bool = Field(False, description="Log the entropy of the policy")
 
     @model_validator(mode="before")

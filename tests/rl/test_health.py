@@ -1,0 +1,114 @@
+"""The doctor of online learning: what each illness of a run is called, and when it ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swift_rl import advantages
+from swift_rl.algorithm_options import AlgorithmOptions
+from swift_rl.health import Health, NothingToLearn, signs_of
+from swift_rl.rounds.data import Answer, Prompt, Round
+
+GROUP = 4
+
+
+def made_up(rewards: Sequence[float | None], number: int = 0, **changes: Any) -> Round:
+    """A round with groups of four; `changes` are what each answer has besides."""
+    prompts = [Prompt(index, np.arange(3), [], {}) for index in range(len(rewards) // GROUP)]
+    answers = []
+    for index, reward in enumerate(rewards):
+        given: dict[str, Any] = {
+            "prompt": index // GROUP, "place": index % GROUP, "token_ids": np.arange(5), "logps": np.full(5, -1.0),
+            "finish_reason": "stop", "text": f"answer {index}", "rewards": {"right": reward}, "reward": reward or 0.0,
+        }  # fmt: skip
+        answers.append(Answer(**{**given, **changes}))
+    table = np.array([[np.nan if reward is None else reward] for reward in rewards])
+    groups = np.array([answer.prompt for answer in answers])
+    made = advantages.estimate(table, groups, np.full(len(answers), 5), AlgorithmOptions())
+    for answer, values in zip(answers, made.tokens, strict=True):
+        answer.advantages = values
+    return Round(number, number, prompts, answers)
+
+
+LEARNS = [0.0, 1.0, 0.0, 1.0] * 2
+EQUAL = [0.0] * 4 + [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "what", "advice"),
+    [
+        (
+            lambda: made_up([0.0] * 8, finish_reason="length"),
+            "100% of the answers were cut off",
+            "max_completion_length",
+        ),
+        (lambda: made_up([0.5] * 8), "every answer got the reward 0.5", "what the reward expects"),
+        (lambda: made_up([None] * 8), "no reward could be computed", "swift rewards test"),
+        (lambda: made_up([0.0] * 8, text="the same"), "answers to a prompt are all the same", "--temperature"),
+        (lambda: made_up(EQUAL, logps=np.full(5, -0.001)), "the entropy is down to 0.001", "--temperature"),
+        (lambda: made_up(EQUAL), "within each group all answers got the same reward", "--num_generations"),
+        (lambda: made_up(LEARNS, why_not="overlong", finish_reason="length"), "were cut off", "max_completion_length"),
+    ],
+    ids=["truncated", "constant", "unscorable", "alike", "entropy", "equal", "filtered"],
+)
+def test_a_run_that_cannot_learn_is_told_why_and_ended_after_some_rounds(
+    make: Callable[[], Round], what: str, advice: str
+) -> None:
+    said: list[str] = []
+    health = Health(3, said.append)
+    for _ in range(2):
+        health.look(make())
+    assert len(said) == 1, "it is said once"
+    assert what in said[0]
+    assert advice in said[0]
+    with pytest.raises(NothingToLearn, match="3 rounds in a row taught nothing") as raised:
+        health.look(make())
+    assert what in str(raised.value)
+    assert advice in str(raised.value)
+
+
+def test_one_round_that_teaches_begins_the_count_anew_and_zero_never_ends_a_run() -> None:
+    health = Health(2, lambda line: None)
+    for rewards in ([0.0] * 8, LEARNS, [0.0] * 8, LEARNS):
+        health.look(made_up(rewards))
+    patient = Health(0, lambda line: None)
+    for _ in range(50):
+        patient.look(made_up([0.0] * 8))
+
+
+def test_a_run_that_has_learned_all_that_its_prompts_teach_goes_on() -> None:
+    health = Health(2, lambda line: None)
+    health.look(made_up(LEARNS))
+    for _ in range(20):
+        health.look(made_up([1.0] * 8))
+
+
+def test_answers_cut_off_do_not_end_a_run_that_learns_from_them() -> None:
+    said: list[str] = []
+    health = Health(1, said.append)
+    for _ in range(3):
+        assert health.look(made_up(LEARNS, finish_reason="length")).taught == 1
+    assert said == []
+
+
+def test_groups_that_were_left_out_teach_nothing() -> None:
+    made = made_up(LEARNS)
+    made.dropped = {0: "all the same", 1: "all the same"}
+    assert signs_of(made).taught == 0
+
+
+def test_a_reference_that_is_not_the_first_model_ends_the_run_before_its_first_step() -> None:
+    apart = {"old_logps": np.full(5, -1.0), "ref_logps": np.full(5, -1.2)}
+    with pytest.raises(NothingToLearn, match=r"differs from the model before the first step: by 0\.2 nats"):
+        Health(5, lambda line: None).look(made_up(LEARNS, **apart))
+    Health(5, lambda line: None).look(made_up(LEARNS, number=1, **apart))
+    Health(5, lambda line: None).look(made_up(LEARNS, **{**apart, "ref_logps": np.full(5, -1.0001)}))
+
+
+def test_measured_entropies_count_before_what_the_draws_suggest() -> None:
+    assert signs_of(made_up(LEARNS)).entropy == 1.0
+    assert signs_of(made_up(LEARNS, entropies=np.full(5, 0.25))).entropy == 0.25
