@@ -49,7 +49,7 @@ def estimate(
     share = np.ones(rewards.shape[1]) if weights is None else np.asarray(weights, dtype=np.float64)
     scored = ~np.isnan(rewards).all(axis=1)
     total = np.where(scored, np.nansum(rewards * share, axis=1), np.nan)
-    grouped = Groups(groups, scored)
+    grouped = GroupStatistics(groups, scored)
     penalties = _penalties(kl, lengths, options)
     if options.scaling == "gdpo":
         per_answer = _each_function_by_itself(rewards, share, groups, scored, options)
@@ -58,6 +58,8 @@ def estimate(
         per_answer = total
     elif options.advantage_estimator == "reinforce_plus_plus_baseline":
         per_answer = grouped.centred(total)
+        if options.lone_answer == "reward":
+            per_answer = np.where(grouped.size == 1, total, per_answer)
     else:
         per_answer = _compared(total - _summed(penalties), lengths, grouped, options)
         penalties = None
@@ -76,7 +78,7 @@ def entropy_mask(entropies: Sequence[np.ndarray], part: float) -> list[np.ndarra
     return [each >= least for each in entropies]
 
 
-class Groups:
+class GroupStatistics:
     """Statistics of the scored answers of each group, spread back to the answers."""
 
     def __init__(self, groups: np.ndarray, scored: np.ndarray) -> None:
@@ -134,7 +136,9 @@ class Groups:
         return low, high
 
 
-def _compared(rewards: np.ndarray, lengths: np.ndarray, groups: Groups, options: AlgorithmOptions) -> np.ndarray:
+def _compared(
+    rewards: np.ndarray, lengths: np.ndarray, groups: GroupStatistics, options: AlgorithmOptions
+) -> np.ndarray:
     """Return rewards less their baseline, divided by the standard deviation that the options name."""
     estimator, eps = options.advantage_estimator, options.advantage_eps
     if estimator == "reinforce":
@@ -149,17 +153,18 @@ def _compared(rewards: np.ndarray, lengths: np.ndarray, groups: Groups, options:
         return np.where((stds > 0) & (options.scaling == "group"), apart / (stds + eps), apart)
     else:
         apart = groups.centred(rewards)
-    if options.lone_answer == "reward" and estimator == "grpo":
-        apart = np.where(groups.size == 1, rewards, apart)
-        return apart / (np.where(groups.size == 1, 1.0, _scale(rewards, groups, options)) + _eps(options))
-    return apart / (_scale(rewards, groups, options) + _eps(options))
+    scale = _scale(rewards, groups, options)
+    if options.lone_answer == "reward":
+        lone = groups.size == 1
+        apart, scale = np.where(lone, rewards, apart), np.where(lone, 1.0, scale)
+    return apart / (scale + _eps(options))
 
 
 def _eps(options: AlgorithmOptions) -> float:
     return 0.0 if options.scaling == "none" else options.advantage_eps
 
 
-def _scale(rewards: np.ndarray, groups: Groups, options: AlgorithmOptions) -> np.ndarray:
+def _scale(rewards: np.ndarray, groups: GroupStatistics, options: AlgorithmOptions) -> np.ndarray:
     """Return what divides each answer's centred reward, before `advantage_eps` is added."""
     if options.scaling == "group":
         return groups.std(rewards)
@@ -175,7 +180,7 @@ def _each_function_by_itself(
     summed = np.zeros(len(rewards))
     for values, weight in zip(rewards.T, share, strict=True):
         has = ~np.isnan(values)
-        grouped = Groups(groups, has)
+        grouped = GroupStatistics(groups, has)
         values = np.where(has, values, 0.0)
         standard = grouped.centred(values) / (grouped.std(values) + options.advantage_eps)
         summed += weight * np.where(has, standard, 0.0)

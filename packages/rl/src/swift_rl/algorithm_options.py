@@ -148,12 +148,12 @@ class AlgorithmOptions(Section):
 
     @property
     def level(self) -> Level:
-        """What the importance ratio belongs to."""
+        """Whether each token has an importance ratio, or each answer."""
         return self.importance_sampling_level or ("sequence" if self.loss_type == "gspo" else "token")
 
     @property
     def mean_over(self) -> Literal["tokens", "answers", "length"]:
-        """What the loss is a mean over: tokens, answers, or answers times the length that they may have."""
+        """Whether the loss is a mean over tokens, answers, or answers times the length that they may have."""
         if self.loss_type == "dr_grpo":
             return "length"
         return "tokens" if self.loss_type in ("dapo", "cispo", "bnpo") else "answers"

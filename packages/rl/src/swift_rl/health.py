@@ -31,7 +31,7 @@ class NothingToLearn(TrainingError):
 
 @dataclass(frozen=True)
 class Signs:
-    """What a round shows."""
+    """Figures of a round by which it is judged."""
 
     reward: float
     """Mean over the answers that have one; nan where none has."""

@@ -1,4 +1,4 @@
-"""What other libraries compute under the same names: the constants of `--like`.
+"""Constants of `--like`: other libraries compute other numbers under the same names.
 
 Each preset names every constant in which libraries differ, so that a preset stays what it is when a default changes.
 """
@@ -70,16 +70,27 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a user gave, with the constants of the library that `like` names where none is given."""
-    constants = dict(PRESETS.get(str(given.get("like")), {}))
-    if constants and not _clips_each_token(given):
-        constants.pop("delta", None)
-        constants.pop("log_ratio_clamp", None)
-    if constants and given.get("advantage_estimator", "grpo") != "grpo":
-        constants.pop("leave_one_out")
+    library = given.get("like")
+    constants = dict(PRESETS.get(str(library), {}))
+    for name in _without_effect(given) if constants else ():
+        constants.pop(name, None)
+    if library == "verl" and given.get("kl_estimator") in ("k1", "k2"):
+        constants |= {"kl_log_ratio_clamp": None, "kl_clamp": None}
     return {**constants, **given}
 
 
-def _clips_each_token(given: Mapping[str, Any]) -> bool:
-    """Return whether the loss is the clipped one of PPO, which alone has a dual clip and a bound of its logarithm."""
-    level = given.get("importance_sampling_level") or "token"
-    return given.get("loss_type", "dapo") not in ("cispo", "sapo", "gspo") and level == "token"
+def _without_effect(given: Mapping[str, Any]) -> set[str]:
+    """Return the constants that have no meaning together with what is given."""
+    names: set[str] = set()
+    if given.get("loss_type", "dapo") in ("cispo", "sapo", "gspo") or _by_answer(given):
+        names |= {"delta"}
+    if _by_answer(given):
+        names |= {"log_ratio_clamp"}
+    if given.get("advantage_estimator", "grpo") != "grpo" or given.get("scale_rewards") in ("batch", "gdpo"):
+        names |= {"leave_one_out"}
+    return names
+
+
+def _by_answer(given: Mapping[str, Any]) -> bool:
+    level = given.get("importance_sampling_level") or ("sequence" if given.get("loss_type") == "gspo" else "token")
+    return level != "token"
