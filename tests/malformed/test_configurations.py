@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from judge import Case, judge, sampled
 
-from swift.config.fields import Field, core_fields
+from swift.config.fields import Field, core_fields, model_fields
 from swift.config.sections import Config
+from swift.plugins.load import load_objective
 
 LONG = "x" * 5000
 NUMBERS = (
@@ -126,17 +127,7 @@ def _sections() -> Iterator[Case]:
 
 def _on_the_command_line() -> Iterator[Case]:
     for key, field in core_fields().items():
-        if field.kind == "switch" or " | " in field.type_name:
-            values: Sequence[str] = ("maybe", "\ud800", "a\0b", "-7", LONG)
-        elif field.type_name in ("integer", "number"):
-            values = ("abc", "nan", "-inf", "1e400", "9" * 5000, "-7", "true", "", "\ud800", "0x10")
-        elif field.kind == "list":
-            values = ('["a", 1]', '["a", []]', '["' * 2500, "", "\ud800", "a\0b", LONG)
-        elif field.kind == "mapping":
-            values = ("[]", "{", '{"a": NaN}', "[" * 5000, '{"a": ' * 5000, "\ud800", '{"a":' + "9" * 5000 + "}")
-        else:
-            values = ("\ud800", "a\0b", LONG) if key != "data.system" else ("\ud800", "a\0b")
-        for value in values:
+        for value in _typed(field):
             said = f"--{key}"
             optional = value == "" and field.optional
             yield Case(
@@ -144,6 +135,30 @@ def _on_the_command_line() -> Iterator[Case]:
                 lambda _, said=said, value=value: ["config", "show", said, value],
                 "either" if optional else "refused",
                 (said,),
+            )
+
+
+def _typed(field: Field) -> tuple[str, ...]:
+    if field.kind == "switch" or " | " in field.type_name:
+        return ("maybe", "\ud800", "a\0b", "-7", LONG)
+    if field.type_name in ("integer", "number"):
+        return ("abc", "nan", "-inf", "1e400", "9" * 5000, "-7", "true", "", "\ud800", "0x10")
+    if field.kind == "list":
+        return ('["a", 1]', '["a", []]', '["' * 2500, "", "\ud800", "a\0b", LONG)
+    if field.kind == "mapping":
+        return ("[]", "{", '{"a": NaN}', "[" * 5000, '{"a": ' * 5000, "\ud800", '{"a":' + "9" * 5000 + "}")
+    return ("\ud800", "a\0b", LONG) if field.key != "data.system" else ("\ud800", "a\0b")
+
+
+def _of_online_learning() -> Iterator[Case]:
+    """Values of the options of a plugin's objective, which are validated in the second phase."""
+    for field in model_fields(load_objective("grpo").config_model or Config, "objective"):
+        name = field.key.removeprefix("objective.")
+        for value in _typed(field)[:3]:
+            yield Case(
+                f"grpo, --{field.key} {_short(value.encode('ascii', 'backslashreplace').decode())}",
+                lambda _, said=f"--{field.key}", value=value: ["config", "show", "--objective", "grpo", said, value],
+                names=(name,),
             )
 
 
@@ -365,7 +380,16 @@ def _mutated() -> Iterator[Case]:
         yield Case(f"mutated {number}", build, "either", ("run.yaml",))
 
 
-CASES = [*_documents(), *_files(), *_sections(), *_fields(), *_on_the_command_line(), *_aliases(), *_mutated()]
+CASES = [
+    *_documents(),
+    *_files(),
+    *_sections(),
+    *_fields(),
+    *_on_the_command_line(),
+    *_of_online_learning(),
+    *_aliases(),
+    *_mutated(),
+]
 
 
 @pytest.mark.parametrize("case", sampled(CASES))

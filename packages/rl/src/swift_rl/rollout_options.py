@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from swift.config.limits import Name
 from swift.config.sections import Section
 
 
@@ -31,7 +32,7 @@ class RolloutOptions(Section):
     max_resample_times: Annotated[int, Field(ge=0)] = Field(
         3, description="How often a round asks further prompts for dynamic_sample"
     )
-    rollout_engine: str = Field(
+    rollout_engine: Name = Field(
         "transformers",
         description="Inference engine that answers: a plugin's name, or addresses of vLLM servers with commas between",
     )

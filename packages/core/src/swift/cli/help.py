@@ -33,7 +33,10 @@ _TRAINING_EXAMPLES = {
 _MOST_USED = (
     *("data.train", "data.validation", "data.split_ratio", "data.max_length", "data.packing"),
     *("tuner.kind", "tuner.rank", "tuner.alpha", "tuner.targets", "tuner.dropout", "tuner.quantize"),
-    *("objective.name", "objective.beta", "optim.lr", "optim.schedule", "optim.warmup_ratio"),
+    *("objective.name", "objective.reward_funcs", "objective.num_generations", "objective.max_completion_length"),
+    *("objective.loss_type", "objective.advantage_estimator", "objective.temperature", "objective.rollout_engine"),
+    *("objective.beta", "objective.epsilon", "objective.epsilon_high", "objective.num_iterations"),
+    *("optim.lr", "optim.schedule", "optim.warmup_ratio"),
     *("train.epochs", "train.max_steps", "train.micro_batch", "train.accumulation", "train.global_batch"),
     *("train.gradient_checkpointing", "train.eval_steps", "train.seed"),
     *("checkpoint.save_steps", "checkpoint.keep", "checkpoint.resume", "logging.output", "logging.run_name"),

@@ -23,7 +23,7 @@ OPTIONS: Mapping[str, Arity] = {
             "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold",
             "off_policy_sequence_mask_delta", "top_entropy_quantile", "num_generations", "num_generations_eval",
             "max_completion_length", "temperature", "eval_temperature", "top_p", "rollout_engine", "rollout_lag",
-            "rollout_batch_size", "cosine_min_len_value_wrong", "cosine_max_len_value_wrong",
+            "rollout_batch_size", "rollout_tolerance", "cosine_min_len_value_wrong", "cosine_max_len_value_wrong",
             "cosine_min_len_value_correct", "cosine_max_len_value_correct", "cosine_max_len", "repetition_n_grams",
             "repetition_max_penalty", "soft_max_length", "soft_cache_length", "reward_timeout", "reward_workers",
             "reward_memory", "reward_retries", "reward_on_error", "reward_max_failed", "max_resample_times",
@@ -130,6 +130,8 @@ def _request(name: str) -> Translation:
     return lambda _, value: {f"@{name}": value}
 
 
+_OF_NO_KEY = ""
+"""Where help lists flags that count something else than the option that follows from them: nowhere."""
 _SERVER = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
 
 FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
@@ -151,8 +153,7 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("disable_dropout",), "tuner.dropout", "switch", _no_dropout),
     (("shuffle_dataset",), "data.shuffle", "switch", lambda source, value: {"data.shuffle": as_switch(value, source)}),
     (("max_prompt_length",), "data.max_length", "value", _request("max_prompt_length")),
-    (("steps_per_generation",), "objective.steps_per_generation", "value", _request("steps_per_generation")),
-    (("generation_batch_size",), "objective.steps_per_generation", "value", _request("generation_batch_size")),
+    *(((name,), _OF_NO_KEY, "value", _request(name)) for name in ("steps_per_generation", "generation_batch_size")),
     (("use_vllm",), "objective.rollout_engine", "switch", _request("use_vllm")),
     (("vllm_mode",), "objective.rollout_engine", "value", _request("vllm_mode")),
     *(((name,), "objective.rollout_engine", "list", _request(name)) for name in _SERVER),
