@@ -87,7 +87,7 @@ def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it(
         (["plan"], 2, "swift config show sft"),
         (["ppo"], 2, "does not train with a critic (ppo) yet"),
         (["rlhf", "--rlhf_type", "ppo", "--model", "m", "--dataset", "d"], 3, "rlhf --rlhf_type grpo"),
-        (["rollout"], 2, "no server of rollouts"),
+        (["rollout"], 2, 'pip install "swift-core[rl]"'),
         (["web-ui"], 2, "swift chat MODEL"),
         (["dpo"], 2, "swift rlhf needs --model"),
         (["grpo", "--model", "m", "--dataset", "d"], 3, 'pip install "swift-core[rl]"'),

@@ -13,6 +13,8 @@ import pytest
 from swift.cli.main import run
 from swift.errors import PluginError
 from swift.plugins.discover import list_plugins
+from swift.plugins.entry import GROUPS
+from swift.plugins.kinds import KINDS
 from swift.plugins.load import load_backend, load_exporter
 
 
@@ -95,3 +97,7 @@ def test_the_command_answers_in_a_process_of_its_own(site: Path) -> None:
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "acme-good" in answer.stdout
     assert "not allowed" in answer.stdout
+
+
+def test_every_kind_of_plugin_is_looked_for() -> None:
+    assert tuple(KINDS) == GROUPS

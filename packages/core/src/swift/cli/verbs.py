@@ -112,7 +112,6 @@ _SCREEN = "On the terminal: swift chat MODEL; for programs and other interfaces:
 NOT_THERE = {
     "ppo": NO_CRITIC,
     "gkd": NO_DISTILLATION,
-    "rollout": ("swift has no server of rollouts.", "In Python: swift.infer.open_engine; " + _ASK),
     "sample": ("swift has no verb for sampling answers.", _ASK + " --temperature 1"),
     "web-ui": ("swift has no web interface.", _SCREEN),
     "app": ("swift has no web interface.", _SCREEN),

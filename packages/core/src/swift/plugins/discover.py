@@ -15,8 +15,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-from swift.plugins.entry import CORE, PluginEntry, normal_name
-from swift.plugins.kinds import KINDS
+from swift.plugins.entry import CORE, GROUPS, PluginEntry, normal_name
 
 ALLOW_LIST = "SWIFT_PLUGINS"
 """Environment variable.
@@ -55,7 +54,7 @@ def _installed(_path: tuple[tuple[str, int], ...]) -> tuple[PluginEntry, ...]:
     points = _entry_points()
     return tuple(
         entry
-        for group in KINDS
+        for group in GROUPS
         for entry in sorted(
             (_entry(point) for point in points if point.group == group and point.dist is not None),
             key=lambda entry: (entry.name, entry.distribution),
@@ -67,7 +66,7 @@ def _entry_points() -> Iterable[metadata.EntryPoint]:
     """All of them; where one distribution's file cannot be read, those of all others."""
     try:
         installed = metadata.entry_points()
-        return [point for group in KINDS for point in installed.select(group=group)]
+        return [point for group in GROUPS for point in installed.select(group=group)]
     except Exception:  # the parser raises what the damaged file makes it raise
         found: dict[str, Iterable[metadata.EntryPoint]] = {}
         for distribution in metadata.distributions():

@@ -7,6 +7,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+GROUPS = (
+    "swift.backends",
+    "swift.exporters",
+    "swift.engines",
+    "swift.objectives",
+    "swift.observers",
+    "swift.optimizers",
+    "swift.tuners",
+    "swift.rewards",
+    "swift.commands",
+)
+"""Groups of entry points, in the order in which kinds of plugins are listed: the keys of `swift.plugins.kinds.KINDS`,
+which need more imports than finding plugins does."""
 CORE = "swift-core"
 
 

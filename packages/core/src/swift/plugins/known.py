@@ -7,6 +7,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.exporters": {"vllm": "vllm"},
     "swift.engines": {"vllm": "vllm"},
     "swift.objectives": {"grpo": "rl"},
+    "swift.commands": {"rewards": "rl", "rollout": "rl"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 

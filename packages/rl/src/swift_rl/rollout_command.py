@@ -1,0 +1,64 @@
+"""`swift rollout MODEL`: vLLM's server for the answers of a run on other processes, which takes new weights."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from swift.errors import UsageError
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_LOGPROBS = ("--logprobs-mode", "--vllm-logprobs-mode")
+_HELP = """swift rollout MODEL [flags]
+
+Serve a model for the rollouts of a run: as `swift serve` does, with vLLM, and with two settings that rollouts need.
+
+  VLLM_SERVER_DEV_MODE=1                 in its environment: requests may replace the weights
+  --logprobs-mode processed_logprobs     log-probabilities are those of the draws
+
+A run asks it by its address:
+
+  swift rollout qwen3-0.6b --port 8000
+  swift rlhf --rlhf_type grpo --model qwen3-0.6b --rollout_engine http://127.0.0.1:8000 ...
+
+Whoever reaches the server can change its weights, so it listens on this machine alone (--host is a loopback address).
+All other flags are those of swift serve, and vLLM's: swift serve --help
+"""
+
+
+class RolloutCommand:
+    """Implements `swift.contracts.Command`."""
+
+    summary = "Serve a model for rollouts: vLLM, on this machine, with weights that a run replaces"
+    options_model = None
+
+    def run(self, words: Sequence[str]) -> int:
+        """Become `swift serve`, with what rollouts need."""
+        if not words or {"-h", "--help"} & set(words):
+            sys.stdout.write(_HELP)
+            return 0 if words else 2
+        arguments, environment = server(words, os.environ)
+        sys.stdout.flush()
+        return os.execve(sys.executable, [sys.executable, *arguments], environment)
+
+
+def server(words: Sequence[str], mine: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments of Python and the environment of the server that these words ask for."""
+    host = _value("--host", words)
+    if host is not None and host not in _LOOPBACK:
+        raise UsageError(
+            f"--host {host}: whoever reaches a server of rollouts can replace its weights and have it read files.",
+            hint="Leave --host out, and reach the machine through a tunnel: ssh -L 8000:127.0.0.1:8000 MACHINE",
+        )
+    said = any(_value(flag, words) is not None for flag in _LOGPROBS)
+    drawn = [] if said else ["--logprobs-mode", "processed_logprobs"]
+    return ["-m", "swift", "serve", *words, *drawn], {**mine, "VLLM_SERVER_DEV_MODE": "1"}
+
+
+def _value(flag: str, words: Sequence[str]) -> str | None:
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, has_value, value = word.partition("=")
+        if name.replace("_", "-") == flag:
+            return value if has_value else following
+    return None
