@@ -9,16 +9,27 @@ from threading import Thread
 
 import numpy as np
 
-from swift.contracts import InferenceEngine, PlanContext, Sampling
+from swift.contracts import PlanContext, Sampling
 from swift.errors import CheckpointError
 from swift.infer import StopStrings, open_engine
 from swift.toolkit import heartbeat, progress
 from swift_rl.options import GrpoOptions
 from swift_rl.rounds.data import Answer, Prompt, draw_number
 from swift_rl.rounds.files import Drawn, Journal
+from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
+from swift_rl.rounds.prompts import Prompts
+from swift_rl.sync import Probe, ProbeResult, SyncError, VerifiedEngine
 
 IN_PROCESS = "transformers"
 """The engine of which every process has its own; others answer all prompts of the run."""
+
+
+EXACT = 1e-3
+"""Nats per token by which an engine may score otherwise that computes as the trainer does, in single precision."""
+ROUNDED = 0.05
+"""The same for any other engine."""
+_PROBED = 4
+"""Prompts that are compared after each update."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +52,20 @@ class Asked:
 class Rollouts:
     """The engine of this process, and the way of answers from all processes to each."""
 
-    def __init__(self, context: PlanContext, options: GrpoOptions, folder: Path) -> None:
+    def __init__(self, context: PlanContext, options: GrpoOptions, folder: Path, prompts: Prompts) -> None:
         self._context = context
         self._options = options
         self._folder = folder
-        self._engine: InferenceEngine | None = None
+        self._engine: VerifiedEngine | None = None
         self.resumed_from: Path | None = None
         """Where an earlier run, of which this one is the rest, has kept its answers."""
+        tolerance = options.rollout_tolerance
+        if tolerance is None:
+            tolerance = EXACT if computes_alike(context, options) else ROUNDED
+        first = [prompt.token_ids.tolist() for prompt in prompts.next(0, _PROBED)]
+        self._probe = Probe.of(first, tolerance=tolerance)
+        self.probed: ProbeResult | None = None
+        """What the last update's comparison found, on a process with an engine."""
         self._version = -1
         """Steps that had been made when the engine got its weights."""
         self._stops = StopStrings(context.tokenizer, options.stop_words)
@@ -58,7 +76,7 @@ class Rollouts:
         self._answers = world.rank < self._workers
 
     @property
-    def engine(self) -> InferenceEngine | None:
+    def engine(self) -> VerifiedEngine | None:
         """Return the engine of this process, once it was needed."""
         return self._engine
 
@@ -84,6 +102,25 @@ class Rollouts:
             self._engine = self._open()
         self._context.send_weights(self._engine)
         self._version = version
+        self._compare()
+
+    def _compare(self) -> None:
+        """Let engine and trainer score the same texts after an update; raise on every process where they differ."""
+        texts = [sample_of(0, np.array(text[:1]), np.array(text[1:]), {}) for text in self._probe.texts]
+        if not texts:
+            return
+        known = [
+            values["logps"][1:] for values in values_of_answers(self._context, texts, TokenLogps(), temperature=1.0)
+        ]
+        problem: SyncError | None = None
+        if self._engine is not None:
+            try:
+                self.probed = self._probe.check(self._engine, known)
+            except SyncError as failure:
+                problem = failure
+        for each in self._context.comms.gather(problem):
+            if each is not None:
+                raise each
 
     def answer(self, asked: Asked, *, keep: bool = True) -> list[Answer]:
         """Return the answers to all prompts, the same on every process. Called on every process."""
@@ -155,10 +192,10 @@ class Rollouts:
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._context.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _open(self) -> InferenceEngine:
+    def _open(self) -> VerifiedEngine:
         model, options = self._context.config.model, self._options
         in_process = options.rollout_engine == IN_PROCESS
-        return open_engine(
+        engine = open_engine(
             options.rollout_engine,
             self._context.model,
             dtype=model.dtype,
@@ -167,6 +204,14 @@ class Rollouts:
             options=options.rollout_options,
             trust_remote_code=model.trust_remote_code,
         )
+        return VerifiedEngine(engine)
+
+
+def computes_alike(context: PlanContext, options: GrpoOptions) -> bool:
+    """Return whether answers are drawn by the engine of this process, in single precision like the training."""
+    dtype = context.config.model.dtype
+    single = dtype == "float32" or (dtype == "auto" and context.topology.device == "cpu")
+    return options.rollout_engine == IN_PROCESS and single
 
 
 class Ahead:

@@ -42,16 +42,15 @@ def values_of_answers(
     objective: TokenLogps,
     *,
     temperature: float,
-    data_rank: int,
-    data_size: int,
 ) -> list[Mapping[str, np.ndarray]]:
     """Return the values of each sample's tokens, in order, the same on every process. Called on every process."""
     order = sorted(range(len(samples)), key=lambda index: -len(samples[index].segments[0]))
     rows = [(samples[index],) for index in order]
-    batch = replace(context.batch(0, rows, data_rank, data_size), temperature=temperature)
+    topology = context.topology
+    batch = replace(context.batch(0, rows, topology.data_rank, topology.data_size), temperature=temperature)
     mine = list(context.forward(batch, objective).tokens or ())
     # Processes that share a slice have the same values.
-    slices = dict(context.comms.gather((data_rank, mine)))
+    slices = dict(context.comms.gather((topology.data_rank, mine)))
     sorted_values = [values for rank in sorted(slices) for values in slices[rank]][: len(samples)]
     found: list[Mapping[str, np.ndarray]] = [{}] * len(samples)
     for index, values in zip(order, sorted_values, strict=True):

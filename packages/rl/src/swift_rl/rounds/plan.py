@@ -16,8 +16,9 @@ from swift.data.plans import pack, shuffler
 from swift.errors import CheckpointError, ConfigError
 from swift_rl import correction, kl
 from swift_rl.advantages import entropy_mask
+from swift_rl.gap import gap
 from swift_rl.rounds.data import Answer, Prompt, Round
-from swift_rl.rounds.draw import IN_PROCESS, Ahead, Asked, Rollouts
+from swift_rl.rounds.draw import Ahead, Asked, Rollouts, computes_alike
 from swift_rl.rounds.files import FOLDER, read_round, write_round
 from swift_rl.rounds.judge import Judge, on_main
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
@@ -51,7 +52,7 @@ class RolloutPlan:
         self.steps_per_epoch: int | None = rounds_per_epoch * self._steps_per_round
         self.total_steps = layout.max_steps or max(1, round(layout.epochs * self.steps_per_epoch))
         self._folder = context.folder / FOLDER
-        self._rollouts = Rollouts(context, options, self._folder)
+        self._rollouts = Rollouts(context, options, self._folder, self._prompts)
         held_out = context.data.validation
         self._held_out = None if held_out is None else Prompts(held_out, seed=0, shuffle=False)
         check_settings(context, options, [each.samples.lengths for each in (context.data.train, held_out) if each])
@@ -78,7 +79,7 @@ class RolloutPlan:
         """Return one process's slice of the answers that a step learns from."""
         number, within = divmod(step, self._steps_per_round)
         if self._round is None or self._round.number != number:
-            self._round = self._begin(number, step, within, data_rank, data_size)
+            self._round = self._begin(number, step, within)
         rows = self._rows(self._round, within)
         batch = replace(self._context.batch(step, rows, data_rank, data_size), temperature=self._options.temperature)
         return batch if batch.weight else replace(batch, weight=1.0)
@@ -138,7 +139,7 @@ class RolloutPlan:
 
     # Rounds
 
-    def _begin(self, number: int, step: int, within: int, data_rank: int, data_size: int) -> Round:
+    def _begin(self, number: int, step: int, within: int) -> Round:
         """Return a round: read, where an earlier life of the run has written it, or made."""
         version = step - within
         self._first_step = step if self._round is None else self._first_step
@@ -156,7 +157,7 @@ class RolloutPlan:
         made = self._draw(number, version)
         self._look_ahead(number, version)
         drawn = time.monotonic()
-        self._judge_round(made, data_rank, data_size)
+        self._judge_round(made, version)
         made.facts |= {"seconds_drawing": drawn - begun, "seconds_scoring": time.monotonic() - drawn}
         on_main(self._context, lambda: self._keep(made))
         return made
@@ -219,21 +220,14 @@ class RolloutPlan:
             if spread <= 0:
                 made.dropped[first + index] = "all answers got the same reward"
 
-    def _judge_round(self, made: Round, data_rank: int, data_size: int) -> None:
+    def _judge_round(self, made: Round, step: int) -> None:
         """Fill in what the model in training, and its reference, say of the answers, and what follows from it."""
         options = self._options
         taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
         samples = [sample_of(0, made.prompts[each.prompt].token_ids, each.token_ids, {}) for each in taken]
 
         def ask(objective: TokenLogps) -> list[Mapping[str, np.ndarray]]:
-            return values_of_answers(
-                self._context,
-                samples,
-                objective,
-                temperature=options.temperature,
-                data_rank=data_rank,
-                data_size=data_size,
-            )
+            return values_of_answers(self._context, samples, objective, temperature=options.temperature)
 
         if self._asks_policy:
             by_entropy = options.top_entropy_quantile < 1
@@ -251,6 +245,12 @@ class RolloutPlan:
                 answer.advantages = np.where(kept, advantages, 0.0)
         if self._corrects:
             made.facts |= self._correct(taken)
+        made.facts |= gap(
+            made,
+            probe=self._rollouts.probed,
+            truncated=options.top_p < 1 or options.top_k > 0,
+            trainer_version=step,
+        )
         made.facts |= {**figures(made.answers, self._judge.names), "dropped_groups": float(len(made.dropped))}
 
     def _correct(self, taken: Sequence[Answer]) -> dict[str, float]:
@@ -265,9 +265,8 @@ class RolloutPlan:
     @property
     def _is_foreign(self) -> bool:
         """Whether answers are drawn by an engine that computes otherwise than the model in training, or lags behind."""
-        exact = self._options.rollout_engine == IN_PROCESS and self._context.config.model.dtype == "float32"
-        on_cpu = self._options.rollout_engine == IN_PROCESS and self._context.topology.device == "cpu"
-        return not (exact or on_cpu) or self._options.rollout_lag > 0
+        exact = computes_alike(self._context, self._options)
+        return not exact or self._options.rollout_lag > 0
 
     @property
     def _corrects(self) -> bool:
