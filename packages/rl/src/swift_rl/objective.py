@@ -72,6 +72,8 @@ class Grpo(BaseObjective[GrpoOptions]):
         if "is_weights" in values:
             each = each * values["is_weights"]
         metrics = _movement(policy, logps.detach() - old_logps)
+        if "rollout_logps" in values and "old_logps" not in values:
+            metrics["gap/mean"] = (logps.detach() - values["rollout_logps"]).abs()
         if options.kl_in_loss:
             apart = kl.divergence(logps, values["ref_logps"], options)
             metrics["kl"] = apart.detach()

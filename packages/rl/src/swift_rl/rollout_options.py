@@ -40,9 +40,10 @@ class RolloutOptions(Section):
     rollout_batch_size: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Answers that the engine writes at a time; nothing leaves it to the engine"
     )
-    rollout_tolerance: Annotated[float, Field(gt=0.0)] = Field(
-        0.05,
-        description="Stop where engine and trainer differ by more than so many nats per token of known texts",
+    rollout_tolerance: Annotated[float, Field(gt=0.0)] | None = Field(
+        None,
+        description="Stop where engine and trainer differ by more than so many nats per token of known texts; default: "
+        "0.001 for transformers in float32, else 0.05",
     )
     rollout_lag: Annotated[int, Field(ge=0, le=1)] = Field(
         0, description="1 writes the answers of the next round while this one is learned from"

@@ -109,9 +109,8 @@ class Rollouts:
         texts = [sample_of(0, np.array(text[:1]), np.array(text[1:]), {}) for text in self._probe.texts]
         if not texts:
             return
-        known = [
-            values["logps"][1:] for values in values_of_answers(self._context, texts, TokenLogps(), temperature=1.0)
-        ]
+        scored = values_of_answers(self._context, texts, TokenLogps(), temperature=1.0)
+        known = [values["logps"][1:] for values in scored]
         problem: SyncError | None = None
         if self._engine is not None:
             try:

@@ -16,10 +16,12 @@ from swift.data.plans import pack, shuffler
 from swift.errors import CheckpointError, ConfigError
 from swift_rl import correction, kl
 from swift_rl.advantages import entropy_mask
+from swift_rl.audit import write_page
 from swift_rl.gap import gap
+from swift_rl.health import Health
 from swift_rl.rounds.data import Answer, Prompt, Round
 from swift_rl.rounds.draw import Ahead, Asked, Rollouts, computes_alike
-from swift_rl.rounds.files import FOLDER, read_round, write_round
+from swift_rl.rounds.files import FOLDER, path_of, read_round, write_round
 from swift_rl.rounds.judge import Judge, on_main
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
 from swift_rl.rounds.prompts import Prompts
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from swift_rl.options import GrpoOptions
 
 
+ALL_PAGES = 10
+"""So many rounds have a page each."""
+EVERY_PAGE = 10
+"""Later ones have a page every so many rounds."""
 _SHAPE = ("completion_length", "truncated")
 """Figures of answers besides their rewards."""
 
@@ -66,6 +72,7 @@ class RolloutPlan:
         self._ahead: Ahead | None = None
         self._cursor = 0
         self._resumed: Mapping[str, Any] = {}
+        self._health = Health(options.max_idle_rounds, context.say)
         for line in options.notes():
             context.say(line)
         self._first_step = 0
@@ -160,6 +167,7 @@ class RolloutPlan:
         self._judge_round(made, version)
         made.facts |= {"seconds_drawing": drawn - begun, "seconds_scoring": time.monotonic() - drawn}
         on_main(self._context, lambda: self._keep(made))
+        self._health.look(made)
         return made
 
     def _written(self, number: int, version: int, within: int) -> Round | None:
@@ -285,6 +293,19 @@ class RolloutPlan:
     def _keep(self, made: Round) -> None:
         write_round(self._folder, made, self._fingerprint)
         self._rollouts.forget(made.number)
+        if made.number < ALL_PAGES or made.number % EVERY_PAGE == 0:
+            page = path_of(self._folder, made.number, "html")
+            write_page(page, made, pieces=lambda ids: _shown(self._context, ids), trained_by=self._trained_by(made))
+
+    def _trained_by(self, made: Round) -> dict[int, list[int]]:
+        """Return the steps, counted from 1, that learn from each answer, by its index."""
+        first = made.number * self._steps_per_round
+        places = {id(answer): index for index, answer in enumerate(made.answers)}
+        steps: dict[int, list[int]] = {}
+        for within in range(self._steps_per_round):
+            for answer in self._dealt(made, within):
+                steps.setdefault(places[id(answer)], []).append(first + within + 1)
+        return steps
 
     def _look_ahead(self, number: int, version: int, *, synced: bool = False) -> None:
         """Begin the next round's answers with the weights as they are at the beginning of this one, where rounds lag.
@@ -302,14 +323,17 @@ class RolloutPlan:
 
     # Rows
 
-    def _rows(self, made: Round, within: int) -> list[Row]:
-        """Return the rows of one of a round's steps, the same on every process."""
+    def _dealt(self, made: Round, within: int) -> list[Answer]:
+        """Return the answers that one of a round's steps learns from, the same on every process."""
         iteration, part = divmod(within, self._options.steps_per_generation)
         taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
         order = shuffler(self._context.layout.order_seed, made.number * 4096 + iteration).permutation(len(taken))
         per_step = -(-len(taken) // self._options.steps_per_generation)
-        own = [taken[index] for index in order[part * per_step : (part + 1) * per_step]]
-        samples = [self._sample(made, answer) for answer in own]
+        return [taken[index] for index in order[part * per_step : (part + 1) * per_step]]
+
+    def _rows(self, made: Round, within: int) -> list[Row]:
+        """Return the rows of one of a round's steps, the same on every process."""
+        samples = [self._sample(made, answer) for answer in self._dealt(made, within)]
         layout = self._context.layout
         if layout.capacity is None:
             return [(sample,) for sample in samples]
@@ -385,6 +409,11 @@ def figures(answers: Sequence[Answer], names: Sequence[str]) -> dict[str, float]
         if values:
             facts[f"rewards/{name}"] = float(np.mean(values))
     return facts
+
+
+def _shown(context: PlanContext, ids: Sequence[int]) -> list[str]:
+    """Return the text of single tokens."""
+    return [str(context.tokenizer.decode([each])) for each in ids]
 
 
 def _of_answer(values: np.ndarray, answer: Answer) -> np.ndarray:
