@@ -55,7 +55,22 @@ def layout(parsed: Parsed) -> str:
     backend = load_backend(parsed.config.backend.name)
     lines.extend(f"# {line}" for line in describe_plan(backend, parsed.config, processes))
     lines.extend(f"# {note}" for note in parsed.notes)
+    lines.extend(f"# {note}" for note in (_length_note(parsed.config),) if note is not None)
     return "\n".join(lines) + "\n"
+
+
+def _length_note(config: Config) -> str | None:
+    """Return what to say of a typed limit for samples above the positions of a model in a folder on this machine."""
+    from swift.models.config_file import StoredConfig, read_config
+    from swift.models.locate import folder_of
+    from swift.models.positions import limit_note
+
+    if config.model.path is None or "max_length" not in config.data.model_fields_set:
+        return None
+    folder = folder_of(config.model.path)
+    if folder is None:
+        return None
+    return limit_note(config.data.max_length, StoredConfig(read_config(folder)), config.model.path)
 
 
 def print_samples(parsed: Parsed, count: int) -> None:

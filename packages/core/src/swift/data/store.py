@@ -156,6 +156,11 @@ class Store(SampleSet):
         self.loss_weights = _sums(folder / "weights.bin", bounds)
         self.sample_ids = np.arange(len(self.lengths), dtype=np.int64)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest segment."""
+        return int(np.diff(self._starts).max(initial=0))
+
     def __getitem__(self, index: int) -> Encoded:
         first, last = int(self._firsts[index]), int(self._firsts[index + 1])
         bounds = [int(start) for start in self._starts[first : last + 1]]

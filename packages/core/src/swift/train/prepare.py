@@ -25,6 +25,7 @@ from swift.data.encodings import encoding_of
 from swift.data.pipeline import DataPreparation, PreparedData
 from swift.data.store import ReferencedSamples, hash_of
 from swift.errors import DataError
+from swift.models.positions import check_longest, limit_note
 from swift.models.precision import resolve_dtype
 from swift.models.source import open_source
 from swift.optim.schedule import Schedule
@@ -179,6 +180,7 @@ def _prepare(
         plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model, config=source.config
     )
     data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows)
+    check_positions(run, source.config, data)
     objective = for_training_set(objective, None if data.train is None else data.train.samples, run.say)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     samples = SampleSets.of(data, mode)
@@ -266,6 +268,18 @@ def open_data(
         for line in encoder.encoding.remarks(data.train.samples):
             run.say(line)
     return data
+
+
+def check_positions(run: Run, model_config: Any, data: PreparedData) -> None:
+    """Refuse samples that are longer than the model has positions; what a stream will bring is not known."""
+    name = run.config.model.path or "the model"
+    stores = [part.store for part in (data.train, data.validation) if part is not None]
+    longest = max((store.longest for store in stores), default=0)
+    note = check_longest(longest, model_config, name)
+    if data.stream is not None:
+        note = note or limit_note(run.config.data.max_length, model_config, name)
+    if note is not None:
+        run.say(note)
 
 
 def report_data(run: Run, data: PreparedData) -> None:

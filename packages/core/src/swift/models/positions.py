@@ -1,0 +1,80 @@
+"""How many positions a model has, by its configuration, and texts that are longer.
+
+This module does not import torch: `swift config show` asks with the content of config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swift.errors import DataError
+
+_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+"""What architectures call the number of positions; the first that a configuration has counts."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Numbers of positions of a model."""
+
+    count: int
+    """As its configuration gives it."""
+    reach: float
+    """With scaling of its rotary positions; without, `count`."""
+    scaling: str = ""
+    """The kind of scaling."""
+
+
+def positions_of(model_config: Any) -> Positions | None:
+    """Return the positions of a model; None where its configuration sets no limit."""
+    text = model_config.get_text_config()
+    found = [value for key in _KEYS if isinstance(value := getattr(text, key, None), int) and value > 0]
+    if not found or getattr(text, "alibi", False):
+        return None
+    count, reach, scaling = found[0], float(found[0]), ""
+    for rope in _ropes(text):
+        kind = str(rope.get("rope_type", rope.get("type", "default")))
+        factor, original = rope.get("factor"), rope.get("original_max_position_embeddings") or count
+        scaled = float("inf") if kind == "dynamic" else float(factor or 1) * float(original)
+        if kind != "default" and scaled > reach:
+            reach, scaling = scaled, kind
+    return Positions(count, reach, scaling)
+
+
+def check_longest(longest: int, model_config: Any, name: str) -> str | None:
+    """Refuse texts that are longer than the model has positions; return what to say of scaled positions, or None."""
+    positions = positions_of(model_config)
+    if positions is None or longest <= positions.count:
+        return None
+    if longest > positions.reach:
+        raise DataError(
+            f"The longest sample has {longest:,} tokens, and {name} has {positions.reach:,.0f} positions.",
+            hint=f"Type --max_length {positions.reach:.0f}: longer samples are then left out, or shortened as "
+            "--truncation_strategy says. For longer texts, scale the positions in config.json (rope_scaling).",
+        )
+    return (
+        f"The longest sample has {longest:,} tokens; {name} has {positions.count:,} positions, which its rope scaling "
+        f"({positions.scaling}) stretches."
+    )
+
+
+def limit_note(max_length: int, model_config: Any, name: str) -> str | None:
+    """Return what to say of a limit for samples above the model's positions, before any sample is known."""
+    positions = positions_of(model_config)
+    if positions is None or max_length <= positions.reach:
+        return None
+    return (
+        f"data.max_length is {max_length:,}, and {name} has {positions.reach:,.0f} positions: a run with a sample that "
+        "is longer than these is refused"
+    )
+
+
+def _ropes(text: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the settings of rotary positions; some models have several, by the kind of layer."""
+    for key in ("rope_parameters", "rope_scaling"):
+        settings = getattr(text, key, None)
+        if isinstance(settings, dict):
+            nested = [value for value in settings.values() if isinstance(value, dict)]
+            yield from nested or [settings]
