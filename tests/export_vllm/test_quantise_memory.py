@@ -12,6 +12,8 @@ import pytest
 import torch
 
 WIDTH = 512
+FEW = 2
+"""Blocks of the smaller model."""
 
 
 def anonymous() -> int:
@@ -20,7 +22,7 @@ def anonymous() -> int:
     return int(line.split()[1]) * 1024
 
 
-def measured(model: str, data: str, out: str, answer: Any) -> None:
+def measured(small: str, model: str, data: str, out: str, answer: Any) -> None:
     """The most that quantising takes above what was there before; in a process of its own."""
     import ctypes
 
@@ -30,7 +32,7 @@ def measured(model: str, data: str, out: str, answer: Any) -> None:
     ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: large blocks go back to the system at once
     torch.set_num_threads(1)
     peaks = []
-    for name in ("first", "again"):  # the first brings libraries, and what they keep
+    for name, quantised in (("first", small), ("again", model)):  # the first brings libraries, and what they keep
         start, over, peak = anonymous(), threading.Event(), [0]
 
         def watch(start: int = start, over: threading.Event = over, peak: list[int] = peak) -> None:
@@ -44,7 +46,7 @@ def measured(model: str, data: str, out: str, answer: Any) -> None:
             quant="w8a8", verify="none", out=Path(out, name), calibration_dataset=(data,), calibration_samples=24,
             quant_tolerance=10.0, shard_size_gb=0.005,
         )  # fmt: skip
-        export_checkpoint(model, to="hf", options=options, say=lambda _: None)
+        export_checkpoint(quantised, to="hf", options=options, say=lambda _: None)
         over.set()
         thread.join()
         peaks.append(peak[0])
@@ -61,7 +63,8 @@ def peak_of(folder: Path, layers: int) -> tuple[int, int]:
     data, _ = write_data(place)
     context = get_context("spawn")
     answers = context.Queue()
-    process = context.Process(target=measured, args=(str(model), str(data), str(place), answers))
+    small = folder / str(FEW) / "model"
+    process = context.Process(target=measured, args=(str(small), str(model), str(data), str(place), answers))
     process.start()
     peak = answers.get(timeout=600)
     process.join()
@@ -71,7 +74,7 @@ def peak_of(folder: Path, layers: int) -> tuple[int, int]:
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
 def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path: Path) -> None:
-    few, small = peak_of(tmp_path, 2)
+    few, small = peak_of(tmp_path, FEW)
     many, large = peak_of(tmp_path, 10)
     assert large > 4 * small
     assert many < 1.3 * few + 5_000_000, (few, many)  # a shard more, at most
