@@ -11,6 +11,7 @@ import pytest
 from commands import typed
 from safetensors.numpy import save_file
 
+from swift.config.parse import parse
 from swift.contracts import RewardItem
 from swift.errors import ConfigError, DataError, PluginError
 from swift_rl.reward_options import RewardOptions
@@ -247,3 +248,23 @@ def test_a_file_without_answers_is_named_with_its_line(tmp_path: Path) -> None:
         done = typed(["rewards", "test", str(file), "--reward_funcs", "format"], tmp_path)
         assert done.code == 2
         assert said in done.output
+
+
+@pytest.mark.parametrize(
+    "named", ["objective:\n  external_plugins: [plugin.py]\n", "reward_funcs: [number, 'mine.py:reward']\n"]
+)
+def test_a_configuration_file_cannot_decide_that_python_files_are_run(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(f"model: m\ndataset: d.jsonl\nobjective.name: grpo\n{named}")
+    typed_too = ["--external_plugins", "plugin.py", "--reward_funcs", "number", "mine.py:reward"]
+    with pytest.raises(ConfigError) as caught:
+        parse(["run.yaml"], "train")
+    file = "plugin.py" if "plugin" in named else "mine.py:reward"
+    assert f"names Python files to be run: {file}" in caught.value.message
+    assert "run.yaml:" in caught.value.message
+    assert f" {file}" in str(caught.value.hint)
+    parse(["run.yaml", *typed_too], "train")
+    (tmp_path / "run.yaml").write_text("model: m\ndataset: d.jsonl\nobjective.name: grpo\nreward_funcs: number\n")
+    parse(["run.yaml"], "train")

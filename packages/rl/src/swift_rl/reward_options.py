@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, model_validator
 
 from swift.config.limits import FilePath, Fraction, Name, Threads, Tokens
-from swift.config.options import Section
+from swift.config.options import RunsCode, Section
 from swift.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ class OverlongFields(Section):
 class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
     """Which rewards score the answers, and within which limits they work."""
 
-    reward_funcs: tuple[Name, ...] = Field(
+    reward_funcs: Annotated[tuple[Name, ...], RunsCode()] = Field(
         (), description="Rewards: names (swift plugins), FILE.py:FUNCTION, or what external_plugins registers"
     )
     reward_weights: tuple[float, ...] = Field(
@@ -58,7 +58,7 @@ class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
         (),
         description="Models that score answers: runs, checkpoints, exports, or http:// addresses of servers",
     )
-    external_plugins: tuple[FilePath, ...] = Field(
+    external_plugins: Annotated[tuple[FilePath, ...], RunsCode()] = Field(
         (), description="Python files, run as they are, that register rewards in `orms` as ms-swift's plugins do"
     )
     reward_options: dict[Name, dict[str, Any]] = Field(

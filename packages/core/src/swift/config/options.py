@@ -54,6 +54,16 @@ class Verbatim:
     """Marks a list of texts that are taken as they stand: a prompt may look like JSON."""
 
 
+class RunsCode:
+    """Marks a field that may name Python files to run (`FILE.py`, `FILE.py:NAME`): no configuration file can."""
+
+    @staticmethod
+    def files(value: Any) -> list[str]:
+        """Return the Python files in a value, as they are written there."""
+        texts = value if isinstance(value, list | tuple) else [value]
+        return [str(text) for text in texts if str(text).partition(":")[0].endswith(".py")]
+
+
 class Section(BaseModel):
     """Base of all options: sections of the configuration, options of verbs and of plugins."""
 

@@ -23,6 +23,7 @@ from swift.config.files import read_yaml
 from swift.config.flags import Flag, read_flags
 from swift.config.limits import MOST_PROCESSES
 from swift.config.objective_defaults import set_defaults
+from swift.config.options import RunsCode
 from swift.config.other_programs.environment import set_by_environment
 from swift.config.other_programs.online import OWN_OPTIONS
 from swift.config.problems import config_error, subject
@@ -70,6 +71,7 @@ def parse(argv: Sequence[str], verb: str, *, complete: bool = True) -> Parsed:
     _check_trust(file, layer)
     nproc = line.flags.get("nproc") or line.flags.get("nproc_per_node")
     parsed = _resolve([file, layer], verb, _count(nproc.value, nproc.typed) if nproc else None, line.notes)
+    _check_code(file, layer, type(parsed.objective_options))
     if complete:
         _check_complete(parsed.config, verb)
     machines = {name.upper(): str(line.flags[name].value) for name in MACHINES if name in line.flags}
@@ -120,6 +122,22 @@ def _check_trust(file: Draft, flags: Draft) -> None:
             f"{asked.source} asks for Python code to be run that comes with the model ({TRUST}). A file cannot decide "
             "that.",
             hint=f"If you trust whoever made the model, add --{TRUST} true",
+        )
+
+
+def _check_code(file: Draft, flags: Draft, options: type[BaseModel]) -> None:
+    """Refuse a file that names Python files for the objective to run, unless a flag names them too."""
+    for name, field_info in options.model_fields.items():
+        key = f"objective.{name}"
+        asked = file.assignments.get(key)
+        marked = any(isinstance(each, RunsCode) for each in field_info.metadata)
+        if asked is None or key in flags.assignments or not marked or not RunsCode.files(asked.value):
+            continue
+        named = asked.value if isinstance(asked.value, list | tuple) else [asked.value]
+        raise ConfigError(
+            f"{asked.source} names Python files to be run: {', '.join(RunsCode.files(asked.value))}. A file cannot "
+            "decide that.",
+            hint=f"If you trust whoever wrote them, add --{name} {' '.join(map(str, named))}",
         )
 
 
