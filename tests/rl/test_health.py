@@ -65,7 +65,7 @@ def test_a_run_that_cannot_learn_is_told_why_and_ended_after_some_rounds(
     assert len(said) == 1, "it is said once"
     assert what in said[0]
     assert advice in said[0]
-    with pytest.raises(NothingToLearn, match="3 rounds in a row taught nothing") as raised:
+    with pytest.raises(NothingToLearn, match="last 3 rounds taught nothing") as raised:
         health.look(make())
     assert what in str(raised.value)
     assert advice in str(raised.value)

@@ -92,7 +92,7 @@ class Health:
         what, advice = cause_of(signs)
         gained = self._first is not None and signs.reward > self._first
         if self._most and self._idle >= self._most and not gained:
-            rounds = "round" if self._idle == 1 else f"{self._idle} rounds in a row"
+            rounds = "round" if self._idle == 1 else f"{self._idle} rounds"
             raise NothingToLearn(f"The last {rounds} taught nothing: {what}.", hint=f"{advice} (max_idle_rounds)")
         if what not in self._said:
             self._said.add(what)

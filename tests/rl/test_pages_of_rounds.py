@@ -1,0 +1,47 @@
+"""Runs of online learning: their pages, and the end of one in which nothing can be learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_rounds import ROWS, settings
+from tiny_runs import run_training
+
+from swift_rl.audit import read_page
+from swift_rl.health import NothingToLearn
+
+SAME = "def same(prompts, completions, **columns):\n    return [0.5] * len(completions)\n"
+
+
+@pytest.mark.full
+def test_rounds_have_pages_that_say_which_step_learned_from_an_answer(
+    tied: Path, rewards: Path, tmp_path: Path
+) -> None:
+    changes = {
+        "train.max_steps": 4, "objective.steps_per_generation": 2,
+        "train.global_batch": 4,
+    }  # fmt: skip
+    run = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
+    pages = sorted((run.folder / "rollouts").glob("*.html"))
+    assert [page.name for page in pages] == ["round-000000.html", "round-000001.html"]
+    groups = read_page(pages[1])["groups"]
+    steps = [answer["steps"] for group in groups for answer in group["answers"]]
+    assert sorted(steps) == [[3]] * 4 + [[4]] * 4
+    first = groups[0]["answers"][0]
+    assert len(first["pieces"]) == len(first["ids"])
+    assert "".join(first["pieces"]).startswith(first["text"][:1])
+    assert first["values"]["gap to the engine"] == pytest.approx([0.0] * len(first["ids"]), abs=1e-4)
+
+
+def test_a_run_whose_reward_never_differs_ends_with_advice(tied: Path, tmp_path: Path) -> None:
+    source = tmp_path / "constant.py"
+    source.write_text(SAME)
+    changes = {
+        "train.max_steps": 9, "objective.reward_funcs": [f"{source}:same"], "objective.max_idle_rounds": 2,
+    }  # fmt: skip
+    with pytest.raises(NothingToLearn, match="last 2 rounds taught nothing") as raised:
+        run_training(tied, tmp_path, ROWS, settings(source, **changes))
+    assert "max_completion_length" in str(raised.value), "a model with random weights never ends an answer"
+    (folder,) = tmp_path.glob("*/*/rollouts")
+    assert len(list(folder.glob("*.html"))) == 2
