@@ -160,6 +160,22 @@ def test_infer_prints_vectors_of_length_1(folder: Path, base: Path) -> None:
     np.testing.assert_allclose(line["vector"], (last / last.norm()).numpy(), atol=1e-5)
 
 
+def test_infer_puts_the_prompts_of_the_model_before_queries_and_documents(folder: Path, base: Path) -> None:
+    model = published(base, "prompted", AutoModel.from_pretrained(base))
+    write_sentence_files(model, size=64, pooling="last")
+    write_prompts(model, {"query": "Q: ", "document": "D: "})
+    rows = [{column: "blue"} for column in ("query", "document", "text")]
+    rows += [{"text": f"{prompt}blue"} for prompt in ("Q: ", "D: ")]
+    data = write_jsonl(folder / "prompted.jsonl", rows)
+    ended = typed(["infer", str(model), "--dataset", str(data)], folder)
+    lines = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
+    assert [line["text"] for line in lines] == ["blue", "blue", "blue", "Q: blue", "D: blue"]
+    query, document, text, *spelled_out = (np.array(line["vector"]) for line in lines)
+    np.testing.assert_allclose([query, document], spelled_out, atol=1e-6)
+    assert abs(query - document).max() > 0.01
+    assert abs(query - text).max() > 0.01
+
+
 def test_classes_and_rankings_have_their_metrics(folder: Path, base: Path) -> None:
     model = with_head(base, "labelled", 3, id2label={0: "red", 1: "green", 2: "blue"})
     tokenizer = AutoTokenizer.from_pretrained(model)

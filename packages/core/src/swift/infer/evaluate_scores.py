@@ -21,9 +21,9 @@ from swift.data.formats import ANSWER, POSITIVE, rename
 from swift.data.pipeline import prepare_data
 from swift.errors import UsageError
 from swift.infer.metrics import auc, f1_scores, pearson, ranking, spearman
+from swift.infer.score_rows import prompts_of
 from swift.infer.scorer import Scorer
 from swift.infer.yes_no import YesNo, yes_no_of
-from swift.models.sentence_files import stored_prompts
 from swift.terminal import progress
 
 if TYPE_CHECKING:
@@ -197,9 +197,7 @@ def _of_vectors(found: FoundModel, columns: frozenset[str]) -> Measurement:
     from swift.data.encodings.embedding import EmbeddingEncoding
 
     said = found.location.objective
-    kept = stored_prompts(found.source.folder)
-    query = str(said.get("query_prompt") or kept.get("query", ""))
-    document = str(said.get("document_prompt") or kept.get("document", ""))
+    query, document = prompts_of(found)
     cosine = said.get("normalize") is not False
 
     def compare(scored: Scored) -> dict[str, float | None]:

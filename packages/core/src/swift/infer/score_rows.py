@@ -24,9 +24,11 @@ from swift.infer.questions import Question, Questions, with_system
 from swift.infer.scorer import Outputs, Scorer, Tokens
 from swift.infer.yes_no import YesNo, yes_no_of
 from swift.models.pair_template import renders_pairs
+from swift.models.sentence_files import stored_prompts
 from swift.terminal import progress
 
 if TYPE_CHECKING:
+    from swift.infer.answers import Messages
     from swift.infer.batch import Asked
     from swift.infer.options import ModelOptions, QuestionOptions
     from swift.infer.speaker import FoundModel
@@ -35,7 +37,9 @@ TEXT = "text"
 """The role of a text that is no conversation."""
 PAIR = ("query", "document")
 _TEXTS = (TEXT, "query", "document", "anchor", "sentence")
-"""Columns that hold a text by itself, of which a vector is made."""
+"""Columns that hold a text by itself, of which a vector is made; also the roles of such texts."""
+_QUERIES = ("query", "anchor")
+"""Those of texts that begin with the model's prompt of queries."""
 
 
 class TextRows(Questions):
@@ -52,7 +56,7 @@ class TextRows(Questions):
         row = rename(part.rows[index], part.columns, part.rows.place(index))
         column = None if self._pairs else next((name for name in self._columns if isinstance(row.get(name), str)), None)
         if column is not None:
-            return Question([{"role": TEXT, "content": row[column]}], extras=_without(row, column))
+            return Question([{"role": column, "content": row[column]}], extras=_without(row, column))
         if all(isinstance(row.get(name), str) for name in PAIR):
             pair = [{"role": name, "content": row[name]} for name in PAIR]
             return Question(pair, extras=_without(row, *PAIR), place=part.rows.place(index))
@@ -131,9 +135,8 @@ def _scored(
             tokens = [tokens_of(question, found, yes_no) for question in questions]
             for place, outputs in scorer.outputs(tokens):
                 question = questions[place]
-                said = {} if question.messages[0]["role"] == TEXT else {"messages": question.messages}
-                if not said:
-                    said = {TEXT: question.messages[0]["content"]}
+                alone = _is_text(question.messages)
+                said = {TEXT: question.messages[0]["content"]} if alone else {"messages": question.messages}
                 yield some[place], {**question.extras, **said, **line_of_outputs(outputs, found)}
 
     yield from progress(work(), "scoring", total=len(chosen))
@@ -152,12 +155,35 @@ def tokens_of(question: Question, found: FoundModel, yes_no: YesNo | None = None
         ids = list(tokenizer(text)["input_ids"])
         end = tokenizer.eos_token_id
         return ids if end is None or ids[-1:] == [end] else [*ids, end]
-    if roles == [TEXT] or tokenizer.chat_template is None:
+    if _is_text(messages):
+        return list(tokenizer(_prompt(roles[0], found) + messages[0]["content"])["input_ids"])
+    if tokenizer.chat_template is None:
         return list(tokenizer("".join(message["content"] for message in messages))["input_ids"])
     if roles != ["query", "document"]:
         messages = with_system(messages, found.location.system)
     text = render_chat(tokenizer, messages, place=question.place, tools=question.tools or None)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _is_text(messages: Messages) -> bool:
+    """Return whether this is a text by itself, no conversation and no pair."""
+    return len(messages) == 1 and messages[0]["role"] in _TEXTS
+
+
+def _prompt(column: str, found: FoundModel) -> str:
+    """Return what an embedding model was trained to read before a text of this column."""
+    if task_of(found.source) != EMBEDDING or column not in (*_QUERIES, "document"):
+        return ""
+    query, document = prompts_of(found)
+    return query if column in _QUERIES else document
+
+
+def prompts_of(found: FoundModel) -> tuple[str, str]:
+    """Return what an embedding model reads before every query, and before every document."""
+    said, kept = found.location.objective, stored_prompts(found.source.folder)
+    names = ("query", "document")
+    query, document = (str(said.get(f"{name}_prompt") or kept.get(name, "")) for name in names)
+    return query, document
 
 
 def line_of_outputs(outputs: Outputs, found: FoundModel) -> dict[str, Any]:
