@@ -32,6 +32,7 @@ def main() -> None:
     write("dev.txt", [entry for entry in everything if not (WITH_TORCH.match(entry) or BUILT_HERE.match(entry))])
     there = {pinned(entry) for entry in everything}
     write("harness.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "harness")))
+    write("sentences.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "sentences")))
     write("trackers.txt", beyond(there, export("--only-group", "trackers")))
 
 

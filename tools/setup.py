@@ -24,6 +24,7 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "setup-fingerprint"
 HARNESS = VENV / "harness"
 TRACKERS = VENV / "trackers"
+SENTENCES = VENV / "sentences"
 PINS = ROOT / "requirements"
 
 
@@ -85,9 +86,9 @@ def install() -> None:
     harness = ("--target", str(HARNESS), "--requirement", str(PINS / "harness.txt"))
     uv_install(offered, "--no-deps", "--require-hashes", *harness)
     say("experiment trackers, in an environment of their own")
-    make_inner_venv(TRACKERS)
-    trackers = ("--no-deps", "--require-hashes", "--requirement", str(PINS / "trackers.txt"))
-    uv_install(offered, *trackers, python=TRACKERS / "bin" / "python")
+    install_inside(TRACKERS, "trackers.txt", offered)
+    say("sentence-transformers, in an environment of its own")
+    install_inside(SENTENCES, "sentences.txt", offered)
     say("what is built here: deepspeed")
     built_here = {**offered, "DS_BUILD_OPS": "0", **({} if has_nvidia_driver() else {"DS_ACCELERATOR": "cpu"})}
     built = ("--no-deps", "--no-build-isolation", "--require-hashes", "--requirement", str(PINS / "built.txt"))
@@ -105,11 +106,13 @@ def make_venv() -> None:
         run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(VENV)])
 
 
-def make_inner_venv(folder: Path) -> None:
+def install_inside(folder: Path, pins: str, offered: dict[str, str]) -> None:
     """Make an environment that has all of `.venv` too. What it adds is found first, and not found from `.venv`."""
     run([str(PYTHON), "-m", "venv", "--clear", "--without-pip", str(folder)])
     packages, inner = (next(each.glob("lib/python*/site-packages")) for each in (VENV, folder))
     (inner / "outer.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")
+    python = folder / "bin" / "python"
+    uv_install(offered, "--no-deps", "--require-hashes", "--requirement", str(PINS / pins), python=python)
 
 
 def install_torch(offered: dict[str, str], index_only: dict[str, str]) -> None:
