@@ -43,6 +43,7 @@ def test_a_recipe_of_trl_is_the_same_run_by_the_names_of_swift() -> None:
         "--steps_per_generation 8 --loss_type dr_grpo --log_completions --mask_truncated_completions"
     )
     assert lost(run) == {}
+    assert "VLLM_SERVER_DEV_MODE=1 swift serve MODEL" in run.text
     assert run.command == "swift rlhf run.yaml"
     objective = settled(content)
     assert list(objective["reward_funcs"]) == ["accuracy", "soft_overlong"]

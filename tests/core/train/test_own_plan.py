@@ -126,6 +126,7 @@ def test_a_metric_that_a_plan_does_not_evaluate_is_refused_before_the_first_step
     assert closed == [1]
 
 
+@pytest.mark.full
 def test_what_closing_a_plan_raises_does_not_hide_why_the_run_failed(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

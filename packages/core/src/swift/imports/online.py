@@ -86,6 +86,11 @@ def ms_swift(run: Carrying, table: Table) -> None:
 def _begin(run: Carrying, origin: str) -> None:
     run.verb = "rlhf"
     run.set("objective.name", "grpo", origin)
+    if str(run.values.get("vllm_mode", "")).lower() == "server":
+        run.changed(
+            "vllm_mode", "server", f"{run.program}'s server speaks a protocol of its own: start one of vLLM's, with "
+            "VLLM_SERVER_DEV_MODE=1 swift serve MODEL",
+        )  # fmt: skip
 
 
 def _rest(run: Carrying, table: Table, defaults: Mapping[str, Any]) -> None:
