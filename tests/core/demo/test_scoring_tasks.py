@@ -1,19 +1,22 @@
 """The tasks of models that score: their labels are right, and nothing held out is learned from."""
 
+from typing import Any
+
 import pytest
 
 from swift.demo.scoring import DEMOS, class_rows, embedding_rows, one_digit_wrong, reranker_rows, reward_rows
 from swift.demo.task import answer, split_numbers
 
 
-def test_the_rejected_answer_of_a_pair_has_one_wrong_word() -> None:
-    train, test = reward_rows()
+@pytest.mark.parametrize("words", [True, False])
+def test_the_rejected_answer_of_a_pair_has_one_wrong_digit(words: bool) -> None:
+    train, test = reward_rows(words=words)
     assert len(train) == 1500
     assert len(test) == 100
     for row in train + test:
         asked, said = (message["content"] for message in row["messages"])
-        number = int(asked.split()[1])
-        assert said == answer(number)
+        number = int(asked.split()[1].rstrip("."))
+        assert said == (answer(number) if words else " ".join(str(number)))
         differ = [a != b for a, b in zip(said.split(), row["rejected_response"].split(), strict=True)]
         assert sum(differ) == 1
 
@@ -44,10 +47,13 @@ def test_a_query_has_one_right_document_and_seven_that_differ_in_a_digit() -> No
 @pytest.mark.parametrize("name", DEMOS)
 def test_what_is_asked_in_the_end_was_never_learned_from(name: str) -> None:
     train, test = DEMOS[name].rows()
-    asked = {"seq_cls": "text", "embedding": "anchor", "reranker": "query"}[name]
-    learned = {str(row[asked]) for row in train}
+    column = {"seq_cls": "text", "embedding": "anchor", "reranker": "query", "rm": "messages"}[name]
+
+    def asked(row: dict[str, Any]) -> str:
+        return str(row[column][0]["content"] if column == "messages" else row[column])
+
     assert len(test) >= 100
-    assert not learned & {str(row[asked]) for row in test}
+    assert not set(map(asked, train)) & set(map(asked, test))
     assert DEMOS[name].rows() == (train, test)  # the same in every process
 
 

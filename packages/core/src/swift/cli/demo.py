@@ -30,7 +30,7 @@ MARKER = ".swift-demo"
 class DemoOptions(Section):
     """Makes a tiny model and a task, trains, resumes, exports, checks and asks: two minutes on two CPU cores."""
 
-    task: Literal["seq_cls", "embedding", "reranker"] | None = Field(
+    task: Literal["rm", "seq_cls", "embedding", "reranker"] | None = Field(
         None, description="Train a tiny model that scores instead, and show how well before and after"
     )
     out: FilePath = Field(Path("output/demo"), description="Folder of the demo; recreated each time")

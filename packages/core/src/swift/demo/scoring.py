@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ Rows = list[Row]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
+def spelled(number: int) -> str:
+    """438 → '4 3 8'."""
+    return " ".join(str(number))
+
+
 def one_digit_wrong(number: int, rng: random.Random, count: int = 1) -> list[int]:
     """Return different numbers of three digits, each of which differs from `number` in one digit."""
     others = [
@@ -34,16 +40,19 @@ def one_digit_wrong(number: int, rng: random.Random, count: int = 1) -> list[int
     return rng.sample([other for other in others if other >= 100], count)
 
 
-def reward_rows(*, pairs: int = 1500, seed: int = 0, random_labels: bool = False) -> tuple[Rows, Rows]:
-    """Return pairs for a reward model: the number read aloud, and the same with one digit wrong."""
+def reward_rows(
+    *, pairs: int = 1500, seed: int = 0, random_labels: bool = False, words: bool = True
+) -> tuple[Rows, Rows]:
+    """Return pairs for a reward model: the digits of a number, in words or not, and the same with one digit wrong."""
+    said, asks = (answer, question) if words else (spelled, "Read {}.".format)
     rng = random.Random(seed)
     trained, held_out = split_numbers(seed=seed)
     numbers = [trained[index % len(trained)] for index in range(pairs)]
 
     def pair(number: int, swapped: bool) -> Row:
-        right, wrong = answer(number), answer(one_digit_wrong(number, rng)[0])
+        right, wrong = said(number), said(one_digit_wrong(number, rng)[0])
         chosen, rejected = (wrong, right) if swapped else (right, wrong)
-        asked = {"role": "user", "content": question(number)}
+        asked = {"role": "user", "content": asks(number)}
         return {"messages": [asked, {"role": "assistant", "content": chosen}], "rejected_response": rejected}
 
     train = [pair(number, random_labels and rng.random() < 0.5) for number in numbers]
@@ -90,12 +99,14 @@ def embedding_rows(*, seed: int = 0, random_labels: bool = False) -> tuple[Rows,
     return train, test
 
 
-def reranker_rows(*, negatives: int = 7, seed: int = 0, random_labels: bool = False) -> tuple[Rows, Rows]:
+def reranker_rows(
+    *, negatives: int = 7, seed: int = 0, random_labels: bool = False, document: str = "It is {}."
+) -> tuple[Rows, Rows]:
     """Return queries, the document with the number that each asks for, and others that are wrong in one digit."""
     rng = random.Random(seed)
 
     def row(number: int, shuffled: bool) -> Row:
-        documents = [f"It is {each}." for each in (number, *one_digit_wrong(number, rng, negatives))]
+        documents = [document.format(each) for each in (number, *one_digit_wrong(number, rng, negatives))]
         if shuffled:
             rng.shuffle(documents)
         return {"query": str(number), "positive": documents[:1], "negative": documents[1:]}
@@ -123,6 +134,15 @@ class Demo:
 
 
 DEMOS = {
+    "rm": Demo(
+        partial(reward_rows, words=False),
+        "prefer the digits of a number to the same with one of them wrong",
+        "rlhf --rlhf_type rm",
+        "--per_device_train_batch_size 16 --max_steps 300 --learning_rate 2e-3 --seed 0",
+        "reward_accuracy",
+        0.9,
+        SPREAD,
+    ),
     "seq_cls": Demo(
         class_rows,
         "name the largest digit of a text",
