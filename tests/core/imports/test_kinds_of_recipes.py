@@ -82,6 +82,7 @@ KINDS: list[tuple[str, str, str]] = [
     ("ms-swift", "reward model", f"swift rlhf --rlhf_type rm {_SWIFT}"),
     ("ms-swift", "embedding", f"INFONCE_TEMPERATURE=0.1 swift sft --task_type embedding --loss_type infonce {_SWIFT}"),
     ("ms-swift", "reranker", f"swift sft --task_type reranker --loss_type pointwise_reranker {_SWIFT}"),
+    ("ms-swift", "SFT on images", "swift sft --model Qwen/Qwen2.5-VL-3B-Instruct --dataset d --freeze_vit true"),
     ("ms-swift", "GRPO", f"swift rlhf --rlhf_type grpo {_SWIFT} --num_generations 8 --reward_funcs accuracy"),
     ("ms-swift", "GKD", f"swift rlhf --rlhf_type gkd {_SWIFT} --teacher_model someone/large"),
     ("ms-swift", "Megatron, SFT", f"megatron sft {_SWIFT} --lr 1e-5 --train_iters 100 --tensor_model_parallel_size 2"),

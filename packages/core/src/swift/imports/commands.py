@@ -56,7 +56,7 @@ def call_of(command: ShellCommand) -> ProgramCall | None:
     call = ProgramCall(program, task, trains=trains)
     _read(call, rest)
     if program == ms_swift.NAME:
-        options = [name for each in OPTIONS_OF.values() for name in each]
+        options = [*ms_swift.VARIABLES_OF_MEDIA, *(name for each in OPTIONS_OF.values() for name in each)]
         call.values.update({name: command.environment[name] for name in options if name in command.environment})
     flags = {**launcher, **{key: call.values.pop(key) for key in _PROCESSES if key in call.values}}
     flags.setdefault("nproc_per_node", command.environment.get("NPROC_PER_NODE"))

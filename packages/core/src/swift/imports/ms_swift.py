@@ -20,6 +20,21 @@ NAME = "ms-swift"
 OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo")
 SCORING = ("seq_cls", "embedding", "reranker", "generative_reranker")
 """Tasks of `swift sft` that are objectives here."""
+VARIABLES_OF_MEDIA = (
+    "MAX_PIXELS",
+    "MIN_PIXELS",
+    "VIDEO_MAX_PIXELS",
+    "VIDEO_MIN_PIXELS",
+    "FPS",
+    "FPS_MAX_FRAMES",
+    "FPS_MIN_FRAMES",
+    "NFRAMES",
+    "VIDEO_TOTAL_PIXELS",
+    "SIZE_FACTOR",
+    "ENABLE_AUDIO_OUTPUT",
+    "USE_AUDIO_IN_VIDEO",
+)
+"""Variables of the environment by which ms-swift prepares images, video and audio."""
 _BETAS = {"simpo": 2.0}
 _MULTIMODAL = unneeded("is about images, video or audio, which swift does not train on")
 _GENERATING = unneeded("is about answers that are generated, not about this training")
@@ -43,6 +58,7 @@ TABLE: Table = {
     "template": changed(trainer.TEMPLATE),
     "galore_quantization": _OPTIMIZER,
     "fps_max_frames": _MULTIMODAL,
+    **each(VARIABLES_OF_MEDIA, _MULTIMODAL),
     **each(
         ("galore_rank", "galore_update_proj_gap", "galore_scale", "galore_optim_per_parameter"),
         unneeded("is an option of an optimizer that is not available"),

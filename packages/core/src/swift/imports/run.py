@@ -12,6 +12,7 @@ from swift.config.parse import config_from_mapping
 from swift.errors import ConfigError, SwiftError
 from swift.imports import axolotl, llama_factory, ms_swift, nemo, torchtune, trainer, trl
 from swift.imports.carrying import Carrying, ForeignRun, NotTrainable, Remark
+from swift.imports.media import note_media
 from swift.imports.sources import READABLE, read_file, read_script
 from swift.imports.write import text_of
 from swift.untrusted import shown
@@ -71,6 +72,7 @@ def imported(recipe: ForeignRun, out: str = "run.yaml") -> ImportedRun:
     run = Carrying(recipe)
     translate = TRANSLATIONS[recipe.program]
     translate(run)
+    note_media(run)
     _refused(run)
     several = f" --nproc {run.processes}" if run.processes > 1 else ""
     flags = "".join(f" {flag}" for flag in dict.fromkeys(run.flags))

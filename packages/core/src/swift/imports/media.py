@@ -1,0 +1,42 @@
+"""Models that read images, video or audio: recipes that train them are told that swift trains text alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from swift.errors import SwiftError
+from swift.imports.carrying import Carrying
+from swift.models.config_file import CONFIG, read_config
+
+_NAMES = re.compile(
+    r"(?<![a-z])(vl|vlm|omni|vision|audio|multimodal|ocr|ovis|janus)(?![a-z])"
+    r"|internvl|llava|cogvlm|smolvlm|pixtral|paligemma|idefics|florence|mplug|molmo|moondream"
+    r"|minicpm[-_][vo](?![a-z])|glm[-_]?4(\.\d+)?v(?![a-z])"
+)
+"""What stands in the names of such models."""
+_PARTS = frozenset({"vision_config", "audio_config", "thinker_config", "vision_tower", "mm_vision_tower"})
+"""Keys of their config.json."""
+
+
+def note_media(run: Carrying) -> None:
+    """Say that a model's images, video or audio are not carried over."""
+    name = str(run.get("model.path") or "")
+    if name and reads_media(name):
+        run.lose(
+            run.settings["model.path"].origin,
+            name,
+            "this model reads more than text, and swift trains on text alone: name a text model, and rows without "
+            "images, video or audio",
+        )
+
+
+def reads_media(name: str) -> bool:
+    """Return whether a model reads more than text: by its config.json if it is here, else by its name."""
+    folder = Path(name)
+    try:
+        if (folder / CONFIG).is_file():
+            return not _PARTS.isdisjoint(read_config(folder))
+    except (OSError, ValueError, SwiftError):
+        pass  # no name of a folder, or a file that the run itself refuses
+    return _NAMES.search(name.rstrip("/").rpartition("/")[2].lower()) is not None

@@ -1,0 +1,44 @@
+"""Recipes whose models read images, video or audio, which swift does not train."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import typed
+
+from swift.imports.media import reads_media
+
+MEDIA = (
+    "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2-Audio-7B", "Qwen/Qwen2.5-Omni-7B", "OpenGVLab/InternVL3-8B",
+    "llava-hf/llava-1.5-7b-hf", "openbmb/MiniCPM-V-2_6", "openbmb/MiniCPM-o-2_6", "deepseek-ai/deepseek-vl2",
+    "zai-org/glm-4v-9b", "zai-org/GLM-4.1V-9B-Thinking", "meta-llama/Llama-3.2-11B-Vision-Instruct",
+    "mistralai/Pixtral-12B-2409", "AIDC-AI/Ovis2-8B", "stepfun-ai/GOT-OCR2_0",
+)  # fmt: skip
+TEXT = (
+    "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B-Instruct", "mistralai/Mistral-7B-v0.1", "openbmb/MiniCPM-2B",
+    "zai-org/glm-4-9b", "OpenGVLab/internlm2_5-7b", "deepseek-ai/DeepSeek-V3", "./novel/supervised", "google/gemma-2b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*MEDIA, *TEXT])
+def test_models_that_read_more_than_text_are_known_by_name(name: str) -> None:
+    assert reads_media(name) == (name in MEDIA)
+
+
+def test_a_model_that_is_here_is_known_by_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "vision_config": {}}))
+    assert reads_media(str(tmp_path))
+    (tmp_path / "my-vl").mkdir()
+    (tmp_path / "my-vl" / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    assert not reads_media(str(tmp_path / "my-vl"))
+
+
+def test_the_import_says_that_images_are_not_carried_over(tmp_path: Path) -> None:
+    script = "MAX_PIXELS=1003520 swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --dataset d --freeze_vit true"
+    ended = typed(["config", "import", script, "--out", "run.yaml"], tmp_path)
+    assert ended.code == 1
+    text = (tmp_path / "run.yaml").read_text()
+    assert "this model reads more than text" in text
+    assert "MAX_PIXELS: 1003520 (is about images" in text
