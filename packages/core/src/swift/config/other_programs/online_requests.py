@@ -107,7 +107,7 @@ def _steps(merged: Merged, notes: list[str]) -> None:
         return
     count = _whole(asked)
     if micro is not None:
-        part, unit = _accumulation(merged, micro), "micro-batches"
+        part, unit = _accumulation(merged), "micro-batches"
     else:
         part, unit = _rows(merged, asked), "answers"
     if count % part:
@@ -121,17 +121,13 @@ def _steps(merged: Merged, notes: list[str]) -> None:
         notes.append(f"{asked.source} counts {unit}: with {part} to a step, a round serves {steps} ({_STEPS}).")
 
 
-def _accumulation(merged: Merged, asked: Assignment) -> int:
-    """Return the micro-batches of an optimizer step."""
+def _accumulation(merged: Merged) -> int:
+    """Return what an optimizer step has of the flag's unit: micro-batches.
+
+    Next to a global batch and without an accumulation the flag is Megatron-SWIFT's, which counts optimizer steps.
+    """
     accumulation = merged.get("train.accumulation")
-    if accumulation is not None:
-        return _whole(accumulation)
-    if "train.global_batch" in merged:
-        raise ConfigError(
-            f"{asked.source} counts micro-batches, and how many a step has follows from the number of processes.",
-            hint=f"Type --{_STEPS} N for N optimizer steps.",
-        )
-    return 1
+    return 1 if accumulation is None else _whole(accumulation)
 
 
 def _rows(merged: Merged, asked: Assignment) -> int:
