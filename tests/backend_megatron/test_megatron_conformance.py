@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 from kit_cases import chosen
 
 from swift.plugins.load import load_backend
@@ -14,12 +15,11 @@ PLAIN = {"backend.use_distributed_optimizer": False}
 
 
 class TestMegatron(BackendConformance):
-    """Of a dense model, of four blocks so that there are four stages."""
+    """Of a dense model."""
 
     backend = "megatron"
-    blocks = 4
     preload = ("megatron_imported",)
-    deviations: ClassVar = {"test_every_claim_is_tried": "a dense model has no experts to deal out; see below"}
+    deviations: ClassVar = {"test_every_claim_is_tried": "stages and experts have classes of their own"}
     layouts = (
         Layout(2, {"tp": 2}),
         Layout(
@@ -40,7 +40,6 @@ class TestMegatron(BackendConformance):
             {"tp": 2, "sequence_parallel": True},
             cases=chosen("checkpointed", "clipped hard, tied", "packed", "lora"),
         ),
-        Layout(2, {"pp": 2}, cases=chosen("clipped hard, tied", "accumulated", "dpo, lora", "bfloat16")),
         Layout(2, {"dp_shard": 2}, cases=chosen("accumulated", "lora", "reward", "bfloat16", "float16")),
         Layout(2, {"dp_shard": 2}, OVERLAP, "overlapped", cases=chosen("packed")),
         Layout(2, {"dp_replicate": 2}, PLAIN, cases=chosen("bfloat16")),
@@ -58,16 +57,29 @@ class TestMegatron(BackendConformance):
                 "tokens, packed, lora",
             ),
         ),
-        Layout(4, {"pp": 4}, cases=chosen("dpo, lora")),
-        Layout(
-            2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "lora", "value", "negatives", "tokens")
-        ),
-        Layout(2, {"pp": 2}, {"backend.stages": (3, 1)}, "uneven", cases=chosen("packed")),
         Layout(
             4,
             {"cp": 2, "tp": 2, "sequence_parallel": True},
             cases=chosen("packed", "reward", "value", "embedding", "tokens, packed, lora"),
         ),
+    )
+
+
+@pytest.mark.full
+class TestMegatronStages(BackendConformance):
+    """Of a dense model of four blocks, so that there are four stages, and stages of several blocks."""
+
+    backend = "megatron"
+    blocks = 4
+    preload = ("megatron_imported",)
+    deviations: ClassVar = {"test_every_claim_is_tried": "the other layouts have the rest"}
+    layouts = (
+        Layout(2, {"pp": 2}, cases=chosen("clipped hard, tied", "accumulated", "dpo, lora", "bfloat16")),
+        Layout(4, {"pp": 4}, cases=chosen("dpo, lora")),
+        Layout(
+            2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "lora", "value", "negatives", "tokens")
+        ),
+        Layout(2, {"pp": 2}, {"backend.stages": (3, 1)}, "uneven", cases=chosen("packed")),
     )
 
 
@@ -89,8 +101,9 @@ class TestMegatronExperts(BackendConformance):
     )
 
 
-def test_every_claim_is_tried_by_one_of_the_two() -> None:
-    tried = {key for kit in (TestMegatron, TestMegatronExperts) for layout in kit.layouts for key in layout.parallel}
+def test_every_claim_is_tried_by_one_of_the_three() -> None:
+    kits = (TestMegatron, TestMegatronStages, TestMegatronExperts)
+    tried = {key for kit in kits for layout in kit.layouts for key in layout.parallel}
     claimed = load_backend("megatron").capabilities
     assert claimed is not None
     assert claimed.parallel <= tried
