@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ConversationScorer:
-    """A model with one output, at the last token of a conversation."""
+    """A model with one output, at the last token of a conversation. Its weights are read when it is first asked."""
 
     def __init__(self, options: ModelOptions, *, batch_size: int | None = None) -> None:
         self._found = find_model(options, generates=False, say=say_nothing)
@@ -27,14 +27,20 @@ class ConversationScorer:
                 f"{options.model} is no reward model: it does not give one score to a conversation.",
                 hint="A reward model is trained by: swift rlhf --rlhf_type rm",
             )
-        self._scorer = Scorer(self._found, options, batch_size=batch_size, say=say_nothing)
+        self._options = options
+        self._batch_size = batch_size
+        self._scorer: Scorer | None = None
 
     def scores(self, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
         """Return the score of each conversation."""
         tokens = [tokens_of(Question([dict(each) for each in messages]), self._found) for messages in conversations]
+        if self._scorer is None:
+            self._scorer = Scorer(self._found, self._options, batch_size=self._batch_size, say=say_nothing)
         scored = {place: float(outputs[0]) for place, outputs in self._scorer.outputs(tokens)}
         return [scored[place] for place in range(len(tokens))]
 
     def close(self) -> None:
         """Let the model go."""
-        self._scorer.close()
+        if self._scorer is not None:
+            self._scorer.close()
+            self._scorer = None

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swift.contracts import Reward, RewardItem
 from swift.errors import ModelError
 from swift_rl.rewards.http import posted
-
-if TYPE_CHECKING:
-    from swift.infer import ConversationScorer
 
 _AT_ONCE = 8
 """Requests to a server."""
 
 
 def open_reward_model(address: str) -> Reward:
-    """Return the reward of a folder, or of a server's address. The model is loaded when it is first asked."""
+    """Return the reward of a folder, or of a server's address; raise where a folder holds no reward model."""
     return ServerReward(address) if address.startswith(("http://", "https://")) else ModelReward(address)
 
 
@@ -26,22 +23,17 @@ class ModelReward:
     """A reward model in this process: the one output of its head, at the last token of the conversation."""
 
     def __init__(self, model: str) -> None:
-        self._model = model
-        self._scorer: ConversationScorer | None = None
+        from swift.infer import open_scorer
+
+        self._scorer = open_scorer(model)
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
         """Return the score of each conversation with its answer."""
-        if self._scorer is None:
-            from swift.infer import open_scorer
-
-            self._scorer = open_scorer(self._model)
         return self._scorer.scores([conversation_of(item) for item in items])
 
     def close(self) -> None:
         """Let the model go."""
-        if self._scorer is not None:
-            self._scorer.close()
-            self._scorer = None
+        self._scorer.close()
 
 
 class ServerReward:
