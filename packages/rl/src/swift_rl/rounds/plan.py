@@ -14,18 +14,16 @@ import numpy as np
 
 from swift.data.plans import pack, shuffler
 from swift.errors import CheckpointError, ConfigError
-from swift_rl import correction, kl
-from swift_rl.advantages import entropy_mask
 from swift_rl.audit import write_page
-from swift_rl.gap import gap
 from swift_rl.health import Health
 from swift_rl.rounds.data import Answer, Prompt, Round
-from swift_rl.rounds.draw import Ahead, Asked, Rollouts, computes_alike
+from swift_rl.rounds.draw import Ahead, Asked, Rollouts
 from swift_rl.rounds.files import FOLDER, path_of, read_round, write_round
 from swift_rl.rounds.judge import Judge, on_main
-from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
+from swift_rl.rounds.logps import sample_of
 from swift_rl.rounds.prompts import Prompts
-from swift_rl.rounds.reference import Reference
+from swift_rl.rounds.settings import check_settings, prompts_per_round
+from swift_rl.rounds.values import Valuer, figures
 
 if TYPE_CHECKING:
     from swift.contracts import PlanContext
@@ -66,7 +64,7 @@ class RolloutPlan:
         self.evaluation_metrics = (
             () if held_out is None else ("reward", *(f"rewards/{name}" for name in self._judge.names), *_SHAPE)
         )
-        self._reference = Reference(context, options) if options.beta > 0 else None
+        self._valuer = Valuer(context, options, self._judge)
         self._fingerprint = _fingerprint(options, self._prompts, context)
         self._round: Round | None = None
         self._ahead: Ahead | None = None
@@ -141,8 +139,7 @@ class RolloutPlan:
             self._ahead = None
             self._rollouts.close()
             self._judge.close()
-            if self._reference is not None:
-                self._reference.close()
+            self._valuer.close()
 
     # Rounds
 
@@ -164,7 +161,7 @@ class RolloutPlan:
         made = self._draw(number, version)
         self._look_ahead(number, version)
         drawn = time.monotonic()
-        self._judge_round(made, version)
+        self._valuer.fill(made, version, self._rollouts.probed)
         made.facts |= {"seconds_drawing": drawn - begun, "seconds_scoring": time.monotonic() - drawn}
         on_main(self._context, lambda: self._keep(made))
         self._health.look(made)
@@ -211,6 +208,8 @@ class RolloutPlan:
                 break
             asked = self._asked(number, version, self._prompts.next(made.cursor, missing))
             self._add(made, asked.prompts, self._rollouts.answer(asked))
+        if len(made.dropped) == len(made.prompts):
+            made.dropped.clear()  # a step needs rows, even such as teach nothing
         self._cursor = made.cursor
         return made
 
@@ -227,68 +226,6 @@ class RolloutPlan:
         for index, spread in enumerate(spreads if self._options.dynamic_sample else ()):
             if spread <= 0:
                 made.dropped[first + index] = "all answers got the same reward"
-
-    def _judge_round(self, made: Round, step: int) -> None:
-        """Fill in what the model in training, and its reference, say of the answers, and what follows from it."""
-        options = self._options
-        taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
-        samples = [sample_of(0, made.prompts[each.prompt].token_ids, each.token_ids, {}) for each in taken]
-
-        def ask(objective: TokenLogps) -> list[Mapping[str, np.ndarray]]:
-            return values_of_answers(self._context, samples, objective, temperature=options.temperature)
-
-        if self._asks_policy:
-            by_entropy = options.top_entropy_quantile < 1
-            for answer, values in zip(taken, ask(TokenLogps(entropy=by_entropy)), strict=True):
-                answer.old_logps = _of_answer(values["logps"], answer)
-                answer.entropies = _of_answer(values["entropies"], answer) if by_entropy else None
-        if self._reference is not None:
-            for answer, logps in zip(taken, self._reference.logps(samples, ask), strict=True):
-                answer.ref_logps = _of_answer(logps, answer)
-        if options.beta > 0 and options.kl_in_reward:
-            self._judge.value(taken, kl.of_answers(_all(taken, "old_logps"), _all(taken, "ref_logps"), options))
-        if options.top_entropy_quantile < 1:
-            high = entropy_mask(_all(taken, "entropies"), options.top_entropy_quantile)
-            for answer, advantages, kept in zip(taken, _all(taken, "advantages"), high, strict=True):
-                answer.advantages = np.where(kept, advantages, 0.0)
-        if self._corrects:
-            made.facts |= self._correct(taken)
-        made.facts |= gap(
-            made,
-            probe=self._rollouts.probed,
-            truncated=options.top_p < 1 or options.top_k > 0,
-            trainer_version=step,
-        )
-        made.facts |= {**figures(made.answers, self._judge.names), "dropped_groups": float(len(made.dropped))}
-
-    def _correct(self, taken: Sequence[Answer]) -> dict[str, float]:
-        """Weigh the tokens by what the trainer says of them against what the engine said."""
-        masks = [np.full(len(answer.token_ids), answer.learned) for answer in taken]
-        drawn = [answer.logps for answer in taken]
-        found = correction.weights(_all(taken, "old_logps"), drawn, masks, self._options, foreign=self._is_foreign)
-        for answer, weights in zip(taken, found.weights, strict=True):
-            answer.is_weights = weights.astype(np.float32)
-        return found.facts
-
-    @property
-    def _is_foreign(self) -> bool:
-        """Whether answers are drawn by an engine that computes otherwise than the model in training, or lags behind."""
-        exact = computes_alike(self._context, self._options)
-        return not exact or self._options.rollout_lag > 0
-
-    @property
-    def _corrects(self) -> bool:
-        return correction.mode_of(self._options, foreign=self._is_foreign) != "off"
-
-    @property
-    def _asks_policy(self) -> bool:
-        """Whether the model in training is asked about the answers before it learns from them.
-
-        Where one step learns from each answer once, its own log-probabilities are the old ones.
-        """
-        options = self._options
-        in_reward = options.beta > 0 and options.kl_in_reward
-        return self._steps_per_round > 1 or self._corrects or in_reward or options.top_entropy_quantile < 1
 
     def _keep(self, made: Round) -> None:
         write_round(self._folder, made, self._fingerprint)
@@ -355,74 +292,9 @@ class RolloutPlan:
         return replace(sample, segments=(replace(segment, weights=np.zeros_like(segment.weights)),))
 
 
-def prompts_per_round(global_rows: int, options: GrpoOptions) -> int:
-    """Return how many prompts a round answers; refuse rows that groups do not divide."""
-    answers = global_rows * options.steps_per_generation
-    prompts, rest = divmod(answers, options.num_generations)
-    if rest:
-        raise ConfigError(
-            f"A round has {answers} answers, and groups have {options.num_generations} (num_generations): it takes "
-            "whole groups.",
-            hint=f"Type --train.global_batch {(prompts + 1) * options.num_generations}, or another --num_generations.",
-        )
-    return prompts
-
-
-def check_settings(context: PlanContext, options: GrpoOptions, lengths: Sequence[np.ndarray]) -> None:
-    """Refuse what cannot be learned from, before any weights are loaded."""
-    positions = getattr(context.source.config.get_text_config(), "max_position_embeddings", None)
-    longest = max(int(each.max()) for each in lengths)
-    if positions is not None and longest + options.max_completion_length > positions:
-        raise ConfigError(
-            f"The longest prompt has {longest} tokens, and an answer may have {options.max_completion_length}: "
-            f"together more than the {positions} positions of the model.",
-            hint=f"Type --max_completion_length {max(1, positions - longest)}, or a shorter --max_length, which leaves "
-            "longer prompts out.",
-        )
-    narrowed = options.top_p < 1 or options.top_k > 0
-    if narrowed and (options.num_iterations * options.steps_per_generation > 1 or options.rollout_lag):
-        raise ConfigError(
-            "Answers drawn with top_p below 1 or with top_k are not those of the policy: importance ratios between the "
-            "two are biased, and a round that serves several steps, or lags behind, has such ratios.",
-            hint="Leave --top_p and --top_k out.",
-        )
-    if options.rollout_lag and options.dynamic_sample:
-        raise ConfigError(
-            "Rounds that lag behind (rollout_lag 1) cannot draw more answers later on: the weights that wrote the "
-            "first ones are gone then.",
-            hint="Leave --dynamic_sample or --rollout_lag out.",
-        )
-
-
-def figures(answers: Sequence[Answer], names: Sequence[str]) -> dict[str, float]:
-    """Return the figures of answers that are logged."""
-    rewards = np.array([answer.reward for answer in answers if answer.scored])
-    lengths = np.array([len(answer.token_ids) for answer in answers])
-    facts = {
-        "reward": float(rewards.mean()) if len(rewards) else 0.0,
-        "reward_std": float(rewards.std()) if len(rewards) else 0.0,
-        "completion_length": float(lengths.mean()),
-        "truncated": float(np.mean([answer.finish_reason == "length" for answer in answers])),
-    }
-    for name in names:
-        values = [value for answer in answers if (value := answer.rewards[name]) is not None]
-        if values:
-            facts[f"rewards/{name}"] = float(np.mean(values))
-    return facts
-
-
 def _shown(context: PlanContext, ids: Sequence[int]) -> list[str]:
     """Return the text of single tokens."""
     return [str(context.tokenizer.decode([each])) for each in ids]
-
-
-def _of_answer(values: np.ndarray, answer: Answer) -> np.ndarray:
-    """Return the values of the answer's own tokens, which are the last ones."""
-    return values[len(values) - len(answer.token_ids) :]
-
-
-def _all(answers: Sequence[Answer], name: str) -> list[np.ndarray]:
-    return [getattr(answer, name) for answer in answers]
 
 
 def _fingerprint(options: GrpoOptions, prompts: Prompts, context: PlanContext) -> str:
