@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from peft.utils import set_peft_model_state_dict
 from plain_torch import PlainTrainer, batches_of
+from safetensors.torch import load_file
 from tiny_runs import pairs, run_training
-from torch.nn.functional import logsigmoid
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from torch.nn.functional import cross_entropy, logsigmoid, normalize
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 STEPS = 5
 END = "<|im_end|>"
@@ -118,3 +121,84 @@ def test_a_reward_model_learns_pairs_by_their_scores_margins_and_centre(tiny: Pa
     trained = run_training(folder, tmp_path, rows, {**COMMON, **settings})
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, pad_token_id=None)
     check(trained, model, rows, loss)
+
+
+LORA = {"tuner.kind": "lora", "tuner.rank": 4, "tuner.dropout": 0.0}
+
+
+def adapted(model: torch.nn.Module, start: Path, task_type: str) -> torch.nn.Module:
+    """The model with PEFT's adapter, and its head, as a run had them at its start."""
+    config = LoraConfig(
+        r=4,
+        lora_alpha=32,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        modules_to_save=["score"] if task_type == "SEQ_CLS" else None,
+        task_type=task_type,
+    )
+    wrapped: torch.nn.Module = get_peft_model(model, config)  # type: ignore[arg-type]  # a transformers model
+    initial = load_file(start / "checkpoint-1" / "adapter_model.safetensors")
+    assert not set_peft_model_state_dict(wrapped, initial).unexpected_keys
+    return wrapped
+
+
+ONE_STEP = {"train.max_steps": 1, "checkpoint.save_last": True, "logging.run_name": "start"}
+"""The learning rate of the first step is 0: what is saved is where a run starts."""
+
+
+@pytest.mark.full
+def test_a_reward_model_with_adapters_on_weights_in_four_bits_is_pefts_on_the_same_weights(
+    tiny: Path, tmp_path: Path
+) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    folder, rows = headed(tiny, tmp_path, 1), pairs(10)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    settings = {"objective.name": "rm", **LORA, "tuner.quantize": "bnb-nf4", "tuner.double_quant": False}
+    start = run_training(folder, tmp_path, rows, {**COMMON, **settings, **ONE_STEP})
+    trained = run_training(folder, tmp_path, rows, {**COMMON, **settings})
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, pad_token_id=None)
+    exact = model.model.layers[0].mlp.up_proj.weight.detach().clone()
+    for module in model.model.modules():
+        if isinstance(module, torch.nn.Linear):
+            packed, state = bitsandbytes.functional.quantize_4bit(module.weight.data, quant_type="nf4")
+            module.weight.data = bitsandbytes.functional.dequantize_4bit(packed, state)
+    assert (model.model.layers[0].mlp.up_proj.weight - exact).abs().max() > 1e-3
+    model = adapted(model, start.folder, "SEQ_CLS")
+
+    def score(question: str, answer: str) -> torch.Tensor:
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        logits: torch.Tensor = model(tokenizer(text, return_tensors="pt").input_ids).logits
+        return logits[0, 0]
+
+    def loss(_: torch.nn.Module, batch: Sequence[dict[str, Any]]) -> torch.Tensor:
+        gaps = [score(row["query"], row["response"]) - score(row["query"], row["rejected_response"]) for row in batch]
+        return -logsigmoid(torch.stack(gaps)).mean()
+
+    check(trained, model, rows, loss)
+
+
+def test_adapters_of_a_packed_embedding_model_learn_as_pefts_of_all_texts_one_at_a_time(
+    tiny: Path, tmp_path: Path
+) -> None:
+    rows = [{"query": f"find {number}", "positive": f"here is {number}"} for number in range(100, 110)]
+    whole = {"data.packing": True, "data.max_length": 64, "train.micro_batch": 1, "train.global_batch": 100}
+    settings = {"objective.name": "embedding", "train.max_steps": STEPS, **LORA, **whole}
+    start = run_training(tiny, tmp_path, rows, {**settings, **ONE_STEP})
+    trained = run_training(tiny, tmp_path, rows, settings)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    model = adapted(AutoModel.from_pretrained(tiny, dtype=torch.float32), start.folder, "FEATURE_EXTRACTION")
+
+    def vectors(column: str) -> torch.Tensor:
+        texts = [tokenizer(row[column], return_tensors="pt").input_ids for row in rows]
+        return normalize(torch.stack([model(input_ids=text).last_hidden_state[0, -1] for text in texts]), dim=1)
+
+    def loss(_: torch.nn.Module, batch: Sequence[dict[str, Any]]) -> torch.Tensor:
+        assert len(batch) == len(rows)
+        return cross_entropy(vectors("query") @ vectors("positive").T / 0.1, torch.arange(len(rows)))
+
+    trainer = PlainTrainer(model, steps=STEPS, lr=1e-3)
+    expected = [trainer.step(loss(model, rows)) for _ in range(STEPS)]
+    assert expected[-1][0] < expected[0][0] - 0.01, "the reference learned nothing"
+    assert trained.losses == pytest.approx([value for value, _ in expected], rel=1e-5)
+    assert trained.grad_norms == pytest.approx([norm for _, norm in expected], rel=1e-5)
