@@ -24,6 +24,7 @@ from swift.cli.main import run
 from swift.config.parse import config_from_mapping
 from swift.contracts import InferenceEngine, Sampling
 from swift.errors import UsageError
+from swift.infer import open_engine
 from swift.testing.crew import run_jobs, succeeded
 from swift.testing.engine_checks import (
     CHECKS,
@@ -83,12 +84,16 @@ def test_several_servers_draw_what_one_draws(
     from swift_export_vllm.rollout import connect
 
     several: Any = connect([address, address, address], end_tokens=reference.end_tokens)
+    opened = open_engine(f"{address}, {address}", reference.folder)
     asked: set[int] = set()
     chosen = several._server_of
     several._server_of = lambda number: asked.add(number % 3) or chosen(number)
     drawn = Sampling(max_new_tokens=8, temperature=1.0, seed=4, numbers=range(100, 112))
     assert dict(several.generate(reference.prompts * 2, drawn)) == dict(server.generate(reference.prompts * 2, drawn))
     assert asked == {0, 1, 2}
+    first = Sampling(max_new_tokens=1, temperature=1.0)
+    one, other = (dict(engine.generate(reference.prompts, first)) for engine in (opened, server))
+    assert [one[place].token_ids for place in range(6)] == [other[place].token_ids for place in range(6)]
     several.update_weights(reference.weights())
     assert _tokens(several, reference.prompts) == _tokens(server, reference.prompts)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from swift.cli.main import run
 from swift.contracts import EngineRequest
-from swift.errors import ModelError
+from swift.errors import ModelError, UsageError
+from swift.infer import open_engine
 from swift.testing.subjects import write_model
 from swift_export_vllm.memory import VLLM_ITSELF, cpu_settings
 from swift_export_vllm.vllm_installed import in_plain_words
@@ -56,6 +58,20 @@ def test_heads_that_vllm_has_no_kernel_for_are_refused(tmp_path: Path, capsys: p
     small_heads = write_model(tmp_path / "tiny", num_hidden_layers=1)
     assert run(["infer", str(small_heads), "--engine", "vllm", "--prompt", "hello"]) != 0
     assert "attention heads of size 16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"max_num_seqs": 4}, "'max_num_seqs' is a setting of vLLM, and the servers have been started with theirs"),
+        ({}, "There is no server at http://127.0.0.1:9"),
+    ],
+)
+def test_mistakes_with_servers_are_one_sentence(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+    model = write_model(tmp_path / "tiny", num_hidden_layers=1)
+    with pytest.raises(UsageError) as raised:
+        open_engine("http://127.0.0.1:9,http://127.0.0.1:8", model, options=options)
+    assert sentence in raised.value.message
 
 
 def test_errors_of_vllm_are_one_line() -> None:

@@ -17,7 +17,11 @@ class VllmEngine:
 
     @hookimpl
     def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
-        """Load the model into vLLM, in this process."""
+        """Load the model into vLLM, in this process; with the setting `servers`, connect to those that serve it."""
+        if "servers" in request.options:
+            from swift_export_vllm.rollout import open_servers
+
+            return open_servers(request)
         from swift_export_vllm.engine import open_engine
 
         return open_engine(request)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swift.contracts import Completion, InferenceEngine, Sampling, Score, WeightStream
+from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling, Score, WeightStream
 from swift.errors import DataError, ModelError, UsageError
 from swift.infer import OpenAiServer, at_once
 from swift_export_vllm.logprobs import KINDS, SAID, Kind, kind_of
@@ -47,6 +47,29 @@ def connect(
         raise UsageError("There is no address of a server to connect to.", hint="For example: http://127.0.0.1:8000")
     servers = [_Served.of(OpenAiServer(each, api_key), model) for each in addresses]
     return VllmServer(servers, tuple(end_tokens), None if folder is None else Path(folder), at_a_time)
+
+
+_SETTINGS = ("servers", "model", "api_key", "folder")
+
+
+def open_servers(request: EngineRequest) -> InferenceEngine:
+    """Connect to the servers of a request's settings, which have loaded the model in their own ways."""
+    settings = dict(request.options)
+    if unknown := [name for name in settings if name not in _SETTINGS]:
+        raise UsageError(
+            f"{unknown[0]!r} is a setting of vLLM, and the servers have been started with theirs.",
+            hint=f"Give it to swift rollout. Settings of the connection are: {', '.join(_SETTINGS[1:])}",
+        )
+    if request.adapter is not None:
+        raise UsageError(
+            "An adapter cannot be put on a server from here.", hint="swift rollout serves runs and adapters as well."
+        )
+    return connect(
+        settings.pop("servers"),
+        end_tokens=request.end_tokens,
+        at_a_time=request.batch_size or AT_A_TIME,
+        **settings,
+    )
 
 
 @dataclass

@@ -29,13 +29,19 @@ def open_engine(
 ) -> InferenceEngine:
     """Open a run, a checkpoint, an adapter, a folder or a hub id with the inference engine of that name.
 
+    Addresses (`http://127.0.0.1:8000`, several with commas between) mean servers of vLLM that serve the model.
+
     Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are settings of the engine's own.
     `trust_remote_code` lets Python code run that comes with the model.
     """
-    from swift.infer.options import ModelOptions
+    from swift.infer.options import ModelOptions, is_address
     from swift.infer.speaker import find_model, open_local
+    from swift.plugins.known import ENGINE
     from swift.terminal import say_nothing
 
+    if is_address(engine):
+        options = {**(options or {}), "servers": [address.strip() for address in engine.split(",")]}
+        engine = ENGINE
     asked = ModelOptions(
         model=str(model),
         engine=engine,
