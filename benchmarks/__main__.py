@@ -21,6 +21,8 @@ PARTS = {
     "serving": "time to the first token and requests a second of swift serve against vLLM's own server",
     "export": "merging adapters into a model folder, against cp of the same bytes and against PEFT",
     "ms_swift": "speed and start-up against ms-swift, in an environment of its own",
+    "reward_models": "speed and losses of reward models against TRL's RewardTrainer",
+    "embeddings": "speed and losses of embeddings against sentence-transformers' trainer",
     "imports": "losses and learning rates of recipes of ms-swift, LLaMA-Factory and TRL, there and imported",
 }
 """Modules of this package, in the order in which they run."""

@@ -51,13 +51,14 @@ def swift_run(
     model: Path = MODEL,
     data: Path = CHATS,
     variables: Mapping[str, str] | None = None,
+    verb: str = "sft",
 ) -> Path:
-    """Train with `swift sft` and its usual observers beside `observers`; answers the run's folder."""
+    """Train with `swift sft`, or another verb, and its usual observers beside `observers`; answers the run's folder."""
     shutil.rmtree(RUNS / model.name / name, ignore_errors=True)
     reports = ["console", "jsonl", "tensorboard", "report", *observers]
     place = ["--output_dir", str(RUNS), "--logging.run_name", name, "--report_to", *reports]
     python_path = os.pathsep.join([str(plugin_folder()), str(ROOT)])
-    command = [SWIFT, "sft", "--model", str(model), "--dataset", str(data), *TRAINING, *arguments, *place]
+    command = [SWIFT, verb, "--model", str(model), "--dataset", str(data), *TRAINING, *arguments, *place]
     call(command, environment(PYTHONPATH=python_path, **(variables or {})))
     return RUNS / model.name / name
 
@@ -74,6 +75,7 @@ def plugin_folder() -> Path:
         "deepspeed-loop-in-turn": "observers:DeepSpeedLoopInTurn",
         "megatron-loop-in-turn": "observers:MegatronLoopInTurn",
         "memory-of-each": "observers:MemoryOfEach",
+        "peer-in-turn": "peer_in_turn:TrainerInTurn",
         "stopwatch": "observers:Stopwatch",
         "pipeline-watch": "megatron_watch:PipelineWatch",
         "traffic-watch": "megatron_watch:TrafficWatch",

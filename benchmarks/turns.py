@@ -15,21 +15,21 @@ BLOCK = 10
 Turn = dict[str, Any]
 
 
-def turns(name: str, steps: int, *arguments: str, observer: str = "loop-in-turn") -> list[Turn]:
-    """What swift and the other loop did in turn, step by step."""
-    folder = swift_run(name, *arguments, "--max_steps", str(steps), observers=[observer])
+def turns(name: str, steps: int, *arguments: str, observer: str = "loop-in-turn", **inputs: Any) -> list[Turn]:
+    """What swift and the other loop did in turn, step by step; `inputs` are those of `swift_run`."""
+    folder = swift_run(name, *arguments, "--max_steps", str(steps), observers=[observer], **inputs)
     return [json.loads(line) for line in (folder / "turns.jsonl").read_text().splitlines()]
 
 
-def ratios(turns: list[Turn]) -> list[float]:
-    """Swift's real tokens per second over the other loop's, block by block."""
+def ratios(turns: list[Turn], clock: str = "seconds") -> list[float]:
+    """Swift's real tokens per second over the other loop's, block by block; by another clock of the turns, if named."""
     warm = turns[WARM_UP:]
     blocks = [warm[start : start + BLOCK] for start in range(0, len(warm), BLOCK)]
-    return [_speed(block, "swift") / _speed(block, "other") for block in blocks]
+    return [_speed(block, "swift", clock) / _speed(block, "other", clock) for block in blocks]
 
 
-def _speed(turns: list[Turn], who: str) -> float:
-    return float(sum(turn[who]["tokens"] for turn in turns) / sum(turn[who]["seconds"] for turn in turns))
+def _speed(turns: list[Turn], who: str, clock: str = "seconds") -> float:
+    return float(sum(turn[who]["tokens"] for turn in turns) / sum(turn[who][clock] for turn in turns))
 
 
 def loss_difference(turns: list[Turn]) -> float:
