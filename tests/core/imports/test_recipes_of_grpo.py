@@ -43,7 +43,7 @@ def test_a_recipe_of_trl_is_the_same_run_by_the_names_of_swift() -> None:
         "--steps_per_generation 8 --loss_type dr_grpo --log_completions --mask_truncated_completions"
     )
     assert lost(run) == {}
-    assert "VLLM_SERVER_DEV_MODE=1 swift serve MODEL" in run.text
+    assert "swift rollout MODEL" in run.text
     assert run.command == "swift rlhf run.yaml"
     objective = settled(content)
     assert list(objective["reward_funcs"]) == ["accuracy", "soft_overlong"]
@@ -90,6 +90,7 @@ def test_a_recipe_of_ms_swift_keeps_its_flags_and_its_defaults() -> None:
         "--vllm_mode colocate --vllm_gpu_memory_utilization 0.5 --sleep_level 1 --async_generate true"
     )
     assert lost(run) == {}
+    assert run.command == "swift rlhf run.yaml --external_plugins plugin.py"
     objective = settled(content)
     expected = {"rollout_engine": "vllm", "rollout_options": {"gpu_memory_utilization": 0.5}, "rollout_lag": 1}
     expected |= {"beta": 0.04, "temperature": 0.9, "loss_type": "grpo", "rollout_importance_sampling_mode": "off"}

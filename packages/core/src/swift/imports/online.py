@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,6 +74,8 @@ def trl(run: Carrying, table: Table) -> None:
 def ms_swift(run: Carrying, table: Table) -> None:
     """Translate what is left of a recipe of ms-swift's GRPO; `table` is that of its other verbs."""
     _begin(run, "rlhf_type")
+    if (files := run.values.get("external_plugins")) is not None:
+        run.flags.append(f"--external_plugins {shlex.join(words(files))}")  # a file may not name code to run
     _need_rewards(run)
     estimator = str(run.values.get("advantage_estimator", "grpo"))
     if estimator in _SCALES:
@@ -88,8 +91,7 @@ def _begin(run: Carrying, origin: str) -> None:
     run.set("objective.name", "grpo", origin)
     if str(run.values.get("vllm_mode", "")).lower() == "server":
         run.changed(
-            "vllm_mode", "server", f"{run.program}'s server speaks a protocol of its own: start one of vLLM's, with "
-            "VLLM_SERVER_DEV_MODE=1 swift serve MODEL",
+            "vllm_mode", "server", f"{run.program}'s server has a protocol of its own: swift rollout MODEL starts one",
         )  # fmt: skip
 
 
