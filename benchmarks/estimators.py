@@ -1,0 +1,218 @@
+"""What `--like` computes against the functions of the libraries that it names, on the same rewards and probabilities.
+
+A figure is the largest difference between a number here and the library's, over all answers and tokens, divided by the
+largest of the library's numbers. The libraries compute in float32, so 1e-5 is equality. TRL's loss is compared by a
+test, as TRL is installed there. NeMo-RL has no package in the index: its constants are tested by formula alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.facts import Figure
+from benchmarks.peers_functions import functions, unpacked
+from swift_rl import advantages, correction, kl, losses
+from swift_rl.algorithm_options import AlgorithmOptions
+
+VERL, OPENRLHF = "0.9.1", "0.11.2"
+EQUAL = 1e-5
+GROUPS, SIZE, WIDTH = 5, 6, 9
+
+
+class Made:
+    """Rewards and log-probabilities from a seed; one reward per answer, answers padded on the right."""
+
+    def __init__(self, *, apart: float) -> None:
+        noise = np.random.default_rng(7)
+        self.groups = np.repeat(np.arange(GROUPS), SIZE)
+        self.lengths = noise.integers(1, WIDTH + 1, size=len(self.groups))
+        self.rewards = noise.normal(size=len(self.groups)) * np.repeat([1.0, 1e-3, 1e-5, 10.0, 0.0], SIZE)
+        shape = (len(self.groups), WIDTH)
+        self.mask = torch.from_numpy(np.arange(WIDTH) < self.lengths[:, None]).float()
+        self.old = torch.from_numpy(-noise.exponential(size=shape)).float() * self.mask
+        self.new = (self.old + apart * torch.from_numpy(noise.normal(size=shape)).float()) * self.mask
+        self.other = (self.old + apart * torch.from_numpy(noise.normal(size=shape)).float()) * self.mask
+        self.signs = torch.from_numpy(noise.normal(size=(len(self.groups), 1))).float().expand(shape)
+
+    @property
+    def at_the_end(self) -> torch.Tensor:
+        """The reward of each answer at its last token."""
+        placed = torch.zeros_like(self.mask)
+        placed[torch.arange(len(self.groups)), torch.from_numpy(self.lengths) - 1] = torch.tensor(self.rewards).float()
+        return placed
+
+    def rows(self, padded: torch.Tensor) -> list[np.ndarray]:
+        """The values of each answer without the padding."""
+        return [row[:length].numpy() for row, length in zip(padded, self.lengths, strict=True)]
+
+    def estimated(self, **given: Any) -> torch.Tensor:
+        """Our advantages, padded."""
+        options = AlgorithmOptions.model_validate(given)
+        made = advantages.estimate(self.rewards[:, None], self.groups, self.lengths, options).tokens
+        padded = torch.zeros_like(self.mask)
+        for row, values in zip(padded, made, strict=True):
+            row[: len(values)] = torch.from_numpy(values)
+        return padded
+
+
+def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    """Figures, and what they were made of."""
+    figures = [Figure(what, value, unit="", at_most=EQUAL) for what, value in itertools.chain(_verl(), _openrlhf())]
+    return figures, {"verl": VERL, "openrlhf": OPENRLHF}
+
+
+def _apart(ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Tensor) -> float:
+    largest = float((theirs.double() * mask).abs().max())
+    return float(((ours.double() - theirs.double()) * mask).abs().max()) / max(largest, 1e-30)
+
+
+def _verl() -> list[tuple[str, float]]:
+    home = unpacked("verl", VERL)
+    tools = functions(
+        home / "utils" / "torch_functional.py", "masked_sum", "masked_mean", "masked_var", "masked_whiten"
+    )
+    estimators = {
+        "grpo": "compute_grpo_outcome_advantage",
+        "rloo": "compute_rloo_outcome_advantage",
+        "opo": "compute_opo_outcome_advantage",
+        "reinforce_plus_plus": "compute_reinforce_plus_plus_outcome_advantage",
+        "reinforce_plus_plus_baseline": "compute_reinforce_plus_plus_baseline_outcome_advantage",
+    }
+    policies = {"dapo": "compute_policy_loss_vanilla", "cispo": "compute_policy_loss_cispo"}
+    given = {"verl_F": tools, "AlgoConfig": type("AlgoConfig", (), {}), "ActorConfig": _Config}
+    theirs = functions(
+        home / "trainer" / "ppo" / "core_algos.py",
+        *estimators.values(), *policies.values(), "kl_penalty_forward", "agg_loss", **given,
+    )  # fmt: skip
+    made, found = Made(apart=0.6), []
+    for name, function in estimators.items():
+        more = {} if name == "reinforce_plus_plus" else {"index": made.groups}
+        config = SimpleNamespace(gamma=1.0)
+        expected, _ = getattr(theirs, function)(
+            token_level_rewards=made.at_the_end, response_mask=made.mask, config=config, **more
+        )
+        ours = made.estimated(like="verl", advantage_estimator=name)
+        found.append((f"verl: advantages of {name}", _apart(ours, expected, made.mask)))
+    for name, function in policies.items():
+        config = _Config(clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.28, global_batch_info={})
+        leaf = made.new.clone().requires_grad_()
+        loss, _ = getattr(theirs, function)(
+            old_log_prob=made.old, log_prob=leaf, advantages=made.signs, response_mask=made.mask, config=config
+        )
+        options = {"like": "verl", "loss_type": name, "epsilon_high": 0.28}
+        found += [(f"verl: {what} of {name}", value) for what, value in _loss_apart(made, options, loss, leaf)]
+    for kind in ("k1", "k2", "k3"):
+        far = Made(apart=12.0)
+        expected = theirs.kl_penalty_forward(far.new, far.other, kind)
+        found.append((f"verl: {kind}", _kl_apart(far, expected, "verl", kind)))
+    return [*found, *_verl_correction(tools)]
+
+
+def _verl_correction(tools: Any) -> list[tuple[str, float]]:
+    file = unpacked("verl", VERL) / "trainer" / "ppo" / "rollout_corr_helper.py"
+    theirs = functions(
+        file, "compute_rollout_correction_weights", "_parse_rollout_is_threshold",
+        verl_F=tools, SAFETY_BOUND=20.0, compute_is_metrics=lambda **_: {},
+    )  # fmt: skip
+    made, found = Made(apart=0.6), []
+    for level in ("token", "sequence"):
+        expected, _ = theirs.compute_rollout_correction_weights(made.old - made.other, made.mask, level, 2.0)
+        options = AlgorithmOptions.model_validate(
+            {"like": "verl", "rollout_importance_sampling_mode": f"{level}_truncate"}
+        )
+        masks = [np.ones(length, dtype=bool) for length in made.lengths]
+        ours = correction.weights(made.rows(made.old), made.rows(made.other), masks, options).weights
+        padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(each) for each in ours], batch_first=True)
+        found.append((f"verl: {level} weights of the correction", _apart(padded, expected, made.mask)))
+    return found
+
+
+def _openrlhf() -> list[tuple[str, float]]:
+    home = unpacked("openrlhf", OPENRLHF)
+    tools = functions(home / "models" / "utils.py", "compute_approx_kl", "compute_reward", "masked_mean")
+    maker = functions(
+        home / "trainer" / "ppo_utils" / "experience_maker.py",
+        *(f"{MAKER}.{name}" for name in ("compute_advantages_and_returns", "get_cumulative_returns")),
+        itertools=itertools, apply_length_penalties=lambda *_: None, compute_reward=tools.compute_reward,
+    )  # fmt: skip
+    found = []
+    made = Made(apart=0.6)
+    for name, theirs in OPENRLHF_NAMES.items():
+        expected = _openrlhf_advantages(maker, made, theirs)
+        ours = made.estimated(like="openrlhf", advantage_estimator=name)
+        found.append((f"openrlhf: advantages of {name}", _apart(ours, expected, made.mask)))
+    policy = functions(home / "models" / "loss.py", "aggregate_loss", "PolicyLoss", masked_mean=tools.masked_mean)
+    for what, level in (("dapo", "ppo"), ("gspo", "gspo")):
+        leaf = made.new.clone().requires_grad_()
+        loss = policy.PolicyLoss(0.2, 0.28, policy_loss_type=level)(leaf, made.old, made.signs, made.mask)[0]
+        options = {"like": "openrlhf", "loss_type": what, "epsilon_high": 0.28}
+        found += [(f"openrlhf: {part} of {what}", value) for part, value in _loss_apart(made, options, loss, leaf)]
+    for kind in ("k1", "k2", "k3"):
+        far = Made(apart=12.0)
+        expected = tools.compute_approx_kl(far.new, far.other, kl_estimator=kind)
+        found.append((f"openrlhf: {kind}", _kl_apart(far, expected, "openrlhf", kind)))
+    return found
+
+
+MAKER = "RemoteExperienceMaker"
+OPENRLHF_NAMES = {
+    "grpo": "group_norm",
+    "rloo": "rloo",
+    "reinforce_plus_plus": "reinforce",
+    "reinforce_plus_plus_baseline": "reinforce_baseline",
+}
+"""Names here → there."""
+
+
+def _openrlhf_advantages(maker: Any, made: Made, name: str) -> torch.Tensor:
+    advantage = SimpleNamespace(estimator=name, gamma=1.0, lambd=1.0, no_std_norm=False)
+    arguments = SimpleNamespace(
+        algo=SimpleNamespace(advantage=advantage), rollout=SimpleNamespace(n_samples_per_prompt=SIZE),
+        reward=SimpleNamespace(clip_range=None),
+    )  # fmt: skip
+    this = SimpleNamespace(
+        strategy=SimpleNamespace(args=arguments), kl_ctl=SimpleNamespace(value=0.0), advantage_estimator=name
+    )
+    this.get_cumulative_returns = lambda *given: maker.get_cumulative_returns(this, *given)
+    experience = SimpleNamespace(
+        rewards=torch.tensor(made.rewards).float(), index=list(range(len(made.groups))), info={},
+        kl=torch.zeros_like(made.mask), action_mask=made.mask,
+    )  # fmt: skip
+    (result,) = maker.compute_advantages_and_returns(this, [experience])
+    return result.advantages
+
+
+class _Config(SimpleNamespace):
+    """What verl reads by name and by `get`."""
+
+    def get(self, name: str, default: Any) -> Any:
+        return getattr(self, name, default)
+
+
+def _loss_apart(made: Made, given: dict[str, Any], loss: torch.Tensor, leaf: torch.Tensor) -> list[tuple[str, float]]:
+    """How far loss and gradient are from ours, of all answers in one step."""
+    options = AlgorithmOptions.model_validate(given)
+    ours = made.new.clone().requires_grad_()
+    counts = made.mask.sum(1, keepdim=True)
+    rows = torch.arange(len(counts))[:, None].expand(made.mask.shape)
+    batch = SimpleNamespace(weights=made.mask, segment_ids=rows, segment_sum=lambda values: (values * made.mask).sum(1))
+    log_ratio = losses.log_ratios(ours, made.old, batch, options)  # type: ignore[arg-type]  # as much as it reads
+    each = losses.policy_losses(ours, log_ratio, made.signs, options).loss
+    shares = made.mask / (made.mask.sum() if options.mean_over == "tokens" else counts * len(counts))
+    total = (each * shares).sum()
+    total.backward()
+    loss.backward()
+    assert ours.grad is not None
+    assert leaf.grad is not None
+    apart = abs(float(total.detach() - loss.detach())) / abs(float(loss.detach()))
+    return [("loss", apart), ("gradient", _apart(ours.grad, leaf.grad, made.mask))]
+
+
+def _kl_apart(made: Made, expected: torch.Tensor, like: str, kind: str) -> float:
+    options = AlgorithmOptions.model_validate({"like": like, "kl_estimator": kind})
+    return _apart(kl.divergence(made.new, made.other, options), expected, made.mask)
