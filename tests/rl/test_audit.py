@@ -21,9 +21,9 @@ HOSTILE = '</script><img src=x onerror="alert(1)"><!--<script>'
 def a_round() -> Round:
     prompts = [
         Prompt(
-            17, np.array([1, 2]), [{"role": "user", "content": "Read 438 aloud."}], {"solution": "four three eight"}
+            17, 0, np.array([1, 2]), [{"role": "user", "content": "Read 438 aloud."}], {"solution": "four three eight"}
         ),
-        Prompt(4, np.array([1, 3]), [{"role": "user", "content": HOSTILE}], {"grade": [1, 2]}),
+        Prompt(4, 1, np.array([1, 3]), [{"role": "user", "content": HOSTILE}], {"grade": [1, 2]}),
     ]
     old = np.array([-1.0, -2.0, -0.5], np.float32)
     first = Answer(

@@ -18,7 +18,7 @@ GROUP = 4
 
 def made_up(rewards: Sequence[float | None], number: int = 0, **changes: Any) -> Round:
     """A round with groups of four; `changes` are what each answer has besides."""
-    prompts = [Prompt(index, np.arange(3), [], {}) for index in range(len(rewards) // GROUP)]
+    prompts = [Prompt(index, index, np.arange(3), []) for index in range(len(rewards) // GROUP)]
     answers = []
     for index, reward in enumerate(rewards):
         given: dict[str, Any] = {

@@ -70,7 +70,7 @@ def _group(
 ) -> dict[str, Any]:
     return {
         "number": prompt.number,
-        "place": getattr(prompt, "place", ""),
+        "place": prompt.place,
         "messages": [{"role": str(each.get("role")), "content": each.get("content")} for each in prompt.messages],
         "columns": {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
                     for name, value in prompt.columns.items()},
