@@ -82,6 +82,9 @@ def test_vectors_are_those_of_transformers_pooled_as_the_folder_says(small: Path
         answer = client.embeddings.create(model="exported", input=TEXTS, encoding_format="float")
         found = torch.tensor([each.embedding for each in answer.data])
         torch.testing.assert_close(found, expected, atol=CLOSE, rtol=0)
+        pooled = ask(server, "/pooling", input=TEXTS, task="embed")
+        found = torch.tensor([each["data"] for each in pooled["data"]])
+        torch.testing.assert_close(found, expected, atol=CLOSE, rtol=0)
         scored = ask(server, "/score", text_1=TEXTS[0], text_2=TEXTS[1:])
         assert [each["score"] for each in scored["data"]] == pytest.approx(
             (expected[1:] @ expected[0]).tolist(), abs=CLOSE
