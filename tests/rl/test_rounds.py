@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from swift.errors import CheckpointError, ConfigError, SwiftError
 from swift_rl.rounds import plan as plan_module
 from swift_rl.rounds.data import Round
-from swift_rl.rounds.files import Journal, path_of, read_round
+from swift_rl.rounds.files import DrawJournal, path_of, read_round
 from swift_rl.rounds.judge import Judge
 
 ROWS = [{"messages": [{"role": "user", "content": f"Say {word}."}], "bonus": 0.01} for word in "abcdefghijkl"]
@@ -118,7 +118,7 @@ def test_a_run_that_ends_anywhere_goes_on_to_the_same_bits(
     whole = run_training(tied, tmp_path / "whole", ROWS, settings(rewards, **changes))
     with monkeypatch.context() as patched:
         owner, name, count, before = {
-            "drawing": (Journal, "add", 21 + 16 * lag, False),
+            "drawing": (DrawJournal, "add", 21 + 16 * lag, False),
             "scoring": (Judge, "score", 1, True),
             "before the file": (plan_module, "write_round", 1, True),
             "after the file": (plan_module, "write_round", 1, False),
@@ -129,7 +129,7 @@ def test_a_run_that_ends_anywhere_goes_on_to_the_same_bits(
             run_training(tied, tmp_path / "ends", ROWS, settings(rewards, **changes))
     drawn = []
     monkeypatch.setattr(
-        Journal, "add", lambda self, number, each, add=Journal.add: drawn.append(number) or add(self, number, each)
+        DrawJournal, "add", lambda self, number, each, add=DrawJournal.add: drawn.append(number) or add(self, number, each)
     )
     ended = tmp_path / "ends" / tied.name / "run"
     rest = run_training(

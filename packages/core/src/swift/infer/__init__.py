@@ -29,7 +29,7 @@ def open_engine(
 ) -> InferenceEngine:
     """Open a run, a checkpoint, an adapter, a folder or a hub id with the inference engine of that name.
 
-    Addresses (`http://127.0.0.1:8000`, several with commas between) mean servers of vLLM that serve the model.
+    Addresses (`http://127.0.0.1:8000`, several with commas between) mean servers that serve the model.
 
     Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are settings of the engine's own.
     `trust_remote_code` lets Python code run that comes with the model.

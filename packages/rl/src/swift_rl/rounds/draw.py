@@ -15,7 +15,7 @@ from swift.infer import StopStrings, open_engine
 from swift.toolkit import heartbeat, progress
 from swift_rl.options import GrpoOptions
 from swift_rl.rounds.data import Answer, Prompt, draw_number
-from swift_rl.rounds.files import Drawn, Journal
+from swift_rl.rounds.files import Drawn, DrawJournal
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
 from swift_rl.rounds.prompts import Prompts
 from swift_rl.sync import Probe, ProbeResult, SyncError, VerifiedEngine
@@ -34,7 +34,7 @@ _PROBED = 4
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be answered: each prompt so many times, by weights of one version."""
+    """Prompts to be answered, each so many times, by weights of one version."""
 
     round: int
     version: int
@@ -133,11 +133,11 @@ class Rollouts:
         if not self._answers:
             return {}
         rank = self._context.topology.world.rank
-        journal = Journal(self._folder, asked.round, asked.version, rank)
+        journal = DrawJournal(self._folder, asked.round, asked.version, rank)
         known: dict[int, Drawn] = {}
         for folder in (self.resumed_from, self._folder) if keep else ():
             if folder is not None:
-                known |= Journal(folder, asked.round, asked.version, rank).read()
+                known |= DrawJournal(folder, asked.round, asked.version, rank).read()
         mine = [(index, number) for index, _, number in asked.draws() if index % self._workers == rank]
         drawn = {number: known[number] for _, number in mine if number in known}
         missing = [(index, number) for index, number in mine if number not in known]
@@ -166,7 +166,7 @@ class Rollouts:
 
     def forget(self, number: int) -> None:
         """Take the journal of a round away, on one process, once the round is written whole."""
-        Journal(self._folder, number, 0, 0).clear()
+        DrawJournal(self._folder, number, 0, 0).clear()
 
     def close(self) -> None:
         """Give the engine back."""

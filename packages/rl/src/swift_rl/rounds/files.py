@@ -109,7 +109,7 @@ class Drawn:
     finish_reason: str
 
 
-class Journal:
+class DrawJournal:
     """The answers of a round that were drawn so far, by all processes, in `round-000012.drawn/`."""
 
     def __init__(self, folder: Path, number: int, version: int, rank: int) -> None:

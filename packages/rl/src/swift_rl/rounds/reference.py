@@ -1,4 +1,4 @@
-"""What the reference says of answers: the model without its adapters, or as it was before training."""
+"""Log-probabilities of answers under the reference: the model without its adapters, or as it was before training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Ask = Callable[[TokenLogps], list[Mapping[str, np.ndarray]]]
 
 
-class Reference:
+class RunReference:
     """The reference of a run whose loss or rewards hold a KL term.
 
     Where adapters are trained, it is the model with them switched off. Where all weights are, every process has the

@@ -1,4 +1,4 @@
-"""What the options of rounds must be, checked before any weights are loaded."""
+"""Checks of the options of rounds, made before any weights are loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round's answers are worth: to the policy, its reference and the engine that drew them."""
+"""Values of a round's tokens: of the policy, its reference, and against the engine that drew them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from swift_rl.advantages import entropy_mask
 from swift_rl.gap import gap
 from swift_rl.rounds.draw import computes_alike
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
-from swift_rl.rounds.reference import Reference
+from swift_rl.rounds.reference import RunReference
 
 if TYPE_CHECKING:
     from swift.contracts import PlanContext
@@ -29,7 +29,7 @@ class Valuer:
         self._context = context
         self._options = options
         self._judge = judge
-        self._reference = Reference(context, options) if options.beta > 0 else None
+        self._reference = RunReference(context, options) if options.beta > 0 else None
         self._steps_per_round = options.steps_per_generation * options.num_iterations
 
     def close(self) -> None:
