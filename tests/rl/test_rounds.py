@@ -129,7 +129,9 @@ def test_a_run_that_ends_anywhere_goes_on_to_the_same_bits(
             run_training(tied, tmp_path / "ends", ROWS, settings(rewards, **changes))
     drawn = []
     monkeypatch.setattr(
-        DrawJournal, "add", lambda self, number, each, add=DrawJournal.add: drawn.append(number) or add(self, number, each)
+        DrawJournal,
+        "add",
+        lambda self, number, each, add=DrawJournal.add: drawn.append(number) or add(self, number, each),
     )
     ended = tmp_path / "ends" / tied.name / "run"
     rest = run_training(

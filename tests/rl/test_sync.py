@@ -182,7 +182,7 @@ def round_of(engine: list[list[float]], trainer: list[list[float]]) -> Round:
         Answer(0, place, np.arange(len(said)), np.array(said), "stop", "", old_logps=np.array(known))
         for place, (said, known) in enumerate(zip(engine, trainer, strict=True))
     ]
-    return Round(0, 4, [Prompt(0, np.array([1]), [])], answers)
+    return Round(0, 4, [Prompt(0, 0, np.array([1]), [])], answers)
 
 
 def test_the_gap_is_what_the_formulas_say() -> None:

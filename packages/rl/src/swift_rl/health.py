@@ -143,7 +143,7 @@ def cause_of(signs: Signs) -> tuple[str, str]:
 
 
 def _scored(answer: Answer) -> bool:
-    return any(value is not None for value in answer.rewards.values())
+    return answer.scored
 
 
 def _teaches(group: Iterable[Answer]) -> bool:

@@ -61,11 +61,13 @@ class Answer:
     """float32, in nats, where asked for."""
     why_not: str = ""
     """Why nothing is learned from it; empty where something is."""
+    failed: list[str] = field(default_factory=list)
+    """Rewards that could not be computed: nothing is learned from the answer then."""
 
     @property
     def scored(self) -> bool:
-        """Whether any reward could be computed."""
-        return any(value is not None for value in self.rewards.values())
+        """Whether it has a reward: one that applies, and none that failed."""
+        return not self.failed and any(value is not None for value in self.rewards.values())
 
     @property
     def learned(self) -> bool:

@@ -15,7 +15,7 @@ from swift.infer import StopStrings, open_engine
 from swift.toolkit import heartbeat, progress
 from swift_rl.options import GrpoOptions
 from swift_rl.rounds.data import Answer, Prompt, draw_number
-from swift_rl.rounds.files import Drawn, DrawJournal
+from swift_rl.rounds.files import DrawJournal, Drawn
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
 from swift_rl.rounds.prompts import Prompts
 from swift_rl.sync import Probe, ProbeResult, SyncError, VerifiedEngine

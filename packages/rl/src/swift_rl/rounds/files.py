@@ -23,7 +23,7 @@ from swift_rl.rounds.data import Answer, Prompt, Round
 FOLDER = "rollouts"
 """Under the run's folder."""
 _ARRAYS = ("token_ids", "logps", "advantages", "old_logps", "ref_logps", "is_weights", "entropies")
-_TOLD = ("prompt", "place", "finish_reason", "text", "rewards", "remarks", "reward", "why_not")
+_TOLD = ("prompt", "place", "finish_reason", "text", "rewards", "remarks", "failed", "reward", "why_not")
 
 
 def path_of(folder: Path, number: int, ending: str) -> Path:

@@ -14,6 +14,7 @@ from swift_rl import advantages
 from swift_rl.options import GrpoOptions
 from swift_rl.rewards.pool import RewardPool
 from swift_rl.rewards.select import check_columns, select_rewards
+from swift_rl.rewards.verdicts import Verdict
 from swift_rl.rounds.data import Answer, Prompt
 from swift_rl.rounds.files import FOLDER
 
@@ -45,12 +46,11 @@ class Judge:
         """Fill in the rewards of answers. Called on every process."""
         verdicts = on_main(self._context, lambda: self._verdicts(prompts, answers))
         for answer, verdict in zip(answers, verdicts, strict=True):
-            answer.rewards = {name: value for name, (value, _) in verdict.items()}
-            answer.remarks = {name: remark for name, (_, remark) in verdict.items() if remark}
+            answer.rewards = {name: each.value for name, each in verdict.items()}
+            answer.remarks = {name: remark for name, each in verdict.items() if (remark := _remark(each))}
+            answer.failed = [name for name, each in verdict.items() if each.failure and each.value is None]
 
-    def _verdicts(
-        self, prompts: Sequence[Prompt], answers: Sequence[Answer]
-    ) -> list[dict[str, tuple[float | None, str]]]:
+    def _verdicts(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> list[dict[str, Verdict]]:
         assert self._pool is not None
         items = [
             RewardItem(
@@ -63,14 +63,11 @@ class Judge:
             )
             for answer in answers
         ]
-        return [
-            {name: (each.value, each.failure or each.output) for name, each in verdict.items()}
-            for verdict in self._pool.score(items)
-        ]
+        return self._pool.score(items)
 
     def value(self, answers: Sequence[Answer], kl: Sequence[np.ndarray] | None) -> list[float]:
         """Fill in advantages and summed rewards; return the spread of each group's rewards, group by group."""
-        table = np.array([[_number(answer.rewards[name]) for name in self.names] for answer in answers])
+        table = np.array([[_number(answer, name) for name in self.names] for answer in answers])
         groups = np.array([answer.prompt for answer in answers])
         lengths = np.array([len(answer.token_ids) for answer in answers])
         found = advantages.estimate(table, groups, lengths, self._options, kl, weights=self._weights)
@@ -81,8 +78,10 @@ class Judge:
         return [float(each) for each in found.spread]
 
     def _why_not(self, answer: Answer) -> str:
+        if answer.failed:
+            return f"the reward {', '.join(answer.failed)} failed"
         if not answer.scored:
-            return "no reward could be computed"
+            return "no reward applies"
         if self._options.overlong_filter and answer.finish_reason == "length":
             return "the answer was cut off at max_completion_length"
         return ""
@@ -107,5 +106,11 @@ def on_main(context: PlanContext, work: Callable[[], T]) -> T:
     return found  # type: ignore[return-value]  # the main process's
 
 
-def _number(value: float | None) -> float:
+def _number(answer: Answer, name: str) -> float:
+    """Return a reward, or nan: an answer of which any reward failed has none."""
+    value = None if answer.failed else answer.rewards[name]
     return float("nan") if value is None else float(value)
+
+
+def _remark(verdict: Verdict) -> str:
+    return "\n".join(filter(None, (verdict.failure, verdict.output.rstrip())))

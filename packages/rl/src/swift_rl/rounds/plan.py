@@ -36,6 +36,11 @@ ALL_PAGES = 10
 """So many rounds have a page each."""
 EVERY_PAGE = 10
 """Later ones have a page every so many rounds."""
+_HARMLESS = (
+    *("max_idle_rounds", "reward_timeout", "reward_workers", "reward_memory", "reward_retries", "reward_max_failed"),
+    *("eval_temperature", "num_generations_eval", "rollout_batch_size", "rollout_tolerance", "log_entropy"),
+)
+"""Options that a resumed run may change without drawing a round again."""
 _SHAPE = ("completion_length", "truncated")
 """Figures of answers besides their rewards."""
 
@@ -210,6 +215,8 @@ class RolloutPlan:
             self._add(made, asked.prompts, self._rollouts.answer(asked))
         if len(made.dropped) == len(made.prompts):
             made.dropped.clear()  # a step needs rows, even such as teach nothing
+        if len(made.prompts) > self._per_round:  # some estimators compare all answers of a round
+            self._judge.value([answer for answer in made.answers if answer.prompt not in made.dropped], None)
         self._cursor = made.cursor
         return made
 
@@ -299,5 +306,10 @@ def _shown(context: PlanContext, ids: Sequence[int]) -> list[str]:
 
 def _fingerprint(options: GrpoOptions, prompts: Prompts, context: PlanContext) -> str:
     """Return a hash of all that decides a round besides the weights."""
-    held = [options.model_dump(mode="json"), prompts.fingerprint, context.layout.global_rows, context.config.train.seed]
+    held = [
+        options.model_dump(mode="json", exclude=set(_HARMLESS)),
+        prompts.fingerprint,
+        context.layout.global_rows,
+        context.config.train.seed,
+    ]
     return hashlib.sha256(json.dumps(held, sort_keys=True, default=str).encode()).hexdigest()
