@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from swift_rl.audit import page_of, read_page, token_values, write_page
-from swift_rl.rounds.data import Answer, Prompt, Round
+from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
 
 HOSTILE = '</script><img src=x onerror="alert(1)"><!--<script>'
 
@@ -26,11 +26,11 @@ def a_round() -> Round:
         Prompt(4, 1, np.array([1, 3]), [{"role": "user", "content": HOSTILE}], {"grade": [1, 2]}),
     ]
     old = np.array([-1.0, -2.0, -0.5], np.float32)
-    first = Answer(
+    first = DrawnAnswer(
         0, 0, np.array([65, 66, 67]), old + np.float32(0.1), "stop", "four three eight", {"right": 1.0, "form": None},
         {"form": HOSTILE}, 1.0, np.full(3, 0.7), old, old - 0.3, np.ones(3), np.array([0.1, 0.2, 0.3]),
     )  # fmt: skip
-    second = Answer(
+    second = DrawnAnswer(
         1, 1, np.array([70]), np.array([-3.0]), "length", HOSTILE, {"right": None}, {"right": "no number"},
         float("nan"), np.zeros(1), why_not="no reward could be computed",
     )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from swift_rl import advantages
 from swift_rl.algorithm_options import AlgorithmOptions
 from swift_rl.health import Health, NothingToLearn, signs_of
-from swift_rl.rounds.data import Answer, Prompt, Round
+from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
 
 GROUP = 4
 
@@ -25,7 +25,7 @@ def made_up(rewards: Sequence[float | None], number: int = 0, **changes: Any) ->
             "prompt": index // GROUP, "place": index % GROUP, "token_ids": np.arange(5), "logps": np.full(5, -1.0),
             "finish_reason": "stop", "text": f"answer {index}", "rewards": {"right": reward}, "reward": reward or 0.0,
         }  # fmt: skip
-        answers.append(Answer(**{**given, **changes}))
+        answers.append(DrawnAnswer(**{**given, **changes}))
     table = np.array([[np.nan if reward is None else reward] for reward in rewards])
     groups = np.array([answer.prompt for answer in answers])
     made = advantages.estimate(table, groups, np.full(len(answers), 5), AlgorithmOptions())

@@ -15,7 +15,7 @@ from swift.contracts import Completion, Sampling, Score, WeightStream
 from swift.infer import open_engine
 from swift.testing.subjects import write_model
 from swift_rl.gap import gap, worst_tokens
-from swift_rl.rounds.data import Answer, Prompt, Round
+from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
 from swift_rl.sync import Probe, ProbeResult, SyncError, VerifiedEngine, checksum
 
 TEXTS = [[5, 9, 11, 40, 41], [7, 7, 3, 200, 1, 2, 90]]
@@ -179,7 +179,7 @@ def test_a_checksum_sees_bits_and_their_places() -> None:
 
 def round_of(engine: list[list[float]], trainer: list[list[float]]) -> Round:
     answers = [
-        Answer(0, place, np.arange(len(said)), np.array(said), "stop", "", old_logps=np.array(known))
+        DrawnAnswer(0, place, np.arange(len(said)), np.array(said), "stop", "", old_logps=np.array(known))
         for place, (said, known) in enumerate(zip(engine, trainer, strict=True))
     ]
     return Round(0, 4, [Prompt(0, 0, np.array([1]), [])], answers)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from swift_rl.rounds.data import Answer, Prompt, Round
+    from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
 """Token ids → the text of each."""
@@ -82,7 +82,7 @@ def _group(
     }  # fmt: skip
 
 
-def _answer(answer: Answer, pieces: Pieces | None, steps: Sequence[int]) -> dict[str, Any]:
+def _answer(answer: DrawnAnswer, pieces: Pieces | None, steps: Sequence[int]) -> dict[str, Any]:
     ids = [int(each) for each in answer.token_ids]
     return {
         "place": answer.place,
@@ -102,7 +102,7 @@ def _answer(answer: Answer, pieces: Pieces | None, steps: Sequence[int]) -> dict
     }
 
 
-def token_values(answer: Answer) -> dict[str, np.ndarray]:
+def token_values(answer: DrawnAnswer) -> dict[str, np.ndarray]:
     """Return what is known of each token of an answer, by the name under which the page offers it."""
     found: dict[str, np.ndarray | None] = {
         "log-probability": answer.logps,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from swift_rl.rounds.data import Answer, Round
+    from swift_rl.rounds.data import DrawnAnswer, Round
     from swift_rl.sync import ProbeResult
 
 _LARGEST = 20.0
@@ -84,7 +84,7 @@ def _causes(
     return {"gap/arithmetic": arithmetic, **{f"gap/{name}": value for name, value in parts.items()}}
 
 
-def _pair(answer: Answer) -> tuple[np.ndarray, np.ndarray]:
+def _pair(answer: DrawnAnswer) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(answer.logps, dtype=np.float64), np.asarray(answer.old_logps, dtype=np.float64)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from swift.errors import TrainingError
 
 if TYPE_CHECKING:
-    from swift_rl.rounds.data import Answer, Round
+    from swift_rl.rounds.data import DrawnAnswer, Round
 
 MOST = 0.9
 """Part of the answers that makes a sign of a round what is wrong with it."""
@@ -142,11 +142,11 @@ def cause_of(signs: Signs) -> tuple[str, str]:
     )
 
 
-def _scored(answer: Answer) -> bool:
+def _scored(answer: DrawnAnswer) -> bool:
     return answer.scored
 
 
-def _teaches(group: Iterable[Answer]) -> bool:
+def _teaches(group: Iterable[DrawnAnswer]) -> bool:
     return any(each.learned and each.advantages is not None and np.any(each.advantages != 0) for each in group)
 
 
@@ -155,13 +155,13 @@ def _part(found: Iterable[bool]) -> float:
     return sum(flags) / len(flags) if flags else 0.0
 
 
-def _entropy(answers: Iterable[Answer]) -> float:
+def _entropy(answers: Iterable[DrawnAnswer]) -> float:
     """Return the mean over tokens; `-log p` of a drawn token has the entropy as its mean."""
     values = [-each.logps if each.entropies is None else each.entropies for each in answers if len(each.token_ids)]
     return float(np.concatenate(values).mean()) if values else 0.0
 
 
-def _off_reference(answers: Iterable[Answer]) -> float | None:
+def _off_reference(answers: Iterable[DrawnAnswer]) -> float | None:
     apart = [
         np.abs(each.old_logps - each.ref_logps)
         for each in answers

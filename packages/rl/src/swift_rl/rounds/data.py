@@ -28,7 +28,7 @@ class Prompt:
 
 
 @dataclass
-class Answer:
+class DrawnAnswer:
     """One answer, and what became of it."""
 
     prompt: int
@@ -83,7 +83,7 @@ class Round:
     version: int
     """The optimizer step whose weights wrote the answers: how many steps had been made."""
     prompts: list[Prompt]
-    answers: list[Answer]
+    answers: list[DrawnAnswer]
     """By prompt, and by place within the group. Those of dropped groups too."""
     facts: dict[str, float] = field(default_factory=dict)
     """Figures of the round: mean rewards, lengths, the gap between engine and trainer, seconds."""
@@ -92,7 +92,7 @@ class Round:
     cursor: int = 0
     """How many prompts of the run's order are used up, this round's included."""
 
-    def group(self, prompt: int) -> list[Answer]:
+    def group(self, prompt: int) -> list[DrawnAnswer]:
         """Return the answers to a prompt."""
         return [answer for answer in self.answers if answer.prompt == prompt]
 

@@ -14,7 +14,7 @@ from swift.errors import CheckpointError
 from swift.infer import StopStrings, open_engine
 from swift.toolkit import heartbeat, progress
 from swift_rl.options import GrpoOptions
-from swift_rl.rounds.data import Answer, Prompt, draw_number
+from swift_rl.rounds.data import DrawnAnswer, Prompt, draw_number
 from swift_rl.rounds.files import DrawJournal, Drawn
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
 from swift_rl.rounds.prompts import Prompts
@@ -33,7 +33,7 @@ _PROBED = 4
 
 
 @dataclass(frozen=True)
-class Asked:
+class DrawRequest:
     """Prompts to be answered, each so many times, by weights of one version."""
 
     round: int
@@ -121,11 +121,11 @@ class Rollouts:
             if each is not None:
                 raise each
 
-    def answer(self, asked: Asked, *, keep: bool = True) -> list[Answer]:
+    def answer(self, asked: DrawRequest, *, keep: bool = True) -> list[DrawnAnswer]:
         """Return the answers to all prompts, the same on every process. Called on every process."""
         return self.gathered(asked, self.local(asked, keep=keep))
 
-    def local(self, asked: Asked, *, keep: bool = True, show: bool = True) -> dict[int, Drawn]:
+    def local(self, asked: DrawRequest, *, keep: bool = True, show: bool = True) -> dict[int, Drawn]:
         """Draw this process's share of the answers: number of the draw → answer.
 
         Those that an earlier life of the run has drawn are taken from its journal.
@@ -159,7 +159,7 @@ class Rollouts:
                 journal.add(numbers[place], each)
         return drawn
 
-    def gathered(self, asked: Asked, mine: dict[int, Drawn]) -> list[Answer]:
+    def gathered(self, asked: DrawRequest, mine: dict[int, Drawn]) -> list[DrawnAnswer]:
         """Return everybody's answers in order. Called on every process."""
         drawn = {number: each for part in self._context.comms.gather(mine) for number, each in part.items()}
         return [self._answer(index, place, drawn[number]) for index, place, number in asked.draws()]
@@ -174,12 +174,12 @@ class Rollouts:
             self._engine.close()
             self._engine = None
 
-    def _answer(self, prompt: int, place: int, drawn: Drawn) -> Answer:
+    def _answer(self, prompt: int, place: int, drawn: Drawn) -> DrawnAnswer:
         ids = drawn.token_ids
         text, found = self._stops.before(self._text(ids))
         if not found and drawn.finish_reason == "stop":
             text = self._text(ids[:-1])
-        return Answer(
+        return DrawnAnswer(
             prompt=prompt,
             place=place,
             token_ids=np.array(ids, dtype=np.int32),
@@ -216,7 +216,7 @@ def computes_alike(context: PlanContext, options: GrpoOptions) -> bool:
 class Ahead:
     """Answers of the next round, drawn in a thread while this one is learned from."""
 
-    def __init__(self, rollouts: Rollouts, asked: Asked) -> None:
+    def __init__(self, rollouts: Rollouts, asked: DrawRequest) -> None:
         self.asked = asked
         self._rollouts = rollouts
         self._drawn: dict[int, Drawn] = {}
@@ -230,7 +230,7 @@ class Ahead:
         if self._failure is not None:
             raise self._failure
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[DrawnAnswer]:
         """Return everybody's answers. Called on every process."""
         self.wait()
         return self._rollouts.gathered(self.asked, self._drawn)

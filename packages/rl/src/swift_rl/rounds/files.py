@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from swift_rl.rounds.data import Answer, Prompt, Round
+from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
 
 FOLDER = "rollouts"
 """Under the run's folder."""
@@ -78,7 +78,7 @@ def _lines(made: Round) -> Iterator[Mapping[str, Any]]:
         yield {name: getattr(answer, name) for name in _TOLD}
 
 
-def _columns(answers: Sequence[Answer]) -> dict[str, np.ndarray]:
+def _columns(answers: Sequence[DrawnAnswer]) -> dict[str, np.ndarray]:
     columns = {"lengths": np.array([len(answer.token_ids) for answer in answers], dtype=np.int64)}
     for name in _ARRAYS:
         values = [getattr(answer, name) for answer in answers]
@@ -95,7 +95,7 @@ def _round_of(lines: Sequence[Mapping[str, Any]], columns: Mapping[str, np.ndarr
     answers = []
     for index, line in enumerate(rest):
         values: dict[str, Any] = {**line, **{name: parts[index] for name, parts in pieces.items()}}
-        answers.append(Answer(**values))
+        answers.append(DrawnAnswer(**values))
     dropped = {int(prompt): why for prompt, why in head["dropped"].items()}
     return Round(head["round"], head["version"], prompts, answers, head["facts"], dropped, head["cursor"])
 

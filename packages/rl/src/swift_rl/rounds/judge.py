@@ -15,7 +15,7 @@ from swift_rl.options import GrpoOptions
 from swift_rl.rewards.pool import RewardPool
 from swift_rl.rewards.select import check_columns, select_rewards
 from swift_rl.rewards.verdicts import Verdict
-from swift_rl.rounds.data import Answer, Prompt
+from swift_rl.rounds.data import DrawnAnswer, Prompt
 from swift_rl.rounds.files import FOLDER
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Judge:
             folder = context.folder / FOLDER
             self._pool = RewardPool(selected, options, context.say, folder=folder, heartbeat=heartbeat)
 
-    def score(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> None:
+    def score(self, prompts: Sequence[Prompt], answers: Sequence[DrawnAnswer]) -> None:
         """Fill in the rewards of answers. Called on every process."""
         verdicts = on_main(self._context, lambda: self._verdicts(prompts, answers))
         for answer, verdict in zip(answers, verdicts, strict=True):
@@ -50,7 +50,7 @@ class Judge:
             answer.remarks = {name: remark for name, each in verdict.items() if (remark := _remark(each))}
             answer.failed = [name for name, each in verdict.items() if each.failure and each.value is None]
 
-    def _verdicts(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> list[dict[str, Verdict]]:
+    def _verdicts(self, prompts: Sequence[Prompt], answers: Sequence[DrawnAnswer]) -> list[dict[str, Verdict]]:
         assert self._pool is not None
         items = [
             RewardItem(
@@ -65,7 +65,7 @@ class Judge:
         ]
         return self._pool.score(items)
 
-    def value(self, answers: Sequence[Answer], kl: Sequence[np.ndarray] | None) -> list[float]:
+    def value(self, answers: Sequence[DrawnAnswer], kl: Sequence[np.ndarray] | None) -> list[float]:
         """Fill in advantages and summed rewards; return the spread of each group's rewards, group by group."""
         table = np.array([[_number(answer, name) for name in self.names] for answer in answers])
         groups = np.array([answer.prompt for answer in answers])
@@ -77,7 +77,7 @@ class Judge:
             answer.why_not = self._why_not(answer)
         return [float(each) for each in found.spread]
 
-    def _why_not(self, answer: Answer) -> str:
+    def _why_not(self, answer: DrawnAnswer) -> str:
         if answer.failed:
             return f"the reward {', '.join(answer.failed)} failed"
         if not answer.scored:
@@ -106,7 +106,7 @@ def on_main(context: PlanContext, work: Callable[[], T]) -> T:
     return found  # type: ignore[return-value]  # the main process's
 
 
-def _number(answer: Answer, name: str) -> float:
+def _number(answer: DrawnAnswer, name: str) -> float:
     """Return a reward, or nan: an answer of which any reward failed has none."""
     value = None if answer.failed else answer.rewards[name]
     return float("nan") if value is None else float(value)

@@ -16,8 +16,8 @@ from swift.data.plans import pack, shuffler
 from swift.errors import CheckpointError, ConfigError
 from swift_rl.audit import write_page
 from swift_rl.health import Health
-from swift_rl.rounds.data import Answer, Prompt, Round
-from swift_rl.rounds.draw import Ahead, Asked, Rollouts
+from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
+from swift_rl.rounds.draw import Ahead, DrawRequest, Rollouts
 from swift_rl.rounds.files import FOLDER, path_of, read_round, write_round
 from swift_rl.rounds.judge import Judge, on_main
 from swift_rl.rounds.logps import sample_of
@@ -107,7 +107,7 @@ class RolloutPlan:
         options = self._options
         sampling = self._rollouts.sampling(self._context.config.train.seed + 1, options.eval_temperature)
         prompts = self._held_out.all()
-        asked = Asked(-1, step, prompts, options.num_generations_eval, sampling)
+        asked = DrawRequest(-1, step, prompts, options.num_generations_eval, sampling)
         answers = self._rollouts.answer(asked, keep=False)
         self._judge.score(prompts, answers)
         self._judge.value(answers, None)
@@ -191,9 +191,9 @@ class RolloutPlan:
         behind = self._options.rollout_lag * self._steps_per_round
         return max(0, version - behind)
 
-    def _asked(self, number: int, version: int, prompts: Sequence[Prompt]) -> Asked:
+    def _asked(self, number: int, version: int, prompts: Sequence[Prompt]) -> DrawRequest:
         sampling = self._rollouts.sampling(self._context.config.train.seed, self._options.temperature)
-        return Asked(number, version, prompts, self._options.num_generations, sampling)
+        return DrawRequest(number, version, prompts, self._options.num_generations, sampling)
 
     def _draw(self, number: int, step: int) -> Round:
         """Return answers to the next prompts, scored, without what the model in training says of them."""
@@ -220,7 +220,7 @@ class RolloutPlan:
         self._cursor = made.cursor
         return made
 
-    def _add(self, made: Round, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> None:
+    def _add(self, made: Round, prompts: Sequence[Prompt], answers: Sequence[DrawnAnswer]) -> None:
         """Add answers to a round, scored; groups that nothing can be learned from are dropped where that is asked."""
         self._judge.score(prompts, answers)
         spreads = self._judge.value(answers, None)
@@ -267,7 +267,7 @@ class RolloutPlan:
 
     # Rows
 
-    def _dealt(self, made: Round, within: int) -> list[Answer]:
+    def _dealt(self, made: Round, within: int) -> list[DrawnAnswer]:
         """Return the answers that one of a round's steps learns from, the same on every process."""
         iteration, part = divmod(within, self._options.steps_per_generation)
         taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
@@ -285,7 +285,7 @@ class RolloutPlan:
         packs = pack(lengths, np.arange(len(samples)), layout.capacity)
         return [tuple(samples[index] for index in each) for each in packs]
 
-    def _sample(self, made: Round, answer: Answer) -> Encoded:
+    def _sample(self, made: Round, answer: DrawnAnswer) -> Encoded:
         values: dict[str, np.ndarray] = {"rollout_logps": answer.logps}
         for name in ("advantages", "old_logps", "ref_logps", "is_weights"):
             value = getattr(answer, name)

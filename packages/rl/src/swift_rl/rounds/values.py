@@ -17,7 +17,7 @@ from swift_rl.rounds.reference import RunReference
 if TYPE_CHECKING:
     from swift.contracts import PlanContext
     from swift_rl.options import GrpoOptions
-    from swift_rl.rounds.data import Answer, Round
+    from swift_rl.rounds.data import DrawnAnswer, Round
     from swift_rl.rounds.judge import Judge
     from swift_rl.sync import ProbeResult
 
@@ -70,7 +70,7 @@ class Valuer:
         )
         made.facts |= {**figures(made.answers, self._judge.names), "dropped_groups": float(len(made.dropped))}
 
-    def _correct(self, taken: Sequence[Answer]) -> dict[str, float]:
+    def _correct(self, taken: Sequence[DrawnAnswer]) -> dict[str, float]:
         """Weigh the tokens by what the trainer says of them against what the engine said."""
         masks = [np.full(len(answer.token_ids), answer.learned) for answer in taken]
         drawn = [answer.logps for answer in taken]
@@ -100,7 +100,7 @@ class Valuer:
         return self._steps_per_round > 1 or self._corrects or in_reward or options.top_entropy_quantile < 1
 
 
-def figures(answers: Sequence[Answer], names: Sequence[str]) -> dict[str, float]:
+def figures(answers: Sequence[DrawnAnswer], names: Sequence[str]) -> dict[str, float]:
     """Return the figures of answers that are logged."""
     rewards = np.array([answer.reward for answer in answers if answer.scored])
     lengths = np.array([len(answer.token_ids) for answer in answers])
@@ -117,10 +117,10 @@ def figures(answers: Sequence[Answer], names: Sequence[str]) -> dict[str, float]
     return facts
 
 
-def _of_answer(values: np.ndarray, answer: Answer) -> np.ndarray:
+def _of_answer(values: np.ndarray, answer: DrawnAnswer) -> np.ndarray:
     """Return the values of the answer's own tokens, which are the last ones."""
     return values[len(values) - len(answer.token_ids) :]
 
 
-def _all(answers: Sequence[Answer], name: str) -> list[np.ndarray]:
+def _all(answers: Sequence[DrawnAnswer], name: str) -> list[np.ndarray]:
     return [getattr(answer, name) for answer in answers]
