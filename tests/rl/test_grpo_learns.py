@@ -1,0 +1,82 @@
+"""A model with random weights learns what is rewarded, by every estimator, and nothing from empty rewards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import run_training
+
+from swift.demo.model import write_model
+
+TOKEN = 64
+"""One of 264 that may be drawn: by chance a token of an answer is this one every 264th time."""
+ROWS = [{"messages": [{"role": "user", "content": letter}]} for letter in "abcdefghijklmnopqrstuvwxyz"]
+REWARDS = f"""
+import hashlib
+
+
+def share(completion_ids, **columns):
+    return [sum(token == {TOKEN} for token in ids) / 8 for ids in completion_ids]
+
+
+def noise(completion_ids, **columns):
+    return [int(hashlib.sha256(str(ids).encode()).hexdigest(), 16) % 1000 / 1000 for ids in completion_ids]
+
+
+share.batched = noise.batched = True
+"""
+
+
+def shares(folder: Path, reward: str, **changes: Any) -> list[float]:
+    """Return the share of the token in the answers of each round, as the rounds themselves tell it."""
+    from swift_rl.rounds.files import read_round
+
+    (folder / "rewards.py").write_text(REWARDS)
+    settings = {
+        "objective.name": "grpo",
+        "objective.reward_funcs": [f"{folder / 'rewards.py'}:{reward}"],
+        "objective.num_generations": 8,
+        "objective.max_completion_length": 8,
+        "objective.max_idle_rounds": 0,
+        "train.global_batch": 64,
+        "train.micro_batch": 64,
+        "train.max_steps": 32,
+        "optim.lr": 6e-3,
+    }
+    run = run_training(write_model(folder / "demo", hidden=64), folder, ROWS, {**settings, **changes})
+    found = []
+    for number in range(len(list((run.folder / "rollouts").glob("*.safetensors")))):
+        made = read_round(run.folder / "rollouts", number)
+        assert made is not None
+        drawn = [token for answer in made.answers for token in answer.token_ids.tolist()]
+        found.append(drawn.count(TOKEN) / len(drawn))
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"objective.loss_type": "dr_grpo", "objective.scale_rewards": "none", "optim.lr": 1e-2},
+        {"objective.loss_type": "gspo"},
+        {"objective.loss_type": "cispo"},
+        {"objective.loss_type": "sapo"},
+        {"objective.advantage_estimator": "rloo"},
+        {"objective.advantage_estimator": "reinforce_plus_plus_baseline"},
+        {"objective.num_iterations": 2, "objective.steps_per_generation": 2, "train.max_steps": 96},
+        {"objective.rollout_lag": 1},
+    ],
+    ids=["dapo", "dr_grpo", "gspo", "cispo", "sapo", "rloo", "reinforce++", "rounds of four steps", "lag"],
+)
+def test_what_is_rewarded_becomes_what_is_said(tmp_path: Path, changes: dict[str, Any]) -> None:
+    found = shares(tmp_path, "share", **changes)
+    assert found[0] < 0.05
+    assert found[-1] > 0.5
+
+
+@pytest.mark.full
+def test_rewards_that_mean_nothing_teach_nothing(tmp_path: Path) -> None:
+    assert max(shares(tmp_path, "noise")) < 0.1
