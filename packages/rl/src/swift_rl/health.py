@@ -94,6 +94,8 @@ class Health:
         if self._most and self._idle >= self._most and not gained:
             rounds = "round" if self._idle == 1 else f"{self._idle} rounds"
             raise NothingToLearn(f"The last {rounds} taught nothing: {what}.", hint=f"{advice} (max_idle_rounds)")
+        if gained and signs.constant:
+            what, advice = f"every answer got the reward {signs.reward:g}", "There may be no more to learn."
         if what not in self._said:
             self._said.add(what)
             self._say(f"Round {made.number + 1} teaches nothing: {what}. {advice}")

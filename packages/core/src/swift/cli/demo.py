@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from swift.cli.demo_online import demo_online
 from swift.cli.demo_scoring import demo_scoring
 from swift.cli.options import run_verb
 from swift.config.limits import FilePath
@@ -30,8 +31,10 @@ MARKER = ".swift-demo"
 class DemoOptions(Section):
     """Makes a tiny model and a task, trains, resumes, exports, checks and asks: two minutes on two CPU cores."""
 
-    task: Literal["rm", "seq_cls", "embedding", "reranker"] | None = Field(
-        None, description="Train a tiny model that scores instead, and show how well before and after"
+    task: Literal["rm", "seq_cls", "embedding", "reranker", "grpo"] | None = Field(
+        None,
+        description="Train a tiny model that scores instead, or that learns from a reward (grpo, with swift-rl), and "
+        "show how well before and after",
     )
     out: FilePath = Field(Path("output/demo"), description="Folder of the demo; recreated each time")
 
@@ -46,6 +49,8 @@ def demo(options: DemoOptions) -> int:
     out = options.out
     started = time.monotonic()
     _fresh(out)
+    if options.task == "grpo":
+        return demo_online(out, _title)
     if options.task is not None:
         return demo_scoring(options.task, out, _title)
     _title("1. A tiny model of Qwen3's architecture, and a task: read numbers aloud")
