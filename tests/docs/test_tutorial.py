@@ -17,6 +17,7 @@ from reader import Reader
 FIRST_MODEL = DOCS / "tutorial" / "first-model.md"
 TO_PIPELINE = DOCS / "tutorial" / "prototype-to-pipeline.md"
 SERVE = DOCS / "tutorial" / "train-export-serve-ask.md"
+REWARDS = DOCS / "tutorial" / "learn-from-rewards.md"
 SERVING = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -60,6 +61,17 @@ def test_a_zero_prototype_goes_on_as_a_pipeline(tmp_path: Path) -> None:
     assert ["python", "compare.py"] in followed
     verified = json.loads((tmp_path / "work" / "model" / "verification.json").read_text())
     assert verified["verified"] is True
+
+
+@pytest.mark.full
+def test_a_reward_of_ones_own_is_learned(tmp_path: Path) -> None:
+    follow(REWARDS, tmp_path / "work")
+    log = (tmp_path / "work" / "output" / "tiny" / "first" / "logging.jsonl").read_text()
+    found = [line["eval_reward"] for line in map(json.loads, log.splitlines()) if "eval_reward" in line]
+    assert found[0] < 0.2
+    assert found[-1] > 1.5
+    answers = map(json.loads, (tmp_path / "work" / "answers.jsonl").read_text().splitlines())
+    assert all(line["messages"][-1]["content"].isdigit() for line in answers)
 
 
 @pytest.mark.full
