@@ -176,6 +176,24 @@ def test_groups_without_spread_give_way_to_the_next_prompts(tied: Path, rewards:
     assert turns == list(range(len(turns)))
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("start", ["full", "lora", "adapter"])
+def test_before_the_first_step_the_policy_is_its_reference(
+    tied: Path, rewards: Path, tmp_path: Path, start: str
+) -> None:
+    changes: dict[str, Any] = {"tuner.kind": "full" if start == "full" else "lora", "objective.beta": 0.5}
+    if start == "adapter":
+        rows = [{**row, "messages": [*row["messages"], {"role": "assistant", "content": "yes"}]} for row in ROWS]
+        lora = {"tuner.kind": "lora", "optim.lr": 1e-2, "checkpoint.save_last": True, "export.to": "adapter"}
+        before = run_training(tied, tmp_path / "sft", rows, {**lora, "export.out": str(tmp_path / "adapter")})
+        assert before.losses[-1] < before.losses[0]
+        changes["tuner.adapter"] = str(tmp_path / "adapter")
+    run = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
+    divergence = [line["kl"] for line in run.lines.values()]
+    assert divergence[0] == pytest.approx(0, abs=1e-6)
+    assert divergence[-1] > 1e-6
+
+
 def test_held_out_prompts_are_answered_and_choose_the_best_checkpoint(
     tied: Path, rewards: Path, tmp_path: Path
 ) -> None:

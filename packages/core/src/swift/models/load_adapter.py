@@ -37,8 +37,10 @@ def peft_config(config: Mapping[str, Any], model: torch.nn.Module, source: str) 
         return PeftConfig.from_peft_type(**{key: value for key, value in settings.items() if key != "auto_mapping"})
 
 
-def load_adapter(model: torch.nn.Module, folder: Path, *, trainable: bool) -> torch.nn.Module:
-    """Return the model with the adapter in `folder` on it."""
+def load_adapter(
+    model: torch.nn.Module, folder: Path, *, trainable: bool, dropout: float | None = None
+) -> torch.nn.Module:
+    """Return the model with the adapter in `folder` on it, and with another dropout than its own where one is given."""
     with without_bitsandbytes():
         from peft import PeftModel
 
@@ -46,6 +48,8 @@ def load_adapter(model: torch.nn.Module, folder: Path, *, trainable: bool) -> to
     weights = _weights(folder, said)
     config = peft_config(said, model, str(folder / ADAPTER_CONFIG))
     config.inference_mode = not trainable
+    if dropout is not None:
+        config.lora_dropout = dropout
     with without_bitsandbytes(), as_model_error(f"The adapter in {folder} does not fit this model", hint=_OWN):
         tuned: torch.nn.Module = PeftModel.from_pretrained(
             model, str(folder), ADAPTER, is_trainable=trainable, config=config

@@ -288,15 +288,17 @@ def _peft_task(model: torch.nn.Module) -> str:
     return "FEATURE_EXTRACTION" if base.get_output_embeddings() is None else "CAUSAL_LM"
 
 
-def resume_adapter(model: torch.nn.Module, folder: Path, say: Callable[[str], None]) -> torch.nn.Module:
-    """Return the model with the adapter of a folder, to be trained further."""
+def resume_adapter(
+    model: torch.nn.Module, folder: Path, say: Callable[[str], None], *, dropout: float | None = None
+) -> torch.nn.Module:
+    """Return the model with the adapter of a folder, to be trained further; without `dropout`, with its own."""
     task = read_adapter_config(folder).get("task_type")
     if head_of(base_model(model)) is not None and task != "SEQ_CLS":
         raise ModelError(
             f"The adapter in {folder} was trained for {task}: it has no head for a model that returns scores.",
             hint="Merge it into its model first: swift export ADAPTER --to hf, and start from what that writes.",
         )
-    tuned = load_adapter(model, folder, trainable=True)
+    tuned = load_adapter(model, folder, trainable=True, dropout=dropout)
     say(f"continuing from the adapter in {folder}; its rank, alpha and targets are in force")
     return tuned
 

@@ -63,7 +63,8 @@ class Lora:
         from swift.models.tuners import attach_adapter, resume_adapter
 
         if context.adapter is not None:
-            return resume_adapter(model, context.adapter, context.say)
+            dropout = options.dropout if "dropout" in options.model_fields_set else None
+            return resume_adapter(model, context.adapter, context.say, dropout=dropout)
         return attach_adapter(model, options, context.seed, context.say)
 
     def initial(self, name: str, shape: Sequence[int], options: LoraOptions, seed: int) -> torch.Tensor | None:

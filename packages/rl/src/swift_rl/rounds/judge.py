@@ -94,14 +94,14 @@ class Judge:
 
 def on_main(context: PlanContext, work: Callable[[], T]) -> T:
     """Return what the main process finds, or raise what it raises, on every process."""
-    found: T | SwiftError | None = None
+    found: T | SwiftError | OSError | None = None
     if context.topology.is_main:
         try:
             found = work()
-        except SwiftError as failure:
+        except (SwiftError, OSError) as failure:
             found = failure
     found = context.comms.broadcast(found)
-    if isinstance(found, SwiftError):
+    if isinstance(found, SwiftError | OSError):
         raise found
     return found  # type: ignore[return-value]  # the main process's
 

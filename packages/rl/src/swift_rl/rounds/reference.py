@@ -23,30 +23,33 @@ Ask = Callable[[TokenLogps], list[Mapping[str, np.ndarray]]]
 class RunReference:
     """The reference of a run whose loss or rewards hold a KL term.
 
-    Where adapters are trained, it is the model with them switched off. Where all weights are, every process has the
-    model a second time, as it was, and scores a share of the answers.
+    Where new adapters are trained and nothing else, it is the model with them switched off. Otherwise every process has
+    the model a second time, as it was before training, and scores a share of the answers.
     """
 
     def __init__(self, context: PlanContext, options: GrpoOptions) -> None:
         self._context = context
-        self._trains_all = context.config.tuner.kind == "full"
+        tuner = context.config.tuner
+        biases = getattr(tuner, "bias", "none") != "none"  # they stay as they are trained when adapters are off
+        self._is_apart = tuner.kind == "full" or tuner.adapter is not None or biases
         self._engine: InferenceEngine | None = None
-        if self._trains_all and options.temperature != 1.0:
+        if self._is_apart and options.temperature != 1.0:
             raise ConfigError(
-                "The reference of full training scores at temperature 1, and answers are drawn at "
+                "A reference beside the model in training scores at temperature 1, and answers are drawn at "
                 f"{options.temperature}.",
                 hint="Train adapters (--train_type lora), leave the KL out (--beta 0), or draw at --temperature 1.",
             )
 
     def logps(self, samples: Sequence[Encoded], ask: Ask) -> list[np.ndarray]:
         """Return the log-probabilities of each sample's tokens. Called on every process."""
-        if not self._trains_all:
+        if not self._is_apart:
             return [values["logps"] for values in ask(TokenLogps(adapters_off=True))]
         if self._engine is None:
             model = self._context.config.model
             self._engine = open_engine(
                 "transformers",
                 self._context.model,
+                adapter=self._context.config.tuner.adapter,
                 dtype=model.dtype,
                 device=self._context.topology.device,
                 trust_remote_code=model.trust_remote_code,
