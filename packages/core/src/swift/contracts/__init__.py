@@ -8,6 +8,7 @@ from __future__ import annotations
 from swift.contracts.backend import Capabilities, ForwardResult, StepResult, TrainState
 from swift.contracts.checkpoint import CheckpointReader, CheckpointWriter, ForeignCheckpoint, TrainedState
 from swift.contracts.command import Command
+from swift.contracts.environment import Environment, EpisodeStart, Observation, Turn
 from swift.contracts.exporter import CalibrationRow, ExportRequest, Quantized, QuantizeRequest, SchemeFacts
 from swift.contracts.facts import DataFacts, Decision, ModelFacts, RejectedSamples, RunFacts
 from swift.contracts.inference import (
@@ -22,10 +23,10 @@ from swift.contracts.inference import (
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RunSummary, StepRecord
-from swift.contracts.optimizer import Optimizer, Reads, Slot
+from swift.contracts.optimizer import Matrix, Optimizer, Placement, Reads, Slot, StoresSlots
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
 from swift.contracts.reward import Reward, RewardItem
-from swift.contracts.role import POLICY, ModelRole
+from swift.contracts.role import POLICY, ModelRole, OpenRole
 from swift.contracts.run import Run, Topology, World
 from swift.contracts.tuner import Trains, Tuner, TunerContext
 
@@ -44,18 +45,24 @@ __all__ = [
     "Decision",
     "EngineLibrary",
     "EngineRequest",
+    "Environment",
+    "EpisodeStart",
     "ExportRequest",
     "ForeignCheckpoint",
     "ForwardResult",
     "InferenceEngine",
     "LossSums",
+    "Matrix",
     "ModelFacts",
     "ModelRole",
     "ModelSource",
     "ModelView",
     "Need",
     "Objective",
+    "Observation",
+    "OpenRole",
     "Optimizer",
+    "Placement",
     "Plan",
     "PlanContext",
     "QuantizeRequest",
@@ -75,12 +82,14 @@ __all__ = [
     "Slot",
     "StepRecord",
     "StepResult",
+    "StoresSlots",
     "Topology",
     "TrainState",
     "TrainedState",
     "Trains",
     "Tuner",
     "TunerContext",
+    "Turn",
     "WeightStream",
     "World",
 ]

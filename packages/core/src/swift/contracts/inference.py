@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from swift.contracts.model import WeightStream
 
 
@@ -73,6 +75,10 @@ class Score:
     logprobs: list[float]
     likeliest: list[bool]
     """Whether it is the token that the model would have taken."""
+    top_ids: np.ndarray | None = None
+    """int32 [tokens, top], where `top` was asked for: different tokens that are the likeliest in this place."""
+    top_logprobs: np.ndarray | None = None
+    """float32 [tokens, top]: their log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,9 @@ class EngineRequest:
     """A folder as Hugging Face lays it out, with tokenizer and template."""
     adapter: Path | None = None
     """A PEFT adapter on top of it."""
+    trained_adapter: Mapping[str, Any] | None = None
+    """PEFT configuration of adapters that a run is going to send; an engine that can put them on the model as they are
+    says so by `takes_adapters`, and is sent nothing else."""
     dtype: str = "auto"
     """'auto' is what the folder says, where the device has it."""
     device: str | None = None
@@ -104,6 +113,8 @@ class EngineRequest:
     end_tokens: tuple[int, ...] = ()
     """Tokens that end an answer, in addition to those of the folder's generation config."""
     trust_remote_code: bool = False
+    task: str = "causal_lm"
+    """What the model returns: a value of `model.task`. Other values are for engines with a method `outputs`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The engine's own settings, by its own names."""
     say: Callable[[str], None] = print
@@ -118,6 +129,15 @@ class InferenceEngine(Protocol):
 
     An engine may have `weights()`, which yields every weight as it is held, by the names that `update_weights` takes:
     what arrived can then be compared with what was sent.
+
+    An engine may have `outputs(prompts)` for models that return scores or vectors (`EngineRequest.task`), and then
+    names their tasks in the attribute `tasks` of its plugin. It yields (index of the prompt, list of numbers): the
+    head's scores at the last token, without an activation, or the pooled hidden state, without being scaled.
+
+    An engine that has an attribute `takes_adapters` that is true is given the adapters in training alone, where a run
+    trains adapters: `update_adapter(weights, config)` puts the tensors of a PEFT adapter, by their names on disk, on
+    the model as it was opened, in place of the adapter before. It was opened with their configuration
+    (`EngineRequest.trained_adapter`).
     """
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
@@ -130,8 +150,12 @@ class InferenceEngine(Protocol):
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Yield the tokens of one answer, while it is generated."""
 
-    def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
-        """(place of the prompt, what the model says about its tokens), in the order in which scores are ready."""
+    def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
+        """(place of the prompt, what the model says about its tokens), in the order in which scores are ready.
+
+        With `top`, scores also bring so many of the likeliest tokens in place of each, up to the whole vocabulary. An
+        engine that has no parameter `top` cannot teach another model (`gkd`), and does everything else.
+        """
 
     def update_weights(self, weights: WeightStream) -> None:
         """Replace every weight of the model, by Hugging Face name, as `swift_iter_weights` streams them.
@@ -175,4 +199,8 @@ class ServeRequest:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """What the chat template is given where a request does not say."""
     task: str = "causal_lm"
-    """What the model returns: a value of `model.task`, of those that the engine names in its `tasks`."""
+    """What the model returns: a value of `model.task`, of those that the engine names in its `tasks`, or
+    'generative_reranker' if it is named there: a language model that is asked for scores of documents."""
+    answers: tuple[str, str] | None = None
+    """Of a generative reranker: the tokens of its vocabulary that say that a document answers the query, and that it
+    does not. The score of a document is the difference of their logits, or a function of it."""

@@ -128,6 +128,8 @@ class Objective(Protocol):
       objective for the model of its section `model`.
     - `check_config(config)` is called once, before data is read, with the configuration of the model as transformers
       has it, and raises where the objective's options do not fit the model.
+    - `roles(config: Config) -> Sequence[ModelRole]` is called once, before data is read, and returns the models that
+      the run holds besides its policy. The objective's plan reaches them by `PlanContext.role`.
     - `for_training_set(samples: SampleSet | None, say) -> Objective` is called once, after data is read and before the
       model is loaded, with the samples that are learned from, the same on every process (None for a stream), and
       returns the objective for them. `say` prints a line for the user.

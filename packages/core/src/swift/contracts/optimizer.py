@@ -5,10 +5,10 @@ Importable without torch: tensors appear in annotations only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,10 @@ class Reads(StrEnum):
     ROWS = "rows"
     """Whole rows and columns (Adafactor)."""
     MATRICES = "matrices"
-    """Whole matrices (Muon)."""
+    """Whole matrices, in one process."""
+    PARTS = "parts"
+    """Rectangular parts, and where they lie (`Placement`). What it needs of the others it gathers by itself, as
+    `swift.toolkit.MatrixOwners` does."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,36 @@ class Slot:
     own, which is stored whole and only where weights are whole."""
     dtype: str = "float32"
     """Of a number, as it is made when there is none yet; tensors like the weight have the weight's dtype."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One tensor of a weight under its name in Hugging Face files: a flat range of the parameter that holds it."""
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the part of a weight lies that this process updates.
+
+    Groups have `placements`, in the order of `params`, for an optimizer that reads `PARTS`.
+    """
+
+    name: str
+    """In memory."""
+    shape: tuple[int, ...]
+    """Of the whole weight."""
+    region: tuple[slice, ...]
+    """The rectangle of it that the parameter in the group is."""
+    matrices: tuple[Matrix, ...]
+    """What it is on disk: one tensor, or one for each expert where a model keeps experts together."""
+    vocabulary: bool = False
+    """Whether its rows are tokens or labels: an embedding, or a head."""
+    processes: Any = None
+    """The process group that holds all parts of it, or None where this process has the whole."""
 
 
 class Optimizer(Protocol):
@@ -59,4 +92,18 @@ class Optimizer(Protocol):
 
         Every group has `params`, `lr`, `weight_decay` and `lr_scale`. Its `lr` is set anew before every step; `update`
         must read it, and `weight_decay`, from the group.
+
+        What is returned may keep its slots in another form in memory, such as 8 bits. It then has the methods of
+        `StoresSlots`.
         """
+
+
+@runtime_checkable
+class StoresSlots(Protocol):
+    """A `torch.optim.Optimizer` that keeps its slots in another form than they have in a checkpoint."""
+
+    def slot_values(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Return the declared slots of a parameter as they go into a checkpoint; none before its first step."""
+
+    def take_slots(self, parameter: torch.Tensor, values: Mapping[str, torch.Tensor]) -> None:
+        """Keep slots that were read from a checkpoint."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from swift.contracts.inference import InferenceEngine
     from swift.contracts.model import ModelSource
     from swift.contracts.objective import Objective
+    from swift.contracts.role import OpenRole
     from swift.contracts.run import Topology
     from swift.data.batch import Batch, Row
     from swift.data.pipeline import PreparedData
@@ -33,6 +34,9 @@ class Plan(Protocol):
       validation set as the evaluation after `step` steps (0: before the first). `evaluate` returns a number for every
       name. The first name is `train.metric_for_best` where the user names none, and greater is better unless it ends
       in 'loss'. Without names there is nothing to evaluate in this run.
+    - `train_roles(step, batch) -> Mapping[str, float]` is called before the policy's step, with what `batch(step, ...)`
+      returned, and makes the steps of other models of the run. What it returns is logged with the step.
+    - `learning_rate(step, planned: float) -> float` replaces the policy's learning rate at a step, counted from 0.
     - `close()` is called once at the end, after errors too: engines, servers and worker processes are given back.
     """
 
@@ -114,6 +118,10 @@ class PlanContext:
     send_weights: Callable[[InferenceEngine | None], None]
     """Update an inference engine to the weights in training. Called on every process, each with an engine of its own
     or None; from the first batch on."""
+    roles: frozenset[str]
+    """Names of the models of the run besides the policy: those of `Objective.roles` that its backend holds."""
+    role: Callable[[str], OpenRole]
+    """Return one of them; from the first batch on."""
     adapter: Callable[[], Mapping[str, Any] | None]
     """Return the PEFT configuration of the adapters in training, None where the model's own weights are trained; from
     the first batch on."""

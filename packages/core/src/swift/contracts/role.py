@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from swift.config.sections import Config, ModelSection, OptimSection, TunerSection
+    from swift.contracts.backend import ForwardResult, StepResult
+    from swift.contracts.objective import Objective
+    from swift.data.batch import Batch
 
 POLICY = "policy"
 """The role of the model that the configuration describes: what is exported, and what a checkpoint's bare names are."""
@@ -37,6 +40,8 @@ class ModelRole:
     """Learning rate by the role's own steps; None makes it of `optim`, over as many steps as the policy has."""
     trained: bool = True
     """A role that is not trained is asked only: it is not saved, and reads its weights again on a resume."""
+    optional: bool = False
+    """Whether a run goes without it where its backend holds too few models at once."""
 
     def __post_init__(self) -> None:
         if self.name == POLICY or not _NAME.fullmatch(self.name):
@@ -48,3 +53,17 @@ class ModelRole:
         """Return the configuration of this role: that of the policy with the role's own sections."""
         tuner = self.tuner or type(policy.tuner)(kind="full")
         return policy.model_copy(update={"model": self.model, "tuner": tuner, "optim": self.optim or policy.optim})
+
+
+class OpenRole(Protocol):
+    """A model of a run besides the policy, as plans have it. Every method is called on all processes."""
+
+    @property
+    def name(self) -> str:
+        """The role's name."""
+
+    def forward(self, batch: Batch, objective: Objective) -> ForwardResult:
+        """Evaluate an objective with the role's weights as they are now."""
+
+    def train_step(self, batch: Batch, objective: Objective) -> StepResult:
+        """Make one optimizer step of the role over one global batch."""

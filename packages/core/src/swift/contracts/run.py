@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from swift.config.sections import Config
     from swift.contracts.inference import InferenceEngine
+    from swift.data.batch import MediaReader
 
 T = TypeVar("T")
 
@@ -98,6 +99,8 @@ class Run:
     send_weights: Callable[[InferenceEngine | None], None] | None = None
     """Updates an inference engine to the weights in training, adapters merged in. Called on every process between two
     steps, each with an engine of its own or None; set once there is a model."""
+    media_reader: MediaReader | None = None
+    """Reads the pictures of samples; set before `swift_wrap_model` where the data sets have any."""
     model_facts: ModelFacts | None = None
     """Set by `swift_wrap_model` (`build_view` of the toolkit does); without it no MFU is shown."""
     facts: RunFacts = field(default_factory=RunFacts)

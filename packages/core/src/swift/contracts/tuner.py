@@ -44,6 +44,9 @@ class TunerContext:
     """`tuner.adapter`: a folder to start from."""
     quantize: str = "none"
     """`tuner.quantize`: how frozen weights are stored."""
+    frozen: frozenset[str] = frozenset()
+    """Modules of the parts that `tuner.freeze_vit` and its kin leave as they are, by name; none in a model of text.
+    Core takes their gradient away after `attach`: an adapter on one of them would learn nothing."""
 
 
 class Tuner(Protocol):

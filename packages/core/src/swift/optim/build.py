@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.contracts import Reads
 from swift.models.names import whole_shape
 from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
@@ -54,10 +55,11 @@ def build_optimizer(
     groups: Sequence[dict[str, Any]], optim: OptimSection, lr: float, device: torch.device | str
 ) -> torch.optim.Optimizer:
     """Return the optimizer that the `optim` section names, over `parameter_groups`, at learning rate `lr`."""
-    # Torch reads 'names' as a request of its own (param_names), which other optimizers refuse.
-    plain = [{key: value for key, value in group.items() if key != "names"} | {"lr": lr} for group in groups]
     loaded = load_optimizer(optim.name)
     assert loaded.config_model is not None
+    # Torch reads 'names' as a request of its own (param_names), which other optimizers refuse.
+    left_out = {"names"} if loaded.object.reads == Reads.PARTS else {"names", "placements"}
+    plain = [{key: value for key, value in group.items() if key not in left_out} | {"lr": lr} for group in groups]
     with failing(loaded.entry, "make"):
         optimizer = loaded.object.make(plain, optim.options(loaded.config_model), torch.device(device))
     if not isinstance(optimizer, torch.optim.Optimizer):

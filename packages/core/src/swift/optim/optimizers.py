@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from swift.config.obstacles import gpu_optimizer, no_bitsandbytes
-from swift.config.own_options import AdamOptions, NoOptions
+from swift.config.obstacles import no_bitsandbytes
+from swift.config.own_options import AdafactorOptions, AdamOptions
 from swift.contracts.optimizer import Reads, Slot
+from swift.optim.blocks import few_bits
 
 if TYPE_CHECKING:
     import torch
@@ -40,37 +41,51 @@ class AdamW:
 
 
 class AdamW8bit:
-    """bitsandbytes' AdamW, whose moments are kept in 8 bits with a scale for each block."""
+    """AdamW with moments in 8 bits, by bitsandbytes' kernels."""
 
     options_model = AdamOptions
-    reads = Reads.BLOCKS
-    slots = (
-        _STEP,
-        *(Slot(f"{part}{moment}", "own") for moment in (1, 2) for part in ("state", "qmap", "absmax")),
-    )
+    reads = Reads.PARTS
+    slots = AdamW.slots
 
     def bytes_per_parameter(self, shape: Sequence[int]) -> float:
-        """Return the bytes of two moments in 8 bits, each with a scale in fp32 for 256 elements."""
-        return 2 * (1 + 4 / 256)
+        """Return the bytes of two codes, and of two scales for 256 elements."""
+        return 2 * (1 + 4 / 256) if few_bits(shape, 256) else 8.0
 
     def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
         """Return the optimizer."""
         try:
-            import bitsandbytes
+            import bitsandbytes  # noqa: F401  # registers the kernels
         except ImportError as error:
             raise no_bitsandbytes() from error
-        if device.type == "cpu":
-            raise gpu_optimizer()
-        made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
-            groups, betas=(options.beta1, options.beta2), eps=options.eps
-        )
-        return made
+        from swift.optim.block_codecs import EightBits
+        from swift.optim.quantised import QuantisedAdamW
+
+        return QuantisedAdamW(groups, EightBits(), betas=(options.beta1, options.beta2), eps=options.eps)
+
+
+class AdamW4bit:
+    """AdamW with moments in 4 bits."""
+
+    options_model = AdamOptions
+    reads = Reads.PARTS
+    slots = AdamW.slots
+
+    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
+        """Return the bytes of two codes of half a byte, and of two scales for 128 elements."""
+        return 2 * (0.5 + 4 / 128) if few_bits(shape, 128) else 8.0
+
+    def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        from swift.optim.block_codecs import FourBits
+        from swift.optim.quantised import QuantisedAdamW
+
+        return QuantisedAdamW(groups, FourBits(), betas=(options.beta1, options.beta2), eps=options.eps)
 
 
 class Adafactor:
     """torch's Adafactor: the second moment of a matrix as one vector for its rows and one for its columns."""
 
-    options_model = NoOptions
+    options_model = AdafactorOptions
     reads = Reads.ROWS
     slots = (_STEP, Slot("row_var", "own"), Slot("col_var", "own"), Slot("variance", "own"))
 
@@ -80,8 +95,12 @@ class Adafactor:
             return 4.0
         return 4.0 * (math.prod(shape[:-1]) + math.prod([*shape[:-2], shape[-1]])) / math.prod(shape)
 
-    def make(self, groups: list[dict[str, Any]], options: NoOptions, device: torch.device) -> torch.optim.Optimizer:
+    def make(
+        self, groups: list[dict[str, Any]], options: AdafactorOptions, device: torch.device
+    ) -> torch.optim.Optimizer:
         """Return the optimizer."""
         import torch
 
-        return torch.optim.Adafactor(groups)
+        return torch.optim.Adafactor(
+            groups, beta2_decay=options.beta2_decay, eps=(None, options.least_scale), d=options.clip_threshold
+        )

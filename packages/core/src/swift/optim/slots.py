@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.contracts import StoresSlots
 from swift.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from swift.contracts import Slot
+    from swift.contracts import CheckpointReader, Slot
 
 
 def kept(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor, slots: Mapping[str, Slot]
 ) -> Iterator[tuple[Slot, torch.Tensor]]:
     """Yield what an optimizer has kept for a parameter so far, which it must have declared, with its slot."""
-    for name, value in optimizer.state.get(parameter, {}).items():
+    for name, value in _values(optimizer, parameter).items():
         slot = slots.get(name)
         if slot is None:
             raise CheckpointError(
@@ -35,8 +37,43 @@ def kept(
         yield slot, held
 
 
+def _values(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Mapping[str, Any]:
+    if isinstance(optimizer, StoresSlots):
+        return optimizer.slot_values(parameter)
+    held: Mapping[str, Any] = optimizer.state.get(parameter, {})
+    return held
+
+
 def empty_slot(slot: Slot, parameter: torch.Tensor) -> torch.Tensor:
     """Return memory for a slot to be read into, where there is none yet."""
     if slot.shape == "like":
         return torch.zeros_like(parameter, memory_format=torch.preserve_format)
     return torch.zeros((), dtype=getattr(torch, slot.dtype), device=parameter.device)
+
+
+@dataclass(frozen=True)
+class SlotsToRead:
+    """Memory for the slots of one parameter, and where a checkpoint's tensors belong in it."""
+
+    parameter: torch.Tensor
+    """As the optimizer knows it."""
+    values: Mapping[str, torch.Tensor]
+    """By slot."""
+    views: Mapping[str, Any]
+    """By name in the checkpoint: plain tensors or boxes over the same memory."""
+
+
+def load_slots(optimizer: torch.optim.Optimizer, parameters: Iterable[SlotsToRead], reader: CheckpointReader) -> None:
+    """Fill the optimizer's state from a checkpoint; where it keeps another form, one parameter after the other."""
+    if isinstance(optimizer, StoresSlots):
+        for each in parameters:
+            reader.tensors(each.views)
+            if each.values:
+                optimizer.take_slots(each.parameter, each.values)
+        return
+    views: dict[str, Any] = {}
+    for each in parameters:
+        if each.values:
+            optimizer.state[each.parameter].update(each.values)
+            views.update(each.views)
+    reader.tensors(views)

@@ -1,0 +1,150 @@
+"""Moments of Adam in 8 or 4 bits: a code for each element, and a scale for each block of consecutive elements.
+
+What was encoded once is encoded to the same codes again, so that a checkpoint in fp32 resumes to the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Codes and scales of one moment."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """The numbers of one update."""
+
+    step: int
+    """Counted from 1."""
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+
+
+class BlockCodec:
+    """Codes of the nearest among a few values, ascending from -1 or 0 to 1, times the largest element of a block."""
+
+    block: ClassVar[int]
+
+    def levels(self, signed: bool, device: torch.device) -> torch.Tensor:
+        """Return the values of the codes."""
+        raise NotImplementedError
+
+    def encode(self, values: torch.Tensor, *, signed: bool) -> Moments:
+        """Return the codes of a tensor whose size is a multiple of the block."""
+        blocks, levels = values.reshape(-1, self.block), self.levels(signed, values.device)
+        scales = blocks.abs().amax(dim=1)
+        fractions = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
+        codes = torch.bucketize(fractions, (levels[1:] + levels[:-1]) / 2)
+        return Moments(self.packed(codes.to(torch.uint8).view(-1)), scales)
+
+    def decode(self, moments: Moments, *, signed: bool) -> torch.Tensor:
+        """Return the numbers in fp32, flat."""
+        values = self.levels(signed, moments.codes.device)[self.unpacked(moments.codes).int()]
+        return (values.view(-1, self.block) * moments.scales.unsqueeze(1)).view(-1)
+
+    def packed(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return codes as they are kept."""
+        return codes
+
+    def unpacked(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return a code for each element."""
+        return codes
+
+    def update(
+        self, weight: torch.Tensor, grad: torch.Tensor, first: Moments, second: Moments, hyper: AdamStep
+    ) -> None:
+        """Update a weight and its moments in place."""
+        flat, mean, square = grad.reshape(-1), self.decode(first, signed=True), self.decode(second, signed=False)
+        mean.lerp_(flat, 1 - hyper.betas[0])
+        square.mul_(hyper.betas[1]).addcmul_(flat, flat, value=1 - hyper.betas[1])
+        adam(weight, mean.view_as(weight), square.view_as(weight), hyper)
+        for kept, values, signed in ((first, mean, True), (second, square, False)):
+            again = self.encode(values, signed=signed)
+            kept.codes.copy_(again.codes)
+            kept.scales.copy_(again.scales)
+
+
+class FourBits(BlockCodec):
+    """Two codes a byte, 128 elements a scale; the values of codes follow torchao's, whose kernels need a compiler."""
+
+    block = 128
+    _SIGNED = (
+        *(-1.0, -0.6625, -0.4375, -0.2125, -0.0775, -0.0325, -0.0055, 0.0),
+        *(0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875, 1.0),
+    )
+
+    def levels(self, signed: bool, device: torch.device) -> torch.Tensor:
+        """Return 16 values; those of second moments have no 0, by which an update would be divided."""
+        return torch.tensor(self._SIGNED, device=device) if signed else torch.linspace(0, 1, 17, device=device)[1:]
+
+    def packed(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return two codes a byte."""
+        return (codes[::2] << 4) | codes[1::2]
+
+    def unpacked(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return one code a byte."""
+        return torch.stack([codes >> 4, codes & 15], dim=1).view(-1)
+
+
+class EightBits(BlockCodec):
+    """bitsandbytes' codes and kernels, 256 elements a scale."""
+
+    block = 256
+
+    def levels(self, signed: bool, device: torch.device) -> torch.Tensor:
+        """Return 256 values, closer to each other near 0."""
+        return _dynamic_levels(signed, device)
+
+    def update(
+        self, weight: torch.Tensor, grad: torch.Tensor, first: Moments, second: Moments, hyper: AdamStep
+    ) -> None:
+        """Update a weight and its moments in place, by one fused kernel."""
+        torch.ops.bitsandbytes.optimizer_update_8bit_blockwise(
+            "adam",
+            grad.reshape(-1),
+            weight.view(-1),
+            first.codes,
+            second.codes,
+            *hyper.betas,
+            0.0,
+            0.0,
+            hyper.eps,
+            hyper.step,
+            hyper.lr,
+            _dynamic_levels(True, weight.device),
+            _dynamic_levels(False, weight.device),
+            first.scales,
+            second.scales,
+            hyper.weight_decay,
+            1.0,
+            False,
+        )
+
+
+def adam(weight: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, hyper: AdamStep) -> None:
+    """Update a weight in place by moments that have seen its gradient, as torch.optim.AdamW does."""
+    weight.mul_(1 - hyper.lr * hyper.weight_decay)
+    unbiased = square.div(1 - hyper.betas[1] ** hyper.step).sqrt_().add_(hyper.eps)
+    weight.addcdiv_(mean, unbiased, value=-hyper.lr / (1 - hyper.betas[0] ** hyper.step))
+
+
+@cache
+def _dynamic_levels(signed: bool, device: torch.device) -> torch.Tensor:
+    from bitsandbytes.functional import create_dynamic_map
+
+    levels: torch.Tensor = create_dynamic_map(signed=signed).clone()
+    if signed:
+        levels[0] = -1.0  # else the largest element of a block shrinks each time that it is stored and read
+    return levels.to(device)

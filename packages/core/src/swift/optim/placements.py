@@ -1,0 +1,57 @@
+"""Where the parts of weights lie that an optimizer updates: for those that must see more than single elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from swift.contracts import Matrix, Placement
+from swift.models.names import canonical_parameters, whole_shape
+
+Region = tuple[slice, ...]
+
+
+def place(
+    groups: Sequence[dict[str, Any]],
+    model: torch.nn.Module,
+    *,
+    region_of: Callable[[torch.Tensor], Region] | None = None,
+    processes: Any = None,
+) -> None:
+    """Add `placements` to parameter groups, whose `params` are those of the model.
+
+    `region_of` says which part of a parameter this process holds, and `processes` is the group that holds all parts;
+    without them parameters are whole.
+    """
+    pieces = {id(parameter): found for found, parameter in canonical_parameters(model)}
+    rows = _vocabularies(model)
+    for group in groups:
+        group["placements"] = [
+            Placement(
+                name=name,
+                shape=(shape := whole_shape(parameter)),
+                region=_whole(shape) if region_of is None else region_of(parameter),
+                matrices=tuple(Matrix(piece.name, piece.start, piece.shape) for piece in pieces[id(parameter)]),
+                vocabulary=id(parameter) in rows,
+                processes=processes,
+            )
+            for name, parameter in zip(group["names"], group["params"], strict=True)
+        ]
+
+
+def _whole(shape: Sequence[int]) -> Region:
+    return tuple(slice(0, size) for size in shape)
+
+
+def _vocabularies(model: torch.nn.Module) -> set[int]:
+    """Return the ids of the parameters whose rows are tokens or labels: embeddings and heads."""
+    found = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
+    found |= {id(parameter) for name, parameter in model.named_parameters() if _is_head(name)}
+    return found
+
+
+def _is_head(name: str) -> bool:
+    """Return whether a parameter belongs to a head, tied to an embedding or not."""
+    return any(part in ("lm_head", "score", "embed_out", "output_projection") for part in name.split("."))
