@@ -1,0 +1,44 @@
+"""The options of the optimizers. Importable without torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from swift import Section
+
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class SgdOptions(Section):
+    """Options of `sgd`."""
+
+    momentum: BelowOne = Field(0.0, description="Weight of earlier gradients (sgd, muon)")
+    nesterov: bool = Field(False, description="Look ahead by the momentum (sgd, muon)")
+
+
+class LionOptions(Section):
+    """Options of `lion`."""
+
+    beta1: BelowOne = Field(0.9, description="Weight of the momentum in an update")
+    beta2: BelowOne = Field(0.99, description="How slowly the momentum changes")
+
+
+class MuonOptions(Section):
+    """Options of `muon`: those of matrices, and Adam's for all other weights."""
+
+    momentum: BelowOne = Field(0.95, description="Weight of earlier gradients (sgd, muon)")
+    nesterov: bool = Field(True, description="Look ahead by the momentum (sgd, muon)")
+    ns_steps: int = Field(5, ge=1, le=50, description="Steps of the Newton-Schulz iteration (muon)")
+    ns_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Precision of the Newton-Schulz iteration (muon)"
+    )
+    adjust_lr: Literal["match_rms_adamw", "original"] = Field(
+        "match_rms_adamw",
+        description="Size of updates by a matrix's shape (muon): as large as AdamW's, so that its learning rates and "
+        "weight decays fit, or as first published",
+    )
+    beta1: BelowOne = Field(0.9, description="Adam's first moment")
+    beta2: BelowOne = Field(0.95, description="Adam's second moment")
+    eps: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1e-8, description="Adam's epsilon")

@@ -1,0 +1,126 @@
+"""Optimizers on every layout that claims them: the numbers of one process, and checkpoints for each other."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import on_processes, succeeded
+from tiny_runs import Trained, conversations, run_training, write_model
+
+from swift.checkpoint.load import open_checkpoint
+from swift.errors import ConfigError, SwiftError
+
+ROWS = conversations(8)
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32}
+"""Rows of matrices are whole blocks of 256."""
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+ADAM = {"optim.lr": 3e-4, "optim.eps": 1e-6}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": ADAM,
+    # Lion takes signs: where a gradient is next to 0, rounding alone would move its weight by a whole step.
+    "lion": {"optim.lr": 1e-6, "optim.beta1": 0.95},
+    "sgd": {"optim.lr": 0.05, "optim.momentum": 0.9},
+    "adamw_8bit": ADAM,
+    "adamw_4bit": ADAM,
+    "muon": {"optim.lr": 2e-3, "optim.eps": 1e-6},
+}
+FSDP = {"backend.name": "fsdp"}
+ZERO = {"backend.name": "deepspeed"}
+NAMES = tuple(name for name in OPTIMIZERS if name != "adamw")  # of which the kit sees to it
+LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
+    "two processes": (2, {}, ("adamw_4bit", "muon")),
+    "fsdp": (2, FSDP, NAMES),
+    "fsdp tp 2": (4, {**FSDP, "parallel.tp": 2}, ("sgd", "muon")),
+    "fsdp with replicas": (4, {**FSDP, "parallel.dp_replicate": 2}, ("adamw_8bit", "muon")),
+    "zero 1": (2, {**ZERO, "backend.config": "zero1"}, ("lion",)),
+    "zero 3": (2, {**ZERO, "backend.config": "zero3"}, ("lion", "sgd")),
+}
+
+
+def settings(name: str, **changes: Any) -> dict[str, Any]:
+    steps = {"train.max_steps": 20, "train.global_batch": 8, "train.micro_batch": 4, "optim.weight_decay": 0.5}
+    return {**steps, "optim.name": name, **OPTIMIZERS[name], "logging.run_name": name, **changes}
+
+
+def trained(model: Path, out: Path, name: str, plan: dict[str, Any]) -> Trained:
+    return run_training(model, out, ROWS, settings(name, **plan))
+
+
+def assert_same(run: Trained, alone: Trained, *, rel: float = 1e-4) -> None:
+    assert len(run.losses) == 20
+    assert run.losses == pytest.approx(alone.losses, rel=rel)
+    assert run.grad_norms == pytest.approx(alone.grad_norms, rel=rel)
+    assert run.losses[-1] < run.losses[0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_twenty_steps_of_every_layout_are_those_of_one_process(tmp_path: Path, layout: str) -> None:
+    processes, plan, names = LAYOUTS[layout]
+    small, wide = write_model(tmp_path / "small"), write_model(tmp_path / "wide", **WIDE)
+    models = {name: wide if name.endswith("bit") else small for name in names}
+    alone = on_processes(1, *[partial(trained, models[name], tmp_path / "torch", name, {}) for name in names])
+    runs = on_processes(processes, *[partial(trained, models[name], tmp_path / "runs", name, plan) for name in names])
+    for name, expected, answers in zip(names, alone, runs, strict=True):
+        try:
+            assert_same(succeeded(answers)[0], succeeded(expected)[0])
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+
+
+@pytest.mark.full
+def test_muon_updates_each_expert_by_itself_wherever_its_rows_lie(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny", architecture="Qwen3Moe", **EXPERTS)
+    (expected,) = on_processes(1, partial(trained, model, tmp_path / "torch", "muon", {}))
+    (answers,) = on_processes(2, partial(trained, model, tmp_path / "runs", "muon", FSDP))
+    assert_same(succeeded(answers)[0], succeeded(expected)[0])
+
+
+def moments(folder: Path) -> dict[str, torch.Tensor]:
+    reader = open_checkpoint(folder)
+    return {name: reader.read(name) for name in reader.names()}
+
+
+@pytest.mark.full
+def test_eight_bits_resume_on_other_layouts_and_as_adamw_and_back(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny", **WIDE)
+    saved = {"checkpoint.save_last": True, "checkpoint.save_steps": 10}
+
+    def continued(name: str, plan: dict[str, Any], start: Path, steps: int, run: str) -> Trained:
+        resume = {"checkpoint.resume": str(start), "train.max_steps": steps, "logging.run_name": run}
+        return run_training(model, tmp_path, ROWS, settings(name, **plan, **saved, **resume))
+
+    whole = run_training(model, tmp_path, ROWS, settings("adamw_8bit", **saved))
+    start = whole.folder / "checkpoint-10"
+    again = continued("adamw_8bit", {}, start, 20, "again")
+    assert again.losses == whole.losses[10:]
+    found, expected = moments(again.folder / "checkpoint-20"), moments(whole.folder / "checkpoint-20")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+    (answers,) = on_processes(2, partial(continued, "adamw_8bit", FSDP, start, 20, "sharded"))
+    assert succeeded(answers)[0].losses == pytest.approx(whole.losses[10:], rel=1e-4)
+    plain = continued("adamw", {}, start, 20, "plain")
+    assert plain.losses == pytest.approx(whole.losses[10:], rel=1e-3)
+    continued("adamw", {}, plain.folder / "checkpoint-20", 24, "on")  # in the folder of the same run
+    back = continued("adamw_8bit", {}, plain.folder / "checkpoint-20", 24, "back")
+    assert len(back.losses) == 4
+    assert back.losses == pytest.approx(plain.losses[-4:], rel=1e-3)
+
+
+def test_an_optimizer_that_must_know_where_parts_lie_is_refused_where_nobody_tells(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny")
+    with pytest.raises(SwiftError, match="muon"):
+        run_training(model, tmp_path, ROWS, settings("muon", **ZERO))
+
+
+def test_rows_that_are_cut_inside_of_a_block_are_refused() -> None:
+    from swift.contracts import Matrix, Placement
+    from swift.optim.quantised import _in_few_bits
+
+    cut = Placement("down", (256, 512), (slice(0, 256), slice(0, 128)), (Matrix("down", 0, (256, 512)),))
+    with pytest.raises(ConfigError, match="inside of them"):
+        _in_few_bits(cut, 256)

@@ -1,0 +1,200 @@
+"""What the optimizers do to weights in one process, beside torch's and bitsandbytes' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bitsandbytes
+import pytest
+import torch
+from torch.optim import _muon
+
+from swift.config.sections import OptimSection, TunerSection
+from swift.optim.block_codecs import EightBits, FourBits
+from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
+from swift.optim.placements import place
+from swift.plugins.load import load_optimizer
+
+STEPS = 6
+
+
+class Layer(torch.nn.Module):
+    """Matrices of both shapes, a vector, an embedding and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(16, 256)
+        self.up = torch.nn.Linear(256, 512)
+        self.down = torch.nn.Linear(512, 256, bias=False)
+        self.lm_head = torch.nn.Linear(256, 16, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.down(torch.tanh(self.up(self.embed(ids)))))
+
+
+def layer() -> Layer:
+    torch.manual_seed(0)
+    return Layer()
+
+
+def trained(model: Layer, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    ids = torch.arange(16)
+    for step in range(STEPS):
+        set_learning_rate(optimizer, 1e-2 * (1 - step / STEPS))
+        torch.nn.functional.cross_entropy(model(ids), ids.roll(1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def of_swift(name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Layer, torch.optim.Optimizer]:
+    model = layer()
+    optim = OptimSection.model_validate({"name": name, "weight_decay": 0.1, **options})
+    groups = parameter_groups(model.named_parameters(), optim, TunerSection(kind="full"))
+    pieces = "swift.optim.placements.canonical_parameters"  # of a model of transformers, which this is not
+    monkeypatch.setattr(pieces, lambda model: (([_Piece(n, p)], p) for n, p in model.named_parameters()))
+    place(groups, model)
+    return model, build_optimizer(groups, optim, 1e-2, "cpu")
+
+
+class _Piece:
+    def __init__(self, name: str, parameter: torch.Tensor) -> None:
+        self.name, self.start, self.shape = name, 0, tuple(parameter.shape)
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], *, rtol: float = 1e-5) -> None:
+    for name, value in one.items():
+        torch.testing.assert_close(
+            value, other[name], rtol=rtol, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+class _Both(torch.optim.Optimizer):
+    """Two optimizers of torch, for parts of a model."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = parts
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.zero_grad()
+
+
+def in_fp32(grad: torch.Tensor, coefficients: tuple[float, ...], steps: int, eps: float) -> torch.Tensor:
+    """torch's own iteration, whose matrix is not cast to bfloat16."""
+    return _NEWTON_SCHULZ(_StaysFp32(grad), coefficients, steps, eps).as_subclass(torch.Tensor)
+
+
+class _StaysFp32(torch.Tensor):
+    def bfloat16(self) -> torch.Tensor:  # type: ignore[override]
+        return self.clone()
+
+
+_NEWTON_SCHULZ = _muon._zeropower_via_newtonschulz
+
+
+@pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest(
+    adjust: str, nesterov: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_muon, "_zeropower_via_newtonschulz", in_fp32)
+    theirs = layer()
+    matrices = [theirs.up.weight, theirs.down.weight]
+    decayed = [theirs.embed.weight, theirs.lm_head.weight]
+    adam = {"lr": 1e-2, "betas": (0.9, 0.95)}
+    both = _Both(
+        torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1, nesterov=nesterov, adjust_lr_fn=adjust),
+        torch.optim.AdamW(decayed, weight_decay=0.1, **adam),
+        torch.optim.AdamW([theirs.up.bias], weight_decay=0.0, **adam),
+    )
+    model, optimizer = of_swift("muon", monkeypatch, adjust_lr=adjust, nesterov=nesterov)
+    assert_equal(trained(model, optimizer), trained(theirs, both))
+
+
+def test_lion_is_bitsandbytes_lion_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = layer()
+    decayed = [each for each in theirs.parameters() if each.ndim == 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": [theirs.up.bias], "weight_decay": 0.0}]
+    model, optimizer = of_swift("lion", monkeypatch)
+    assert_equal(trained(model, optimizer), trained(theirs, bitsandbytes.optim.Lion32bit(groups, lr=1e-2)))
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
+def test_sgd_is_torchs_with_weight_decay_by_itself(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = layer()
+    plain = torch.optim.SGD(theirs.parameters(), lr=1e-2, **options)
+
+    def decayed(optimizer: Any, *_: Any) -> None:
+        for each in theirs.parameters():
+            if each.ndim == 2:
+                each.data.mul_(1 - optimizer.param_groups[0]["lr"] * 0.1)
+
+    plain.register_step_pre_hook(decayed)
+    model, optimizer = of_swift("sgd", monkeypatch, **options)
+    assert_equal(trained(model, optimizer), trained(theirs, plain))
+
+
+def test_eight_bits_are_bitsandbytes_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = layer()
+    decayed = [each for each in theirs.parameters() if each.ndim == 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": [theirs.up.bias], "weight_decay": 0.0}]
+    own = bitsandbytes.optim.AdamW8bit(groups, lr=1e-2, betas=(0.9, 0.95))
+    model, optimizer = of_swift("adamw_8bit", monkeypatch)
+    # Their code for the largest negative element of a block is -0.993, ours -1.
+    expected = trained(theirs, own)
+    for name, found in trained(model, optimizer).items():
+        moved = (expected[name] - dict(layer().named_parameters())[name]).norm()
+        assert (found - expected[name]).norm() < 0.02 * moved, name
+
+
+@pytest.mark.parametrize(("name", "within"), [("adamw_8bit", 0.08), ("adamw_4bit", 0.4)])
+def test_few_bits_come_near_adamw_and_take_the_memory_that_they_claim(
+    name: str, within: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = trained(*of_swift("adamw", monkeypatch))
+    model, optimizer = of_swift(name, monkeypatch)
+    start = dict(layer().named_parameters())
+    for key, found in trained(model, optimizer).items():
+        assert (found - exact[key]).norm() < within * (exact[key] - start[key]).norm(), key
+    for parameter in model.parameters():
+        state = optimizer.state[parameter]
+        held = sum(
+            sum(part.numel() * part.element_size() for part in (each.codes, each.scales))
+            if hasattr(each, "codes")
+            else each.numel() * each.element_size()
+            for each in (state["exp_avg"], state["exp_avg_sq"])
+        )
+        claimed = load_optimizer(name).object.bytes_per_parameter(tuple(parameter.shape))
+        assert held == claimed * parameter.numel()
+
+
+@pytest.mark.parametrize("codec", [EightBits(), FourBits()])
+@pytest.mark.parametrize("signed", [True, False])
+def test_what_was_encoded_is_encoded_to_the_same_again(codec: EightBits | FourBits, signed: bool) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(64 * 256) * torch.rand(64).repeat_interleave(256)
+    values[:256] = 0
+    values[256] = -1e-30
+    once = codec.encode(values if signed else values.abs(), signed=signed)
+    decoded = codec.decode(once, signed=signed)
+    again = codec.encode(decoded, signed=signed)
+    assert torch.equal(once.codes[256:], again.codes[256:])  # before, all elements are 0: the scale says it all
+    assert torch.equal(once.scales, again.scales)
+    assert torch.equal(decoded, codec.decode(again, signed=signed))
+
+
+def test_options_of_adafactor_are_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    default = trained(*of_swift("adafactor", monkeypatch))
+    assert any(
+        not torch.equal(found, default[name])
+        for name, found in trained(*of_swift("adafactor", monkeypatch, beta2_decay=-0.1)).items()
+    )
