@@ -50,7 +50,8 @@ class MicroBatch:
     seed: int
     """Seeds dropout: the same for the same rows at the same step, however many processes there are."""
     token_values: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Per position, laid out and shifted as `weights`: the value at position t belongs to the token `targets[t]`."""
+    """Per position, [rows, width] or [rows, width, ...], laid out and shifted as `weights`: the value at position t
+    belongs to the token `targets[t]`."""
     candidates: torch.Tensor | None = None
     """int64 [rows, width, K], shifted in the same way: K tokens that might stand in place of `targets[t]`."""
     temperature: float = 1.0
@@ -61,6 +62,23 @@ class MicroBatch:
     """int64 [samples]: how many segments each sample has; samples and segments lie in the same order."""
     segment_values: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per segment, float32 [segments, ...]: what `Objective.from_first_pass` returned, or a plan of its own set."""
+
+    def without_last_sample(self) -> MicroBatch:
+        """Return the same tensors of tokens, of which the last sample's, one segment's, belong to no sample any more.
+
+        `boundaries` still has its end: it lies apart from the others, as padding does.
+        """
+        last = self.segments - 1
+        return replace(
+            self,
+            segment_ids=torch.where(self.segment_ids == last, -1, self.segment_ids),
+            segments=last,
+            values={name: value[:-1] for name, value in self.values.items()},
+            reference_logps=None if self.reference_logps is None else self.reference_logps[:-1],
+            sample_ids=self.sample_ids[:-1],
+            sample_segments=self.sample_segments[:-1],
+            segment_values={name: value[:-1] for name, value in self.segment_values.items()},
+        )
 
     def segment_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a per-position tensor over each segment; shape [segments]."""
@@ -110,8 +128,11 @@ class MicroBatch:
 class MediaReader(Protocol):
     """Read what references point to, and turn it into the inputs of a model."""
 
-    def __call__(self, batch: MicroBatch, references: Sequence[tuple[MediaRef, ...]]) -> Media:
-        """Return the media of a micro-batch. `references` has an entry for each of its segments, in order."""
+    def __call__(self, batch: MicroBatch, references: Sequence[tuple[MediaRef, ...]]) -> Media | None:
+        """Return the media of a micro-batch, if it has any. `references` has an entry for each segment, in order."""
+
+    def stand_in(self) -> Segment:
+        """Return a segment of one small blank picture, whose tokens weigh nothing."""
 
 
 Row = tuple[Encoded, ...]
@@ -144,6 +165,9 @@ class Batch:
     """Divisor of the logits; 1 in evaluation and in scoring of text."""
     media_reader: MediaReader | None = None
     """Reads the pictures, videos and sounds of the samples; needed where samples have any."""
+    touch: frozenset[str] = frozenset()
+    """Kinds of media of which every micro-batch must have something: one that has none gets a stand-in, which belongs
+    to no segment and counts for nothing. For a backend whose processes must run a tower equally often: 'image'."""
     candidates: tuple[int, ...] = ()
     """Tokens that might stand in place of every token: `MicroBatch.candidates` of samples that bring none."""
     dropout: bool = False
@@ -216,14 +240,37 @@ class Batch:
 
     def _collate(self, rows: Sequence[Row], row: int) -> MicroBatch:
         samples = [sample for each in rows for sample in each]
+        stands_in = self._lacks_media(samples)
+        if stands_in:
+            samples.append(self._stand_in(samples[0]))
         seed = (self.seed * 1_000_003 + self.step) * 1_000_003 + row
         micro_batch = collate(samples, flat=self.flat, seed=seed % 2**63, pad_to_multiple=self.pad_to_multiple)
-        return replace(
+        ready = replace(
             micro_batch,
             temperature=self.temperature,
             candidates=self._candidates(micro_batch),
             media=self._media(samples, micro_batch),
         )
+        return ready.without_last_sample() if stands_in else ready
+
+    def _lacks_media(self, samples: Sequence[Encoded]) -> bool:
+        kinds = {each.kind for sample in samples for segment in sample.segments for each in segment.media}
+        return self.media_reader is not None and not self.touch <= kinds
+
+    def _stand_in(self, like: Encoded) -> Encoded:
+        """Return a sample of a stand-in, with values that weigh nothing under the names that a sample has."""
+        assert self.media_reader is not None
+        segment, other = self.media_reader.stand_in(), like.segments[0]
+        segment = replace(
+            segment,
+            token_values=_zeros(segment, set(other.token_values)),
+            values={name: np.zeros(np.shape(value), np.float32) for name, value in other.values.items()},
+        )
+        if other.candidates is not None:
+            choices = np.zeros((len(segment), *other.candidates.shape[1:]), other.candidates.dtype)
+            segment = replace(segment, candidates=choices)
+        logps = None if like.reference_logps is None else np.zeros(1, np.float32)
+        return Encoded(like.sample_id, (segment,), like.values, logps)
 
     def _candidates(self, micro_batch: MicroBatch) -> torch.Tensor | None:
         if micro_batch.candidates is not None or not self.candidates:
@@ -326,16 +373,17 @@ def _per_token(
     segments: Sequence[Segment], segment_ids: torch.Tensor, *, flat: bool
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
     """Return token values and candidates, laid out as weights are. All segments must have the same."""
-    names, first = segments[0].token_values.keys(), segments[0].candidates
-    if any(segment.token_values.keys() != names for segment in segments):
-        raise ValueError("all segments of a batch must have the same token_values")
+    first = segments[0].candidates
+    kinds = [{name: np.shape(value)[1:] for name, value in segment.token_values.items()} for segment in segments]
+    if any(kind != kinds[0] for kind in kinds):
+        raise ValueError("all segments of a batch must have the same token_values, in the same shapes")
     shapes = {None if segment.candidates is None else segment.candidates.shape[1:] for segment in segments}
     if len(shapes) > 1:
         raise ValueError("all segments of a batch must have as many candidates per token, or none")
     shape = tuple(segment_ids.shape)
     values = {
-        name: _laid_out([segment.token_values[name] for segment in segments], np.zeros(shape, np.float32), flat=flat)
-        for name in sorted(names)
+        name: _laid_out([each.token_values[name] for each in segments], np.zeros(shape + more, np.float32), flat=flat)
+        for name, more in sorted(kinds[0].items())
     }
     if first is None:
         return values, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,11 @@ _DETAIL = 600
 _HEAVIEST = 1e6
 """Weight of a message: single precision keeps the others next to it."""
 _LOSS_KEYS = ("loss", "loss_scale", "weight")
+PICTURES = frozenset({"image", "image_url", "input_image"})
+"""Types of the parts of a message that are pictures: Hugging Face's, and OpenAI's two."""
+PictureOf = Callable[[Mapping[str, Any]], Any]
+IMAGE = "image"
+"""The type of the parts of a message that are pictures, and the key under which they have theirs."""
 _MAY_FOLLOW = {
     "": {"system", "user"},
     "system": {"user"},
@@ -48,10 +53,28 @@ class Conversation:
     """The texts may also stand end to end without any template: raw text, prompt and completion."""
 
     @property
+    def pictures(self) -> list[Any]:
+        """Return the pictures in the messages, in order."""
+        parts = [part for message in self.messages for part in parts_of(message)]
+        return [part[IMAGE] for part in parts if part["type"] == IMAGE and part[IMAGE] is not None]
+
+    @property
     def last_round(self) -> int:
         """Index of the first message after the last one of the user."""
         users = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
         return users[-1] + 1 if users else 0
+
+
+def parts_of(message: Message) -> list[dict[str, Any]]:
+    """Return the parts of a message that has pictures; none of one that is a text."""
+    return message["content"] if isinstance(message["content"], list) else []
+
+
+def text_of(message: Message) -> str:
+    """Return the text of a message, without its pictures."""
+    if isinstance(message["content"], str):
+        return message["content"]
+    return "".join(part["text"] for part in parts_of(message) if part["type"] == "text")
 
 
 def raw_text(text: str) -> Conversation:
@@ -76,10 +99,12 @@ def read_messages(
     tools: object = None,
     tags: RoleTags = STANDARD_TAGS,
     answered: bool = True,
+    picture_of: PictureOf | None = None,
 ) -> Conversation:
     """Messages as a data set writes them: OpenAI's keys, ShareGPT's, or those that `tags` names.
 
-    With `answered` the assistant must have the last word.
+    With `answered` the assistant must have the last word. `picture_of` reads a part that is a
+    picture; None where it leaves that to a column.
     """
     written = parse_json(written, "messages")
     if not isinstance(written, Sequence) or not written or isinstance(written, str):
@@ -87,7 +112,7 @@ def read_messages(
     messages: list[Message] = []
     weights: list[float] = []
     for index, each in enumerate(written):
-        message, weight = _read_message(each, index, tags)
+        message, weight = _read_message(each, index, tags, picture_of)
         if message["role"] == "call":
             message = {"role": "assistant", "content": "", "tool_calls": _called(message["content"], index)}
         if _joins(messages, message):
@@ -112,14 +137,15 @@ def checked(conversation: Conversation, *, answered: bool = True) -> Conversatio
         role = message["role"]
         if role not in _MAY_FOLLOW[before]:
             raise Unusable("roles out of order", f"message {index + 1} is the {role}'s{_after(before)}")
-        if not is_unicode(message["content"]):
+        says = text_of(message)
+        if not is_unicode(says):
             raise _not_unicode(f"message {index + 1}, the {role}'s,")
         if len(message) > 2:
             _check_values(message, f"message {index + 1}, the {role}'s,")
-        if role == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
+        if role == "assistant" and not says.strip() and not message.get("tool_calls"):
             if not message.get("reasoning_content"):
                 raise Unusable("empty answer", f"message {index + 1}, the assistant's, says nothing")
-        elif role == "user" and not message["content"].strip():
+        elif role == "user" and not says.strip() and isinstance(message["content"], str):
             raise Unusable("empty question", f"message {index + 1}, the user's, says nothing")
         before = role
     if before != "assistant" and answered:
@@ -147,7 +173,7 @@ def _after(before: str) -> str:
     return f" and follows the {before}'s" if before else " and comes first"
 
 
-def _read_message(written: object, index: int, tags: RoleTags) -> tuple[Message, float]:
+def _read_message(written: object, index: int, tags: RoleTags, picture_of: PictureOf | None) -> tuple[Message, float]:
     if not isinstance(written, Mapping):
         raise Unusable("malformed message", f"message {index + 1} is a {type(written).__name__}, not an object")
     fields = {key: value for key, value in written.items() if value is not None}
@@ -159,7 +185,7 @@ def _read_message(written: object, index: int, tags: RoleTags) -> tuple[Message,
     if role is None:
         raise Unusable("unknown role", f"message {index + 1} has the role {written!r}")
     content_key = next((key for key in tags.content_keys if key in fields), None)
-    content = _text(fields.pop(content_key) if content_key else "", index)
+    content = _content(fields.pop(content_key) if content_key else "", index, picture_of)
     weight = _weight(fields, role, index)
     message: Message = {"role": role, "content": content, **fields}
     if "tool_calls" in message:
@@ -173,18 +199,32 @@ def _read_message(written: object, index: int, tags: RoleTags) -> tuple[Message,
     return message, weight
 
 
-def _text(content: object, index: int) -> str:
-    """Return a string, or OpenAI's list of parts where all of them are text."""
+def _content(content: object, index: int, picture_of: PictureOf | None) -> str | list[dict[str, Any]]:
+    """Return a string, or the parts of a message where some of them are pictures."""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        if all(isinstance(part, str) for part in parts):
-            return "".join(map(str, parts))
-        raise Unusable("not only text", f"message {index + 1} holds a part that is not text")
+        parts = [_part(part, index, picture_of) for part in content]
+        if all(part["type"] == "text" for part in parts):
+            return "".join(part["text"] for part in parts)
+        return parts
     if isinstance(content, Mapping):
         return json.dumps(content, ensure_ascii=False, default=str)
     raise Unusable("malformed message", f"the content of message {index + 1} is a {type(content).__name__}")
+
+
+def _part(part: object, index: int, picture_of: PictureOf | None) -> dict[str, Any]:
+    """Return one part of a message: text, or a picture, which is None where a column of the row has it."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, Mapping):
+        kind = part.get("type")
+        pictured = kind in PICTURES or (kind is None and "text" not in part and not PICTURES.isdisjoint(part))
+        if pictured and picture_of is not None:
+            return {"type": IMAGE, IMAGE: picture_of(part)}
+        if isinstance(part.get("text"), str):
+            return {"type": "text", "text": part["text"]}
+    raise Unusable("not only text", f"message {index + 1} holds a part that is neither text nor a picture")
 
 
 def _weight(fields: Message, role: str, index: int) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 
 from swift.config.sections import DataSection
 from swift.data.conversation import Conversation, Unusable
+from swift.data.picture_tokens import PictureTokens
 from swift.data.samples import Segment
 from swift.data.template import ChatTemplate
 from swift.data.texts import CompletionText, Raw, Rendered, Span, Steps, Text, Whole
@@ -26,16 +27,24 @@ class ConversationEncoder:
     `segments`, `segment` and `beginning` are steps of an encoding: call them by `yield from`.
     """
 
-    def __init__(self, tokenizer: Any, section: DataSection, loss_on: LossOn) -> None:
+    def __init__(
+        self, tokenizer: Any, section: DataSection, loss_on: LossOn, pictures: PictureTokens | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.section = section
-        self.template = ChatTemplate(tokenizer, section.template_kwargs) if tokenizer.chat_template else None
+        self.pictures = pictures
+        """What makes tokens of pictures; None for a model that reads text alone."""
+        parts = pictures is not None
+        self.template = (
+            ChatTemplate(tokenizer, section.template_kwargs, parts=parts) if tokenizer.chat_template else None
+        )
         self.limits = self.template.limits if self.template else nullcontext
         self._loss_on = loss_on
 
     def segments(self, conversation: Conversation, place: str) -> Steps[list[Segment]]:
         """Return the tokens of a conversation, however many: several where the template rewrites earlier turns."""
-        return (yield self._texts(conversation, place))
+        texts = self._texts(conversation, place)
+        return (yield [self._with_pictures(text, conversation) for text in texts])
 
     def segment(self, conversation: Conversation, place: str) -> Steps[Segment]:
         """Return the tokens of a conversation as one segment within data.max_length."""
@@ -56,6 +65,7 @@ class ConversationEncoder:
             text: Text = Whole(str(conversation.messages[0]["content"]))
         else:
             text = self.template.prompt(self.with_system(conversation), place)
+        text = self._with_pictures(text, conversation)
         (segment,) = yield [text]
         return self.fit(segment)[0]
 
@@ -69,9 +79,23 @@ class ConversationEncoder:
             "left": lambda: [_slice(segment, len(segment) - longest, len(segment))],
             "split": lambda: [_slice(segment, at, at + longest) for at in range(0, len(segment), longest)],
         }
+        if segment.media and self.section.truncation == "split":
+            raise Unusable("too long", f"{len(segment)} tokens, and what holds pictures is not split")
         if self.section.truncation not in fit:
             raise Unusable("too long", f"{len(segment)} tokens, and data.max_length is {longest}")
         return fit[self.section.truncation]()
+
+    def _with_pictures(self, text: Text, conversation: Conversation) -> Text:
+        """Return a text in which the pictures of its conversation are what the model's processor makes of them."""
+        if self.pictures is None:
+            if conversation.pictures:
+                raise Unusable("holds pictures", "the model reads text alone")
+            return text
+        if isinstance(text, Rendered):
+            return self.pictures.expand(text, conversation.pictures)
+        if conversation.pictures:
+            raise Unusable("no chat template", "pictures, and no chat template says where they stand")
+        return text
 
     def _whole_segment(self, conversation: Conversation, place: str) -> Steps[Segment]:
         segments = yield from self.segments(conversation, place)
@@ -134,10 +158,21 @@ def _several_texts(place: str) -> DataError:
 
 
 def _slice(segment: Segment, start: int, end: int) -> Segment:
+    start, end = _around_media(segment, start, end)
     weights = np.array(segment.weights[start:end])
     weights[:1] = 0.0
-    if segment.media:
-        raise Unusable("too long", f"{len(segment)} tokens, and what holds media is not cut")
     values = {name: value[start:end] for name, value in segment.token_values.items()}
     candidates = None if segment.candidates is None else segment.candidates[start:end]
-    return Segment(segment.input_ids[start:end], weights, values, candidates)
+    media = tuple(replace(each, start=each.start - start) for each in segment.media if start <= each.start < end)
+    return Segment(segment.input_ids[start:end], weights, values, candidates, media)
+
+
+def _around_media(segment: Segment, start: int, end: int) -> tuple[int, int]:
+    """Return the stretch without the pictures that would be in it by a part only."""
+    for each in segment.media:
+        last = each.start + each.length
+        if each.start < start < last:
+            start = last
+        if each.start < end < last:
+            end = max(start, each.start)
+    return start, end

@@ -34,10 +34,12 @@ class Part:
     """Rows that are used: the first `count`."""
     columns: dict[str, str]
     tags: RoleTags = STANDARD_TAGS
+    root: Path | None = None
+    """The folder that paths of pictures are taken from."""
 
     def understand(self, row: RowData, encoding: Encoding, place: str) -> Sample:
         """Return what a row means; raise `Unusable`."""
-        return encoding.understand(rename(row, self.columns, place), place, self.tags)
+        return encoding.understand(rename(row, self.columns, place), place, self.tags, self.root)
 
     def check_format(self, row: RowData, encoding: Encoding, place: str) -> None:
         """Refuse the data set when this row, its first, has no known columns."""
@@ -117,7 +119,7 @@ def corpus_of(rows: Any, name: str, section: DataSection, encoding: Encoding) ->
         readable = ListRows(rows, name)
     if len(readable) == 0:
         raise DataError(f"The {name} is empty.")
-    part = Part(name, readable, len(readable), dict(section.columns))
+    part = Part(name, readable, len(readable), dict(section.columns), root=section.media_root)
     _check_columns([part], section)
     return Corpus([part], encoding)
 
@@ -147,7 +149,11 @@ def _open(source: Source, section: DataSection) -> Part:
 
         rows = read_hub(source)
     count = min(len(rows), source.limit or len(rows))
-    return Part(_shown(source), rows, count, {**source.columns, **section.columns}, source.tags)
+    root = section.media_root
+    if root is None and source.kind == "path":
+        path = Path(source.location).absolute()
+        root = path if path.is_dir() else path.parent
+    return Part(_shown(source), rows, count, {**source.columns, **section.columns}, source.tags, root)
 
 
 def _check_columns(parts: Sequence[Part], section: DataSection) -> None:
@@ -159,7 +165,14 @@ def _check_columns(parts: Sequence[Part], section: DataSection) -> None:
 def _stream_hub(source: Source, section: DataSection) -> Iterator[tuple[Part, str, RowData]]:
     from swift.data.sources.hub import stream_hub
 
-    part = Part(_shown(source), ListRows([], source.text), 0, {**source.columns, **section.columns}, source.tags)
+    part = Part(
+        _shown(source),
+        ListRows([], source.text),
+        0,
+        {**source.columns, **section.columns},
+        source.tags,
+        section.media_root,
+    )
     for index, row in enumerate(stream_hub(source)):
         if index == source.limit:
             return

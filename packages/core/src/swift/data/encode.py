@@ -10,6 +10,7 @@ from swift.data.conversation import Unusable
 from swift.data.conversation_tokens import ConversationEncoder
 from swift.data.encodings import EncodedRow, Encoding, ReadRow, Sample
 from swift.data.offsets import TextEncoder, check_offsets
+from swift.data.picture_tokens import PictureTokens
 from swift.data.samples import Segment
 from swift.data.texts import CompletionText, Steps, Text
 from swift.errors import ConfigError, PluginError
@@ -24,7 +25,9 @@ _CHARACTERS = 1 << 18
 class SampleEncoder:
     """Encodes samples for one objective and one tokenizer."""
 
-    def __init__(self, tokenizer: Any, section: DataSection, encoding: Encoding) -> None:
+    def __init__(
+        self, tokenizer: Any, section: DataSection, encoding: Encoding, pictures: PictureTokens | None = None
+    ) -> None:
         if section.truncation == "split" and not encoding.can_split:
             raise ConfigError(
                 "data.truncation is split, which cuts texts into several samples; only pt can learn from such.",
@@ -35,7 +38,8 @@ class SampleEncoder:
         self.section = section
         self.encoding = encoding
         loss_on = encoding.loss_on if section.loss_on == "auto" else section.loss_on
-        self._conversations = ConversationEncoder(tokenizer, section, loss_on)
+        self.pictures = pictures
+        self._conversations = ConversationEncoder(tokenizer, section, loss_on, pictures)
         self._tokens = TextEncoder(tokenizer)
         self._limits = self._conversations.limits
 
@@ -90,7 +94,7 @@ class SampleEncoder:
             if not encoding.segments_vary and len(sample.segments) != len(encoding.segment_names):
                 raise _undeclared(encoding, f"{len(sample.segments)} segments", "segment_names", encoding.segment_names)
             if any(
-                each.token_values or each.candidates is not None or each.media or each.values
+                each.token_values or each.candidates is not None or each.values or (each.media and not self.pictures)
                 for each in sample.segments
             ):
                 raise PluginError(

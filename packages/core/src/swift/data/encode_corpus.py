@@ -48,6 +48,8 @@ class Chunk:
     turn_by_turn: int
     unused_columns: list[str]
     rows: int
+    pictures: int = 0
+    picture_tokens: int = 0
 
 
 def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
@@ -67,8 +69,19 @@ def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
         turn_by_turn += made.turn_by_turn
         if not encoder.encoding.keeps_columns:
             unused |= dict.fromkeys(extras)
-    arrays = pack_arrays(samples, encoder.encoding.values)
-    return Chunk(arrays, _counts(corpus, arrays), sorted(rejected), turn_by_turn, list(unused), len(rows))
+    pictured = encoder.pictures is not None
+    arrays = pack_arrays(samples, encoder.encoding.values, media=pictured)
+    held = [each for _, sample in samples for segment in sample.segments for each in segment.media] if pictured else []
+    return Chunk(
+        arrays,
+        _counts(corpus, arrays),
+        sorted(rejected),
+        turn_by_turn,
+        list(unused),
+        len(rows),
+        len(held),
+        sum(each.length for each in held),
+    )
 
 
 def _understood(
@@ -113,6 +126,8 @@ def _count(report: DataReport, corpus: Corpus, chunk: Chunk) -> None:
     for row, reason, detail in chunk.rejected:
         report.reject(reason, corpus.place(row), detail)
     report.turn_by_turn += chunk.turn_by_turn
+    report.pictures += chunk.pictures
+    report.picture_tokens += chunk.picture_tokens
     report.unused_columns = merge_columns(report.unused_columns, chunk.unused_columns)
     for source, (samples, tokens, loss_tokens) in zip(report.sources, chunk.counts, strict=True):
         source.samples += samples

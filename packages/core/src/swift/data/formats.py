@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from swift.data import pictures
 from swift.data.conversation import (
     Conversation,
     Unusable,
@@ -16,6 +18,8 @@ from swift.data.conversation import (
     read_messages,
     rounds,
 )
+from swift.data.pictures import Picture
+from swift.data.placing import placed
 from swift.data.roles import RoleTags
 from swift.data.sources.rows import RowData
 from swift.errors import DataError, did_you_mean
@@ -82,12 +86,14 @@ class RowReader:
     Every method raises `Unusable` where the row cannot be used, and `DataError` where two columns claim one meaning.
     """
 
-    def __init__(self, row: RowData, place: str, tags: RoleTags) -> None:
+    def __init__(self, row: RowData, place: str, tags: RoleTags, root: Path | None = None) -> None:
         self.used: set[str] = set()
         """Columns that were read; a report names the others."""
         self._row = row
         self._place = place
         self._tags = tags
+        self._root = root
+        """The folder that paths of pictures are taken from."""
 
     def conversation(self) -> Conversation:
         """Return the conversation of the row, in whichever format it is."""
@@ -134,7 +140,10 @@ class RowReader:
         if tools is None:
             tools = self._row.get("tools")
             self.used.add("tools")
-        return read_messages(messages, system=self._system(), tools=tools, tags=self._tags, answered=answered)
+        conversation = read_messages(
+            messages, system=self._system(), tools=tools, tags=self._tags, answered=answered, picture_of=self._picture
+        )
+        return placed(conversation, self._pictures())
 
     def _question_and_answer(self) -> Conversation:
         plain = "prompt" in self._row and "completion" in self._row
@@ -146,10 +155,18 @@ class RowReader:
         if "tools" in self._row:
             return self.answered(self.history(question), answer)
         conversation = self._pairs(question, answer)
-        return replace(conversation, plain=plain and len(conversation.messages) == 2)
+        return replace(conversation, plain=plain and len(conversation.messages) == 2 and not conversation.pictures)
 
     def _pairs(self, question: str, answer: str) -> Conversation:
-        return checked(rounds([*self._past(), (question, answer)], self._system()))
+        return placed(checked(rounds([*self._past(), (question, answer)], self._system())), self._pictures())
+
+    def _picture(self, part: Mapping[str, Any]) -> Picture | None:
+        return pictures.picture_of_part(part, self._root)
+
+    def _pictures(self) -> list[Picture] | None:
+        """Return the pictures of the row's column; None where it has no such column."""
+        value = self.take(pictures.COLUMNS)
+        return None if value is None else pictures.read_pictures(value, self._root)
 
     def history(self, question: str) -> list[dict[str, str]]:
         """Return the messages of the column 'history', and the question that follows them."""

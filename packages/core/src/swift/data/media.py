@@ -20,11 +20,16 @@ class MediaRef:
     kind: str
     """'image', 'video' or 'audio'."""
     source: str
-    """Where its content is: a path relative to the data file, or a `data:` URI. Never the content itself."""
+    """The path of its file. Never the content itself."""
     start: int
     """Index of the first token that stands for it."""
     length: int
     """How many tokens do."""
+    width: int = 0
+    """In pixels, as the header of the file says."""
+    height: int = 0
+    size: int = 0
+    """Bytes of the file, by which a change is noticed."""
 
 
 @dataclass

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -88,7 +89,7 @@ class TextEncoder:
             same = [
                 at
                 for at, (tokens, text) in enumerate(zip(ids, written, strict=True))
-                if b"".join(map(self._bytes.__getitem__, tokens)) == text
+                if not texts[at].media and b"".join(map(self._bytes.__getitem__, tokens)) == text
             ]
             made = self._by_bytes([texts[at] for at in same], [written[at] for at in same], [ids[at] for at in same])
             for at, segment in zip(same, made, strict=True):
@@ -127,10 +128,10 @@ class TextEncoder:
         return segments
 
     def _by_offsets(self, rendered: Rendered, ids: np.ndarray, offsets: np.ndarray) -> Segment:
-        weights = _weights(offsets, rendered.spans)
+        whole = _with_media(rendered, Segment(ids, _weights(offsets, rendered.spans)), offsets)
         if any(_crossed(offsets, span.start) for span in rendered.spans):
-            return self._cut(rendered, Segment(ids, weights))
-        return Segment(ids, weights)
+            return self._cut(rendered, whole)
+        return whole
 
     def _cut(self, rendered: Rendered, whole: Segment) -> Segment:
         """Return a text of which a token runs across the start of an answer.
@@ -147,7 +148,8 @@ class TextEncoder:
         if self._tokenizer.decode(in_parts) != self._tokenizer.decode(whole.input_ids):
             return whole
         moved = [offsets + start for (_, offsets), start in zip(parts, bounds, strict=False)]
-        return Segment(in_parts, _weights(np.concatenate(moved), rendered.spans))
+        joined = np.concatenate(moved)
+        return _with_media(rendered, Segment(in_parts, _weights(joined, rendered.spans)), joined)
 
     def _ids(self, texts: Sequence[str], *, special: bool) -> list[Sequence[int]]:
         """Return the tokens of each text; with `special`, with those that the tokenizer begins or ends a text with."""
@@ -234,6 +236,19 @@ def _weights(offsets: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
     for span in spans:
         weights[(starts < span.end) & (ends > span.start)] = span.weight
     return _without_first(weights)
+
+
+def _with_media(rendered: Rendered, segment: Segment, offsets: np.ndarray) -> Segment:
+    """Return the segment with its pictures, whose tokens are never learned."""
+    if not rendered.media:
+        return segment
+    found = []
+    for span in rendered.media:
+        inside = np.flatnonzero((offsets[:, 0] < span.end) & (offsets[:, 1] > span.start))
+        first, last = int(inside[0]), int(inside[-1])
+        segment.weights[first : last + 1] = 0.0
+        found.append(replace(span.media, start=first, length=last + 1 - first))
+    return replace(segment, media=tuple(found))
 
 
 def _without_first(weights: np.ndarray) -> np.ndarray:

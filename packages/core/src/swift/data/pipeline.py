@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from swift.data.corpus import Corpus, corpus_of, open_corpus
 from swift.data.encode import ENCODER_VERSION, SampleEncoder
 from swift.data.encode_corpus import encode_corpus
 from swift.data.encodings import Encoding, encoding_of
+from swift.data.picture_tokens import PictureRules, PictureTokens
 from swift.data.plans.epochs import shuffler
 from swift.data.report import DataReport
 from swift.data.store import SampleSet, Store, StoreWriter, hash_of, open_store
@@ -128,8 +130,11 @@ class DataPreparation:
 
     def _store(self, corpus: Corpus, folder: Path) -> Store:
         if store := open_store(folder):
-            return store
-        writer = StoreWriter(folder, self.encoder.encoding.values)
+            if self.encoder.section.media_check == "none" or (changed := _changed(store)) is None:
+                return store
+            self.say(f"{changed} is not what it was when it was tokenised: the data set is tokenised again")
+            shutil.rmtree(folder, ignore_errors=True)
+        writer = StoreWriter(folder, self.encoder.encoding.values, media=self.encoder.pictures is not None)
         try:
             report = encode_corpus(corpus, self.encoder, writer, workers=self.encoder.section.workers, say=self.say)
             report.check(strict=self.encoder.section.strict)
@@ -139,11 +144,45 @@ class DataPreparation:
             raise
 
 
+def _changed(store: Store) -> str | None:
+    """Return the first picture whose file is gone or has another size than when its tokens were counted."""
+    for each in store.media():
+        try:
+            if Path(each.source).stat().st_size == each.size:
+                continue
+        except OSError:
+            pass
+        return each.source
+    return None
+
+
 def prepare_data(
-    section: DataSection, tokenizer: Any, *, encoding: str | Encoding, seed: int, say: Say, rows: Any = None
+    section: DataSection,
+    tokenizer: Any,
+    *,
+    encoding: str | Encoding,
+    seed: int,
+    say: Say,
+    rows: Any = None,
+    pictures: PictureRules | None = None,
 ) -> PreparedData:
     """Make the encoded data sets of a `data` section, or of rows in memory, in one process alone."""
-    return DataPreparation(SampleEncoder(tokenizer, section, encoding_of(encoding)), seed, say).prepare(rows)
+    encoder = SampleEncoder(tokenizer, section, encoding_of(encoding), picture_tokens(pictures, section))
+    return DataPreparation(encoder, seed, say).prepare(rows)
+
+
+def holds_media(data: PreparedData) -> bool:
+    """Return whether any sample holds a picture; of a stream, whether one may."""
+    if data.stream is not None and data.stream.may_hold_media:
+        return True
+    return any(part is not None and part.store.holds_media for part in (data.train, data.validation))
+
+
+def picture_tokens(rules: PictureRules | None, section: DataSection) -> PictureTokens | None:
+    """Return what makes tokens of pictures by a model's rules; None for a model that reads text alone."""
+    if rules is None:
+        return None
+    return PictureTokens(rules, cache_folder(section) / "media", decode=section.media_check == "decode")
 
 
 def hold_out(prepared: Prepared, ratio: float, seed: int) -> tuple[Prepared, Prepared]:
@@ -187,4 +226,10 @@ def cache_key(corpus: Corpus, encoder: SampleEncoder) -> str:
         tokenizer.backend_tokenizer.to_str(),
         str(tokenizer.chat_template),
         json.dumps({name: str(token) for name, token in tokenizer.special_tokens_map.items()}, sort_keys=True),
+        *(() if encoder.pictures is None else _of_pictures(corpus, encoder.pictures)),
     )
+
+
+def _of_pictures(corpus: Corpus, pictures: PictureTokens) -> tuple[str, ...]:
+    """Return what decides the tokens of pictures: the model's rules, and where the paths of rows begin."""
+    return pictures.cache_key(), *(str(part.root) for part in corpus.parts)

@@ -43,6 +43,9 @@ class DataReport:
     unused_columns: list[str] = field(default_factory=list)
     ends_turns: bool = True
     """Whether the chat template ends the assistant's turn with a special token."""
+    pictures: int = 0
+    picture_tokens: int = 0
+    """Tokens that stand for them, among all."""
 
     @property
     def rows(self) -> int:
@@ -90,10 +93,11 @@ class DataReport:
         lines = []
         for source in self.sources:
             part = f" (the first of {source.available:,})" if source.rows < source.available else ""
-            lines.append(
-                f"{source.name}: {source.rows:,} rows{part}, {source.samples:,} samples, {source.tokens:,} tokens, "
-                f"{source.loss_tokens:,} of them learned"
-            )
+            line = f"{source.name}: {source.rows:,} rows{part}, {source.samples:,} samples, {source.tokens:,} tokens"
+            # Prompts have none: what is learned are the answers, which are not there yet.
+            lines.append(f"{line}, {source.loss_tokens:,} of them learned" if source.loss_tokens else line)
+        if self.pictures:
+            lines.append(f"{self.pictures:,} pictures, which are {self.picture_tokens:,} of the tokens")
         if self.rejected:
             of_all = f" of {self.rows:,}" if self.rows else ""
             lines.append(f"{self.unusable:,}{of_all} rows cannot be used:")
@@ -123,6 +127,8 @@ class DataReport:
             turn_by_turn=values["turn_by_turn"],
             unused_columns=list(values["unused_columns"]),
             ends_turns=values["ends_turns"],
+            pictures=values.get("pictures", 0),
+            picture_tokens=values.get("picture_tokens", 0),
         )
 
     def under_names(self, names: Sequence[str]) -> DataReport:

@@ -44,8 +44,8 @@ class Segment:
     weights: np.ndarray
     """float32, shape [n]: how much predicting token i counts; 0 for what is not learned. weights[0] is always 0."""
     token_values: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Numbers that objectives read, name → float32, shape [n]: value i belongs to token i (an advantage, an old
-    log-probability). All segments of a batch have the same names."""
+    """Numbers that objectives read, name → float32, shape [n] or [n, ...]: value i belongs to token i (an advantage,
+    an old log-probability). All segments of a batch have the same names, with the same shapes of one token's."""
     candidates: np.ndarray | None = None
     """int, shape [n, K]: row i holds K different tokens that might stand in place of token i; see
     `Need.CANDIDATE_LOGPS`. All segments of a batch have as many, or none."""

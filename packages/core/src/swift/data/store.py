@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 import xxhash
 
+from swift.data.media import MediaRef
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError
 
@@ -31,6 +32,10 @@ _TYPES: Mapping[str, Any] = {
     **dict.fromkeys(VALUES, np.float64),
 }
 """The columns of every store."""
+_MEDIA: Mapping[str, Any] = {"media_counts": np.int64, "media": np.int64, "media_sources": np.uint8}
+"""The columns of a store of samples that may hold pictures: how many each segment has, their numbers, their paths."""
+_NUMBERS = ("start", "length", "width", "height", "size")
+"""What is kept of a picture, besides its path and the length of that."""
 _VALUE = "value."
 """How the column of a number begins that an encoding declares besides."""
 _BLOCK = 1 << 20
@@ -140,7 +145,9 @@ class Store(SampleSet):
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         self.notes: dict[str, Any] = manifest["notes"]
         values = value_names(name.removeprefix(_VALUE) for name in manifest["lengths"] if name.startswith(_VALUE))
-        arrays = {name: _map(folder / f"{name}.bin", dtype) for name, dtype in _types(values).items()}
+        self.may_hold_media = "media" in manifest["lengths"]
+        types = _types(values, media=self.may_hold_media)
+        arrays = {name: _map(folder / f"{name}.bin", dtype) for name, dtype in types.items()}
         if {name: len(array) for name, array in arrays.items()} != manifest["lengths"]:
             raise ValueError(f"{folder} is not whole")
         self.fingerprint = folder.name
@@ -153,8 +160,18 @@ class Store(SampleSet):
         self._firsts = _starts(arrays["segment_counts"])
         bounds = self._starts[self._firsts]
         self.lengths = np.diff(bounds)
+        self._media = _MediaColumns(arrays) if self.may_hold_media else None
         self.loss_weights = _sums(folder / "weights.bin", bounds)
         self.sample_ids = np.arange(len(self.lengths), dtype=np.int64)
+
+    @property
+    def holds_media(self) -> bool:
+        """Whether any sample holds a picture."""
+        return self._media is not None and len(self._media) > 0
+
+    def media(self) -> Iterator[MediaRef]:
+        """Yield the pictures of all samples."""
+        return iter(()) if self._media is None else self._media.all()
 
     @property
     def longest(self) -> int:
@@ -165,19 +182,53 @@ class Store(SampleSet):
         first, last = int(self._firsts[index]), int(self._firsts[index + 1])
         bounds = [int(start) for start in self._starts[first : last + 1]]
         segments = tuple(
-            Segment(np.asarray(self._ids[start:end]), np.asarray(self._weights[start:end]))
-            for start, end in pairwise(bounds)
+            Segment(
+                np.asarray(self._ids[start:end]),
+                np.asarray(self._weights[start:end]),
+                media=() if self._media is None else self._media.of_segment(first + number),
+            )
+            for number, (start, end) in enumerate(pairwise(bounds))
         )
         return Encoded(index, segments, values=self._values_of(index))
 
     def facts(self, index: int) -> Facts:
-        return Facts(int(self.lengths[index]), float(self.loss_weights[index]), self._values_of(index))
+        media = {}
+        if self._media is not None and (count := self._media.count(self._firsts[index], self._firsts[index + 1])):
+            media = {"image": count}
+        return Facts(int(self.lengths[index]), float(self.loss_weights[index]), self._values_of(index), media)
 
     def column(self, name: str) -> np.ndarray:
         return self._values.get(name, np.full(len(self.lengths), np.nan))
 
     def _values_of(self, index: int) -> dict[str, float]:
         return {name: float(array[index]) for name, array in self._values.items()}
+
+
+class _MediaColumns:
+    """The pictures of a store's segments."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._firsts = _starts(arrays["media_counts"])
+        self._numbers = arrays["media"].reshape(-1, len(_NUMBERS) + 1)
+        self._bounds = _starts(self._numbers[:, -1])
+        self._sources = arrays["media_sources"]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def count(self, first: int, end: int) -> int:
+        """Return how many pictures some segments have."""
+        return int(self._firsts[end] - self._firsts[first])
+
+    def of_segment(self, index: int) -> tuple[MediaRef, ...]:
+        return tuple(map(self._one, range(int(self._firsts[index]), int(self._firsts[index + 1]))))
+
+    def all(self) -> Iterator[MediaRef]:
+        return map(self._one, range(len(self)))
+
+    def _one(self, index: int) -> MediaRef:
+        source = bytes(self._sources[self._bounds[index] : self._bounds[index + 1]]).decode("utf-8", "surrogateescape")
+        return MediaRef("image", source, *map(int, self._numbers[index, :-1]))
 
 
 @dataclass(frozen=True)
@@ -192,9 +243,9 @@ class Spilled:
 class StoreWriter:
     """Writes a store next to its final path, and renames it when it is complete."""
 
-    def __init__(self, folder: Path, values: Iterable[str] = ()) -> None:
+    def __init__(self, folder: Path, values: Iterable[str] = (), *, media: bool = False) -> None:
         self._folder = folder
-        self._types = _types(value_names(values))
+        self._types = _types(value_names(values), media=media)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -284,10 +335,12 @@ def value_names(declared: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*VALUES, *declared]))
 
 
-def pack_arrays(samples: Iterable[tuple[int, Encoded]], values: Iterable[str] = ()) -> dict[str, np.ndarray]:
+def pack_arrays(
+    samples: Iterable[tuple[int, Encoded]], values: Iterable[str] = (), *, media: bool = False
+) -> dict[str, np.ndarray]:
     """Return samples, each with the row that it was made of, as the flat arrays of a store.
 
-    `values` are the numbers that the encoding declares.
+    `values` are the numbers that the encoding declares; `media` tells whether samples may hold pictures.
     """
     names = value_names(values)
     listed = list(samples)
@@ -300,12 +353,27 @@ def pack_arrays(samples: Iterable[tuple[int, Encoded]], values: Iterable[str] = 
         "rows": [row for row, _ in listed],
         **{_column(name): [each.values.get(name, np.nan) for _, each in listed] for name in names},
     }
-    return {name: np.asarray(arrays[name], dtype=dtype) for name, dtype in _types(names).items()}
+    if media:
+        arrays |= _media_arrays(segments)
+    return {
+        name: np.asarray(arrays[name], dtype=dtype).reshape(-1) for name, dtype in _types(names, media=media).items()
+    }
 
 
-def _types(values: Iterable[str]) -> dict[str, Any]:
+def _media_arrays(segments: Sequence[Segment]) -> dict[str, Any]:
+    held = [each for segment in segments for each in segment.media]
+    sources = [each.source.encode("utf-8", "surrogateescape") for each in held]
+    numbers = [[getattr(each, name) for name in _NUMBERS] for each in held]
+    return {
+        "media_counts": [len(segment.media) for segment in segments],
+        "media": [[*row, len(source)] for row, source in zip(numbers, sources, strict=True)],
+        "media_sources": np.frombuffer(b"".join(sources), dtype=np.uint8),
+    }
+
+
+def _types(values: Iterable[str], *, media: bool = False) -> dict[str, Any]:
     """Return the type of each column, by its name on disk."""
-    return {**_TYPES, **{_column(name): np.float64 for name in values}}
+    return {**_TYPES, **{_column(name): np.float64 for name in values}, **(_MEDIA if media else {})}
 
 
 def _column(value: str) -> str:

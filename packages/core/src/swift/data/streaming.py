@@ -28,6 +28,11 @@ class SampleStream:
         self.report = DataReport(ends_turns=encoder.ends_turns)
         """What could not be used, as far as the first epoch was read."""
 
+    @property
+    def may_hold_media(self) -> bool:
+        """Whether rows may hold pictures: the model reads some."""
+        return self._encoder.pictures is not None
+
     def epoch(self, number: int) -> Iterator[Encoded]:
         """Yield all samples once, in the order of the data sets."""
         known = 0

@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from swift.data.conversation import Conversation, Unusable
+from swift.data.conversation import Conversation, Message, Unusable, parts_of, text_of
 from swift.data.rendering import Renderer, Texts
 from swift.data.texts import Rendered, Span
 from swift.errors import DataError, SwiftError
@@ -38,13 +38,16 @@ class _Turn:
 class ChatTemplate:
     """The chat template of a tokenizer, with fixed arguments."""
 
-    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any], *, parts: bool = False) -> None:
+        """Take a template of a tokenizer; with `parts` it may be one that writes nothing but lists of parts."""
         self._tokenizer = tokenizer
+        self._parts = False
         self._renderer = Renderer(tokenizer, arguments)
         self.limits = self._renderer.limits
         """Stops a template that never ends: around any number of renderings."""
         self._source = str(tokenizer.chat_template)
         with self.limits():
+            self._parts = parts and not self._writes_texts()
             self._after_turn = self._probe_end()
 
     @property
@@ -56,7 +59,7 @@ class ChatTemplate:
         """Return texts in which the assistant's messages at the indices `turns` can be learned; mostly a single one."""
         self._check_place_for(conversation)
         with _refusals():
-            rendered = self._renderer.texts(conversation.messages, conversation.tools, place)
+            rendered = self._renderer.texts(self._spelled(conversation.messages), conversation.tools, place)
             self._check_texts(conversation, rendered.whole)
             rest = [self._turn(conversation, index, rendered, place) for index in turns]
         texts: list[Rendered] = []
@@ -73,7 +76,8 @@ class ChatTemplate:
         """Return the text up to where the assistant is about to speak; nothing of it is learned."""
         self._check_place_for(conversation)
         with _refusals():
-            text = self._renderer.text(conversation.messages, conversation.tools, place, answering=True)
+            messages = self._spelled(conversation.messages)
+            text = self._renderer.text(messages, conversation.tools, place, answering=True)
             self._check_texts(conversation, text)
         return Rendered(text, ())
 
@@ -88,6 +92,25 @@ class ChatTemplate:
             raise Unusable("left out by the template", f"message {index + 1}, an answer, does not appear in the text")
         return _Turn(text, len(prompt), end, conversation.weights[index])
 
+    def _spelled(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages as the template reads them: texts, or parts of which some are texts."""
+        if not self._parts:
+            return list(messages)
+        return [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            if isinstance(message["content"], str)
+            else message
+            for message in messages
+        ]
+
+    def _writes_texts(self) -> bool:
+        """Return whether the template writes messages whose content is a text; some of them know parts alone."""
+        try:
+            with _refusals():
+                return _PROBE in self._renderer.text([{"role": "user", "content": _PROBE}], (), "Before the first row")
+        except Unusable:
+            return False
+
     def _probe_end(self) -> str | None:
         """Return the text that the template puts after the token that ends a turn.
 
@@ -96,7 +119,7 @@ class ChatTemplate:
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
         try:
             with _refusals():
-                tail = self._renderer.text(messages, (), "Before the first row").rpartition(_PROBE)[2]
+                tail = self._renderer.text(self._spelled(messages), (), "Before the first row").rpartition(_PROBE)[2]
         except Unusable:  # a template for other conversations than this one: nothing is taken off its turns
             return ""
         found = [(tail.find(token), -len(token), token) for token in special_tokens(self._tokenizer) if token in tail]
@@ -114,7 +137,8 @@ class ChatTemplate:
 
     def _check_texts(self, conversation: Conversation, text: str) -> None:
         for index, message in enumerate(conversation.messages):
-            if message["role"] in ("system", "user") and message["content"].strip() not in text:
+            says = [part["text"] for part in parts_of(message) if part["type"] == "text"] or [text_of(message)]
+            if message["role"] in ("system", "user") and any(each.strip() not in text for each in says):
                 raise Unusable(
                     "left out by the template", f"message {index + 1}, the {message['role']}'s, is not in the text"
                 )

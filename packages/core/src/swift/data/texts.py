@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from swift.data.media import MediaRef
     from swift.data.samples import Segment
 
 
@@ -20,11 +21,23 @@ class Span:
 
 
 @dataclass(frozen=True)
+class MediaSpan:
+    """Characters from `start` to `end`, which stand for a picture."""
+
+    start: int
+    end: int
+    media: MediaRef
+    """Without its place among the tokens, which is not known yet."""
+
+
+@dataclass(frozen=True)
 class Rendered:
     """A text and the stretches of it that are learned, in order."""
 
     text: str
     spans: tuple[Span, ...]
+    media: tuple[MediaSpan, ...] = ()
+    """The characters that stand for pictures, in order."""
 
 
 @dataclass(frozen=True)

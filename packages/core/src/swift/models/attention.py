@@ -18,10 +18,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from swift.config.obstacles import flash_needs_gpu, no_flash
 from swift.errors import ModelError
+from swift.models.classes import causal_class
 
 VARLEN = "swift_varlen"
 FLASH = "flash_attention_2"
@@ -62,7 +62,7 @@ def choose_attention(
     What was asked for by name is honoured or refused, never replaced. `flat` tells whether samples are laid end to
     end; `dtype` is the precision of the arithmetic, where it is known.
     """
-    model_class = _model_class(config)
+    model_class, config = causal_class(config), config.get_text_config()
     if flat and (mixing := _layer_types(config) - _SEPARABLE_LAYERS):
         raise ModelError(
             f"{config.model_type} has {', '.join(sorted(mixing))} layers, which carry state from one sample to the "
@@ -94,14 +94,24 @@ def choose_attention(
 
 def use_attention(model: Any, choice: AttentionChoice) -> None:
     """Make the transformers `model` run with `choice`."""
-    if model.config._attn_implementation == choice.implementation:
+    text = model.config.get_text_config()
+    if text._attn_implementation == choice.implementation:
         return
-    model.set_attn_implementation(choice.implementation)
-    if model.config._attn_implementation != choice.implementation:
+    if text is model.config:
+        model.set_attn_implementation(choice.implementation)
+    else:
+        # Samples that lie end to end are a matter of the language model: a tower sees one picture after the other.
+        parts = {key: getattr(model.config, key, None) for key in model.config.sub_configs}
+        tower = "sdpa" if choice.implementation == VARLEN else choice.implementation
+        each = {
+            key: choice.implementation if part is text else tower for key, part in parts.items() if part is not None
+        }
+        model.set_attn_implementation(each)
+    if text._attn_implementation != choice.implementation:
         raise ModelError(
             f"{type(model).__name__} does not let its attention be changed from "
-            f"{model.config._attn_implementation} to {choice.name}.",
-            hint=f"Type --model.attention {model.config._attn_implementation}",
+            f"{text._attn_implementation} to {choice.name}.",
+            hint=f"Type --model.attention {text._attn_implementation}",
         )
 
 
@@ -178,11 +188,6 @@ def packing_of(boundaries: Sequence[int], tokens: int) -> Packing:
     """Return the lengths between `boundaries`, and what is left up to `tokens`."""
     edges = [*boundaries, tokens] if tokens > boundaries[-1] else boundaries
     return Packing(tuple(end - start for start, end in pairwise(edges)))
-
-
-def _model_class(config: Any) -> Any:
-    """Return the transformers class for `config`, or None for code that came with the model."""
-    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
 
 
 def _layer_types(config: Any) -> set[str]:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import PreTrainedModel
 
 from swift.contracts import Decision, ModelFacts
 from swift.models.attention import AttentionChoice, choose_attention
+from swift.models.media import PictureReader
 from swift.models.meta import meta_model
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import Place, quantized_build
@@ -64,6 +66,8 @@ def build_view(
             model.enable_input_require_grads()
     view = view_class(model, attention=attention, say=run.say)
     view.pooling = config.model.pooling
+    if isinstance(run.media_reader, PictureReader) and weights:
+        view.check_pictures(run.media_reader)
     if config.train.compile:
         compile_blocks(view)
     trained, total = weight_counts(model)
@@ -73,7 +77,9 @@ def build_view(
 
 def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the blocks that a decoder is a stack of: the members of its longest list of alike modules."""
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
+    inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    decoder = model if inner is None else inner.get_decoder()  # a tower's blocks may be the heavier ones
+    lists = [module for module in decoder.modules() if isinstance(module, torch.nn.ModuleList) and len(module)]
     return max(([*each] for each in lists if _alike(each)), key=_weight_of, default=[])
 
 

@@ -93,7 +93,7 @@ def token_logps(
     settings = Settings(
         transform=transform,
         dtype=_product_dtype(weight),
-        chunk=max(1, tokens) if small else chunk_tokens or _chunk_tokens(vocabulary, hidden.device.type),
+        chunk=max(1, tokens) if small else chunk_tokens or tokens_per_chunk(vocabulary, hidden.device.type),
         vocabulary=vocabulary if shard is None else shard.vocabulary,
         # Entropy and candidates need the logits themselves again.
         keep=small
@@ -143,14 +143,15 @@ def token_logps_of_module(
     tokens = hidden.shape[0]
     if tokens * vocabulary * 4 <= keep_bytes:
         return TokenViews.joined([view(hidden, targets, candidates)])
-    size = chunk_tokens or _chunk_tokens(vocabulary, hidden.device.type)
+    size = chunk_tokens or tokens_per_chunk(vocabulary, hidden.device.type)
     pieces = [
         (hidden[rows], targets[rows], None if candidates is None else candidates[rows]) for rows in chunks(tokens, size)
     ]
     return TokenViews.joined([checkpoint(view, *piece, use_reentrant=False) for piece in pieces])
 
 
-def _chunk_tokens(vocabulary: int, device: str) -> int:
+def tokens_per_chunk(vocabulary: int, device: str) -> int:
+    """Return how many tokens may have all their logits in memory at once on a type of device."""
     return max(MIN_CHUNK, CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"]) // (4 * vocabulary))
 
 

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
+
+ANSWERS = "classifier_from_token"
+"""Key of config.json with the tokens that say no and yes, by vLLM's name."""
 
 _PAIR = """\
 {%- if messages and messages[0]['role'] in ('query', 'document') -%}
@@ -20,8 +25,9 @@ _PAIR = """\
 {%- endif -%}
 {%- endfor -%}
 {%- set instruction = instruction if instruction is defined and instruction else INSTRUCTION -%}
+{{- BEFORE -}}
 {%- if instruction -%}{{ '<Instruct>: ' + instruction + '\\n' }}{%- endif -%}
-{{ '<Query>: ' + pair.query + '\\n<Document>: ' + pair.document + (eos_token or '') }}
+{{ '<Query>: ' + pair.query + '\\n<Document>: ' + pair.document + AFTER }}
 {%- else -%}
 """
 _END = "{% endif %}"
@@ -34,9 +40,27 @@ def renders_pairs(template: str) -> bool:
     return all(role.search(template) for role in _ROLES)
 
 
-def with_pairs(template: str | None, instruction: str | None) -> str:
-    """Return the chat template, which renders a query with a document as well, as `RerankerEncoding` joins them."""
+def with_pairs(template: str | None, instruction: str | None, around: tuple[str, str] | None = None) -> str:
+    """Return the chat template, which renders a query with a document as well, as `RerankerEncoding` joins them.
+
+    `around` is what a generative reranker reads before and after that; others read the token that ends a text.
+    """
     if template is not None and renders_pairs(template):
         return template
-    pair = _PAIR.rstrip().replace("INSTRUCTION", json.dumps(instruction or ""))
+    before, after = ('""', "(eos_token or '')") if around is None else map(_literal, around)
+    parts = {"INSTRUCTION": _literal(instruction or ""), "BEFORE": before, "AFTER": after}
+    pair = re.sub("|".join(parts), lambda found: parts[found[0]], _PAIR.rstrip())
     return pair + (_NO_TEMPLATE if template is None else template.removesuffix("\n")) + _END
+
+
+def stored_answers(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the tokens that say yes and no where a config.json names them, as vLLM reads them: no, then yes."""
+    named = config.get(ANSWERS)
+    if isinstance(named, list) and len(named) == 2 and all(isinstance(each, str) for each in named):
+        return named[1], named[0]
+    return None
+
+
+def _literal(text: str) -> str:
+    """Return a text as a template writes it between quotes."""
+    return json.dumps(text, ensure_ascii=False)

@@ -16,17 +16,20 @@ import xxhash
 from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
 from swift.errors import ModelError
+from swift.models.classes import auto_class, causal_name, has_tower
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.heads import HEAD, HEAD_MODULE, class_of_task, initial_head
 from swift.models.locate import locate
 from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
+from swift.models.pictures import FILES, load_processor, settings_in_force
 from swift.models.quiet import quiet_libraries
 from swift.models.sentence_files import write_sentence_files
 from swift.models.tokenizer import check_has_tokenizer, copy_tokenizer, load_tokenizer
 from swift.models.trust import TRUST_FLAG
 from swift.models.weights_check import check_finite, check_weights
+from swift.untrusted import read_json_object
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
@@ -105,6 +108,14 @@ class HfSource:
         return load_tokenizer(self.folder, self._section, self.config, say=self._say)
 
     @cached_property
+    def processor(self) -> Any:
+        """The processor that prepares pictures for the model; None where the model reads text alone, or has none."""
+        if not has_tower(self.config):
+            return None
+        trust = self._section.trust_remote_code
+        return load_processor(self.folder, self.config, self.tokenizer, trust_remote_code=trust)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Changes when the weights or the architecture change; see `SafetensorsFolder.digest` for the cost."""
         settings = {key: value for key, value in self._config_json.items() if key not in PASSING}
@@ -174,7 +185,7 @@ class HfSource:
             config.pop(key, None)
         config["dtype"] = dtype
         if self.task == CAUSAL_LM:
-            config.setdefault("architectures", [_causal_class(self.config, self._section)])
+            config.setdefault("architectures", [causal_name(self.config, self._section)])
         else:
             config |= self._task_settings(config)
         if self.task == EMBEDDING:
@@ -191,8 +202,27 @@ class HfSource:
         if self._section.trust_remote_code:
             for file in self.folder.glob("*.py"):
                 shutil.copyfile(file, folder / file.name)
+        self._write_processor(folder)
         replaced = self._section.chat_template is not None
         copy_tokenizer(self.folder, folder, template=self.tokenizer.chat_template if replaced else None)
+
+    def _write_processor(self, folder: Path) -> None:
+        """Copy the files of the processor, with the limits of pixels that were in force."""
+        present = [name for name in FILES if (self.folder / name).is_file()]
+        for name in present:
+            shutil.copyfile(self.folder / name, folder / name)
+        if not present or self.processor is None or not (limits := settings_in_force(self.processor)):
+            return
+        for name in ("processor_config.json", "preprocessor_config.json"):
+            if name not in present:
+                continue
+            content = read_json_object(folder / name, ModelError)
+            holder = content.get("image_processor", content if name == "preprocessor_config.json" else None)
+            if isinstance(holder, dict) and holder.get("size") != limits["size"]:
+                holder.update(limits)
+                for old in ("min_pixels", "max_pixels"):
+                    holder.pop(old, None)
+                (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     @cached_property
     def _files(self) -> SafetensorsFolder:
@@ -227,13 +257,12 @@ class HfSource:
 
     def _from_config(self, dtype: torch.dtype) -> torch.nn.Module:
         """Make the module with uninitialised or random weights."""
-        from transformers import AutoModelForCausalLM
-
         if self.task != CAUSAL_LM:
             made: torch.nn.Module = self._class._from_config(self.config, dtype=dtype)
             return made
         trust = self._section.trust_remote_code
-        model: torch.nn.Module = AutoModelForCausalLM.from_config(self.config, dtype=dtype, trust_remote_code=trust)
+        auto = auto_class(self.config)
+        model: torch.nn.Module = auto.from_config(self.config, dtype=dtype, trust_remote_code=trust)
         return model
 
     @torch.no_grad()
@@ -295,8 +324,6 @@ class HfSource:
         )
 
     def _load(self, dtype: torch.dtype) -> torch.nn.Module:
-        from transformers import AutoModelForCausalLM
-
         settings: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
         fits = as_model_error(
             f"The weights in {self.folder} do not fit its {CONFIG}", hint=_COPY_AGAIN, config=self._config_json
@@ -306,7 +333,8 @@ class HfSource:
             with fits, torch.random.fork_rng(devices=[]):
                 if self.task == CAUSAL_LM:
                     trust = self._section.trust_remote_code
-                    model, info = AutoModelForCausalLM.from_pretrained(self.folder, trust_remote_code=trust, **settings)
+                    auto = auto_class(self.config)
+                    model, info = auto.from_pretrained(self.folder, trust_remote_code=trust, **settings)
                 else:
                     model, info = self._class.from_pretrained(self.folder, config=self.config, **settings)
         except ModelError as error:
@@ -350,19 +378,7 @@ def architecture_of(source: ModelSource) -> str:
     if task != CAUSAL_LM:
         return str(class_of_task(source.config, task).__name__)
     listed = getattr(source.config, "architectures", None) or []
-    return str(listed[0]) if listed else str(_causal_class(source.config, ModelSection()))
-
-
-def _causal_class(config: Any, section: ModelSection) -> str | None:
-    """Name of the class that makes a causal language model of this configuration, if there is one."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    remote = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
-    if remote and section.trust_remote_code:
-        return str(remote).rpartition(".")[2]
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return None
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__)
+    return str(listed[0]) if listed else str(causal_name(source.config, ModelSection()))
 
 
 def _check_quantisation(config: Mapping[str, Any], folder: Path) -> None:
@@ -385,9 +401,9 @@ def _check_causal(config: Any, section: ModelSection) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
     reads_both_ways = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
-    causal = _causal_class(config, section) is not None
+    causal = causal_name(config, section) is not None
     if not causal or reads_both_ways or getattr(config, "is_encoder_decoder", False):
         raise ModelError(
             f"{section.path} is a {config.model_type} model, which is not a causal language model.",
-            hint="swift trains models that transformers' AutoModelForCausalLM can load.",
+            hint="swift trains models that transformers' AutoModelForCausalLM or AutoModelForImageTextToText can load.",
         )

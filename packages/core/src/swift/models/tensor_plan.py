@@ -61,7 +61,9 @@ def tensor_plan(model: nn.Module, *, ways: int = 1) -> TensorPlan:
 def _plan_of(base: Any) -> dict[str, str]:
     """Pattern of module names → how it is cut."""
     own = getattr(base.config.get_text_config(), "base_model_tp_plan", None) or {}
-    prefix = "" if base.base_model is base else f"{base.base_model_prefix}."  # a model without any head
+    decoder = base.get_decoder()
+    path = next(name for name, module in base.named_modules() if module is decoder)
+    prefix = f"{path}." if path else ""  # a model without any head
     return {f"{prefix}{pattern}": how for pattern, how in own.items()}
 
 

@@ -11,6 +11,7 @@ import jinja2
 
 from swift.errors import ConfigError, ModelError, SwiftError
 from swift.models.opening import as_model_error, check_files
+from swift.models.pictures import stored_template
 from swift.models.tokenizer_file import tell_difference
 from swift.models.trust import TRUST_FLAG
 from swift.untrusted import Failure, inside, json_kind, read_json_object, read_text, time_limit
@@ -56,6 +57,8 @@ def load_tokenizer(folder: Path, section: ModelSection, config: Any, *, say: Cal
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
         _ = tokenizer.get_vocab(), tokenizer("a text")
         tell_difference(tokenizer, folder, say)
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = stored_template(folder)  # of a model that reads pictures, in a file of its processor
     if section.chat_template is not None:
         _set_template(tokenizer, section.chat_template)
     elif isinstance(tokenizer.chat_template, str):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -28,6 +28,7 @@ from swift.models.adapter_file import check_patterns, read_adapter_config
 from swift.models.heads import head_of
 from swift.models.load_adapter import load_adapter
 from swift.models.names import ADAPTER, adapter_names, base_model, canonical_parameters, name_map
+from swift.models.parts import freeze_parts, frozen_parts, modules_of
 from swift.models.quiet import without_bitsandbytes
 from swift.terminal import summary_of
 from swift.tuners.selected import tuner_of
@@ -40,7 +41,10 @@ def apply_tuner(
     model: torch.nn.Module, section: TunerSection, *, seed: int, say: Callable[[str], None]
 ) -> torch.nn.Module:
     """Freeze what is not trained, attach adapters, and make fp32 masters of what is trained."""
-    tuned = tuner_of(section).attach(model, TunerContext(seed, say, section.adapter, section.quantize))
+    tuner = tuner_of(section)
+    frozen = frozenset(modules_of(model, frozen_parts(section, tuner.options)))
+    tuned = tuner.attach(model, TunerContext(seed, say, section.adapter, section.quantize, frozen))
+    freeze_parts(tuned, section, tuner.options)
     for parameter in tuned.parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()
@@ -195,9 +199,14 @@ def _matches(name: str, patterns: Sequence[str], expression: str | None) -> bool
 
 
 def attach_adapter(
-    model: torch.nn.Module, options: LoraOptions, seed: int, say: Callable[[str], None]
+    model: torch.nn.Module,
+    options: LoraOptions,
+    seed: int,
+    say: Callable[[str], None],
+    *,
+    frozen: Collection[str] = (),
 ) -> torch.nn.Module:
-    """Return the model with new adapters, drawn from the seed and their names."""
+    """Return the model with new adapters, drawn from the seed and their names; `frozen` modules get none."""
     with without_bitsandbytes():
         from peft import LoraConfig, get_peft_model
 
@@ -207,6 +216,7 @@ def attach_adapter(
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
         target_modules=_targets(model, options, say),
+        exclude_modules=sorted(frozen) or None,
         rank_pattern=dict(options.rank_pattern),
         alpha_pattern=dict(options.alpha_pattern),
         bias=options.bias,

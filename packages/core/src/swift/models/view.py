@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,9 @@ from swift.errors import ModelError
 from swift.models.attention import FLASH, VARLEN, AttentionChoice, packing_of, use_attention
 from swift.models.heads import apply_head, head_of
 from swift.models.logits import LogitTransform
-from swift.models.logps import TokenViews, token_logps, token_logps_of_module
+from swift.models.logps import TokenViews, token_logps, token_logps_of_module, tokens_per_chunk
+from swift.models.logps_autograd import chunks
+from swift.models.media import PictureReader
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
 
 HEAD_NEEDS = frozenset(
@@ -55,6 +58,7 @@ class ViewModule(nn.Module):
         self._transform = transform_of(causal_lm.config)
         self._unembeds = causal_lm.get_output_embeddings() is not None
         self._has_head = head_of(causal_lm) is not None
+        self._has_rows_of_positions = hasattr(causal_lm.base_model, "get_rope_index")
         if not any(parameter.is_meta for parameter in model.parameters()):
             self.self_check()
 
@@ -64,16 +68,17 @@ class ViewModule(nn.Module):
             raise ModelError(f"This model cannot be viewed as {', '.join(sorted(missing))}.")
         causal_lm = causal_lm_of(self.model)
         if not self._unembeds:
-            hidden = causal_lm.get_decoder()(**self.inputs(batch)).last_hidden_state
-            return self._without_logits(hidden, batch, needs)
+            return self._without_logits(self._hidden(batch), batch, needs)
         places = batch.weights.flatten().nonzero()[:, 0]
         asked = _Asked.of(batch, places, needs)
         hidden = None
         if self.own_logits:
-            logits = causal_lm(**self.inputs(batch)).logits.flatten(0, 1).index_select(0, places)
+            logits = (
+                causal_lm(**self.inputs(batch), **self._of_media(batch)).logits.flatten(0, 1).index_select(0, places)
+            )
             views = asked.of_module(lambda piece: piece, logits, logits.shape[-1], LogitTransform())
         else:
-            hidden = causal_lm.get_decoder()(**self.inputs(batch)).last_hidden_state
+            hidden = self._hidden(batch)
             views = self._through_head(hidden.flatten(0, 1).index_select(0, places), asked)
 
         def spread(values: torch.Tensor) -> torch.Tensor:
@@ -85,6 +90,36 @@ class ViewModule(nn.Module):
         if hidden is not None and Need.POOLED in needs:
             view.pooled = self._pooled(hidden, batch)
         return view
+
+    def _hidden(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the hidden states of all tokens, with pictures in the place of their tokens."""
+        causal_lm = causal_lm_of(self.model)
+        trunk = causal_lm.get_decoder() if batch.media is None else causal_lm.base_model
+        hidden: torch.Tensor = trunk(**self.inputs(batch), **self._of_media(batch)).last_hidden_state
+        return hidden
+
+    def _of_media(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """Return what the towers of the model are given, and which tokens stand for what where it asks for that."""
+        if batch.media is None:
+            return {}
+        asked = inspect.signature(causal_lm_of(self.model).base_model.forward).parameters
+        kinds = {name: batch.media.kinds.long() for name in ("mm_token_type_ids", "token_type_ids") if name in asked}
+        return {**batch.media.inputs, **kinds}
+
+    def logits(self, batch: MicroBatch) -> Iterator[torch.Tensor]:
+        """Yield the logits of the tokens that count, in order, in fp32 and a chunk of tokens at a time."""
+        causal_lm = causal_lm_of(self.model)
+        places = batch.weights.flatten().nonzero()[:, 0]
+        head, transform = causal_lm.get_output_embeddings(), self._transform
+        if self.own_logits:
+            hidden = causal_lm(**self.inputs(batch)).logits
+            head, transform = nn.Identity(), LogitTransform()
+        else:
+            hidden = self._hidden(batch)
+        hidden = hidden.flatten(0, 1).index_select(0, places)
+        size = tokens_per_chunk(causal_lm.config.get_text_config().vocab_size, hidden.device.type)
+        for rows in chunks(len(places), size):
+            yield transform.at(batch.temperature)(head(hidden[rows]))
 
     def provides(self) -> frozenset[Need]:
         """Return which views this model has."""
@@ -136,6 +171,34 @@ class ViewModule(nn.Module):
             self._check_head()
         self._check_layout()
 
+    @torch.no_grad()
+    def check_pictures(self, reader: PictureReader) -> None:
+        """Refuse a model that gives other numbers to samples with pictures in a batch than to each of them alone."""
+        causal_lm = causal_lm_of(self.model)
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            samples = [reader.probe([(56, 56)]), reader.probe([(84, 56), (56, 84)])]
+            alone = [reader.alone(sample).to(self._device()) for sample in samples]
+            expected = []
+            for batch in alone:
+                said = causal_lm(input_ids=batch.input_ids, use_cache=False, **self._of_media(batch)).logits[0, :-1]
+                expected.append(
+                    said.float().log_softmax(-1).gather(-1, batch.targets[0, :-1, None])[:, 0].to(said.dtype)
+                )
+            together = reader.collated(samples, flat=self.attention.flat).to(self._device())
+            if not self._layout_agrees(together, expected):
+                how = "laid end to end" if self.attention.flat else "padded"
+                raise ModelError(
+                    f"{type(causal_lm).__name__} gives other numbers when samples with pictures are {how}.",
+                    hint="Type --data.packing false --data.padding_free false"
+                    if self.attention.flat
+                    else "Type --train.micro_batch 1",
+                )
+        finally:
+            for module, training in modes:
+                module.training = training
+
     @property
     def comparable(self) -> Need:
         """Return the view by which one way of computing this model is compared with another."""
@@ -153,8 +216,10 @@ class ViewModule(nn.Module):
         if batch.boundaries is None:
             if self.masks_padding:
                 inputs["attention_mask"] = batch.attention_mask
+            if batch.media is not None and batch.media.positions is not None:
+                inputs["position_ids"] = self._positions(batch)
             return inputs
-        inputs["position_ids"] = batch.position_ids
+        inputs["position_ids"] = self._positions(batch)
         if self.attention.implementation == VARLEN:
             inputs["packing"] = packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1])
             # A mask of four dimensions counts as ready-made: transformers builds none of its own, and ours isn't read.
@@ -165,6 +230,19 @@ class ViewModule(nn.Module):
             inputs |= {"cu_seq_lens_q": edges, "cu_seq_lens_k": edges}
             inputs |= {"max_length_q": packing.longest, "max_length_k": packing.longest}
         return inputs
+
+    def _positions(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the positions of tokens; of a model with three for each, those in rows under the plain one."""
+        if not self._has_rows_of_positions:
+            return batch.position_ids
+        # Given three rows alone, transformers would not see where one sample ends and the next one begins.
+        rows = None if batch.media is None else batch.media.positions
+        if rows is None:
+            return batch.position_ids.expand(4, *batch.position_ids.shape)
+        own = batch.position_ids
+        if batch.boundaries is None:  # no row holds more than one sample, whatever stands in its padding
+            own = torch.arange(own.shape[1], device=own.device).expand_as(own)
+        return torch.cat([own[None], rows])
 
     def _through_head(self, hidden: torch.Tensor, asked: _Asked) -> TokenViews:
         causal_lm = causal_lm_of(self.model)
@@ -212,7 +290,7 @@ class ViewModule(nn.Module):
             logps = self(batch, {Need.TOKEN_LOGPS}).token_logps
             found = torch.cat([logps[batch.segment_ids == n][:-1] for n in range(batch.segments)])
         else:
-            hidden = causal_lm_of(self.model).get_decoder()(**self.inputs(batch)).last_hidden_state
+            hidden = self._hidden(batch)
             found = torch.cat([hidden[batch.segment_ids == n] for n in range(batch.segments)])
         reference = torch.cat(expected)
         exact = reference.dtype == torch.float32 and not torch.is_autocast_enabled(self._device().type)

@@ -6,10 +6,12 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from swift.data.conversation import Unusable
 from swift.data.formats import UNDERSTOOD, UNKNOWN_FORMAT, RowReader, Sample
+from swift.data.pictures import COLUMNS, NOT_READ
 from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.sources.rows import RowData
 from swift.data.texts import Steps
@@ -66,7 +68,9 @@ class Encoding(ABC):
     keeps_columns: bool = False
     """Whether columns that are not read are somebody else's, so that the report does not name them as unused."""
     modalities: frozenset[str] = frozenset({"text"})
-    """What samples may hold. A backend that lacks one of these refuses the run before weights load."""
+    """What samples always hold. A backend that lacks one of these refuses the run before weights load."""
+    media: frozenset[str] = frozenset()
+    """What samples hold besides where the rows do, 'image' for instance. Rows with anything else cannot be used."""
 
     @abstractmethod
     def read(self, row: RowReader) -> Sample:
@@ -99,15 +103,31 @@ class Encoding(ABC):
             ) from None
         return f"{cls.__module__}.{cls.__qualname__} {self.version} {settings}"
 
-    def understand(self, row: RowData, place: str, tags: RoleTags = STANDARD_TAGS) -> Sample:
-        """Return what a renamed row means, with the columns that were not used.
+    def understand(self, row: RowData, place: str, tags: RoleTags = STANDARD_TAGS, root: Path | None = None) -> Sample:
+        """Return what a renamed row means, with the columns that were not used; paths of pictures begin at `root`.
 
         Raise `Unusable` when the row cannot be used, and `DataError` when two columns claim the same meaning.
         """
-        reader = RowReader(row, place, tags)
+        reader = RowReader(row, place, tags, root)
         sample = self.read(reader)
+        self._check_media(row, sample)
         extras = {name: value for name, value in row.items() if name not in reader.used}
         return replace(sample, extras=extras)
+
+    def _check_media(self, row: RowData, sample: Sample) -> None:
+        """Refuse a row whose pictures, videos or sounds would be left out."""
+        for column in NOT_READ:
+            if column in row:
+                raise Unusable(
+                    "holds video or sound", f"the column {column!r}: videos and sounds are not learned from yet"
+                )
+        if "image" in self.media:
+            return
+        named = next((each for each in COLUMNS if each in row), None)
+        read = [sample.conversation, *([sample.rejected] if sample.rejected else ()), *sample.others]
+        if named is not None or any(each.pictures for each in read):
+            where = f"the column {named!r}" if named is not None else "in the messages"
+            raise Unusable("holds pictures", f"{where}: this objective learns from text alone")
 
     def check_format(self, row: RowData, place: str, tags: RoleTags = STANDARD_TAGS) -> None:
         """Refuse a data set whose first row has no known columns."""

@@ -19,6 +19,7 @@ class ChatEncoding(Encoding):
 
     name = "chat"
     loss_on: LossOn = "assistant"
+    media = frozenset({"image"})
 
     def read(self, row: RowReader) -> Sample:
         """Return the conversation of the row."""

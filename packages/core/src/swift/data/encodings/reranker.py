@@ -31,6 +31,7 @@ JUDGE = (
 )
 """What Qwen3-Reranker's system message says."""
 _PROBE = "0123456789"
+_TEXT = "<Query>: 31415926535"
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,16 @@ class GenerativeRerankerEncoding(RerankerEncoding):
         return [self._asked(encoder.template, judge, text, place) for text in texts]
 
     def _asked(self, template: ChatTemplate, judge: str, text: str, place: str) -> Rendered:
-        roles = {"system": judge, "user": text, "assistant": _PROBE}
-        messages = tuple({"role": role, "content": content} for role, content in roles.items())
-        whole = template.render(Conversation(messages, (1.0,) * len(messages)), (), place)[0].text
-        start = whole.rindex(_PROBE)
-        asked = whole[:start] + self._positive
-        return Rendered(asked, (Span(start, len(asked), 1.0),))
+        until = _until_answer(template, judge, text, place)
+        asked = until + self._positive
+        return Rendered(asked, (Span(len(until), len(asked), 1.0),))
+
+    def around(self, template: ChatTemplate, system: str | None) -> tuple[str, str]:
+        """Return what stands before the text of `text_of`, and what between it and the answer."""
+        judge = system or JUDGE.format(yes=self._positive, no=self._negative)
+        until = _until_answer(template, judge, _TEXT, "A query with a document")
+        before, _, after = until.rpartition(_TEXT)
+        return before, after
 
     def scored(self, segment: Segment) -> Segment:
         """Return the segment if it ends with the answer, and with nothing else of it."""
@@ -154,6 +159,14 @@ class GenerativeRerankerEncoding(RerankerEncoding):
     def cache_key(self) -> str:
         """Return what decides what rows become."""
         return f"{super().cache_key()} {self._positive!r} {self._negative!r}"
+
+
+def _until_answer(template: ChatTemplate, judge: str, text: str, place: str) -> str:
+    """Return the conversation in which a model is asked about a text, up to where its answer begins."""
+    roles = {"system": judge, "user": text, "assistant": _PROBE}
+    messages = tuple({"role": role, "content": content} for role, content in roles.items())
+    whole = template.render(Conversation(messages, (1.0,) * len(messages)), (), place)[0].text
+    return whole[: whole.rindex(_PROBE)]
 
 
 def _query(row: RowReader) -> tuple[str, str | None]:

@@ -1,0 +1,182 @@
+"""Pictures as rows name them: a file, a data URI, or bytes; and what the header of their file says."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from swift.data.conversation import Unusable, parse_json
+from swift.errors import ModelError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+COLUMNS = ("images", "image")
+NOT_READ = ("videos", "video", "audios", "audio")
+"""Columns of what no encoding reads yet: a row that has them is refused rather than learned without them."""
+TAG = "<image>"
+"""Stands for the next picture of the column in a text."""
+_TURNED = frozenset({5, 6, 7, 8})
+"""Orientations of EXIF by which width and height change places."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of a row: the path of its file, or its content."""
+
+    path: str = ""
+    content: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A picture of which the header was read."""
+
+    path: str
+    width: int
+    height: int
+    size: int
+    """Bytes of the file."""
+
+
+def read_pictures(value: object, root: Path | None) -> list[Picture]:
+    """Return the pictures of a column: one, a list of them, or a list as JSON in a string."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = parse_json(value, "the column of pictures")
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [read_picture(each, root) for each in value]
+    return [read_picture(value, root)]
+
+
+def read_picture(value: object, root: Path | None) -> Picture:
+    """Return a picture as data sets write it: path, data URI, bytes, `{bytes, path}`, `{url}`, or an image of PIL.
+
+    Paths are taken from `root`. Raise `Unusable` for anything else.
+    """
+    match value:
+        case Picture():
+            return value
+        case str():
+            return _by_name(value, root)
+        case bytes():
+            return Picture(content=value)
+        case Mapping():
+            return _of_object(value, root)
+    if hasattr(value, "save") and hasattr(value, "size"):
+        written = io.BytesIO()
+        value.save(written, format="PNG")
+        return Picture(content=written.getvalue())
+    raise Unusable("malformed picture", f"a picture is {_a(value)}: neither a path, nor a data URI, nor bytes")
+
+
+def picture_of_part(part: Mapping[str, Any], root: Path | None) -> Picture | None:
+    """Return the picture of a message's part; None where the part leaves it to the column."""
+    for key in ("image", "image_url", "url", "path", "base64", "bytes"):
+        if part.get(key) is not None:
+            value = part[key]
+            return read_picture({"base64": value} if key == "base64" else value, root)
+    return None
+
+
+def measure(picture: Picture, folder: Path, *, decode: bool = False) -> Measured:
+    """Return what the header of a picture says; content without a file is written into `folder` once.
+
+    With `decode` all of it is read. Raise `Unusable` for a picture that is missing or broken.
+    """
+    path = picture.path or str(_kept(picture.content, folder))
+    pillow = _pillow()
+    try:
+        with pillow.open(path) as image:
+            width, height = image.size
+            # PNG may have its EXIF behind the pixels, all of which Pillow would decode to look for it.
+            if (image.format != "PNG" or "exif" in image.info) and image.getexif().get(0x0112) in _TURNED:
+                width, height = height, width
+            if decode:
+                image.load()
+            return Measured(path, width, height, Path(path).stat().st_size)
+    except FileNotFoundError:
+        raise Unusable("missing picture", f"there is no file {path}") from None
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:  # what decoders raise
+        raise Unusable("broken picture", f"{path} cannot be read as a picture: {error}") from None
+
+
+def open_picture(path: str) -> Image:
+    """Return a picture upright and in three colours, as transformers loads them."""
+    from PIL import ImageOps
+
+    with _pillow().open(path) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ModelError(
+            "Pictures need the package Pillow, which is not installed.", hint='Type: pip install "swift-core[vision]"'
+        ) from error
+    return Image
+
+
+def _by_name(name: str, root: Path | None) -> Picture:
+    if name.startswith("data:"):
+        _, comma, content = name.partition(",")
+        if not comma:
+            raise Unusable("malformed picture", "a data URI has no comma, and so no content")
+        return Picture(content=_decoded(content))
+    if name.startswith(("http://", "https://")):
+        raise Unusable("picture on the web", f"{name} is not fetched: download it, and name the file")
+    path = Path(name.removeprefix("file://"))
+    return Picture(str(path if path.is_absolute() or root is None else root / path))
+
+
+def _of_object(value: Mapping[str, Any], root: Path | None) -> Picture:
+    if isinstance(value.get("bytes"), bytes):
+        return Picture(content=value["bytes"])
+    if isinstance(value.get("base64"), str):
+        return Picture(content=_decoded(value["base64"]))
+    for key in ("path", "url", "image"):
+        if isinstance(value.get(key), str):
+            return _by_name(value[key], root)
+    raise Unusable(
+        "malformed picture", f"a picture has the keys {', '.join(map(str, value)) or 'none'}, not bytes or path"
+    )
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise Unusable("malformed picture", "the base64 of a picture cannot be decoded") from None
+
+
+def _kept(content: bytes, folder: Path) -> Path:
+    """Write the content of a file under a name that is made of it, unless it is there; return its path."""
+    name = xxhash.xxh3_128_hexdigest(content)
+    path = folder / name[:2] / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(content)
+            Path(temporary).rename(path)
+        except BaseException:
+            with suppress(OSError):
+                Path(temporary).unlink()
+            raise
+    return path
+
+
+def _a(value: object) -> str:
+    return f"a {type(value).__name__}"

@@ -1,0 +1,134 @@
+"""The parts of a model that reads pictures: the tower that sees them, the aligner, and the language model.
+
+No list of architectures: transformers' own accessors find tower and decoder, and the aligner is what is left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from swift.errors import ConfigError
+from swift.models.names import base_model
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift.config.sections import TunerSection
+
+VIT, ALIGNER, LLM = "vit", "aligner", "llm"
+PARTS = (VIT, ALIGNER, LLM)
+FROZEN = frozenset({VIT, ALIGNER})
+"""Parts that are not trained where nothing else is said: what ms-swift and LLaMA-Factory do."""
+_MERGERS = re.compile(r"(^|\.)(patch_)?merger|(^|\.)deepstack_merger")
+"""What towers of Qwen's and GLM's kind call the layers inside them that lead to the language model."""
+
+
+def reads_pictures(model: torch.nn.Module) -> bool:
+    """Return whether a transformers or PEFT model has a tower for pictures or sounds."""
+    return bool(_towers(base_model(model)))
+
+
+def part_of_modules(model: torch.nn.Module) -> dict[str, str]:
+    """Return the part of every module of the transformers model that has weights of its own; {} without a tower.
+
+    Names are those in the transformers model, without PEFT's wrapper.
+    """
+    base: Any = base_model(model)
+    towers = _towers(base)
+    if not towers:
+        return {}
+    names = {id(module): name for name, module in base.named_modules()}
+    inside = [names[id(tower)] for tower in towers]
+    language = [
+        base.get_decoder(),
+        base.get_input_embeddings(),
+        base.get_output_embeddings(),
+        getattr(base, "score", None),
+    ]
+    spoken = [names[id(module)] for module in language if module is not None and id(module) in names]
+    return {
+        name: _part(name, inside, spoken)
+        for name, module in base.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+    }
+
+
+def frozen_parts(section: TunerSection, options: Any) -> frozenset[str]:
+    """Return which parts stay as they are; `options` are the tuner's own.
+
+    Where its patterns choose weights or modules by name, they alone decide, but for what a flag says.
+    """
+    chosen = getattr(options, "selects", False) or getattr(options, "target_regex", None) is not None
+    said = {VIT: section.freeze_vit, ALIGNER: section.freeze_aligner, LLM: section.freeze_llm}
+    return frozenset(
+        part for part in PARTS if (said[part] if said[part] is not None else part in FROZEN and not chosen)
+    )
+
+
+def modules_of(model: torch.nn.Module, parts: Collection[str]) -> list[str]:
+    """Return the names of the modules of some parts that have weights of their own."""
+    return [name for name, part in part_of_modules(model).items() if part in parts]
+
+
+def freeze_parts(model: torch.nn.Module, section: TunerSection, options: Any) -> None:
+    """Stop the parts from being trained that the `tuner` section freezes, adapters in them included."""
+    frozen = frozen_parts(section, options)
+    if not reads_pictures(model):
+        _check_text_model(section)
+        return
+    for parameter in _parameters(model, modules_of(model, frozen)):
+        parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"The frozen parts of this model ({', '.join(sorted(frozen))}) leave nothing to train.",
+            hint="Leave one of them to train: --tuner.freeze_llm false, --tuner.freeze_vit false or "
+            "--tuner.freeze_aligner false",
+        )
+
+
+def _check_text_model(section: TunerSection) -> None:
+    """Refuse to freeze all of a model that has no other parts; that a tower is frozen changes nothing about it."""
+    if section.freeze_llm:
+        raise ConfigError(
+            "tuner.freeze_llm leaves nothing to train in a model that reads text alone.",
+            hint="Leave it out. To train some weights: --train_type full --freeze_parameters PATTERN",
+        )
+
+
+def trained_parts(model: torch.nn.Module) -> frozenset[str]:
+    """Return the parts of which any weight or adapter is trained; none for a model that reads text alone."""
+    parts = part_of_modules(model)
+    inner = dict(base_model(model).named_modules())
+    return frozenset(
+        part for name, part in parts.items() if any(each.requires_grad for each in inner[name].parameters())
+    )
+
+
+def _parameters(model: torch.nn.Module, names: Collection[str]) -> Iterator[torch.nn.Parameter]:
+    inner = dict(base_model(model).named_modules())
+    for name in names:
+        yield from inner[name].parameters()
+
+
+def _towers(base: Any) -> list[torch.nn.Module]:
+    """Return the encoders of pictures and of sounds."""
+    if not hasattr(base, "get_encoder"):
+        return []
+    found = [base.get_encoder(modality=modality) for modality in ("image", "audio")]
+    own = {id(base), id(base.base_model), id(base.get_decoder())}
+    return [tower for tower in found if tower is not None and id(tower) not in own]
+
+
+def _part(name: str, towers: Collection[str], language: Collection[str]) -> str:
+    if any(_within(name, outer) for outer in language):
+        return LLM
+    for tower in towers:
+        if _within(name, tower):
+            return ALIGNER if _MERGERS.search(name.removeprefix(tower)) else VIT
+    return ALIGNER
+
+
+def _within(name: str, outer: str) -> bool:
+    return name == outer or name.startswith(f"{outer}.")

@@ -1,0 +1,270 @@
+"""Rows with pictures: how they are written, what becomes of them, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset, Features, Image, Value
+from rich.console import Console
+from tiny_pictures import picture, picture_files, processor_of
+
+from swift.config.sections import DataSection
+from swift.data.conversation import Unusable
+from swift.data.encode import SampleEncoder
+from swift.data.encodings import encoding_of
+from swift.data.pipeline import PreparedData, picture_tokens, prepare_data
+from swift.data.preview import preview
+from swift.data.samples import Encoded, Segment
+from swift.errors import DataError
+from swift.models.pictures import PictureProcessor
+
+KINDS = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+SIZES = [(56, 56), (90, 61), (28, 140)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    picture_files(folder, SIZES)
+    return folder
+
+
+def section_of(folder: Path, **settings: Any) -> DataSection:
+    return DataSection(media_root=folder, cache=folder / "cache", **settings)
+
+
+def encoder_of(kind: str, section: DataSection, encoding: str = "chat") -> SampleEncoder:
+    rules = PictureProcessor(processor_of(kind), section)
+    return SampleEncoder(rules.processor.tokenizer, section, encoding_of(encoding), picture_tokens(rules, section))
+
+
+def encode(row: Mapping[str, Any], folder: Path, kind: str = "qwen2_5_vl", **settings: Any) -> Encoded:
+    encoder = encoder_of(kind, section_of(folder, **settings))
+    sample = encoder.encoding.understand(dict(row), "here", root=folder)
+    (encoded,) = encoder.encode(sample, "here").samples
+    return encoded
+
+
+def asked(content: Any, **columns: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "red"}], **columns}
+
+
+def prepared(folder: Path, rows: list[dict[str, Any]], name: str, **settings: Any) -> PreparedData:
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = DataSection(train=(str(folder / name),), cache=folder / "cache", **settings)
+    rules = PictureProcessor(processor_of("qwen2_5_vl"), section)
+    return prepare_data(section, rules.processor.tokenizer, encoding="chat", seed=1, say=print, pictures=rules)
+
+
+TWO = asked("<image>What is it, and what is <image>?", images=["0.png", "1.png"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_those_of_the_processor_itself(kind: str, folder: Path) -> None:
+    encoded = encode(TWO, folder, kind)
+    parts = [{"type": "image"}, {"type": "text", "text": "What is it, and what is "}, {"type": "image"}]
+    messages = [
+        {"role": "user", "content": [*parts, {"type": "text", "text": "?"}]},
+        {"role": "assistant", "content": "red"},
+    ]
+    processor = processor_of(kind)
+    text = processor.apply_chat_template(messages, tokenize=False)
+    images = [picture(*SIZES[0], 0), picture(*SIZES[1], 1)]
+    expected = processor(text=[text], images=images, add_special_tokens=False)["input_ids"][0]
+    (segment,) = encoded.segments
+    assert segment.input_ids.tolist() == expected
+    token = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+    held = [at for each in segment.media for at in range(each.start, each.start + each.length)]
+    assert held == np.flatnonzero(segment.input_ids == token).tolist()
+    assert [(each.width, each.height) for each in segment.media] == SIZES[:2]
+    learned = processor.tokenizer.decode(segment.input_ids[segment.weights > 0])
+    assert learned == "red<|im_end|>"
+
+
+def test_placeholders_are_never_learned(folder: Path) -> None:
+    (segment,) = encode(TWO, folder, loss_on="all").segments
+    for each in segment.media:
+        assert not segment.weights[each.start : each.start + each.length].any()
+    assert segment.weights[1 : segment.media[0].start].all()
+
+
+def ways(folder: Path) -> dict[str, dict[str, Any]]:
+    """The same picture and text, as data sets write them."""
+    content = (folder / "0.png").read_bytes()
+    uri = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    text = {"type": "text", "text": "What?"}
+    return {
+        "tag": asked("<image>What?", images=["0.png"]),
+        "absolute path": asked("<image>What?", images=str(folder / "0.png")),
+        "without a tag": asked("What?", image="0.png"),
+        "query": {"query": "<image>What?", "response": "red", "images": ["0.png"]},
+        "Parquet's dict": asked("<image>What?", images=[{"bytes": content, "path": "x.png"}]),
+        "a dict of a path": asked("<image>What?", images=[{"bytes": None, "path": "0.png"}]),
+        "JSON in a string": asked("<image>What?", images='["0.png"]'),
+        "bytes": asked("<image>What?", images=[content]),
+        "PIL": asked("<image>What?", images=[picture(*SIZES[0], 0)]),
+        "OpenAI": asked([{"type": "image_url", "image_url": {"url": uri}}, text]),
+        "Hugging Face, own": asked([{"type": "image", "path": "0.png"}, text]),
+        "Hugging Face, column": asked([{"type": "image"}, text], images=["0.png"]),
+    }
+
+
+def test_every_way_to_write_a_picture_gives_the_same_sample(folder: Path) -> None:
+    rows = ways(folder)
+    encoder = encoder_of("qwen2_5_vl", section_of(folder))
+    for name, row in rows.items():
+        sample = encoder.encoding.understand(dict(row), name, root=folder)
+        (encoded,) = encoder.encode(sample, name).samples
+        (segment,) = encoded.segments
+        (held,) = segment.media
+        first = encode(rows["tag"], folder).segments[0]
+        assert segment.input_ids.tolist() == first.input_ids.tolist(), name
+        assert (held.start, held.length, held.width, held.height) == (
+            first.media[0].start, first.media[0].length, 56, 56,
+        ), name  # fmt: skip
+        assert not sample.extras, name
+        assert Path(held.source).read_bytes()[:4] == b"\x89PNG", name
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (asked("<image> and <image>", images=["0.png"]), "pictures do not match"),
+        (asked([{"type": "image"}, {"type": "text", "text": "?"}]), "no pictures"),
+        (asked("<image>", images=["none.png"]), "missing picture"),
+        (asked("<image>", images=["cut.png"]), "broken picture"),
+        (asked("<image>", images=["https://here.example/a.png"]), "picture on the web"),
+        (asked("<image>", images=[7]), "malformed picture"),
+        (asked("<image>say <|image_pad|>", images=["0.png"]), "own token"),
+        (asked("say <|video_pad|>"), "own token"),
+        (asked("<video>what?", videos=["a.mp4"]), "holds video or sound"),
+    ],
+)
+def test_rows_whose_pictures_cannot_be_used_say_why(row: dict[str, Any], reason: str, folder: Path) -> None:
+    (folder / "cut.png").write_bytes((folder / "0.png").read_bytes()[:20])
+    with pytest.raises(Unusable, match=reason):
+        encode(row, folder)
+
+
+def test_a_broken_body_is_found_where_all_of_a_picture_is_looked_at(folder: Path) -> None:
+    whole = (folder / "1.png").read_bytes()
+    (folder / "body.png").write_bytes(whole[: len(whole) // 2])
+    encoder = encoder_of("qwen2_5_vl", section_of(folder))
+    good = encoder.encoding.understand(TWO, "here", root=folder)
+    for _ in range(2):  # the first texts are decoded anyway, to be compared with the processor
+        encoder.encode(good, "here")
+    row = asked("<image>", images=["body.png"])
+    encoder.encode(encoder.encoding.understand(row, "here", root=folder), "here")
+    with pytest.raises(Unusable, match="broken picture"):
+        encode(row, folder, media_check="decode")
+
+
+@pytest.mark.parametrize("encoding", ["preference", "unpaired"])
+def test_an_objective_of_text_refuses_rows_with_pictures(encoding: str, folder: Path) -> None:
+    row = asked("<image>What?", images=["0.png"], rejected_response="blue", label=True)
+    with pytest.raises(Unusable, match="holds pictures"):
+        encoding_of(encoding).understand(row, "here", root=folder)
+
+
+def test_a_model_of_text_refuses_rows_with_pictures(folder: Path) -> None:
+    section = section_of(folder)
+    encoder = SampleEncoder(processor_of("qwen2_5_vl").tokenizer, section, encoding_of("chat"))
+    with pytest.raises(Unusable, match="the model reads text alone"):
+        encoder.encode(encoder.encoding.understand(TWO, "here", root=folder), "here")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", ["llava", "qwen3_vl"])
+def test_truncation_never_cuts_inside_a_picture(side: str, kind: str, folder: Path) -> None:
+    row = asked("<image>one <image>two", images=["0.png", "1.png"])
+    whole = encode(row, folder, kind).segments[0]
+    token = whole.input_ids[whole.media[0].start]
+    for longest in range(8, len(whole)):
+        try:
+            (segment,) = encode_quickly(row, folder, kind, side, longest)
+        except Unusable:
+            continue
+        assert len(segment) <= longest
+        held = [at for each in segment.media for at in range(each.start, each.start + each.length)]
+        assert held == np.flatnonzero(segment.input_ids == token).tolist()
+        assert {each.length for each in segment.media} <= {each.length for each in whole.media}
+
+
+def encode_quickly(row: Mapping[str, Any], folder: Path, kind: str, side: str, longest: int) -> tuple[Segment, ...]:
+    return encode(row, folder, kind, truncation=side, max_length=longest, loss_on="all").segments
+
+
+def test_limits_of_pixels_change_what_a_picture_becomes(folder: Path) -> None:
+    row = asked("<image>", images=["2.png"])
+    plain, small = (encode(row, folder, max_pixels=most).segments[0].media[0] for most in (None, 28 * 28 * 2))
+    patches = processor_of("qwen2_5_vl").image_processor.get_number_of_image_patches(
+        140, 28, {"max_pixels": 28 * 28 * 2}
+    )
+    assert (plain.length, small.length) == (5, patches // 4)
+    large = encode(row, folder, min_pixels=28 * 28 * 10).segments[0].media[0]
+    assert large.length >= 10
+
+
+def test_a_store_holds_references_and_reads_them_back(folder: Path) -> None:
+    rows = [TWO, asked("just text"), asked("<image>?", images=["2.png"])]
+    data = prepared(folder, rows, "three.jsonl")
+    assert data.train is not None
+    samples = data.train.samples
+    assert [dict(samples.facts(index).media) for index in range(3)] == [{"image": 2}, {}, {"image": 1}]
+    for index, row in enumerate(rows):
+        (kept,), (made,) = samples[index].segments, encode(row, folder).segments
+        assert kept.input_ids.tolist() == made.input_ids.tolist()
+        assert kept.media == made.media
+    assert "3 pictures, which are" in "\n".join(data.report.lines())
+    assert data.train.store.holds_media
+
+
+def test_a_picture_that_changed_is_tokenised_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture_files(tmp_path, SIZES)
+    rows = [asked("<image>?", images=["0.png"]), asked("<image>?", images=["1.png"])]
+    before = prepared(tmp_path, rows, "rows.jsonl").train
+    assert before is not None
+    again = prepared(tmp_path, rows, "rows.jsonl").train
+    assert again is not None
+    assert "tokenised again" not in capsys.readouterr().out
+    picture(112, 112, 9).save(tmp_path / "0.png")
+    changed = prepared(tmp_path, rows, "rows.jsonl").train
+    assert changed is not None
+    assert "0.png is not what it was" in capsys.readouterr().out
+    assert changed.samples[0].segments[0].media[0].width == 112
+    (tmp_path / "1.png").unlink()
+    data = prepared(tmp_path, rows, "rows.jsonl")
+    assert "1 × missing picture; first" in "\n".join(data.report.lines())
+    with pytest.raises(DataError, match="missing picture"):
+        prepared(tmp_path, rows, "rows.jsonl", strict=True)
+
+
+def test_pictures_in_parquet_are_read(folder: Path) -> None:
+    features = Features({"query": Value("string"), "response": Value("string"), "images": [Image()]})
+    written = io.BytesIO()
+    picture(*SIZES[0], 0).save(written, format="PNG")
+    rows = {"query": ["What?"], "response": ["red"], "images": [[{"bytes": written.getvalue(), "path": None}]]}
+    Dataset.from_dict(rows, features=features).to_parquet(folder / "one.parquet")
+    section = DataSection(train=(str(folder / "one.parquet"),), cache=folder / "cache")
+    rules = PictureProcessor(processor_of("qwen2_5_vl"), section)
+    data = prepare_data(section, rules.processor.tokenizer, encoding="chat", seed=1, say=print, pictures=rules)
+    assert data.train is not None
+    (segment,) = data.train.samples[0].segments
+    assert segment.input_ids.tolist() == encode(ways(folder)["tag"], folder).segments[0].input_ids.tolist()
+
+
+def test_the_preview_shows_pictures_instead_of_their_tokens(folder: Path) -> None:
+    console = Console(width=300, no_color=True, record=True, file=io.StringIO())
+    encoded = encode(TWO, folder)
+    console.print(preview(processor_of("qwen2_5_vl").tokenizer, encoded, encoding_of("chat")))
+    shown = console.export_text()
+    assert f"[image 56×56 → 4 tokens: {folder / '0.png'}]<|vision_end|>What is it" in shown
+    assert "image_pad" not in shown
+    assert "⟦red<|im_end|>⟧" in shown

@@ -1,0 +1,209 @@
+"""Training with pictures on the torch backend, beside plain transformers: processor, model, AdamW and nothing else."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import on_processes, succeeded
+from tiny_pictures import picture_files, picture_model, processor_of
+from tiny_runs import Trained, run_training
+from transformers import AutoModelForImageTextToText
+
+from swift.errors import ConfigError, ModelError, UnsupportedPlan
+
+SIZES = [(56, 56), (84, 56), (56, 112), (90, 61)]
+HELD: list[list[int]] = [[0, 1], [], [2], [3], [1], [0], [], [], [], [], [], [1]]
+"""The pictures of each row. With four rows a step and two processes, the first of them has none in the third step."""
+STEPS = 3
+SETTINGS: dict[str, Any] = {
+    "train.max_steps": STEPS, "train.global_batch": 4, "train.micro_batch": 2, "optim.weight_decay": 0.0,
+    "optim.schedule": "constant", "optim.warmup_steps": 0, "optim.max_grad_norm": 0.0, "optim.eps": 1e-6,
+}  # fmt: skip
+ALL = {"tuner.freeze_vit": False, "tuner.freeze_aligner": False}
+FLAT = {"data.padding_free": True}
+PACKED = {"data.packing": True, "data.max_length": 200, "train.global_batch": 2, "train.micro_batch": 1}
+LORA = {"tuner.kind": "lora", "tuner.dropout": 0.0, "tuner.init": "orthogonal"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    picture_files(folder, SIZES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    kinds = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+    return {kind: picture_model(tmp_path_factory.mktemp(kind), kind) for kind in kinds}
+
+
+def rows() -> list[dict[str, Any]]:
+    made = []
+    for number, held in enumerate(HELD):
+        messages = [
+            {"role": "user", "content": f"{'<image>' * len(held)}What is {number}?"},
+            {"role": "assistant", "content": "red " * (1 + number % 3)},
+        ]
+        made.append({"messages": messages, "images": [f"{each}.png" for each in held]})
+    return made
+
+
+def trained(model: Path, folder: Path, name: str, settings: dict[str, Any], **more: Any) -> Trained:
+    paths = {"data.media_root": str(folder), "data.cache": str(folder / "cache")}
+    return run_training(
+        model, folder / "runs", rows(), {**SETTINGS, **paths, **settings, "logging.run_name": name}, **more
+    )
+
+
+def plain(kind: str, model_folder: Path, folder: Path, taught: str) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of a loop over rows, each of which is asked of the model alone."""
+    from PIL import Image
+
+    processor = processor_of(kind)
+    model: Any = AutoModelForImageTextToText.from_pretrained(model_folder, dtype=torch.float32)
+    chosen = [parameter for name, parameter in model.named_parameters() if _is_taught(name, taught)]
+    optimizer = torch.optim.AdamW(chosen, lr=1e-3, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
+    losses, norms = [], []
+    for step in range(STEPS):
+        sums, count = torch.zeros(()), 0
+        for number in range(4 * step, 4 * step + 4):
+            content = [*({"type": "image"} for _ in HELD[number]), {"type": "text", "text": f"What is {number}?"}]
+            messages = [{"role": "user", "content": content}]
+            prompt = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            images = [Image.open(folder / f"{each}.png") for each in HELD[number]] or None
+            text = [f"{prompt}{'red ' * (1 + number % 3)}<|im_end|>\n"]
+            inputs = processor(text=text, images=images, return_tensors="pt", add_special_tokens=False)
+            ids = inputs["input_ids"][0]
+            learned = len(processor.tokenizer("red " * (1 + number % 3), add_special_tokens=False)["input_ids"]) + 1
+            logps = model(**inputs).logits[0].log_softmax(-1)
+            at = range(len(ids) - 1 - learned, len(ids) - 1)
+            sums = sums - sum(logps[place - 1, ids[place]] for place in at)
+            count += learned
+        loss = sums / count
+        loss.backward()
+        for parameter in chosen:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        norms.append(float(torch.stack([each.grad.norm() for each in chosen if each.grad is not None]).norm()))
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+        losses.append(float(loss))
+    return losses, norms
+
+
+def _is_taught(name: str, taught: str) -> bool:
+    return taught == "all" or not ("visual" in name or "vision" in name or "projector" in name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "taught"),
+    [
+        ("qwen2_5_vl", "padded", "all"),
+        ("llava", "flat", "all"),
+        *(
+            pytest.param(kind, layout, "all", marks=pytest.mark.full)
+            for kind in ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+            for layout in ("padded", "flat")
+            if (kind, layout) not in [("qwen2_5_vl", "padded"), ("llava", "flat")]
+        ),
+        pytest.param("qwen3_vl", "flat", "language", marks=pytest.mark.full),
+    ],
+)
+def test_losses_and_gradients_are_those_of_plain_transformers(
+    models: dict[str, Path], folder: Path, kind: str, layout: str, taught: str
+) -> None:
+    settings = {**(ALL if taught == "all" else {}), **(FLAT if layout == "flat" else {})}
+    run = trained(models[kind], folder, f"{kind}-{layout}-{taught}", settings)
+    losses, norms = plain(kind, models[kind], folder, taught)
+    assert run.losses == pytest.approx(losses, rel=1e-5)
+    assert run.grad_norms == pytest.approx(norms, rel=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_packed_rows_learn_what_they_learn_alone(models: dict[str, Path], folder: Path, kind: str) -> None:
+    packed = trained(models[kind], folder, f"{kind}-packed", {**PACKED, **ALL, "train.max_steps": 2})
+    # The packs of a step, each sample in a row of its own.
+    assert packed.summary.steps == 2
+    one = {"train.global_batch": len(HELD), "train.micro_batch": len(HELD), "train.max_steps": 1, **ALL}
+    alone = trained(models[kind], folder, f"{kind}-alone", one)
+    whole = {**PACKED, "data.max_length": 4000, "train.global_batch": 1, "train.max_steps": 1, **ALL}
+    together = trained(models[kind], folder, f"{kind}-together", whole)
+    assert together.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert together.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
+
+
+@pytest.mark.full
+def test_two_processes_learn_as_one_where_one_of_them_has_no_picture(models: dict[str, Path], folder: Path) -> None:
+    cases = {"full": ALL, "flat": {**ALL, **FLAT}, "lora": {**LORA, **ALL}}
+    for name, settings in cases.items():
+        one = trained(models["qwen2_5_vl"], folder, f"one-{name}", settings)
+        two = partial(trained, models["qwen2_5_vl"], folder, f"two-{name}", settings)
+        ((first, *_),) = [succeeded(answers) for answers in on_processes(2, two)]
+        assert first.losses == pytest.approx(one.losses, rel=1e-5)
+        assert first.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+
+
+def test_adapters_learn_from_pictures_and_leave_what_is_frozen_alone(models: dict[str, Path], folder: Path) -> None:
+    run = trained(
+        models["qwen3_vl"], folder, "lora", {**LORA, "optim.lr": 0.02, "train.epochs": 4, "train.max_steps": 9}
+    )
+    losses, _ = plain("qwen3_vl", models["qwen3_vl"], folder, "language")
+    assert run.losses[0] == pytest.approx(losses[0], rel=1e-5)
+    assert run.losses[-1] < 0.9 * run.losses[0]
+
+
+def test_an_export_keeps_its_processor_with_the_limits_in_force(models: dict[str, Path], folder: Path) -> None:
+    settings = {"train.max_steps": 1, "data.max_pixels": 28 * 28 * 4, "export.to": "hf"}
+    run = trained(models["qwen2_5_vl"], folder, "export", settings)
+    (exported,) = {path.parent for path in run.folder.rglob("model*.safetensors")}
+    written = (exported / "processor_config.json").read_text()
+    assert '"longest_edge": 3136' in written
+    model = AutoModelForImageTextToText.from_pretrained(exported)
+    assert type(model).__name__ == "Qwen2_5_VLForConditionalGeneration"
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "deepspeed"])
+def test_other_backends_refuse_pictures_before_weights_load(
+    models: dict[str, Path], folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(UnsupportedPlan, match="does not train on pictures yet") as refused:
+        trained(models["llava"], folder, backend, {"backend.name": backend})
+    assert "--backend torch" in str(refused.value.hint)
+
+
+def test_a_tower_that_nothing_reaches_is_refused(models: dict[str, Path], folder: Path) -> None:
+    text = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
+    changes = {**SETTINGS, **ALL, "data.cache": str(folder / "cache")}
+    with pytest.raises(ConfigError, match="no row of the data has a picture"):
+        run_training(models["llava"], folder / "runs", text * 4, changes)
+
+
+def test_a_picture_that_breaks_while_it_is_trained_on_names_its_row(models: dict[str, Path], folder: Path) -> None:
+    from swift.config.sections import DataSection
+    from swift.data.media import MediaRef
+    from swift.data.samples import Encoded
+    from swift.errors import DataError
+    from swift.models.media import PictureReader
+    from swift.models.pictures import PictureProcessor
+
+    reader = PictureReader(PictureProcessor(processor_of("llava"), DataSection()), None, "train.jsonl:{}".format)
+    sample = reader.probe([(56, 56)])
+    gone = MediaRef("image", str(folder / "gone.png"), 6, 16, 56, 56, 10)
+    segment = sample.segments[0]
+    broken = Encoded(7, (type(segment)(segment.input_ids, segment.weights, media=(gone,)),))
+    with pytest.raises(DataError, match=r"train\.jsonl:7: the picture .*gone\.png"):
+        reader.collated([sample, broken], flat=False)
+
+
+def test_a_model_that_mixes_pictures_end_to_end_is_refused(
+    models: dict[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swift.models.media.PictureReader._positions", lambda *_: None)
+    with pytest.raises(ModelError, match="other numbers when samples with pictures"):
+        trained(models["qwen2_5_vl"], folder, "mixed", {**FLAT, "train.max_steps": 1})

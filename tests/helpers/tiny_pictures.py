@@ -1,0 +1,183 @@
+"""Tiny models that read pictures, in folders as released: random weights, a tokenizer of bytes and a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_QWEN = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+_TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 2048,
+}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+_TOWER: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "out_hidden_size": 32,
+    "num_heads": 2,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 14,
+    "image_size": 56,
+    "vision_use_head": False,
+}
+
+
+def picture_model(folder: Path, kind: str, *, seed: int = 0) -> Path:
+    """Write a model of one kind into a folder: 'llava', 'qwen2_vl', 'qwen2_5_vl', 'qwen3_vl' or 'qwen3_5'."""
+    config, model_class = _configuration(kind)
+    torch.manual_seed(seed)
+    model = model_class(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(std=0.08)
+    model.save_pretrained(folder)
+    processor_of(kind).save_pretrained(folder)
+    return folder
+
+
+def processor_of(kind: str) -> Any:
+    """Return the processor as users of transformers make it; of Qwen's kinds without the part for videos."""
+    processor = _processor(kind)
+    processor.tokenizer.chat_template = processor.chat_template
+    return processor
+
+
+def _processor(kind: str) -> Any:
+    if kind == "llava":
+        tokenizer = _tokenizer(("<image>",), {"image_token": "<image>"})
+        return transformers.LlavaProcessor(
+            transformers.SiglipImageProcessorPil(size={"height": 56, "width": 56}),
+            tokenizer,
+            patch_size=14,
+            vision_feature_select_strategy="full",
+            num_additional_image_tokens=0,
+            chat_template=_template("<image>"),
+        )
+    whole = {
+        "qwen2_vl": transformers.Qwen2VLProcessor,
+        "qwen2_5_vl": transformers.Qwen2_5_VLProcessor,
+        "qwen3_vl": transformers.Qwen3VLProcessor,
+        "qwen3_5": transformers.Qwen3VLProcessor,
+    }[kind]
+
+    class Pictures(whole):  # type: ignore[valid-type, misc]  # a base that is chosen here
+        def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
+            super().__init__(image_processor=image_processor, tokenizer=tokenizer, chat_template=chat_template)
+
+    Pictures.__name__ = whole.__name__
+    images = transformers.Qwen2VLImageProcessorPil(
+        patch_size=14, merge_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+    )
+    template = _template("<|vision_start|><|image_pad|><|vision_end|>")
+    return Pictures(images, _tokenizer(tuple(_QWEN.values()), {}), chat_template=template)
+
+
+def picture(width: int, height: int, seed: int) -> Image.Image:
+    """Return noise of this size."""
+    noise = np.random.RandomState(seed).randint(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+def picture_files(folder: Path, sizes: Sequence[tuple[int, int]]) -> list[str]:
+    """Write a picture of each size into a folder; return the names of the files."""
+    names = []
+    for number, (width, height) in enumerate(sizes):
+        names.append(f"{number}.png")
+        picture(width, height, number).save(folder / names[-1])
+    return names
+
+
+def _tokenizer(special: Sequence[str], named: dict[str, str]) -> PreTrainedTokenizerFast:
+    letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(each, normalized=False, special=True) for each in (*_SPECIAL, *special)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+        **({"extra_special_tokens": named} if named else {}),
+    )
+
+
+def _template(image: str) -> str:
+    return (
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+        "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+        "{% if part['type'] == 'image' %}" + image + "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+        "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+
+
+def _configuration(kind: str) -> tuple[Any, Any]:
+    if kind == "llava":
+        tokenizer = _tokenizer(("<image>",), {"image_token": "<image>"})
+        config = transformers.LlavaConfig(
+            text_config={"model_type": "qwen2", **_TEXT},
+            vision_config=_SIGLIP,
+            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+            vision_feature_select_strategy="full",
+            vision_feature_layer=-1,
+        )
+        return config, transformers.LlavaForConditionalGeneration
+    tokenizer = _tokenizer(tuple(_QWEN.values()), {})
+    ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in _QWEN.items()}
+    text = {**_TEXT, "rope_parameters": _ROPE}
+    if kind == "qwen2_vl":
+        tower = {**_TOWER, "embed_dim": 32, "mlp_ratio": 2}
+        for unknown in ("intermediate_size", "out_hidden_size"):
+            tower.pop(unknown)
+        return transformers.Qwen2VLConfig(text_config=text, vision_config=tower, **ids), (
+            transformers.Qwen2VLForConditionalGeneration
+        )
+    if kind == "qwen2_5_vl":
+        tower = {**_TOWER, "window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2}
+        return transformers.Qwen2_5_VLConfig(text_config=text, vision_config=tower, **ids), (
+            transformers.Qwen2_5_VLForConditionalGeneration
+        )
+    text = {**text, "head_dim": 8, "rope_parameters": {**_ROPE, "mrope_interleaved": True}}
+    if kind == "qwen3_vl":
+        tower = {**_TOWER, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+        return transformers.Qwen3VLConfig(text_config=text, vision_config=tower, **ids), (
+            transformers.Qwen3VLForConditionalGeneration
+        )
+    text |= {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2}
+    text |= {"linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    text["rope_parameters"]["partial_rotary_factor"] = 1.0
+    tower = {**_TOWER, "num_position_embeddings": 16, "deepstack_visual_indexes": []}
+    return transformers.Qwen3_5Config(text_config=text, vision_config=tower, **ids), (
+        transformers.Qwen3_5ForConditionalGeneration
+    )
