@@ -5,20 +5,24 @@ from __future__ import annotations
 import pytest
 
 from swift.cli.main import run
+from swift_export_vllm.worker import EXTENSION
 from swift_rl.rollout_command import server
 
 
 def test_a_server_of_rollouts_takes_weights_and_tells_what_it_draws_from() -> None:
     arguments, environment = server(["tiny", "--port", "9000", "--vllm_max_num_seqs", "8"], {"HOME": "/h"})
     assert arguments[:5] == ["-m", "swift", "serve", "tiny", "--port"]
-    assert arguments[-3:] == ["8", "--logprobs-mode", "processed_logprobs"]
+    assert arguments[-5:-2] == ["8", "--logprobs-mode", "processed_logprobs"]
+    assert arguments[-2:] == ["--worker-extension-cls", EXTENSION]
+    elsewhere, _ = server(["tiny", "--python", "serving/bin/python"], {})
+    assert "--worker-extension-cls" not in elsewhere, "that environment may lack it"
     assert environment == {"HOME": "/h", "VLLM_SERVER_DEV_MODE": "1"}
 
 
 @pytest.mark.parametrize("said", [["--logprobs_mode", "raw_logprobs"], ["--vllm_logprobs_mode=raw_logprobs"]])
 def test_the_users_kind_of_log_probabilities_stays(said: list[str]) -> None:
     arguments, _ = server(["tiny", *said], {})
-    assert arguments == ["-m", "swift", "serve", "tiny", *said]
+    assert arguments == ["-m", "swift", "serve", "tiny", *said, "--worker-extension-cls", EXTENSION]
 
 
 @pytest.mark.parametrize("host", [["--host", "0.0.0.0"], ["--host=example.org"]])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from killed_runs import PHASES, assert_killed
 from tiny_runs import Trained, run_training
 from transformers import AutoModelForCausalLM
 
 from swift.errors import CheckpointError, ConfigError, SwiftError
-from swift_rl.rounds import plan as plan_module
+from swift_rl.health import NothingToLearn
 from swift_rl.rounds.data import Round
 from swift_rl.rounds.files import DrawJournal, path_of, read_round
-from swift_rl.rounds.judge import Judge
+from swift_rl.rounds.reference import RunReference
 
 ROWS = [{"messages": [{"role": "user", "content": f"Say {word}."}], "bonus": 0.01} for word in "abcdefghijkl"]
 
@@ -88,45 +90,15 @@ def test_a_run_is_resumed_to_the_same_bits(
     assert learned(rest) == learned(whole, after=step)
 
 
-class Killed(KeyboardInterrupt):
-    """Nothing catches it, as nothing catches SIGKILL."""
-
-
-def killed_after(count: int, function: Callable[..., Any], *, before: bool = False) -> Callable[..., Any]:
-    """Let a function be called so often, and end the run with the next call."""
-    calls = [0]
-
-    def counting(*arguments: Any, **more: Any) -> Any:
-        calls[0] += 1
-        if before and calls[0] > count:
-            raise Killed
-        came = function(*arguments, **more)
-        if calls[0] > count:
-            raise Killed
-        return came
-
-    return counting
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("phase", ["drawing", "scoring", "before the file", "after the file", "between steps"])
-def test_a_run_that_ends_anywhere_goes_on_to_the_same_bits(
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_run_that_is_killed_anywhere_goes_on_to_the_same_bits(
     tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, lag: int
 ) -> None:
     changes = {"objective.steps_per_generation": 2, "objective.rollout_lag": lag, "train.max_steps": 6}
     whole = run_training(tied, tmp_path / "whole", ROWS, settings(rewards, **changes))
-    with monkeypatch.context() as patched:
-        owner, name, count, before = {
-            "drawing": (DrawJournal, "add", 21 + 16 * lag, False),
-            "scoring": (Judge, "score", 1, True),
-            "before the file": (plan_module, "write_round", 1, True),
-            "after the file": (plan_module, "write_round", 1, False),
-            "between steps": (plan_module.RolloutPlan, "batch", 3, True),
-        }[phase]
-        patched.setattr(owner, name, killed_after(count, getattr(owner, name), before=before))
-        with pytest.raises(Killed):
-            run_training(tied, tmp_path / "ends", ROWS, settings(rewards, **changes))
+    assert_killed(phase, lambda: run_training(tied, tmp_path / "ends", ROWS, settings(rewards, **changes)), lag=lag)
     drawn = []
     monkeypatch.setattr(
         DrawJournal,
@@ -231,3 +203,25 @@ def test_what_cannot_be_learned_from_is_refused_before_weights_load(
     monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises((ConfigError, SwiftError), match=said):
         run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
+
+
+def test_the_report_has_the_rounds_and_the_first_one_is_compared_with_the_reference(
+    tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"objective.beta": 0.1, "tuner.kind": "lora", "train.max_steps": 2, "optim.warmup_steps": 0}
+    run = run_training(tied, tmp_path, ROWS, settings(rewards, **changes, **{"logging.report_to": ["report", "jsonl"]}))
+    said = capsys.readouterr().out
+    assert "12 rows, 12 samples, 300 tokens\n" in said, "no token of a prompt is learned, which is nothing to be told"
+    report = (run.folder / "report.html").read_text()
+    for number in range(2):
+        assert f'<a href="rollouts/round-{number:06d}.html">' in report
+        assert path_of(run.folder / "rollouts", number, "html").exists()
+    (charts,) = re.findall(r'id="run-data">(.*?)</script>', report)
+    metrics = {chart["metric"] for chart in json.loads(charts)["charts"]}
+    assert {"reward", "rewards/evens", "completion_length", "truncated"} <= metrics
+    assert [each.answers[0].old_logps is not None for each in rounds(run)] == [True, False]
+
+    logps = RunReference.logps
+    monkeypatch.setattr(RunReference, "logps", lambda *asked: [each + 0.01 for each in logps(*asked)])
+    with pytest.raises(NothingToLearn, match=r"reference differs from the model before the first step: by 0\.01"):
+        run_training(tied, tmp_path / "other", ROWS, settings(rewards, **changes))

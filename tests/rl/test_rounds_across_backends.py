@@ -1,14 +1,19 @@
-"""Online learning on every backend: the same prompts, draws, answers and steps, and torch's numbers."""
+"""Online learning on every backend: the same prompts, draws, answers and steps, and torch's numbers.
+
+A run that was killed on one process is resumed on each of them as well.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import megatron_imported  # noqa: F401
 import pytest
+from killed_runs import assert_killed
 from processes import on_processes, succeeded
 from tiny_runs import Trained, run_training
 
@@ -52,18 +57,40 @@ def alone(tied: Path, rewards: Path, tmp_path_factory: pytest.TempPathFactory) -
     return succeeded(on_processes(1, run)[0])[0]
 
 
+@pytest.fixture(scope="module")
+def interrupted(tied: Path, rewards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on one process of torch that was killed while the answers of its second round were scored."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    assert_killed("scoring", lambda: trained(tied, folder, rewards, {"checkpoint.save_steps": 1}))
+    return folder / tied.name / "run"
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("backend", LAYOUTS)
 def test_every_layout_draws_the_same_answers_and_learns_the_same_from_them(
-    tied: Path, rewards: Path, alone: Trained, tmp_path: Path, backend: str
+    tied: Path, rewards: Path, alone: Trained, interrupted: Path, tmp_path: Path, backend: str
 ) -> None:
     processes, plan = LAYOUTS[backend]
-    (answers,) = on_processes(processes, partial(trained, tied, tmp_path, rewards, plan))
-    run = succeeded(answers)[0]
+    killed = tmp_path / "killed"
+    shutil.copytree(interrupted.parent.parent, killed)
+    resume = {"checkpoint.resume": str(killed / tied.name / "run")}
+    jobs = [
+        partial(trained, tied, tmp_path, rewards, plan),
+        partial(trained, tied, killed, rewards, {**plan, **resume}),
+    ]
+    answers, rest = (succeeded(each)[0] for each in on_processes(processes, *jobs))
+    assert_same(answers, alone)
+    assert json.loads((interrupted / "logging.jsonl").read_text().splitlines()[-1])["step"] == 2
+    assert_same(rest, alone, since=3)
+
+
+def assert_same(run: Trained, alone: Trained, since: int = 1) -> None:
+    """The same answers, and the same numbers of the steps from one on."""
     assert tokens(run) == tokens(alone)
-    assert run.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
-    assert run.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
-    for name in ("reward", "kl", "ratio", "completion_length"):
-        ours, theirs = ([line[name] for line in each.lines.values() if name in line] for each in (run, alone))
-        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-7), name
+    for name in ("loss", "grad_norm", "reward", "kl", "ratio", "completion_length"):
+        ours, theirs = (
+            [line[name] for step, line in each.lines.items() if name in line and step >= since] for each in (run, alone)
+        )
+        assert len(ours) >= 7 - since
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6 if name == "loss" else 1e-7), name
     assert run.lines[6]["eval_reward"] == pytest.approx(alone.lines[6]["eval_reward"])

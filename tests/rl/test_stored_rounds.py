@@ -1,4 +1,4 @@
-"""The losses of `grpo` on every backend: over the same answers, ten steps have torch's loss and gradient norm."""
+"""The losses of `grpo` and `ppo` on every backend: over the same answers, ten steps have torch's numbers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,18 @@ LOSSES: dict[str, dict[str, Any]] = {
     },
     "gspo": {"objective.loss_type": "gspo", "objective.epsilon": 0.05},
     "dr_grpo": {"objective.loss_type": "dr_grpo", "objective.max_completion_length": 20},
+    "ppo": {
+        "objective.name": "stored_ppo", "objective.vf_coef": 0.5, "objective.cliprange_value": 0.1,
+        "objective.critic_lr": 2e-3, "objective.kl_coef": 0.0,
+    },
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 ZERO = {"backend.name": "deepspeed"}
 MEGATRON = {"backend.name": "megatron"}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp": (2, {"backend.name": "fsdp"}),
+    "zero0": (2, {**ZERO, "backend.config": "zero0"}),
+    "zero1": (2, {**ZERO, "backend.config": "zero1"}),
     "zero2": (2, {**ZERO, "backend.config": "zero2"}),
     "zero3": (2, {**ZERO, "backend.config": "zero3"}),
     "megatron tp 2 pp 2": (4, {**MEGATRON, "parallel.tp": 2, "parallel.pp": 2}),
@@ -47,8 +53,12 @@ def trained(model: Path, out: Path, name: str, changes: dict[str, Any]) -> Train
     return run_training(model, out, ROWS, {**SETTINGS, **LOSSES[name], **changes, "logging.run_name": name})
 
 
+FIGURES = ("loss", "grad_norm", "ratio", "clip_ratio_low", "clip_ratio_high", "approx_kl", "kl", "entropy",
+           "critic/loss", "critic/grad_norm", "critic/clip_ratio")  # fmt: skip
+
+
 def assert_same(run: Trained, alone: Trained) -> None:
-    for key in ("loss", "grad_norm", "ratio", "clip_ratio_low", "clip_ratio_high", "approx_kl", "kl", "entropy"):
+    for key in FIGURES:
         expected = [line[key] for line in alone.lines.values() if key in line]
         assert [line[key] for line in run.lines.values() if key in line] == pytest.approx(
             expected, rel=1e-4, abs=1e-6

@@ -47,8 +47,7 @@ def estimate(
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     share = np.ones(rewards.shape[1]) if weights is None else np.asarray(weights, dtype=np.float64)
-    scored = ~np.isnan(rewards).all(axis=1)
-    total = np.where(scored, np.nansum(rewards * share, axis=1), np.nan)
+    scored, total = totals(rewards, share)
     grouped = GroupStatistics(groups, scored)
     penalties = _penalties(kl, lengths, options)
     if options.scaling == "gdpo":
@@ -68,6 +67,12 @@ def estimate(
     if options.advantage_estimator in ("reinforce_plus_plus", "reinforce_plus_plus_baseline"):
         tokens = _whitened(_returns(tokens, penalties), scored, options)
     return Estimated(tokens, scored, grouped.spread(total), total)
+
+
+def totals(rewards: np.ndarray, weights: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which answers have a reward, and the weighted sum of each answer's rewards, nan for none."""
+    scored = ~np.isnan(rewards).all(axis=1)
+    return scored, np.where(scored, np.nansum(rewards * np.asarray(weights, dtype=np.float64), axis=1), np.nan)
 
 
 def entropy_mask(entropies: Sequence[np.ndarray], part: float) -> list[np.ndarray]:

@@ -6,20 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from swift.config.sections import Section
+from swift_rl.policy_options import CorrectionOptions, KlEstimator, KlOptions
 from swift_rl.presets import Library, with_preset
 
 LossType = Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo", "bnpo"]
 Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "reinforce"]
-KlEstimator = Literal["k1", "k2", "k3"]
 Level = Literal["token", "sequence", "sequence_token"]
-CorrectionMode = Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 CISPO_CAP = 5.0
 """The largest importance weight of `cispo` where the user names none."""
 
 
-class AlgorithmOptions(Section):
+class AlgorithmOptions(KlOptions, CorrectionOptions):
     """How rewards become advantages, and advantages a loss."""
 
     like: Library | None = Field(
@@ -37,6 +35,9 @@ class AlgorithmOptions(Section):
         "token); default: sequence for gspo, else token",
     )
     num_iterations: Annotated[int, Field(ge=1)] = Field(1, description="How often each answer is learned from")
+    steps_per_generation: Annotated[int, Field(ge=1)] = Field(
+        1, description="Optimizer steps that one round of answers serves"
+    )
     epsilon: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.2, description="The ratio is clipped below 1 - epsilon")
     epsilon_high: PositiveFloat | None = Field(
         None, description="The ratio is clipped above 1 + epsilon_high; default: epsilon. cispo: see cispo_bound"
@@ -72,25 +73,8 @@ class AlgorithmOptions(Section):
     kl_in_reward: bool = Field(
         False, description="Subtract the KL divergence from the reward rather than add it to the loss"
     )
-    kl_estimator: KlEstimator | None = Field(
-        None, description="Estimator of the KL divergence of a token; default: k3 in the loss, k1 in the reward"
-    )
     use_bias_correction_kl: bool = Field(
         False, description="Multiply the KL term of the loss by the importance ratio, which makes its gradient unbiased"
-    )
-    kl_log_ratio_clamp: PositiveFloat | None = Field(None, description="Clamp the log-ratio of the KL term to ± this")
-    kl_clamp: PositiveFloat | None = Field(None, description="Clamp the KL term of a token to ± this")
-    rollout_importance_sampling_mode: CorrectionMode = Field(
-        "auto",
-        description="Correction of what the engine says otherwise than the trainer; auto: token_truncate for engines "
-        "other than the one in this process, else off",
-    )
-    rollout_importance_sampling_threshold: PositiveFloat = Field(2.0, description="Largest weight of that correction")
-    rollout_importance_sampling_min: PositiveFloat | None = Field(
-        None, description="Smallest weight of that correction"
-    )
-    rollout_importance_sampling_aggregate: Literal["product", "mean"] = Field(
-        "product", description="Weight of a sequence: the product over its tokens, or their geometric mean"
     )
     off_policy_sequence_mask_delta: PositiveFloat | None = Field(
         None,
@@ -99,16 +83,6 @@ class AlgorithmOptions(Section):
     )
     top_entropy_quantile: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="Learn from this part of the tokens only, those of the highest entropy"
-    )
-    overlong_filter: bool = Field(False, description="Learn nothing from answers that reached max_completion_length")
-    dynamic_sample: bool = Field(
-        False, description="Replace groups whose answers all have the same reward by the next prompts (DAPO)"
-    )
-    max_resample_times: Annotated[int, Field(ge=1, le=1000)] = Field(
-        3, description="How often a round asks for more prompts under dynamic_sample"
-    )
-    max_idle_rounds: Annotated[int, Field(ge=0, le=1000)] = Field(
-        5, description="End the run after so many rounds in a row that teach nothing; 0 never ends it"
     )
     log_entropy: bool = Field(False, description="Log the entropy of the policy")
 

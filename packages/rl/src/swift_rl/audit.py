@@ -9,13 +9,14 @@ import html
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
+    from swift_rl.rounds.data import DrawnAnswer, Episode, Prompt, Round
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
 """Token ids → the text of each."""
@@ -76,14 +77,16 @@ def _group(
                     for name, value in prompt.columns.items()},
         "dropped": made.dropped.get(index, ""),
         "answers": [
-            _answer(each, pieces, trained_by.get(number, ()))
+            _answer(each, prompt, pieces, trained_by.get(number, ()))
             for number, each in enumerate(made.answers) if each.prompt == index
         ],
     }  # fmt: skip
 
 
-def _answer(answer: DrawnAnswer, pieces: Pieces | None, steps: Sequence[int]) -> dict[str, Any]:
-    ids = [int(each) for each in answer.token_ids]
+def _answer(answer: DrawnAnswer, prompt: Prompt, pieces: Pieces | None, steps: Sequence[int]) -> dict[str, Any]:
+    _, tokens, own = answer.layout(prompt)
+    ids = [int(each) for each in tokens]
+    written = [True] * len(ids) if own is None else own.tolist()
     return {
         "place": answer.place,
         "text": answer.text,
@@ -98,8 +101,29 @@ def _answer(answer: DrawnAnswer, pieces: Pieces | None, steps: Sequence[int]) ->
         "steps": list(steps),
         "ids": ids,
         "pieces": [str(each) for each in (ids if pieces is None else pieces(ids))],
-        "values": {name: [_figure(each) for each in values] for name, values in token_values(answer).items()},
+        "values": {name: _placed(values, written) for name, values in token_values(answer).items()},
+        **({} if answer.episode is None else _turns(answer.episode, written)),
     }
+
+
+def _turns(episode: Episode, written: Sequence[bool]) -> dict[str, Any]:
+    """Return what the page shows of an episode besides its tokens."""
+    begins = (
+        [] if episode.begins_with is None else takewhile(lambda each: each["role"] != "assistant", episode.messages)
+    )
+    return {
+        "turns": episode.turns,
+        "turn_rewards": episode.rewards,
+        "told": [not each for each in written],
+        "begins": [{"role": str(each.get("role")), "content": each.get("content")} for each in begins],
+        "info": json.dumps(episode.info, ensure_ascii=False, default=str) if episode.info else "",
+    }
+
+
+def _placed(values: np.ndarray, written: Sequence[bool]) -> list[float | str | None]:
+    """Return the values of the model's own tokens in their places, None for what it was told."""
+    known = iter(values)
+    return [_figure(next(known)) if mine else None for mine in written]
 
 
 def token_values(answer: DrawnAnswer) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from swift_rl.algorithm_options import AlgorithmOptions
+    from swift_rl.policy_options import CorrectionOptions
 
 LOG_LIMIT = 20.0
 """A log-weight beyond ± this is taken as this, so that no weight is infinite."""
@@ -25,7 +25,7 @@ class Corrected:
     """Mean weight, part of the weights that met a bound, and the effective part of the sample."""
 
 
-def mode_of(options: AlgorithmOptions, *, foreign: bool) -> str:
+def mode_of(options: CorrectionOptions, *, foreign: bool) -> str:
     """Return the mode in force; `foreign` engines compute otherwise than the model in training."""
     if options.rollout_importance_sampling_mode == "auto":
         return "token_truncate" if foreign else "off"
@@ -36,7 +36,7 @@ def weights(
     old_logps: Sequence[np.ndarray],
     rollout_logps: Sequence[np.ndarray],
     masks: Sequence[np.ndarray],
-    options: AlgorithmOptions,
+    options: CorrectionOptions,
     *,
     foreign: bool = True,
 ) -> Corrected:
@@ -64,7 +64,7 @@ def weights(
     return Corrected(bounded, _facts(bounded, within, masks))
 
 
-def _ratios(apart: np.ndarray, mask: np.ndarray, level: str, options: AlgorithmOptions) -> np.ndarray:
+def _ratios(apart: np.ndarray, mask: np.ndarray, level: str, options: CorrectionOptions) -> np.ndarray:
     if level == "token":
         return _exp(apart)
     whole = apart.sum()

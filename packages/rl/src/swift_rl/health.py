@@ -149,7 +149,8 @@ def _scored(answer: DrawnAnswer) -> bool:
 
 
 def _teaches(group: Iterable[DrawnAnswer]) -> bool:
-    return any(each.learned and each.advantages is not None and np.any(each.advantages != 0) for each in group)
+    """Return whether a step learns from any of them; where objectives have no advantages, all are learned from."""
+    return any(each.learned and (each.advantages is None or np.any(each.advantages != 0)) for each in group)
 
 
 def _part(found: Iterable[bool]) -> float:

@@ -15,10 +15,10 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from swift_rl.algorithm_options import AlgorithmOptions
+    from swift_rl.policy_options import KlOptions
 
 
-def divergence(logps: torch.Tensor, reference: torch.Tensor, options: AlgorithmOptions) -> torch.Tensor:
+def divergence(logps: torch.Tensor, reference: torch.Tensor, options: KlOptions) -> torch.Tensor:
     """Return the chosen estimate for every token."""
     apart = logps - reference
     if options.kl_log_ratio_clamp is not None:
@@ -32,9 +32,7 @@ def divergence(logps: torch.Tensor, reference: torch.Tensor, options: AlgorithmO
     return estimate if options.kl_clamp is None else estimate.clamp(-options.kl_clamp, options.kl_clamp)
 
 
-def of_answers(
-    logps: Sequence[np.ndarray], reference: Sequence[np.ndarray], options: AlgorithmOptions
-) -> list[np.ndarray]:
+def of_answers(logps: Sequence[np.ndarray], reference: Sequence[np.ndarray], options: KlOptions) -> list[np.ndarray]:
     """Return the chosen estimate for every token of every answer, in float64."""
     import torch
 

@@ -66,13 +66,15 @@ def policy_losses(
         return TokenLosses(-weight * advantages * logps, ratio.detach(), low, ratio > highest)
     if options.loss_type == "sapo":
         return _soft_gate(ratio, advantages, options)
-    return _clipped(ratio, advantages, options)
-
-
-def _clipped(ratio: torch.Tensor, advantages: torch.Tensor, options: AlgorithmOptions) -> TokenLosses:
-    """Return the surrogate of PPO (arXiv 1707.06347), with a bound on each side and an optional dual clip."""
     lowest, highest = 1 - options.epsilon, 1 + options.upper
-    bounded = ratio if options.delta is None else ratio.clamp(max=options.delta)
+    return clipped(ratio, advantages, lowest=lowest, highest=highest, most=options.delta)
+
+
+def clipped(
+    ratio: torch.Tensor, advantages: torch.Tensor, *, lowest: float, highest: float, most: float | None = None
+) -> TokenLosses:
+    """Return the surrogate of PPO (arXiv 1707.06347), with a bound on each side; `most` is that of a dual clip."""
+    bounded = ratio if most is None else ratio.clamp(max=most)
     loss = -torch.minimum(bounded * advantages, ratio.clamp(lowest, highest) * advantages)
     low, high = (ratio < lowest) & (advantages < 0), (ratio > highest) & (advantages > 0)
     return TokenLosses(loss, ratio.detach(), low, high)

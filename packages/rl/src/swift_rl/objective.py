@@ -13,10 +13,19 @@ from swift_rl.options import GrpoOptions
 if TYPE_CHECKING:
     import torch
 
-    from swift.contracts import Plan, PlanContext
+    from swift.config.sections import Config
+    from swift.contracts import ModelRole, Plan, PlanContext
     from swift.data.batch import MicroBatch
     from swift.data.samples import SampleFacts
     from swift_rl.losses import TokenLosses
+
+
+POLICY_DEFAULTS: Mapping[str, tuple[Any, str]] = {
+    "tuner.dropout": (0.0, "dropout would make the policy that learns another than the one that answered"),
+    "optim.schedule": ("constant", "the rewards of later answers count as much as those of the first"),
+    "optim.warmup_ratio": (0.0, "warm-up begins with learning rate 0, at which a round of answers teaches nothing"),
+}
+"""Values of other sections, for objectives that learn from the model's own answers."""
 
 
 class Grpo(BaseObjective[GrpoOptions]):
@@ -30,10 +39,7 @@ class Grpo(BaseObjective[GrpoOptions]):
     options_model = GrpoOptions
     name = "grpo"
     encoding = PromptEncoding()
-    defaults: ClassVar[Mapping[str, tuple[Any, str]]] = {
-        "tuner.dropout": (0.0, "dropout would make the policy that learns another than the one that answered"),
-        "optim.schedule": ("constant", "the rewards of later answers count as much as those of the first"),
-    }
+    defaults: ClassVar[Mapping[str, tuple[Any, str]]] = POLICY_DEFAULTS
 
     def __init__(self, options: GrpoOptions) -> None:
         super().__init__(options)
@@ -41,11 +47,18 @@ class Grpo(BaseObjective[GrpoOptions]):
         if options.log_entropy:
             self.needs |= {Need.TOKEN_ENTROPY}
 
+    def roles(self, config: Config) -> list[ModelRole]:
+        """Return the reference, where there is one and it is a model of its own."""
+        from swift_rl.rounds.reference import reference_roles
+
+        return reference_roles(config) if self.options.beta > 0 else []
+
     def plan(self, context: PlanContext) -> Plan:
         """Return the plan that lets the model answer prompts, in rounds."""
+        from swift_rl.rounds.group_values import GroupValuer
         from swift_rl.rounds.plan import RolloutPlan
 
-        return RolloutPlan(context, self.options)
+        return RolloutPlan(context, self.options, GroupValuer)
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return what the loss is a mean over: tokens, answers, or answers times the length that they may have."""
@@ -71,7 +84,7 @@ class Grpo(BaseObjective[GrpoOptions]):
             each = each * losses.on_policy_enough(logps, old_logps, advantages, batch, most)
         if "is_weights" in values:
             each = each * values["is_weights"]
-        metrics = _movement(policy, logps.detach() - old_logps)
+        metrics = movement(policy, logps.detach() - old_logps)
         if "rollout_logps" in values and "old_logps" not in values:
             metrics["gap/mean"] = (logps.detach() - values["rollout_logps"]).abs()
         if options.kl_in_loss:
@@ -83,8 +96,8 @@ class Grpo(BaseObjective[GrpoOptions]):
         counts = (batch.weights > 0).to(each.dtype)
         tokens = counts.sum()
         return LossSums(
-            loss=(_counted(counts, each) * self._shares(batch, counts)).sum(),
-            metrics={name: (_counted(counts, value).sum(), tokens) for name, value in metrics.items()},
+            loss=(counted(counts, each) * self._shares(batch, counts)).sum(),
+            metrics={name: (counted(counts, value).sum(), tokens) for name, value in metrics.items()},
         )
 
     def _shares(self, batch: MicroBatch, counts: torch.Tensor) -> torch.Tensor:
@@ -94,12 +107,12 @@ class Grpo(BaseObjective[GrpoOptions]):
         return counts / batch.segment_sum(counts).clamp(min=1)[batch.segment_ids.clamp(min=0)]
 
 
-def _counted(counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def counted(counts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Return values where a token counts, and 0 elsewhere, whatever stands there."""
     return values.masked_fill(counts == 0, 0.0)
 
 
-def _movement(policy: TokenLosses, log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
+def movement(policy: TokenLosses, log_ratio: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return for every token how far the policy is from the one that wrote it."""
     return {
         "ratio": policy.ratio,

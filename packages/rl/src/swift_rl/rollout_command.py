@@ -10,17 +10,22 @@ from swift.errors import UsageError
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _LOGPROBS = ("--logprobs-mode", "--vllm-logprobs-mode")
+_EXTENSIONS = ("--worker-extension-cls", "--vllm-worker-extension-cls")
 _HELP = """swift rollout MODEL [flags]
 
-Serve a model for the rollouts of a run: as `swift serve` does, with vLLM, and with two settings that rollouts need.
+Serve a model for the rollouts of a run: as `swift serve` does, with vLLM, and with the settings that rollouts need.
 
   VLLM_SERVER_DEV_MODE=1                 in its environment: requests may replace the weights
   --logprobs-mode processed_logprobs     log-probabilities are those of the draws
+  --worker-extension-cls ...             draws are those of the engine in the run's own processes, and missing weights
+                                         are named (not with --python, whose environment may lack swift-export-vllm)
 
 A run asks it by its address:
 
   swift rollout qwen3-0.6b --port 8000
   swift rlhf --rlhf_type grpo --model qwen3-0.6b --rollout_engine http://127.0.0.1:8000 ...
+
+With --runtime-adapters a run that trains adapters sends them alone, otherwise whole weights.
 
 Whoever reaches the server can change its weights, so it listens on this machine alone (--host is a loopback address).
 All other flags are those of swift serve, and vLLM's: swift serve --help
@@ -51,9 +56,14 @@ def server(words: Sequence[str], mine: Mapping[str, str]) -> tuple[list[str], di
             f"--host {host}: whoever reaches a server of rollouts can replace its weights and have it read files.",
             hint="Leave --host out, and reach the machine through a tunnel: ssh -L 8000:127.0.0.1:8000 MACHINE",
         )
-    said = any(_value(flag, words) is not None for flag in _LOGPROBS)
-    drawn = [] if said else ["--logprobs-mode", "processed_logprobs"]
-    return ["-m", "swift", "serve", *words, *drawn], {**mine, "VLLM_SERVER_DEV_MODE": "1"}
+    ours = [] if _says(words, *_LOGPROBS) else ["--logprobs-mode", "processed_logprobs"]
+    if not _says(words, "--python", *_EXTENSIONS):
+        ours += ["--worker-extension-cls", "swift_export_vllm.worker.RolloutWorker"]
+    return ["-m", "swift", "serve", *words, *ours], {**mine, "VLLM_SERVER_DEV_MODE": "1"}
+
+
+def _says(words: Sequence[str], *flags: str) -> bool:
+    return any(_value(flag, words) is not None for flag in flags)
 
 
 def _value(flag: str, words: Sequence[str]) -> str | None:

@@ -1,50 +1,31 @@
-"""Options of rollouts: how answers are drawn, by which engine, and how many steps a round of them serves."""
+"""Options of rounds: how many answers each prompt gets, and which of them are learned from."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from swift.config.limits import Name
-from swift.config.sections import Section
+from swift_rl.draw_options import DrawOptions
 
 
-class RolloutOptions(Section):
-    """How the model in training answers prompts."""
+class RolloutOptions(DrawOptions):
+    """How the model in training answers prompts in groups."""
 
     num_generations: Annotated[int, Field(ge=1)] = Field(8, description="Answers to each prompt, which form a group")
-    max_completion_length: Annotated[int, Field(ge=1)] = Field(512, description="Most tokens of an answer")
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] = Field(
         1.0, description="Temperature of the draws; the policy that learns is divided by it as well"
     )
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        1.0, description="Draw among the likeliest tokens that have so much of the probability"
-    )
-    top_k: Annotated[int, Field(ge=0)] = Field(0, description="Draw among so many of the likeliest tokens; 0 is all")
-    stop_words: tuple[str, ...] = Field((), description="Texts that end an answer")
-    steps_per_generation: Annotated[int, Field(ge=1)] = Field(
-        1, description="Optimizer steps that one round of answers serves"
-    )
     dynamic_sample: bool = Field(
-        False, description="Replace groups whose answers all have the same reward, which teach nothing, by further ones"
+        False, description="Replace groups whose answers all have the same reward by the next prompts (DAPO)"
     )
-    max_resample_times: Annotated[int, Field(ge=0)] = Field(
-        3, description="How often a round asks further prompts for dynamic_sample"
+    max_resample_times: Annotated[int, Field(ge=1, le=1000)] = Field(
+        3, description="How often a round asks for more prompts under dynamic_sample"
     )
-    rollout_engine: Name = Field(
-        "transformers",
-        description="Inference engine that answers: a plugin's name, or addresses of vLLM servers with commas between",
+    max_idle_rounds: Annotated[int, Field(ge=0, le=1000)] = Field(
+        5, description="End the run after so many rounds in a row that teach nothing; 0 never ends it"
     )
-    rollout_options: dict[str, Any] = Field(default_factory=dict, description="The engine's own settings")
-    rollout_batch_size: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Answers that the engine writes at a time; nothing leaves it to the engine"
-    )
-    rollout_tolerance: Annotated[float, Field(gt=0.0)] | None = Field(
-        None,
-        description="Stop where engine and trainer differ by more than so many nats per token of known texts; default: "
-        "0.001 for transformers in float32, else 0.05",
-    )
+    overlong_filter: bool = Field(False, description="Learn nothing from answers that reached max_completion_length")
     rollout_lag: Annotated[int, Field(ge=0, le=1)] = Field(
         0, description="1 writes the answers of the next round while this one is learned from"
     )

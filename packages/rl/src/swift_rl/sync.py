@@ -56,9 +56,9 @@ class VerifiedEngine:
         """Yield the tokens of one answer."""
         return self.engine.stream(prompt, sampling)
 
-    def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
+    def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
         """Yield the engine's scores."""
-        return self.engine.score(prompts)
+        return self.engine.score(prompts, top=top) if top else self.engine.score(prompts)
 
     def update_weights(self, weights: WeightStream) -> None:
         """Update the engine, and raise `SyncError` by the names of tensors that did not arrive as they were sent."""
@@ -77,6 +77,18 @@ class VerifiedEngine:
         self.verified = held is not None
         if held is not None:
             self._compare({name: checksum(tensor) for name, tensor in held()})
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Return whether the engine is sent the adapters in training alone."""
+        return bool(getattr(self.engine, "takes_adapters", False))
+
+    def update_adapter(self, weights: WeightStream, config: Mapping[str, Any]) -> None:
+        """Put the adapters in training on the engine's model; the probe compares what becomes of it."""
+        self.version = None
+        self.verified = False
+        self._before, self._sent = {}, {}
+        self.engine.update_adapter(weights, config)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Close the engine."""

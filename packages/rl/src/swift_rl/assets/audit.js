@@ -54,11 +54,17 @@ const painters = [];
 colour.addEventListener("change", () => painters.forEach((painter) => painter()));
 
 function fillAnswer(parent, answer) {
+  for (const message of answer.begins || []) {
+    make(parent, "div", message.role, "quiet");
+    make(parent, "pre", typeof message.content === "string" ? message.content : JSON.stringify(message.content));
+  }
   const text = make(parent, "pre");
-  const tokens = answer.pieces.map((piece) => make(text, "span", piece));
+  const told = answer.told || [];
+  const tokens = answer.pieces.map((piece, index) => make(text, "span", piece, told[index] ? "told" : undefined));
   const painter = () => paint(tokens, answer);
   painter();
   painters.push(painter);
+  if (answer.turns) make(parent, "div", `rewards by turn: ${answer.turn_rewards.map(shown).join(", ")} ${answer.info}`, "quiet");
   const table = make(parent, "table");
   for (const [name, reward] of Object.entries(answer.rewards)) {
     const row = make(table, "tr");
@@ -76,7 +82,7 @@ function addAnswer(parent, answer) {
   const details = make(parent, "details");
   const ended = answer.ended === "length" ? ", cut off" : "";
   const summary = make(details, "summary",
-    `#${answer.place + 1}: reward ${shown(answer.reward)}, advantage ${shown(answer.advantage)}, ${answer.ids.length} tokens${ended}`);
+    `#${answer.place + 1}: reward ${shown(answer.reward)}, advantage ${shown(answer.advantage)}, ${answer.ids.length} tokens${answer.turns ? ` in ${answer.turns} turns` : ""}${ended}`);
   if (answer.steps.length) make(summary, "span", ` · learned from in step ${answer.steps.join(", ")}`, "quiet");
   if (answer.why_not) make(summary, "span", ` · not learned from: ${answer.why_not}`, "left-out");
   whenOpened(details, () => fillAnswer(details, answer));

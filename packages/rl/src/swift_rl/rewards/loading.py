@@ -21,7 +21,7 @@ def load_reward(described: Mapping[str, Any]) -> Any:
     'registered' (`files`, `name`, and the run's options as `settings`).
     """
     if described["kind"] == "installed":
-        return installed(_imported(described["target"]), described["options"])
+        return installed(attribute_of(described["target"]), described["options"])
     if described["kind"] == "function":
         module = run_file(described["file"])
         function = getattr(module, described["name"], None)
@@ -41,9 +41,11 @@ def installed(target: Any, options: Mapping[str, Any]) -> Any:
 
 def registered(files: list[str]) -> dict[str, Any]:
     """Return what plugin files of ms-swift's kind register, by name."""
+    from swift_rl.environments import ms_swift as turns
     from swift_rl.rewards.ms_swift import ORMS, provide
 
     provide()
+    turns.provide()
     for file in files:
         run_file(file)
     return ORMS
@@ -66,7 +68,8 @@ def run_file(file: str) -> ModuleType:
     return module
 
 
-def _imported(target: str) -> Any:
+def attribute_of(target: str) -> Any:
+    """Return what an entry point names, imported."""
     module, _, attribute = target.partition(":")
     found: Any = importlib.import_module(module.strip())
     for part in filter(None, attribute.split("[")[0].strip().split(".")):

@@ -32,11 +32,13 @@ class AsyncORM(ORM):
 
 def provide() -> None:
     """Make `from swift.rewards import ORM, AsyncORM, orms` work in this process, and ms-swift's other names for it."""
-    rewards = {"ORM": ORM, "AsyncORM": AsyncORM, "orms": ORMS}
-    loggers = {"get_logger": lambda *_, **__: logging.getLogger("swift")}
+    models = {"rm_plugins": {}, "DefaultRMPlugin": object}
+    rewards = {"ORM": ORM, "AsyncORM": AsyncORM, "orms": ORMS, **models}
+    loggers = {"get_logger": lambda *_, **__: logging.getLogger("swift"), "to_device": lambda value, *_: value}
     for name, members in (
         ("swift.rewards", rewards),
         ("swift.rewards.orm", rewards),
+        ("swift.rewards.rm_plugin", models),
         ("swift.plugin", rewards),
         ("swift.plugin.orm", rewards),
         ("swift.utils", loggers),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import tempfile
 import time
 from collections import deque
@@ -17,14 +16,12 @@ from swift.contracts import RewardItem
 from swift.errors import SwiftError
 from swift_rl.reward_options import RewardOptions
 from swift_rl.rewards.failures import Failures
-from swift_rl.rewards.process import WorkerProcess
+from swift_rl.rewards.process import WorkerProcess, with_news
 from swift_rl.rewards.select import SelectedReward
 from swift_rl.rewards.verdicts import MOST_OUTPUT, Verdict, checked, in_one_line, traceback_text
 
 MOST_WORKERS = 8
 """Processes where `reward_workers` names no number."""
-_TICK = 0.25
-"""Seconds after which it is looked whether a process is gone without a word."""
 
 
 @dataclass
@@ -129,7 +126,7 @@ class RewardPool:
         while waiting or any(worker.task is not None for worker in self._workers):
             self._deal(waiting)
             busy = [worker for worker in self._workers if worker.task is not None]
-            for worker in self._with_news(busy):
+            for worker in with_news(busy):
                 call = worker.task
                 answer = worker.answer()
                 if answer is None:
@@ -167,22 +164,6 @@ class RewardPool:
         )
         self._workers.append(worker)
         return worker
-
-    def _with_news(self, busy: Sequence[WorkerProcess[Call]]) -> list[WorkerProcess[Call]]:
-        """Wait until a process has an answer, or for a moment; take what all print meanwhile."""
-        found = []
-        with selectors.DefaultSelector() as selector:
-            for worker in busy:
-                selector.register(worker.channel, selectors.EVENT_READ, (worker, True))
-                selector.register(worker.printed, selectors.EVENT_READ, (worker, False))
-            soonest = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
-            for key, _ in selector.select(min(max(soonest, 0.0), _TICK)):
-                worker, answers = key.data
-                if answers:
-                    found.append(worker)
-                else:
-                    worker.drain()
-        return found
 
     def _lost(self, worker: WorkerProcess[Call], failure: str, waiting: deque[Call], note: Note) -> None:
         """Go on after a process that is gone: another one is started when there is a call for it."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -21,6 +22,9 @@ LOADING = 180.0
 """Seconds that a process may take to start and to import a reward, if its calls may not take longer than that."""
 _DYING = 10.0
 """Seconds between the end of a process's channel and its own."""
+
+_TICK = 0.25
+"""Seconds after which it is looked whether a process is gone without a word."""
 
 Task = TypeVar("Task")
 
@@ -71,6 +75,16 @@ class WorkerProcess(Generic[Task]):
             self.deadline = self.began + self._seconds
             return {}
         return message
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Send a message that has no answer, to a process without a task."""
+        with suppress(OSError):  # it is dead, which the next task finds out
+            send(self.channel, message)
+
+    @property
+    def late(self) -> bool:
+        """Whether the task takes longer than it may."""
+        return time.monotonic() > self.deadline
 
     def readable(self, seconds: float) -> bool:
         """Wait so long for an answer, or for the end of the process; return whether there is one."""
@@ -124,6 +138,23 @@ class WorkerProcess(Generic[Task]):
         assert self._process.stdout is not None
         self._process.stdout.close()
         self.channel.close()
+
+
+def with_news(busy: Sequence[WorkerProcess[Task]]) -> list[WorkerProcess[Task]]:
+    """Wait until a process has an answer, or for a moment; take what all print meanwhile."""
+    found = []
+    with selectors.DefaultSelector() as selector:
+        for worker in busy:
+            selector.register(worker.channel, selectors.EVENT_READ, (worker, True))
+            selector.register(worker.printed, selectors.EVENT_READ, (worker, False))
+        soonest = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
+        for key, _ in selector.select(min(max(soonest, 0.0), _TICK)):
+            worker, answers = key.data
+            if answers:
+                found.append(worker)
+            else:
+                worker.drain()
+    return found
 
 
 def _environment() -> dict[str, str]:

@@ -66,14 +66,16 @@ def _item(row: Mapping[str, Any], place: str) -> RewardItem:
 
 def _of_a_round(file: Path, head: Mapping[str, Any], answers: list[dict[str, Any]]) -> list[RewardItem]:
     """Return the answers of a round, with their tokens where the file beside it is there."""
+    from swift_rl.rounds.data import Episode
+
     items = []
     for number, (answer, ids) in enumerate(zip(answers, _tokens(file, len(answers)), strict=True), 1):
         prompt = head["prompts"][answer["prompt"]]
-        items.append(
-            RewardItem(
-                prompt["messages"], answer["text"], ids, answer["finish_reason"], prompt["columns"], f"answer {number}"
-            )
-        )
+        messages, columns = prompt["messages"], prompt["columns"]
+        if answer.get("episode"):
+            episode = Episode(**answer["episode"])
+            messages, columns = episode.messages[:-1], episode.seen_by_rewards(columns)
+        items.append(RewardItem(messages, answer["text"], ids, answer["finish_reason"], columns, f"answer {number}"))
     return items
 
 

@@ -16,10 +16,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from swift_rl.rewards.channel import receive, send
 from swift_rl.rewards.verdicts import checked, in_one_line, traceback_text
+
+if TYPE_CHECKING:
+    from swift_rl.environments.hosted import HostedEpisodes
 
 
 def main() -> None:
@@ -29,7 +33,10 @@ def main() -> None:
         threading.Thread(target=_end_with_the_run, args=(os.getppid(),), daemon=True).start()
         rewards: dict[str, Any] = {}
         while (task := receive(channel)) is not None:
-            send(channel, _describe(task) if task["do"] == "describe" else _score(channel, rewards, task))
+            if task["do"] in ("describe", "score"):
+                send(channel, _describe(task) if task["do"] == "describe" else _score(channel, rewards, task))
+            else:
+                _play(channel, task)
 
 
 def _score(channel: socket.socket, rewards: dict[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +75,29 @@ def _describe(task: Mapping[str, Any]) -> dict[str, Any]:
         answer = {"failure": in_one_line(problem), "traceback": traceback_text(problem)}
     _flush()
     return answer
+
+
+def _play(channel: socket.socket, task: Mapping[str, Any]) -> None:
+    """Do what is asked of an environment."""
+    episodes = _episodes()
+    if task["do"] == "close":
+        episodes.close(task["keys"])
+        return
+
+    def begun() -> None:
+        send(channel, {"loaded": True})
+        _limit_cpu(task["seconds"])
+
+    answer = episodes.describe(task) if task["do"] == "describe_environment" else episodes.answer(task, begun)
+    _flush()
+    send(channel, answer)
+
+
+@cache
+def _episodes() -> HostedEpisodes:
+    from swift_rl.environments.hosted import HostedEpisodes
+
+    return HostedEpisodes()
 
 
 def _flush() -> None:

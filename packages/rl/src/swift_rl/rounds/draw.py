@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 
 import numpy as np
 
 from swift.contracts import PlanContext, Sampling
-from swift.errors import CheckpointError
+from swift.errors import CheckpointError, SwiftError
 from swift.infer import StopStrings, open_engine
 from swift.toolkit import heartbeat, progress
-from swift_rl.options import GrpoOptions
+from swift_rl.draw_options import DrawOptions
+from swift_rl.environments.episodes import Episodes
+from swift_rl.environments.select import select_environment
+from swift_rl.options import OnlineOptions
 from swift_rl.rounds.data import DrawnAnswer, Prompt, draw_number
 from swift_rl.rounds.files import DrawJournal, Drawn
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
@@ -41,18 +44,20 @@ class DrawRequest:
     prompts: Sequence[Prompt]
     groups: int
     sampling: Sampling
+    given: Mapping[int, Sequence[DrawnAnswer]] = field(default_factory=dict)
+    """Index of a prompt → answers that it has already: it is not drawn for."""
 
     def draws(self) -> Iterator[tuple[int, int, int]]:
         """Yield (index of the prompt, place within its group, number of the draw)."""
         for index, prompt in enumerate(self.prompts):
-            for place in range(self.groups):
+            for place in range(0 if index in self.given else self.groups):
                 yield index, place, draw_number(prompt.turn, place)
 
 
 class Rollouts:
     """The engine of this process, and the way of answers from all processes to each."""
 
-    def __init__(self, context: PlanContext, options: GrpoOptions, folder: Path, prompts: Prompts) -> None:
+    def __init__(self, context: PlanContext, options: DrawOptions, folder: Path, prompts: Prompts) -> None:
         self._context = context
         self._options = options
         self._folder = folder
@@ -69,6 +74,10 @@ class Rollouts:
         self._version = -1
         """Steps that had been made when the engine got its weights."""
         self._stops = StopStrings(context.tokenizer, options.stop_words)
+        self._episodes: Episodes | None = None
+        if isinstance(options, OnlineOptions):
+            environment = select_environment(options, prompts.columns(), context.model)
+            self._episodes = None if environment is None else Episodes(context, options, environment)
         world = context.topology.world
         shared = options.rollout_engine == IN_PROCESS
         self._workers = world.size if shared else 1
@@ -123,7 +132,11 @@ class Rollouts:
 
     def answer(self, asked: DrawRequest, *, keep: bool = True) -> list[DrawnAnswer]:
         """Return the answers to all prompts, the same on every process. Called on every process."""
-        return self.gathered(asked, self.local(asked, keep=keep))
+        try:
+            mine: dict[int, Drawn] | SwiftError = self.local(asked, keep=keep)
+        except SwiftError as failure:  # of one process, of which the others are to know
+            mine = failure
+        return self.gathered(asked, mine)
 
     def local(self, asked: DrawRequest, *, keep: bool = True, show: bool = True) -> dict[int, Drawn]:
         """Draw this process's share of the answers: number of the draw → answer.
@@ -141,51 +154,74 @@ class Rollouts:
         mine = [(index, number) for index, _, number in asked.draws() if index % self._workers == rank]
         drawn = {number: known[number] for _, number in mine if number in known}
         missing = [(index, number) for index, number in mine if number not in known]
-        numbers = [number for _, number in missing]
-        prompts = [asked.prompts[index].token_ids.tolist() for index, _ in missing]
-        if prompts and self._engine is None:
+        if missing and self._engine is None:
             raise CheckpointError(
-                f"{len(prompts)} answers of round {asked.round + 1} are not kept under {self._folder}, and the weights "
+                f"{len(missing)} answers of round {asked.round + 1} are not kept under {self._folder}, and the weights "
                 "that were to write them are gone.",
                 hint="Resume from a checkpoint at the end of a round, or bring the folder rollouts of the run back.",
             )
-        answers = self._engine.generate(prompts, replace(asked.sampling, numbers=numbers)) if self._engine else iter(())
         shown = show and self._context.topology.is_main
-        for place, came in progress(answers, "Drawing answers", on=shown, total=len(prompts)):
+        answers = self._draws([(number, asked.prompts[index]) for index, number in missing], asked.sampling)
+        for number, each in progress(answers, "Drawing answers", on=shown, total=len(missing)):
             heartbeat()
-            each = Drawn(list(came.token_ids), list(came.logprobs), came.finish_reason)
-            drawn[numbers[place]] = each
+            drawn[number] = each
             if keep:
-                journal.add(numbers[place], each)
+                journal.add(number, each)
         return drawn
 
-    def gathered(self, asked: DrawRequest, mine: dict[int, Drawn]) -> list[DrawnAnswer]:
-        """Return everybody's answers in order. Called on every process."""
-        drawn = {number: each for part in self._context.comms.gather(mine) for number, each in part.items()}
-        return [self._answer(index, place, drawn[number]) for index, place, number in asked.draws()]
+    def _draws(self, missing: Sequence[tuple[int, Prompt]], sampling: Sampling) -> Iterator[tuple[int, Drawn]]:
+        """Yield (number of the draw, answer), in the order in which they are ready."""
+        if self._engine is None or not missing:
+            return
+        if self._episodes is not None:
+            yield from self._episodes.play(self._engine, missing, sampling)
+            return
+        prompts = [prompt.token_ids.tolist() for _, prompt in missing]
+        numbers = [number for number, _ in missing]
+        for place, came in self._engine.generate(prompts, replace(sampling, numbers=numbers)):
+            yield numbers[place], Drawn(list(came.token_ids), list(came.logprobs), came.finish_reason)
+
+    def gathered(self, asked: DrawRequest, mine: dict[int, Drawn] | SwiftError) -> list[DrawnAnswer]:
+        """Return everybody's answers, and those that are given, in order. Called on every process."""
+        drawn: dict[int, Drawn] = {}
+        for part in self._context.comms.gather(mine):
+            if isinstance(part, SwiftError):
+                raise part
+            drawn |= part
+        answers = [self._answer(index, place, drawn[number]) for index, place, number in asked.draws()]
+        answers += [answer for given in asked.given.values() for answer in given]
+        return sorted(answers, key=lambda answer: (answer.prompt, answer.place))
 
     def forget(self, number: int) -> None:
         """Take the journal of a round away, on one process, once the round is written whole."""
         DrawJournal(self._folder, number, 0, 0).clear()
 
     def close(self) -> None:
-        """Give the engine back."""
+        """Give the engine back, and end the processes of the environment."""
+        if self._episodes is not None:
+            self._episodes.close()
         if self._engine is not None:
             self._engine.close()
             self._engine = None
 
     def _answer(self, prompt: int, place: int, drawn: Drawn) -> DrawnAnswer:
         ids = drawn.token_ids
+        if drawn.episode is not None:
+            return self._answered(prompt, place, drawn, drawn.episode.text)
         text, found = self._stops.before(self._text(ids))
         if not found and drawn.finish_reason == "stop":
             text = self._text(ids[:-1])
+        return self._answered(prompt, place, drawn, text)
+
+    def _answered(self, prompt: int, place: int, drawn: Drawn, text: str) -> DrawnAnswer:
         return DrawnAnswer(
             prompt=prompt,
             place=place,
-            token_ids=np.array(ids, dtype=np.int32),
+            token_ids=np.array(drawn.token_ids, dtype=np.int32),
             logps=np.array(drawn.logps, dtype=np.float32),
             finish_reason=drawn.finish_reason,
             text=text,
+            episode=drawn.episode,
         )
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -197,20 +233,26 @@ class Rollouts:
         engine = open_engine(
             options.rollout_engine,
             self._context.model,
-            dtype=model.dtype,
+            dtype="float32" if trains_in_single(self._context) else model.dtype,
             device=self._context.topology.device if in_process else None,
             batch_size=options.rollout_batch_size,
             options=options.rollout_options,
             trust_remote_code=model.trust_remote_code,
+            trained_adapter=self._context.adapter(),
+            say=self._context.say,
         )
         return VerifiedEngine(engine)
 
 
-def computes_alike(context: PlanContext, options: GrpoOptions) -> bool:
+def computes_alike(context: PlanContext, options: DrawOptions) -> bool:
     """Return whether answers are drawn by the engine of this process, in single precision like the training."""
+    return options.rollout_engine == IN_PROCESS and trains_in_single(context)
+
+
+def trains_in_single(context: PlanContext) -> bool:
+    """Return whether the model in training computes in single precision; vLLM would not, left to itself."""
     dtype = context.config.model.dtype
-    single = dtype == "float32" or (dtype == "auto" and context.topology.device == "cpu")
-    return options.rollout_engine == IN_PROCESS and single
+    return dtype == "float32" or (dtype == "auto" and context.topology.device == "cpu")
 
 
 class Ahead:
@@ -219,7 +261,7 @@ class Ahead:
     def __init__(self, rollouts: Rollouts, asked: DrawRequest) -> None:
         self.asked = asked
         self._rollouts = rollouts
-        self._drawn: dict[int, Drawn] = {}
+        self._drawn: dict[int, Drawn] | SwiftError = {}
         self._failure: BaseException | None = None
         self._thread = Thread(target=self._work, name="rollouts", daemon=True)
         self._thread.start()
@@ -238,5 +280,7 @@ class Ahead:
     def _work(self) -> None:
         try:
             self._drawn = self._rollouts.local(self.asked, show=False)
+        except SwiftError as failure:
+            self._drawn = failure
         except BaseException as failure:
             self._failure = failure

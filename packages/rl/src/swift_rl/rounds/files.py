@@ -18,11 +18,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
+from swift_rl.rounds.data import DrawnAnswer, Episode, Prompt, Round
 
 FOLDER = "rollouts"
 """Under the run's folder."""
 _ARRAYS = ("token_ids", "logps", "advantages", "old_logps", "ref_logps", "is_weights", "entropies")
+_LENGTHS = "lengths"
 _TOLD = ("prompt", "place", "finish_reason", "text", "rewards", "remarks", "failed", "reward", "why_not")
 
 
@@ -75,26 +76,31 @@ def _lines(made: Round) -> Iterator[Mapping[str, Any]]:
         ],
     }
     for answer in made.answers:
-        yield {name: getattr(answer, name) for name in _TOLD}
+        episode = {} if answer.episode is None else {"episode": asdict(answer.episode)}
+        yield {name: getattr(answer, name) for name in _TOLD} | episode
 
 
 def _columns(answers: Sequence[DrawnAnswer]) -> dict[str, np.ndarray]:
-    columns = {"lengths": np.array([len(answer.token_ids) for answer in answers], dtype=np.int64)}
-    for name in _ARRAYS:
-        values = [getattr(answer, name) for answer in answers]
-        if values and all(value is not None for value in values):
-            columns[name] = np.concatenate(values)
+    columns = {_LENGTHS: np.array([len(answer.token_ids) for answer in answers], dtype=np.int64)}
+    others = dict.fromkeys(name for answer in answers for name in answer.token_values)
+    for name in (*_ARRAYS, *others):
+        values = [answer.token_values.get(name) if name in others else getattr(answer, name) for answer in answers]
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(values):
+            columns[name] = np.concatenate(known)
     return columns
 
 
 def _round_of(lines: Sequence[Mapping[str, Any]], columns: Mapping[str, np.ndarray]) -> Round:
     head, rest = lines[0], lines[1:]
     prompts = [Prompt(**{**each, "token_ids": np.array(each["token_ids"], dtype=np.int32)}) for each in head["prompts"]]
-    ends = np.cumsum(columns["lengths"])[:-1]
-    pieces = {name: np.split(columns[name], ends) for name in _ARRAYS if name in columns}
+    ends = np.cumsum(columns[_LENGTHS])[:-1]
+    pieces = {name: np.split(values, ends) for name, values in columns.items() if name != _LENGTHS}
     answers = []
     for index, line in enumerate(rest):
-        values: dict[str, Any] = {**line, **{name: parts[index] for name, parts in pieces.items()}}
+        own = {name: parts[index] for name, parts in pieces.items()}
+        others = {name: own.pop(name) for name in list(own) if name not in _ARRAYS}
+        values: dict[str, Any] = {**line, **own, "token_values": others, "episode": _episode(line.get("episode"))}
         answers.append(DrawnAnswer(**values))
     dropped = {int(prompt): why for prompt, why in head["dropped"].items()}
     return Round(head["round"], head["version"], prompts, answers, head["facts"], dropped, head["cursor"])
@@ -107,6 +113,11 @@ class Drawn:
     token_ids: list[int]
     logps: list[float]
     finish_reason: str
+    episode: Episode | None = None
+
+
+def _episode(told: Mapping[str, Any] | None) -> Episode | None:
+    return None if told is None else Episode(**told)
 
 
 class DrawJournal:
@@ -125,7 +136,8 @@ class DrawJournal:
                 try:
                     entry = json.loads(line)
                     if entry["version"] == self._version:
-                        known[entry["number"]] = Drawn(entry["token_ids"], entry["logps"], entry["finish_reason"])
+                        own = (entry["token_ids"], entry["logps"], entry["finish_reason"])
+                        known[entry["number"]] = Drawn(*own, _episode(entry.get("episode")))
                 except (ValueError, KeyError, TypeError):
                     continue
         return known

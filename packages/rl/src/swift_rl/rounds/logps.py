@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from swift import LossSums, Need, Section
-from swift.contracts import ModelView, PlanContext
+from swift.contracts import ForwardResult, ModelView, Objective, PlanContext
 from swift.data.samples import Encoded, Segment
 from swift.objectives.base import BaseObjective, viewed
 
 if TYPE_CHECKING:
-    from swift.data.batch import MicroBatch
+    from swift.data.batch import Batch, MicroBatch
 
 
 class TokenLogps(BaseObjective[Section]):
@@ -39,16 +39,20 @@ class TokenLogps(BaseObjective[Section]):
 def values_of_answers(
     context: PlanContext,
     samples: Sequence[Encoded],
-    objective: TokenLogps,
+    objective: Objective,
     *,
     temperature: float,
+    forward: Callable[[Batch, Objective], ForwardResult] | None = None,
 ) -> list[Mapping[str, np.ndarray]]:
-    """Return the values of each sample's tokens, in order, the same on every process. Called on every process."""
+    """Return the values of each sample's tokens, in order, the same on every process. Called on every process.
+
+    `forward` is that of another model of the run than the one in training.
+    """
     order = sorted(range(len(samples)), key=lambda index: -len(samples[index].segments[0]))
     rows = [(samples[index],) for index in order]
     topology = context.topology
     batch = replace(context.batch(0, rows, topology.data_rank, topology.data_size), temperature=temperature)
-    mine = list(context.forward(batch, objective).tokens or ())
+    mine = list((forward or context.forward)(batch, objective).tokens or ())
     # Processes that share a slice have the same values.
     slices = dict(context.comms.gather((topology.data_rank, mine)))
     sorted_values = [values for rank in sorted(slices) for values in slices[rank]][: len(samples)]
@@ -58,15 +62,26 @@ def values_of_answers(
     return found
 
 
-def sample_of(number: int, prompt: np.ndarray, answer: np.ndarray, values: Mapping[str, np.ndarray]) -> Encoded:
-    """Return a prompt and its answer as a sample of which the answer is learned, with values of the answer's tokens."""
+def sample_of(
+    number: int,
+    prompt: np.ndarray,
+    answer: np.ndarray,
+    values: Mapping[str, np.ndarray],
+    *,
+    own: np.ndarray | None = None,
+    weights: np.ndarray | float = 1.0,
+) -> Encoded:
+    """Return a prompt and its answer as a sample, with weights and values of the answer's own tokens.
+
+    `own` says which these are, where others stand between them.
+    """
     ids = np.concatenate([prompt, answer]).astype(np.int32)
     start = len(prompt)
 
     def placed(tokens: np.ndarray | float) -> np.ndarray:
         whole = np.zeros(len(ids), dtype=np.float32)
-        whole[start:] = tokens
+        whole[start:][slice(None) if own is None else own] = tokens
         return whole
 
-    segment = Segment(ids, placed(1.0), {name: placed(value) for name, value in values.items()})
+    segment = Segment(ids, placed(weights), {name: placed(value) for name, value in values.items()})
     return Encoded(number, (segment,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,17 +19,15 @@ from swift_rl.health import Health
 from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
 from swift_rl.rounds.draw import Ahead, DrawRequest, Rollouts
 from swift_rl.rounds.files import FOLDER, path_of, read_round, write_round
-from swift_rl.rounds.judge import Judge, on_main
-from swift_rl.rounds.logps import sample_of
+from swift_rl.rounds.judge import on_main
 from swift_rl.rounds.prompts import Prompts
 from swift_rl.rounds.settings import check_settings, prompts_per_round
-from swift_rl.rounds.values import Valuer, figures
+from swift_rl.rounds.values import Options, Valuer, figures
 
 if TYPE_CHECKING:
     from swift.contracts import PlanContext
     from swift.data.batch import Batch, Row
-    from swift.data.samples import Encoded
-    from swift_rl.options import GrpoOptions
+    from swift_rl.options import OnlineOptions
 
 
 ALL_PAGES = 10
@@ -38,6 +36,7 @@ EVERY_PAGE = 10
 """Later ones have a page every so many rounds."""
 _HARMLESS = (
     *("max_idle_rounds", "reward_timeout", "reward_workers", "reward_memory", "reward_retries", "reward_max_failed"),
+    *("environment_timeout", "episode_timeout"),
     *("eval_temperature", "num_generations_eval", "rollout_batch_size", "rollout_tolerance", "log_entropy"),
 )
 """Options that a resumed run may change without drawing a round again."""
@@ -46,17 +45,25 @@ _SHAPE = ("completion_length", "truncated")
 
 
 class RolloutPlan:
-    """Implements `swift.contracts.ResumablePlan`: rounds of answers, each of which serves some steps."""
+    """Implements `swift.contracts.ResumablePlan`: rounds of answers, each of which serves some steps.
 
-    def __init__(self, context: PlanContext, options: GrpoOptions) -> None:
+    What the tokens of answers are given for the loss is the objective's `valuer`.
+    """
+
+    def __init__(
+        self,
+        context: PlanContext,
+        options: Options,
+        valuer: Callable[[PlanContext, Options, Sequence[str]], Valuer[Options]],
+    ) -> None:
         self._context = context
-        self._options = options
+        self._options: OnlineOptions = options
         if context.data.train is None:
             raise ConfigError("Prompts are read in an order of their own, not streamed.", hint="Leave --streaming out.")
         layout = context.layout
         self._prompts = Prompts(context.data.train, seed=layout.order_seed, shuffle=layout.shuffle)
         self._per_round = prompts_per_round(layout.global_rows, options)
-        self._steps_per_round = options.steps_per_generation * options.num_iterations
+        self._steps_per_round = options.steps_per_round
         rounds_per_epoch = max(1, len(self._prompts) // self._per_round)
         self.steps_per_epoch: int | None = rounds_per_epoch * self._steps_per_round
         self.total_steps = layout.max_steps or max(1, round(layout.epochs * self.steps_per_epoch))
@@ -65,11 +72,11 @@ class RolloutPlan:
         held_out = context.data.validation
         self._held_out = None if held_out is None else Prompts(held_out, seed=0, shuffle=False)
         check_settings(context, options, [each.samples.lengths for each in (context.data.train, held_out) if each])
-        self._judge = Judge(context, options, self._prompts.columns())
+        self._valuer: Valuer[Any] = valuer(context, options, self._prompts.columns())
+        names = self._valuer.names
         self.evaluation_metrics = (
-            () if held_out is None else ("reward", *(f"rewards/{name}" for name in self._judge.names), *_SHAPE)
+            () if held_out is None or not names else ("reward", *(f"rewards/{name}" for name in names), *_SHAPE)
         )
-        self._valuer = Valuer(context, options, self._judge)
         self._fingerprint = _fingerprint(options, self._prompts, context)
         self._round: Round | None = None
         self._ahead: Ahead | None = None
@@ -90,9 +97,18 @@ class RolloutPlan:
         number, within = divmod(step, self._steps_per_round)
         if self._round is None or self._round.number != number:
             self._round = self._begin(number, step, within)
+            self._valuer.begin(self._round)
         rows = self._rows(self._round, within)
         batch = replace(self._context.batch(step, rows, data_rank, data_size), temperature=self._options.temperature)
         return batch if batch.weight else replace(batch, weight=1.0)
+
+    def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
+        """Make the steps of the objective's other models."""
+        return self._valuer.train_roles(step, batch)
+
+    def learning_rate(self, step: int, planned: float) -> float:
+        """Return the policy's learning rate at a step, which the schedule has planned."""
+        return self._valuer.learning_rate(step, planned)
 
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return the figures of the round that a step belongs to."""
@@ -109,9 +125,9 @@ class RolloutPlan:
         prompts = self._held_out.all()
         asked = DrawRequest(-1, step, prompts, options.num_generations_eval, sampling)
         answers = self._rollouts.answer(asked, keep=False)
-        self._judge.score(prompts, answers)
-        self._judge.value(answers, None)
-        found = figures(answers, self._judge.names)
+        self._valuer.score(prompts, answers)
+        self._valuer.value(answers)
+        found = figures(answers, self._valuer.names)
         return {name: found.get(name, 0.0) for name in self.evaluation_metrics}
 
     def state(self) -> Mapping[str, Any]:
@@ -126,6 +142,7 @@ class RolloutPlan:
             "cursor": self._cursor,
             "folder": str(self._folder.absolute()),
             "ahead": None if self._ahead is None else self._ahead.asked.version,
+            **({"values": dict(values)} if (values := self._valuer.state()) else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -134,6 +151,7 @@ class RolloutPlan:
         if before := state.get("folder"):
             self._rollouts.resumed_from = Path(before)
         self._cursor = int(state.get("cursor", 0))
+        self._valuer.restore(state.get("values", {}))
 
     def close(self) -> None:
         """End engines and the processes of rewards."""
@@ -143,7 +161,6 @@ class RolloutPlan:
         finally:
             self._ahead = None
             self._rollouts.close()
-            self._judge.close()
             self._valuer.close()
 
     # Rounds
@@ -193,7 +210,8 @@ class RolloutPlan:
 
     def _asked(self, number: int, version: int, prompts: Sequence[Prompt]) -> DrawRequest:
         sampling = self._rollouts.sampling(self._context.config.train.seed, self._options.temperature)
-        return DrawRequest(number, version, prompts, self._options.num_generations, sampling)
+        given = self._valuer.given(number, prompts)
+        return DrawRequest(number, version, prompts, self._options.num_generations, sampling, given)
 
     def _draw(self, number: int, step: int) -> Round:
         """Return answers to the next prompts, scored, without what the model in training says of them."""
@@ -216,14 +234,14 @@ class RolloutPlan:
         if len(made.dropped) == len(made.prompts):
             made.dropped.clear()  # a step needs rows, even such as teach nothing
         if len(made.prompts) > self._per_round:  # some estimators compare all answers of a round
-            self._judge.value([answer for answer in made.answers if answer.prompt not in made.dropped], None)
+            self._valuer.value([answer for answer in made.answers if answer.prompt not in made.dropped])
         self._cursor = made.cursor
         return made
 
     def _add(self, made: Round, prompts: Sequence[Prompt], answers: Sequence[DrawnAnswer]) -> None:
         """Add answers to a round, scored; groups that nothing can be learned from are dropped where that is asked."""
-        self._judge.score(prompts, answers)
-        spreads = self._judge.value(answers, None)
+        self._valuer.score(prompts, answers)
+        spreads = self._valuer.value(answers)
         first = len(made.prompts)
         made.prompts += prompts
         made.cursor += len(prompts)
@@ -269,15 +287,16 @@ class RolloutPlan:
 
     def _dealt(self, made: Round, within: int) -> list[DrawnAnswer]:
         """Return the answers that one of a round's steps learns from, the same on every process."""
-        iteration, part = divmod(within, self._options.steps_per_generation)
+        iteration, part = divmod(within, self._options.steps_per_pass)
         taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
         order = shuffler(self._context.layout.order_seed, made.number * 4096 + iteration).permutation(len(taken))
-        per_step = -(-len(taken) // self._options.steps_per_generation)
+        per_step = -(-len(taken) // self._options.steps_per_pass)
         return [taken[index] for index in order[part * per_step : (part + 1) * per_step]]
 
     def _rows(self, made: Round, within: int) -> list[Row]:
         """Return the rows of one of a round's steps, the same on every process."""
-        samples = [self._sample(made, answer) for answer in self._dealt(made, within)]
+        dealt = self._dealt(made, within)
+        samples = [self._valuer.sample(made.prompts[answer.prompt], answer) for answer in dealt]
         layout = self._context.layout
         if layout.capacity is None:
             return [(sample,) for sample in samples]
@@ -285,26 +304,13 @@ class RolloutPlan:
         packs = pack(lengths, np.arange(len(samples)), layout.capacity)
         return [tuple(samples[index] for index in each) for each in packs]
 
-    def _sample(self, made: Round, answer: DrawnAnswer) -> Encoded:
-        values: dict[str, np.ndarray] = {"rollout_logps": answer.logps}
-        for name in ("advantages", "old_logps", "ref_logps", "is_weights"):
-            value = getattr(answer, name)
-            if value is not None:
-                values[name] = value
-        prompt = made.prompts[answer.prompt]
-        sample = sample_of(prompt.number, prompt.token_ids, answer.token_ids, values)
-        if answer.learned:
-            return sample
-        (segment,) = sample.segments
-        return replace(sample, segments=(replace(segment, weights=np.zeros_like(segment.weights)),))
-
 
 def _shown(context: PlanContext, ids: Sequence[int]) -> list[str]:
     """Return the text of single tokens."""
     return [str(context.tokenizer.decode([each])) for each in ids]
 
 
-def _fingerprint(options: GrpoOptions, prompts: Prompts, context: PlanContext) -> str:
+def _fingerprint(options: OnlineOptions, prompts: Prompts, context: PlanContext) -> str:
     """Return a hash of all that decides a round besides the weights."""
     held = [
         options.model_dump(mode="json", exclude=set(_HARMLESS)),

@@ -58,6 +58,7 @@ class Prompts:
             messages=[dict(message) for message in read.conversation.messages],
             columns=dict(read.extras),
             place=self._data.corpus.place(row),
+            tools=list(read.conversation.tools),
         )
 
     def _order_of(self, epoch: int) -> np.ndarray:

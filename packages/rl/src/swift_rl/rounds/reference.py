@@ -7,43 +7,74 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from swift.contracts import ModelRole
 from swift.errors import ConfigError
 from swift.infer import open_engine
 from swift.toolkit import heartbeat
-from swift_rl.rounds.logps import TokenLogps
+from swift_rl.rounds.logps import TokenLogps, values_of_answers
 
 if TYPE_CHECKING:
+    from swift.config.sections import Config
     from swift.contracts import InferenceEngine, PlanContext
     from swift.data.samples import Encoded
-    from swift_rl.options import GrpoOptions
 
 Ask = Callable[[TokenLogps], list[Mapping[str, np.ndarray]]]
+
+REFERENCE = "reference"
+"""The role of the model as it was before training."""
+
+
+def is_apart(config: Config) -> bool:
+    """Return whether the reference is a model of its own: other weights are trained than new adapters alone."""
+    tuner = config.tuner
+    biases = getattr(tuner, "bias", "none") != "none"  # they stay as they are trained when adapters are off
+    return tuner.kind == "full" or tuner.adapter is not None or biases
+
+
+def reference_roles(config: Config) -> list[ModelRole]:
+    """Return the frozen role that the reference is, where it is a model of its own.
+
+    A run that continues from an adapter has that adapter, as it began, for its reference.
+    """
+    if not is_apart(config):
+        return []
+    begun = config.tuner if config.tuner.adapter is not None else None
+    return [ModelRole(REFERENCE, config.model, tuner=begun, trained=False, optional=True)]
 
 
 class RunReference:
     """The reference of a run whose loss or rewards hold a KL term.
 
-    Where new adapters are trained and nothing else, it is the model with them switched off. Otherwise every process has
-    the model a second time, as it was before training, and scores a share of the answers.
+    Where new adapters are trained and nothing else, it is the model with them switched off. Otherwise it is a frozen
+    role, in the precision and on the processes of the model in training; on a backend that holds one model only, every
+    process has the model a second time in an inference engine, and scores a share of the answers.
     """
 
-    def __init__(self, context: PlanContext, options: GrpoOptions) -> None:
+    def __init__(self, context: PlanContext, temperature: float) -> None:
         self._context = context
-        tuner = context.config.tuner
-        biases = getattr(tuner, "bias", "none") != "none"  # they stay as they are trained when adapters are off
-        self._is_apart = tuner.kind == "full" or tuner.adapter is not None or biases
+        self._temperature = temperature
+        self._is_apart = is_apart(context.config)
         self._engine: InferenceEngine | None = None
-        if self._is_apart and options.temperature != 1.0:
+        if self._is_apart and REFERENCE not in context.roles and temperature != 1.0:
             raise ConfigError(
-                "A reference beside the model in training scores at temperature 1, and answers are drawn at "
-                f"{options.temperature}.",
-                hint="Train adapters (--train_type lora), leave the KL out (--beta 0), or draw at --temperature 1.",
+                f"The {context.config.backend.name} backend holds one model, so that the reference is scored beside it "
+                f"at temperature 1, and answers are drawn at {temperature}.",
+                hint="Train adapters (--train_type lora), leave the KL out, or draw at --temperature 1.",
             )
 
     def logps(self, samples: Sequence[Encoded], ask: Ask) -> list[np.ndarray]:
         """Return the log-probabilities of each sample's tokens. Called on every process."""
         if not self._is_apart:
             return [values["logps"] for values in ask(TokenLogps(adapters_off=True))]
+        if REFERENCE not in self._context.roles:
+            return self._by_engine(samples)
+        role = self._context.role(REFERENCE)
+        said = values_of_answers(
+            self._context, samples, TokenLogps(), temperature=self._temperature, forward=role.forward
+        )
+        return [values["logps"] for values in said]
+
+    def _by_engine(self, samples: Sequence[Encoded]) -> list[np.ndarray]:
         if self._engine is None:
             model = self._context.config.model
             self._engine = open_engine(

@@ -1,103 +1,175 @@
-"""Values of a round's tokens: of the policy, its reference, and against the engine that drew them."""
+"""Values that the tokens of a round get before steps learn from them: the part that objectives differ in."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from swift_rl import correction, kl
-from swift_rl.advantages import entropy_mask
+from swift_rl import correction
 from swift_rl.gap import gap
+from swift_rl.options import OnlineOptions
 from swift_rl.rounds.draw import computes_alike
+from swift_rl.rounds.judge import Judge
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
-from swift_rl.rounds.reference import RunReference
 
 if TYPE_CHECKING:
-    from swift.contracts import PlanContext
-    from swift_rl.options import GrpoOptions
-    from swift_rl.rounds.data import DrawnAnswer, Round
-    from swift_rl.rounds.judge import Judge
+    from swift.contracts import Objective, PlanContext
+    from swift.data.batch import Batch
+    from swift.data.samples import Encoded
+    from swift_rl.policy_options import CorrectionOptions
+    from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
     from swift_rl.sync import ProbeResult
 
+Options = TypeVar("Options", bound=OnlineOptions)
 
-class Valuer:
-    """Fills in what is known of a round's tokens before steps learn from them."""
 
-    def __init__(self, context: PlanContext, options: GrpoOptions, judge: Judge) -> None:
-        self._context = context
-        self._options = options
-        self._judge = judge
-        self._reference = RunReference(context, options) if options.beta > 0 else None
-        self._steps_per_round = options.steps_per_generation * options.num_iterations
+@dataclass(frozen=True)
+class TakenAnswers:
+    """The answers of a round that steps learn from, as samples that models can be asked about."""
 
-    def close(self) -> None:
-        """Give the reference back."""
-        if self._reference is not None:
-            self._reference.close()
+    answers: list[DrawnAnswer]
+    samples: list[Encoded]
+
+    @classmethod
+    def of(cls, made: Round) -> TakenAnswers:
+        """Return those whose group was not dropped."""
+        taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
+        samples = []
+        for answer in taken:
+            before, ids, own = answer.layout(made.prompts[answer.prompt])
+            samples.append(sample_of(0, before, ids, {}, own=own))
+        return cls(taken, samples)
+
+    def all(self, name: str) -> list[np.ndarray]:
+        """Return an attribute of all answers."""
+        return [getattr(answer, name) for answer in self.answers]
+
+    def of_answers(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return from values of the samples those of the answers' own tokens."""
+        own = [sample.segments[0].weights > 0 for sample in self.samples]
+        return [whole[mine] for whole, mine in zip(values, own, strict=True)]
+
+
+class Valuer(ABC, Generic[Options]):
+    """Gives tokens the numbers that an objective's loss reads. Every method is called on every process.
+
+    An objective brings a subclass: `RolloutPlan(context, options, OwnValuer)`. `value` comes first, when answers are
+    drawn and scored, and `fill_in` when the round is complete and the weights are still those that it began with.
+    Numbers go to attributes of the answers or into their `token_values`, from where rounds are written to disk and
+    `sample` takes what the loss reads, so that no more than those is needed to resume in the middle of a round.
+    """
+
+    needs_rewards: ClassVar[bool] = True
+    """Whether there is nothing to learn without a reward."""
+    carried: ClassVar[tuple[str, ...]] = ()
+    """What samples have of the answers' attributes and `token_values`, where it is known: `MicroBatch.token_values`."""
+
+    def __init__(self, context: PlanContext, options: Options, columns: Sequence[str]) -> None:
+        self.context = context
+        self.options = options
+        named = bool(options.reward_funcs or options.reward_model or options.environment)
+        self.judge = Judge(context, options, columns) if self.needs_rewards or named else None
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the rewards."""
+        return [] if self.judge is None else self.judge.names
+
+    def given(self, number: int, prompts: Sequence[Prompt]) -> Mapping[int, Sequence[DrawnAnswer]]:
+        """Return for indices of a round's prompts the answers that are known: these prompts are not drawn for."""
+        return {}
+
+    def score(self, prompts: Sequence[Prompt], answers: Sequence[DrawnAnswer]) -> None:
+        """Fill in the rewards of answers."""
+        if self.judge is not None:
+            self.judge.score(prompts, answers)
+
+    @abstractmethod
+    def value(self, answers: Sequence[DrawnAnswer]) -> list[float]:
+        """Fill in summed rewards, and what follows from them; return the spread of each group's rewards in order."""
+
+    @abstractmethod
+    def fill_in(self, taken: TakenAnswers) -> Mapping[str, float]:
+        """Fill in what models say of the answers, and what follows from it; return figures of the round."""
 
     def fill(self, made: Round, step: int, probed: ProbeResult | None) -> None:
-        """Fill in what the model in training, after so many steps, and its reference say, and what follows from it."""
-        options = self._options
-        taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
-        samples = [sample_of(0, made.prompts[each.prompt].token_ids, each.token_ids, {}) for each in taken]
+        """Complete a round with the model in training as it is after so many steps."""
+        made.facts |= self.fill_in(TakenAnswers.of(made))
+        truncated = self.options.top_p < 1 or self.options.top_k > 0
+        made.facts |= gap(made, probe=probed, truncated=truncated, trainer_version=step)
+        made.facts |= {**figures(made.answers, self.names), "dropped_groups": float(len(made.dropped))}
 
-        def ask(objective: TokenLogps) -> list[Mapping[str, np.ndarray]]:
-            return values_of_answers(self._context, samples, objective, temperature=options.temperature)
+    def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
+        """Make the steps of other models than the policy, before its own; return what is logged of them."""
+        return {}
 
-        if self._asks_policy:
-            by_entropy = options.top_entropy_quantile < 1
-            for answer, values in zip(taken, ask(TokenLogps(entropy=by_entropy)), strict=True):
-                answer.old_logps = _of_answer(values["logps"], answer)
-                answer.entropies = _of_answer(values["entropies"], answer) if by_entropy else None
-        if self._reference is not None:
-            for answer, logps in zip(taken, self._reference.logps(samples, ask), strict=True):
-                answer.ref_logps = _of_answer(logps, answer)
-        if options.beta > 0 and options.kl_in_reward:
-            self._judge.value(taken, kl.of_answers(_all(taken, "old_logps"), _all(taken, "ref_logps"), options))
-        if options.top_entropy_quantile < 1:
-            high = entropy_mask(_all(taken, "entropies"), options.top_entropy_quantile)
-            for answer, advantages, kept in zip(taken, _all(taken, "advantages"), high, strict=True):
-                answer.advantages = np.where(kept, advantages, 0.0)
-        if self._corrects:
-            made.facts |= self._correct(taken)
-        made.facts |= gap(
-            made,
-            probe=probed,
-            truncated=options.top_p < 1 or options.top_k > 0,
-            trainer_version=step,
-        )
-        made.facts |= {**figures(made.answers, self._judge.names), "dropped_groups": float(len(made.dropped))}
+    def learning_rate(self, step: int, planned: float) -> float:
+        """Return the policy's learning rate at a step, which the schedule has planned."""
+        return planned
 
-    def _correct(self, taken: Sequence[DrawnAnswer]) -> dict[str, float]:
-        """Weigh the tokens by what the trainer says of them against what the engine said."""
-        masks = [np.full(len(answer.token_ids), answer.learned) for answer in taken]
-        drawn = [answer.logps for answer in taken]
-        found = correction.weights(_all(taken, "old_logps"), drawn, masks, self._options, foreign=self._is_foreign)
-        for answer, weights in zip(taken, found.weights, strict=True):
+    def begin(self, made: Round) -> None:
+        """Take up what a round tells for the following ones; its file may be from an earlier life of the run."""
+
+    def sample(self, prompt: Prompt, answer: DrawnAnswer) -> Encoded:
+        """Return a row of a step."""
+        values: dict[str, np.ndarray] = {"rollout_logps": answer.logps}
+        for name in self.carried:
+            value = answer.token_values.get(name) if name in answer.token_values else getattr(answer, name, None)
+            if value is not None:
+                values[name] = value
+        weights = 1.0 if answer.learned else 0.0
+        before, ids, own = answer.layout(prompt)
+        return sample_of(prompt.number, before, ids, values, own=own, weights=weights)
+
+    def state(self) -> Mapping[str, Any]:
+        """Return JSON values that a checkpoint keeps besides the round, as `restore` takes them."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up where `state` was asked for."""
+
+    def close(self) -> None:
+        """Give back what is held."""
+        if self.judge is not None:
+            self.judge.close()
+
+    # For subclasses
+
+    def ask(self, taken: TakenAnswers, objective: Objective) -> list[Mapping[str, np.ndarray]]:
+        """Return what the model in training says of the samples, at the temperature of the draws."""
+        return values_of_answers(self.context, taken.samples, objective, temperature=self.options.temperature)
+
+    def ask_policy(self, taken: TakenAnswers, *, entropy: bool = False) -> None:
+        """Fill in the old log-probabilities, and entropies where they are asked for."""
+        said = self.ask(taken, TokenLogps(entropy=entropy))
+        logps = taken.of_answers([values["logps"] for values in said])
+        for answer, each in zip(taken.answers, logps, strict=True):
+            answer.old_logps = each
+        if entropy:
+            entropies = taken.of_answers([values["entropies"] for values in said])
+            for answer, each in zip(taken.answers, entropies, strict=True):
+                answer.entropies = each
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether answers are drawn by an engine that computes otherwise than the model in training, or lags behind."""
+        return not computes_alike(self.context, self.options) or self.options.rollout_lag > 0
+
+    def corrects(self, options: CorrectionOptions) -> bool:
+        """Return whether tokens are weighed by what the trainer says of them against what the engine said."""
+        return correction.mode_of(options, foreign=self.is_foreign) != "off"
+
+    def correct(self, taken: TakenAnswers, options: CorrectionOptions) -> Mapping[str, float]:
+        """Fill in these weights, from the old log-probabilities; return figures of them."""
+        masks = [np.full(len(answer.token_ids), answer.learned) for answer in taken.answers]
+        found = correction.weights(taken.all("old_logps"), taken.all("logps"), masks, options, foreign=self.is_foreign)
+        for answer, weights in zip(taken.answers, found.weights, strict=True):
             answer.is_weights = weights.astype(np.float32)
         return found.facts
-
-    @property
-    def _is_foreign(self) -> bool:
-        """Whether answers are drawn by an engine that computes otherwise than the model in training, or lags behind."""
-        exact = computes_alike(self._context, self._options)
-        return not exact or self._options.rollout_lag > 0
-
-    @property
-    def _corrects(self) -> bool:
-        return correction.mode_of(self._options, foreign=self._is_foreign) != "off"
-
-    @property
-    def _asks_policy(self) -> bool:
-        """Whether the model in training is asked about the answers before it learns from them.
-
-        Where one step learns from each answer once, its own log-probabilities are the old ones.
-        """
-        options = self._options
-        in_reward = options.beta > 0 and options.kl_in_reward
-        return self._steps_per_round > 1 or self._corrects or in_reward or options.top_entropy_quantile < 1
 
 
 def figures(answers: Sequence[DrawnAnswer], names: Sequence[str]) -> dict[str, float]:
@@ -110,17 +182,10 @@ def figures(answers: Sequence[DrawnAnswer], names: Sequence[str]) -> dict[str, f
         "completion_length": float(lengths.mean()),
         "truncated": float(np.mean([answer.finish_reason == "length" for answer in answers])),
     }
+    turns = [answer.episode.turns for answer in answers if answer.episode is not None]
+    facts |= {"turns": float(np.mean(turns))} if turns else {}
     for name in names:
         values = [value for answer in answers if (value := answer.rewards[name]) is not None]
         if values:
             facts[f"rewards/{name}"] = float(np.mean(values))
     return facts
-
-
-def _of_answer(values: np.ndarray, answer: DrawnAnswer) -> np.ndarray:
-    """Return the values of the answer's own tokens, which are the last ones."""
-    return values[len(values) - len(answer.token_ids) :]
-
-
-def _all(answers: Sequence[DrawnAnswer], name: str) -> list[np.ndarray]:
-    return [getattr(answer, name) for answer in answers]

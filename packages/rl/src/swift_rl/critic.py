@@ -1,0 +1,78 @@
+"""The critic of `ppo`: the role that it is, its loss, and what it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from swift.contracts import LossSums, ModelRole, ModelView, Need
+from swift.objectives.base import BaseObjective, viewed
+from swift_rl.objective import counted
+from swift_rl.ppo_options import PpoOptions
+
+if TYPE_CHECKING:
+    from swift.config.sections import Config
+    from swift.data.batch import MicroBatch
+    from swift.data.samples import SampleFacts
+
+CRITIC = "critic"
+"""The role of the model that estimates values."""
+
+
+class ValueLoss(BaseObjective[PpoOptions]):
+    """The critic's loss: the squared error of its values, clipped to what they were when the round began."""
+
+    name = "ppo_values"
+    task = "value"
+    needs = frozenset({Need.VALUES})
+
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+        """Return how many tokens are learned."""
+        return learned_tokens(samples)
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Return the sum over the micro-batch, with the factor `vf_coef`."""
+        values, most = viewed(view.values, Need.VALUES), self.options.cliprange_value
+        old, returns = batch.token_values["old_values"], batch.token_values["returns"]
+        bounded = values.clamp(old - most, old + most)
+        missed, missed_bounded = (values - returns).square(), (bounded - returns).square()
+        each = missed.maximum(missed_bounded) / 2
+        tokens = (batch.weights > 0).to(each.dtype)
+        metrics = {"loss": each.detach(), "clip_ratio": (missed_bounded > missed).to(each.dtype)}
+        return LossSums(
+            loss=self.options.vf_coef * counted(tokens, each).sum(),
+            metrics={name: (counted(tokens, value).sum(), tokens.sum()) for name, value in metrics.items()},
+        )
+
+
+class TokenValues(BaseObjective[PpoOptions]):
+    """No loss: what the critic says that each learned token is worth before it is seen."""
+
+    name = "token_values"
+    task = "value"
+    needs = frozenset({Need.VALUES})
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Return the values of tokens, and a loss of 0."""
+        values = viewed(view.values, Need.VALUES) * (batch.weights > 0)
+        return LossSums(loss=values.sum() * 0.0, tokens={"values": values})
+
+
+def critic_role(config: Config, options: PpoOptions) -> ModelRole:
+    """Return the critic: a value model that is trained as the policy is, with a learning rate of its own."""
+    model: dict[str, Any] = {"task": "value", "num_labels": None, "labels": (), "problem_type": None}
+    if options.critic_model is not None:
+        model |= {"path": options.critic_model, "revision": None, "random_weights": False}
+    tuner = config.tuner.model_copy(update={"adapter": None})
+    rate = options.critic_lr or config.optim.lr
+    return ModelRole(
+        CRITIC,
+        config.model.model_copy(update=model),
+        tuner=tuner,
+        optim=config.optim.model_copy(update={"lr": rate}),
+    )
+
+
+def learned_tokens(samples: Iterable[SampleFacts]) -> float:
+    """Return what both losses of a step are a mean over."""
+    return float(sum(sample.loss_weight for sample in samples if sample.loss_weight > 0))

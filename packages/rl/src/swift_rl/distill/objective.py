@@ -1,0 +1,85 @@
+"""The objective `gkd`: the student learns to say what the teacher says about each token of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from swift.contracts import LossSums, ModelView, Need
+from swift.errors import ConfigError
+from swift.objectives.base import BaseObjective, viewed
+from swift_rl.distill.options import GkdOptions
+from swift_rl.encoding import PromptEncoding
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift.contracts import Plan, PlanContext
+    from swift.data.batch import MicroBatch
+    from swift.data.encodings import Encoding
+    from swift.data.samples import SampleFacts
+
+
+class Gkd(BaseObjective[GkdOptions]):
+    """Generalized knowledge distillation (arXiv 2306.13649).
+
+    The plan gives each token `candidates`, and what the teacher says of them: `teacher_logps`, [tokens, K]. With
+    `sft_alpha` it also gives `is_taught`, 1 where the answer is not the student's own.
+    """
+
+    options_model = GkdOptions
+    name = "gkd"
+    defaults: ClassVar[Mapping[str, tuple[Any, str]]] = {
+        "tuner.dropout": (0.0, "dropout would make the student that learns another than the one that answered"),
+    }
+
+    def __init__(self, options: GkdOptions) -> None:
+        super().__init__(options)
+        self.needs = frozenset({Need.CANDIDATE_LOGPS})
+        if options.sft_alpha:
+            self.needs |= {Need.TOKEN_LOGPS}
+        self.encoding: str | Encoding = PromptEncoding() if options.reads_prompts_alone else "chat"
+
+    def check_config(self, config: Any) -> None:
+        """Refuse options that contradict each other, and a run without a teacher."""
+        if (problem := self.options.problem()) is not None:
+            raise ConfigError(problem[0], hint=problem[1])
+
+    def plan(self, context: PlanContext) -> Plan:
+        """Return the plan that asks the teacher, and where the options say so the student, in rounds."""
+        from swift_rl.distill.plan import plan_of
+
+        return plan_of(context, self.options)
+
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+        """Return the number of tokens that are learned."""
+        return float(sum(sample.loss_weight for sample in samples))
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Return the sum of the divergences at the learned tokens of the micro-batch."""
+        from swift_rl.distill import divergence
+
+        learned = batch.weights > 0
+        weights = batch.weights[learned]
+        teacher = batch.token_values["teacher_logps"][learned]
+        student = viewed(view.candidate_logps, Need.CANDIDATE_LOGPS)[learned]
+        rest = viewed(view.candidate_rest, Need.CANDIDATE_LOGPS)[learned]
+        theirs, ours = divergence.outcomes(teacher, student, rest)
+        apart = divergence.generalized_jsd(theirs, ours, self.options.beta)
+        loss = (apart * weights).sum()
+        told = {
+            "divergence": apart.detach(),
+            "kl": divergence.kl(theirs, ours.detach()),
+            "reverse_kl": divergence.kl(ours.detach(), theirs),
+            "teacher_mass": teacher.exp().sum(-1),
+        }
+        tokens = weights.sum()
+        metrics: dict[str, tuple[torch.Tensor, torch.Tensor | float]] = {
+            name: ((values * weights).sum(), tokens) for name, values in told.items()
+        }
+        if self.options.sft_alpha:
+            taught = batch.token_values["is_taught"] * batch.weights
+            surprise = -(viewed(view.token_logps, Need.TOKEN_LOGPS) * taught).sum()
+            loss = loss + self.options.sft_alpha * surprise
+            metrics["cross_entropy"] = (surprise.detach(), taught.sum())
+        return LossSums(loss=loss, metrics=metrics)

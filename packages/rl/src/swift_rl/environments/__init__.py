@@ -1,0 +1,1 @@
+"""Environments: what a model talks with, turn by turn, while it learns."""

@@ -1,0 +1,256 @@
+"""Episodes: the model answers, the environment says what follows, and all of it becomes one sample of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from swift.contracts import EpisodeStart, InferenceEngine, Observation, PlanContext, Sampling, Turn
+from swift.infer import StopStrings
+from swift.toolkit import heartbeat
+from swift_rl.environments.pool import EnvironmentPool, EpisodeCall
+from swift_rl.environments.select import SelectedEnvironment
+from swift_rl.environments.turns import TurnRenderer
+from swift_rl.options import OnlineOptions
+from swift_rl.rewards.tool_calls import calls_in
+from swift_rl.rounds.data import Episode, Prompt
+from swift_rl.rounds.files import Drawn
+
+_TURN_BITS = 96
+"""Bits of the number of a draw, below those that tell the turn."""
+
+
+@dataclass
+class _Played:
+    """An episode under way."""
+
+    number: int
+    prompt: Prompt
+    call: EpisodeCall
+    messages: list[dict[str, Any]]
+    rendered: str
+    """The conversation so far, as the template writes it."""
+    begins_with: list[int] | None
+    """The tokens of the prompt, where they are not the row's."""
+    prompt_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    written: list[bool] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    finish_reason: str = "stop"
+    text: str = ""
+
+    @property
+    def context(self) -> list[int]:
+        return [*self.prompt_ids, *self.token_ids]
+
+    def drawn(self) -> Drawn:
+        """Return the episode as it is kept."""
+        own = [token for token, mine in zip(self.token_ids, self.written, strict=True) if mine]
+        call = self.call
+        rewards = [seen.reward for seen in call.seen if seen.reward is not None]
+        info: dict[str, Any] = {}
+        for seen in call.seen:
+            info |= seen.info
+        episode = Episode(
+            messages=self.messages,
+            turns=len(call.turns),
+            token_ids=self.token_ids,
+            written=self.written,
+            begins_with=self.begins_with,
+            text=self.text,
+            reward=sum(rewards) if rewards else None,
+            rewards=[seen.reward for seen in call.seen],
+            info=info,
+            failure=call.failure,
+            output=call.output,
+        )
+        return Drawn(own, self.logps, self.finish_reason, episode)
+
+
+class Episodes:
+    """Plays the episodes of this process, all of a call at the same time, turn by turn."""
+
+    def __init__(self, context: PlanContext, options: OnlineOptions, selected: SelectedEnvironment) -> None:
+        self._options = options
+        self._tokenizer = context.tokenizer
+        self._stops = StopStrings(context.tokenizer, options.stop_words)
+        data = context.config.data
+        self._system = None if data.system is None else {"role": "system", "content": data.system}
+        arguments = data.template_kwargs
+        self._turns = TurnRenderer(context.tokenizer, arguments, keep=options.template_drift == "keep")
+        self._turns.check()
+        self._pool = EnvironmentPool(selected, options, heartbeat)
+        self._positions = getattr(context.source.config.get_text_config(), "max_position_embeddings", None)
+
+    def play(
+        self, engine: InferenceEngine, draws: Sequence[tuple[int, Prompt]], sampling: Sampling
+    ) -> Iterator[tuple[int, Drawn]]:
+        """Yield (number of the draw, what was drawn) of episodes as they are over."""
+        played = [_begun(number, prompt, sampling.seed) for number, prompt in draws]
+        self._pool.advance([each.call for each in played])
+        for each in played:
+            self._first(each)
+        while played:
+            live = [each for each in played if not each.call.over and self._budget(each) > 0]
+            self._answer(engine, live, sampling)
+            self._pool.advance([each.call for each in live])
+            going_on = [each for each in live if self._goes_on(each)]
+            over = [each for each in played if not any(each is other for other in going_on)]
+            self._pool.forget([each.call for each in over])
+            for each in over:
+                yield each.number, each.drawn()
+            played = going_on
+
+    def close(self) -> None:
+        """End the processes of the environment."""
+        self._pool.close()
+
+    def _first(self, each: _Played) -> None:
+        """Take the conversation that the environment begins with."""
+        if each.call.first is not None:
+            system = [] if self._system is None or _has_system(each.call.first) else [self._system]
+            each.messages = [*system, *each.call.first]
+        rendering = self._turns.first(each.messages, each.prompt.tools, each.prompt.place)
+        each.rendered = rendering.text
+        if each.call.first is not None:
+            each.begins_with = each.prompt_ids = rendering.token_ids
+
+    def _budget(self, each: _Played) -> int:
+        """Return how many tokens the next answer may have."""
+        most = self._options.max_completion_length
+        if self._options.completion_length_limit_scope == "total":
+            most -= len(each.token_ids)
+        if self._positions is not None:
+            most = min(most, self._positions - len(each.prompt_ids) - len(each.token_ids))
+        return max(most, 0)
+
+    def _answer(self, engine: InferenceEngine, live: Sequence[_Played], sampling: Sampling) -> None:
+        """Draw the next answer of each episode: a function of seed, prompt, place and turn."""
+        if not live:
+            return
+        budgets = [self._budget(each) for each in live]
+        numbers = [each.number | len(each.call.turns) << _TURN_BITS for each in live]
+        asked = replace(sampling, numbers=numbers, max_new_tokens=max(budgets))
+        for place, came in engine.generate([each.context for each in live], asked):
+            heartbeat()
+            # Draws do not depend on how long they may go on: a shorter limit gives the beginning of the same answer.
+            cut = len(came.token_ids) > budgets[place]
+            ids, logps = list(came.token_ids)[: budgets[place]], list(came.logprobs)[: budgets[place]]
+            self._take(live[place], ids, logps, "length" if cut else came.finish_reason)
+
+    def _take(self, each: _Played, ids: list[int], logps: list[float], finish_reason: str) -> None:
+        whole = self._text(ids)
+        text, found = self._stops.before(whole)
+        if not found and finish_reason == "stop":
+            text = self._text(ids[:-1])
+        each.token_ids += ids
+        each.written += [True] * len(ids)
+        each.logps += logps
+        each.finish_reason = finish_reason
+        each.text = text
+        number = len(each.call.turns) + 1
+        each.call.turns.append(Turn(text, number, ids, finish_reason, self._tool_calls(text)))
+
+    def _goes_on(self, each: _Played) -> bool:
+        """Append what the environment says; return whether the model is asked again."""
+        call = each.call
+        turn = call.turns[-1]
+        last = each.messages[-1] if each.messages else {}
+        own = {"role": "assistant", "content": turn.text}
+        continued = last.get("role") == "assistant"
+        ended = [*each.messages[:-1], _longer(last, turn.text)] if continued else [*each.messages, own]
+        if call.over or turn.finish_reason == "length" or len(call.turns) == self._options.max_turns:
+            each.messages = ended
+            return False
+        seen = call.seen[-1]
+        if seen.text:
+            self._continue_answer(each, seen, continued)
+        else:
+            self._observe(each, seen, continued)
+        if self._budget(each) > 0:
+            return True
+        # Nobody answers to this any more.
+        while each.written and not each.written[-1]:
+            del each.token_ids[-1], each.written[-1]
+        each.messages = ended
+        each.finish_reason = "length"
+        return False
+
+    def _observe(self, each: _Played, seen: Observation, continued: bool) -> None:
+        turn = each.call.turns[-1]
+        ids = list(turn.token_ids)
+        by_token = turn.finish_reason == "stop" and not self._stops.before(self._text(ids))[1]
+        answer = self._raw(ids[:-1] if by_token else ids)
+        before = each.messages[:-1] if continued else each.messages
+        if continued:
+            answer = str(each.messages[-1]["content"]) + answer
+        observed = [dict(message) for message in seen.messages]
+        rendering = self._turns.following(
+            each.rendered,
+            before,
+            answer,
+            observed,
+            each.prompt.tools,
+            f"{each.prompt.place}, turn {turn.number}",
+            ended=ids[-1] if by_token else None,
+        )
+        each.messages = [*before, {"role": "assistant", "content": answer}, *observed]
+        each.rendered = rendering.text
+        self._append(each, rendering.token_ids)
+
+    def _continue_answer(self, each: _Played, seen: Observation, continued: bool) -> None:
+        """Take back what does not stay of the answer, and go on with the environment's text within it."""
+        turn = each.call.turns[-1]
+        ids = list(turn.token_ids)
+        kept = turn.text if seen.keep is None else turn.text[: seen.keep]
+        stays = next((count for count in range(len(ids) + 1) if len(self._text(ids[:count])) >= len(kept)), len(ids))
+        if taken := len(ids) - stays:
+            del each.token_ids[-taken:], each.written[-taken:], each.logps[-taken:]
+        self._append(each, list(self._tokenizer(seen.text, add_special_tokens=False)["input_ids"]))
+        said = self._raw(ids[:stays]) + seen.text
+        last = each.messages[-1] if each.messages else {}
+        longer = _longer(last, said) if continued else {"role": "assistant", "content": said}
+        each.messages = [*(each.messages[:-1] if continued else each.messages), longer]
+
+    def _append(self, each: _Played, ids: Sequence[int]) -> None:
+        each.token_ids += ids
+        each.written += [False] * len(ids)
+
+    def _tool_calls(self, text: str) -> list[dict[str, Any]]:
+        """Return the calls of tools in an answer: by the tokenizer where it can read them, else by their notation."""
+        parse: Callable[[str], Any] | None = getattr(self._tokenizer, "parse_response", None)
+        if parse is not None and getattr(self._tokenizer, "response_schema", None):
+            try:
+                found = parse(text).get("tool_calls") or []
+                return [dict(each.get("function", each)) for each in found]
+            except Exception:  # it is no answer that the tokenizer can read
+                return []
+        return [{"name": name, "arguments": arguments} for name, arguments in calls_in(text) or ()]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _raw(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids))
+
+
+def _begun(number: int, prompt: Prompt, seed: int) -> _Played:
+    start = EpisodeStart(prompt.messages, prompt.columns, episode_seed(seed, prompt.turn), prompt.place)
+    ids = prompt.token_ids.tolist()
+    return _Played(number, prompt, EpisodeCall(str(number), start), [*prompt.messages], "", None, ids)
+
+
+def episode_seed(seed: int, turn: int) -> int:
+    """Return the seed of the episodes of a prompt, by its place in the order in which the run takes prompts."""
+    digest = hashlib.blake2b(f"episode {seed} {turn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _has_system(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(messages) and messages[0].get("role") == "system"
+
+
+def _longer(message: dict[str, Any], text: str) -> dict[str, Any]:
+    return {**message, "content": f"{message.get('content', '')}{text}"}

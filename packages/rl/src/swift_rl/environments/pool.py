@@ -1,0 +1,182 @@
+"""The processes that run environments: each holds several episodes, and is ended where a step takes too long."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swift.contracts import EpisodeStart, Observation, Turn
+from swift_rl.environments.select import SelectedEnvironment
+from swift_rl.options import OnlineOptions
+from swift_rl.rewards.pool import MOST_WORKERS
+from swift_rl.rewards.process import WorkerProcess, with_news
+
+
+@dataclass
+class EpisodeCall:
+    """An episode as the run knows it, and what the last call of its environment said."""
+
+    key: str
+    start: EpisodeStart
+    turns: list[Turn] = field(default_factory=list)
+    seen: list[Observation] = field(default_factory=list)
+    """What followed each turn."""
+    first: list[dict[str, Any]] | None = None
+    """The conversation that it begins with, where that is not the row's."""
+    seconds: float = 0.0
+    """How long its environment took so far."""
+    failure: str = ""
+    """Why it has no reward; empty where it has one."""
+    output: str = ""
+    """What the environment printed where it failed, and its traceback."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the environment has ended it, or failed."""
+        return bool(self.failure) or (bool(self.seen) and self.seen[-1].done)
+
+
+class EnvironmentPool:
+    """Runs episodes in processes that are started when they are first needed."""
+
+    def __init__(
+        self, selected: SelectedEnvironment, options: OnlineOptions, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
+        self._selected = selected
+        self._options = options
+        self._heartbeat = heartbeat
+        self._most = options.reward_workers or min(os.cpu_count() or 1, MOST_WORKERS)
+        self._workers: list[WorkerProcess[EpisodeCall]] = []
+        self._homes: dict[str, WorkerProcess[EpisodeCall]] = {}
+        """Which process holds an episode."""
+        self._started = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def advance(self, calls: Sequence[EpisodeCall]) -> None:
+        """Begin episodes that have no turns, and give others their last turn; fill in what follows."""
+        waiting = deque(calls)
+        while waiting or any(worker.task is not None for worker in self._workers):
+            self._deal(waiting)
+            busy = [worker for worker in self._workers if worker.task is not None]
+            for worker in with_news(busy):
+                call = worker.task
+                answer = worker.answer()
+                if answer is None:
+                    self._lost(worker, f"the process of the environment {worker.bury()}")
+                elif answer and call is not None:
+                    worker.task = None
+                    self._answered(call, worker.began, answer, worker.output())
+            for worker in busy:
+                if worker.task is None:
+                    continue
+                if worker.ended is not None:
+                    self._lost(worker, f"the process of the environment {worker.bury()}")
+                elif time.monotonic() > worker.deadline:
+                    worker.kill()
+                    self._lost(worker, self._too_long(worker.task))
+
+    def forget(self, calls: Sequence[EpisodeCall]) -> None:
+        """Close the environments of episodes that are over."""
+        for worker in self._workers:
+            keys = [call.key for call in calls if self._homes.get(call.key) is worker]
+            if keys and worker.ended is None:
+                worker.tell({"do": "close", "keys": keys})
+        for call in calls:
+            self._homes.pop(call.key, None)
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in [*self._workers]:
+            self._end(worker)
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _deal(self, waiting: deque[EpisodeCall]) -> None:
+        """Give each idle process a call: of an episode that it holds, or that none holds."""
+        for call in [*waiting]:
+            home = self._homes.get(call.key)
+            if home is not None and home.ended is not None:  # between two turns
+                self._end(home)
+                home = None
+            worker = home if home is not None else self._idle()
+            if worker is None or worker.task is not None:
+                continue
+            waiting.remove(call)
+            self._homes[call.key] = worker
+            left = self._options.episode_timeout - call.seconds
+            # Where the episode is begun again, its earlier turns are made again in this time.
+            limit = min(self._options.environment_timeout * max(1, len(call.turns)), max(left, 0.001))
+            worker.give(call, self._message(call), limit)
+
+    def _message(self, call: EpisodeCall) -> dict[str, Any]:
+        return {
+            "do": "episode",
+            "environment": self._selected.described,
+            "key": call.key,
+            "start": asdict(call.start),
+            "turns": [asdict(turn) for turn in call.turns],
+        }
+
+    def _idle(self) -> WorkerProcess[EpisodeCall] | None:
+        """Return the idle process that holds the fewest episodes, or a new one where there may be more."""
+        if len(self._workers) < self._most:
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="swift-environment-", ignore_cleanup_errors=True)
+            self._started += 1
+            folder = Path(self._folder.name, str(self._started))
+            self._workers.append(WorkerProcess(folder, self._options.reward_memory))
+            return self._workers[-1]
+        held = [*self._homes.values()]
+        idle = [worker for worker in self._workers if worker.task is None]
+        return min(idle, key=held.count, default=None)
+
+    def _answered(self, call: EpisodeCall, began: float, answer: Mapping[str, Any], output: str) -> None:
+        self._heartbeat()
+        call.seconds += time.monotonic() - began
+        if "failure" in answer:
+            call.failure = answer["failure"]
+            call.output = "\n".join(filter(None, (output.rstrip(), answer.get("traceback", ""))))
+        elif call.turns:
+            self._observed(call, answer)
+        else:
+            call.first = answer["first"]
+
+    def _observed(self, call: EpisodeCall, answer: Mapping[str, Any]) -> None:
+        again = [_told(Observation(**each)) for each in answer["replayed"] or ()]
+        if answer["replayed"] is not None and again != [_told(each) for each in call.seen]:
+            call.failure = (
+                "it was begun again, because its process was ended, and did not say the same: an environment is to "
+                "be a function of its seed and of the answers"
+            )
+            return
+        call.seen.append(Observation(**answer["observation"]))
+
+    def _lost(self, worker: WorkerProcess[EpisodeCall], failure: str) -> None:
+        call, worker.task = worker.task, None
+        if call is not None:
+            self._answered(call, worker.began, {"failure": failure}, worker.kept())
+        self._end(worker)
+
+    def _too_long(self, call: EpisodeCall) -> str:
+        left = self._options.episode_timeout - call.seconds
+        if left <= self._options.environment_timeout:
+            return f"the episode took longer than {self._options.episode_timeout:g} s"
+        return f"a step took longer than {self._options.environment_timeout:g} s"
+
+    def _end(self, worker: WorkerProcess[EpisodeCall]) -> None:
+        worker.kill()
+        self._workers.remove(worker)
+        for key in [key for key, home in self._homes.items() if home is worker]:
+            del self._homes[key]
+
+
+def _told(seen: Observation) -> tuple[Any, ...]:
+    """Return what the model and its reward depend on."""
+    return list(map(dict, seen.messages)), seen.text, seen.keep, seen.reward, seen.done

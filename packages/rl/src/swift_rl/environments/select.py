@@ -1,0 +1,99 @@
+"""Which environment a run uses: found and checked before any weights are loaded."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swift.errors import ConfigError, DataError, PluginError, did_you_mean
+from swift.plugins import load_plugin, plugin_names
+from swift_rl.options import OnlineOptions
+from swift_rl.rewards.process import LOADING, WorkerProcess
+
+GROUP = "swift.environments"
+
+
+@dataclass(frozen=True)
+class SelectedEnvironment:
+    """The environment of a run."""
+
+    described: Mapping[str, Any]
+    """How a process finds it: see `swift_rl.environments.loading`."""
+    wants: tuple[str, ...] = ()
+
+
+def select_environment(options: OnlineOptions, columns: Collection[str], tokenizer: Path) -> SelectedEnvironment | None:
+    """Return the environment that the options name; None where they name none."""
+    if options.environment is None:
+        return None
+    described = _described(options.environment, options, tokenizer)
+    told = _asked(described)
+    title = f"The environment {options.environment!r}"
+    if "failure" in told:
+        raise ConfigError(f"{title} could not be used: {told['failure']}\n{told.get('traceback', '')}".rstrip())
+    if told["fault"]:
+        raise ConfigError(f"{title} {told['fault']}.", hint="See swift.contracts.Environment")
+    for column in told["wants"]:
+        if column not in columns:
+            raise DataError(
+                f"{title} wants the column {column!r}, which the data set does not have."
+                f"{did_you_mean(column, columns)}",
+                hint=f"Its columns: {', '.join(columns) or 'none'}.",
+            )
+    return SelectedEnvironment(described, tuple(told["wants"]))
+
+
+def _described(name: str, options: OnlineOptions, tokenizer: Path) -> dict[str, Any]:
+    file, _, found = name.rpartition(":")
+    if name.endswith(".py"):
+        raise ConfigError(f"--environment {name} names no class.", hint=f"Type --environment {name}:CLASS")
+    if file.endswith(".py") and found.isidentifier():
+        if not Path(file).is_file():
+            raise ConfigError(f"--environment {name}: there is no such file.", hint="Name a Python file.")
+        return {
+            "kind": "file",
+            "file": str(Path(file).resolve()),
+            "name": found,
+            "options": options.environment_options,
+        }
+    if name in plugin_names(GROUP) or not options.external_plugins:
+        return _installed(name, options)
+    settings = {"max_turns": options.max_turns, "tokenizer": str(tokenizer)}
+    files = [str(path.resolve()) for path in options.external_plugins]
+    if options.environment_options:
+        raise ConfigError(
+            f"environment_options: {name} is registered by a file of ms-swift's kind, which has no options.",
+            hint="A gym environment reads the column env_config of its row.",
+        )
+    return {"kind": "registered", "files": files, "name": name, "settings": settings}
+
+
+def _installed(name: str, options: OnlineOptions) -> dict[str, Any]:
+    try:
+        loaded = load_plugin(GROUP, name)
+    except PluginError as error:
+        if name not in plugin_names(GROUP):
+            error.hint = f"{error.hint}. An environment of your own: --environment FILE.py:CLASS"
+        raise
+    if loaded.config_model is None and options.environment_options:
+        raise ConfigError(f"environment_options: the environment {name!r} has no options.", hint="Leave it out.")
+    return {"kind": "installed", "target": loaded.entry.target, "options": options.environment_options}
+
+
+def _asked(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a process of its own finds in the environment: user code may hang there, or end it."""
+    with tempfile.TemporaryDirectory(prefix="swift-environment-", ignore_cleanup_errors=True) as home:
+        worker: WorkerProcess[str] = WorkerProcess(Path(home, "describe"), memory=0)
+        try:
+            worker.give("describe", {"do": "describe_environment", "environment": described}, LOADING)
+            while not worker.readable(0.25):
+                worker.drain()
+                if worker.late:
+                    return {"failure": f"it takes longer than {LOADING:g} s"}
+            answer = worker.answer()
+            return {"failure": f"the process that ran it {worker.bury()}"} if answer is None else answer
+        finally:
+            worker.kill()

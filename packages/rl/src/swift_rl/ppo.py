@@ -1,0 +1,66 @@
+"""The objective `ppo`: a clipped loss of the policy, and a critic beside it that says what its tokens are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from swift.contracts import LossSums, ModelRole, ModelView, Need
+from swift.objectives.base import BaseObjective, viewed
+from swift_rl.critic import critic_role, learned_tokens
+from swift_rl.encoding import PromptEncoding
+from swift_rl.objective import POLICY_DEFAULTS, counted, movement
+from swift_rl.ppo_options import PpoOptions
+
+if TYPE_CHECKING:
+    from swift.config.sections import Config
+    from swift.contracts import Plan, PlanContext
+    from swift.data.batch import MicroBatch
+    from swift.data.samples import SampleFacts
+
+
+class Ppo(BaseObjective[PpoOptions]):
+    """Policy gradients whose baseline is a critic (arXiv 1707.06347), which is a model of its own.
+
+    The plan gives each token `advantages` and `old_logps`, where they are needed `is_weights` (what corrects for the
+    engine), and for the critic `returns` and `old_values`. A token is learned from where its weight is 1.
+    """
+
+    options_model = PpoOptions
+    name = "ppo"
+    encoding = PromptEncoding()
+    defaults: ClassVar[Mapping[str, tuple[Any, str]]] = POLICY_DEFAULTS
+
+    def roles(self, config: Config) -> list[ModelRole]:
+        """Return the critic, and the reference where there is one apart from the policy."""
+        from swift_rl.rounds.reference import reference_roles
+
+        return [critic_role(config, self.options), *(reference_roles(config) if self.options.kl_coef > 0 else ())]
+
+    def plan(self, context: PlanContext) -> Plan:
+        """Return the plan that lets the model answer prompts, in rounds."""
+        from swift_rl.rounds.critic_values import CriticValuer
+        from swift_rl.rounds.plan import RolloutPlan
+
+        return RolloutPlan(context, self.options, CriticValuer)
+
+    def row_weight(self, samples: Iterable[SampleFacts]) -> float:
+        """Return how many tokens are learned."""
+        return learned_tokens(samples)
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Return the sum over the micro-batch of the policy's loss, and what tells how far the policy has moved."""
+        from swift_rl import losses
+
+        values, most = batch.token_values, self.options.cliprange
+        counts = batch.weights > 0
+        logps = viewed(view.token_logps, Need.TOKEN_LOGPS)
+        log_ratio = (logps - values["old_logps"]).masked_fill(~counts, 0.0)
+        policy = losses.clipped(log_ratio.exp(), values["advantages"], lowest=1 - most, highest=1 + most)
+        each = policy.loss * values["is_weights"] if "is_weights" in values else policy.loss
+        metrics = movement(policy, log_ratio.detach())
+        tokens = counts.to(each.dtype)
+        return LossSums(
+            loss=counted(tokens, each).sum(),
+            metrics={name: (counted(tokens, value).sum(), tokens.sum()) for name, value in metrics.items()},
+        )

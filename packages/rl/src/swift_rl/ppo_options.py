@@ -1,0 +1,65 @@
+"""Options of `ppo`, under the names that TRL and ms-swift gave them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from swift.config.limits import Fraction, Name
+from swift_rl.options import OnlineOptions
+from swift_rl.policy_options import CorrectionOptions, KlOptions
+
+
+class PpoOptions(KlOptions, CorrectionOptions, OnlineOptions):
+    """Options of `ppo`."""
+
+    num_generations: Annotated[int, Field(ge=1)] = Field(1, description="Answers to each prompt")
+    num_ppo_epochs: Annotated[int, Field(ge=1)] = Field(4, description="How often each answer is learned from")
+    num_mini_batches: Annotated[int, Field(ge=1)] = Field(
+        1, description="Optimizer steps over which the answers of a round are dealt out, in each of num_ppo_epochs"
+    )
+    gamma: Fraction = Field(1.0, description="Discount of what later tokens earn")
+    lam: Fraction = Field(0.95, description="λ of generalised advantage estimation: 0 trusts the critic, 1 the rewards")
+    whiten_rewards: bool = Field(False, description="Divide the rewards of all tokens of a round by their deviation")
+    kl_coef: NonNegativeFloat = Field(
+        0.05, description="Strength of the KL divergence from the reference, subtracted from the reward of each token"
+    )
+    kl_target: PositiveFloat | None = Field(
+        None, description="Adapt kl_coef after each round towards so many nats per token; nothing keeps it as it is"
+    )
+    kl_horizon: Annotated[int, Field(ge=1)] = Field(
+        10_000, description="Answers over which kl_target changes kl_coef; more is slower"
+    )
+    missing_eos_penalty: PositiveFloat | None = Field(
+        None, description="Subtracted from the reward of answers that reached max_completion_length"
+    )
+    cliprange: PositiveFloat = Field(0.2, description="The ratio of the policy is clipped to 1 ± this")
+    cliprange_value: PositiveFloat = Field(
+        0.2, description="A value counts as at most so far from what it was when the round began"
+    )
+    vf_coef: PositiveFloat = Field(0.1, description="Factor of the critic's loss")
+    critic_model: Name | None = Field(
+        None,
+        description="Model that the critic begins as, such as the reward model; default: the policy's with a new head",
+    )
+    critic_lr: PositiveFloat | None = Field(None, description="Peak learning rate of the critic; default: the policy's")
+    critic_warmup: Annotated[int, Field(ge=0)] = Field(
+        0, description="First steps in which the critic learns and the policy stays as it is"
+    )
+
+    @model_validator(mode="after")
+    def _only_what_applies(self) -> PpoOptions:
+        if self.dynamic_sample:
+            raise ValueError("dynamic_sample replaces groups whose answers have equal rewards, and ppo compares none")
+        return self
+
+    @property
+    def steps_per_pass(self) -> int:
+        """Return over how many optimizer steps the answers of a round are dealt out."""
+        return self.num_mini_batches
+
+    @property
+    def passes(self) -> int:
+        """Return how often each answer of a round is learned from."""
+        return self.num_ppo_epochs

@@ -1,0 +1,153 @@
+"""Prompts with their answers: drawn by a model, or read from files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift.errors import DataError
+from swift.infer import Question, answer_into, read_lines, read_questions
+from swift.toolkit import print_note
+from swift_rl.rewards.stored import read_answers
+from swift_rl.sample.options import NO_ENGINE, SampleOptions
+
+if TYPE_CHECKING:
+    from swift.infer.answers import Answer
+
+IDS = "completion_ids"
+
+
+@dataclass
+class SampledAnswer:
+    """One answer to a prompt, and what rewards said of it."""
+
+    text: str
+    token_ids: Sequence[int] = ()
+    finish_reason: str = "stop"
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    failed: Sequence[str] = ()
+    """Rewards that could not be computed."""
+
+
+@dataclass
+class SampledPrompt:
+    """A prompt with its answers."""
+
+    messages: Sequence[Mapping[str, Any]]
+    columns: Mapping[str, Any]
+    """The row's other columns."""
+    place: str
+    answers: list[SampledAnswer]
+    expected: str | None = None
+    """The data set's own answer, where it has one."""
+
+    @property
+    def seen_by_rewards(self) -> Mapping[str, Any]:
+        """The columns, with the expected answer as `solution` where the row has none."""
+        if self.expected is None or "solution" in self.columns:
+            return self.columns
+        return {**self.columns, "solution": self.expected}
+
+
+class RepeatedQuestions:
+    """Each of some questions so many times, one after the other."""
+
+    def __init__(self, questions: Sequence[Question], times: int) -> None:
+        self.questions = questions
+        self.times = times
+
+    def __len__(self) -> int:
+        return len(self.questions) * self.times
+
+    def __getitem__(self, index: int) -> Question:
+        return self.questions[index // self.times]
+
+    def __iter__(self) -> Iterator[Question]:
+        return (question for question in self.questions for _ in range(self.times))
+
+
+class QuestionsPart(Sequence[Question]):
+    """One of several parts of the questions, of about the same size, in order."""
+
+    def __init__(self, questions: Any, part: Sequence[int]) -> None:
+        number, parts = part or (0, 1)
+        self._questions = questions
+        self._places = range(len(questions) * number // parts, len(questions) * (number + 1) // parts)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one question."""
+        return self._questions[self._places[index]]
+
+
+def sampled_prompts(options: SampleOptions, kept_in: Path) -> list[SampledPrompt]:
+    """Return the prompts with their answers; what is drawn is kept in a file, from which an interrupted run goes on."""
+    questions: Sequence[Question] = ()
+    if options.dataset:
+        questions = QuestionsPart(
+            read_questions(options.dataset, options.columns, system=options.system), options.data_range
+        )
+    if options.engine == NO_ENGINE:
+        return _cached(options, questions)
+    repeated = RepeatedQuestions(questions, options.num_return_sequences)
+    answer_into(kept_in, options, options.sampling, repeated, further=_settings(options), line=_line)
+    lines = read_lines(kept_in)
+    return [
+        _prompt(question, [_answer(line) for line in islice(lines, options.num_return_sequences)])
+        for question in questions
+    ]
+
+
+def _settings(options: SampleOptions) -> dict[str, Any]:
+    part = {"data_range": list(options.data_range)} if options.data_range else {}
+    return {"num_return_sequences": options.num_return_sequences, **part}
+
+
+def _line(question: Question, answer: Answer) -> dict[str, Any]:
+    messages = [*question.messages, {"role": "assistant", "content": answer.text}]
+    return {"messages": messages, "finish_reason": answer.finish_reason, IDS: list(answer.token_ids)}
+
+
+def _answer(line: Mapping[str, Any]) -> SampledAnswer:
+    return SampledAnswer(line["messages"][-1]["content"], line[IDS], line["finish_reason"])
+
+
+def _prompt(question: Question, answers: list[SampledAnswer]) -> SampledPrompt:
+    columns = dict(question.extras)
+    if question.tools:
+        columns["tools"] = list(question.tools)
+    return SampledPrompt(question.messages, columns, question.place, answers, question.expected)
+
+
+def _cached(options: SampleOptions, questions: Sequence[Question]) -> list[SampledPrompt]:
+    """Return stored answers, grouped by their prompts; with a data set, those of its prompts, with its columns."""
+    found: dict[str, SampledPrompt] = {}
+    for file in options.cache_files:
+        for item in read_answers(file):
+            prompt = SampledPrompt(item.messages, item.columns, f"{file}, {item.place}", [])
+            answer = SampledAnswer(item.completion, item.completion_ids, item.finish_reason)
+            found.setdefault(_key(item.messages), prompt).answers.append(answer)
+    if not questions:
+        return list(found.values())
+    known = [(question, found.pop(_key(question.messages), None)) for question in questions]
+    prompts = [_prompt(question, prompt.answers) for question, prompt in known if prompt is not None]
+    if not prompts:
+        raise DataError(
+            "No answer in --cache_files is to a prompt of --dataset.",
+            hint="Messages are compared as they are: name the same data set and --system as before, or leave it out.",
+        )
+    if missing := len(known) - len(prompts):
+        print_note(f"{missing} of {len(known)} prompts have no answer in --cache_files and are left out")
+    if found:
+        print_note(f"{len(found)} prompts of --cache_files are not in --dataset and are left out")
+    return prompts
+
+
+def _key(messages: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps([[each.get("role"), each.get("content")] for each in messages], ensure_ascii=False, default=str)

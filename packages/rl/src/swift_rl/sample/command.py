@@ -1,0 +1,93 @@
+"""`swift sample MODEL`: best-of-n and rejection sampling into rows to train on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from swift.errors import ConfigError, did_you_mean
+from swift.infer import check_model, check_result, quiet_libraries
+from swift_rl.sample.options import NO_ENGINE, SampleOptions
+
+
+class SampleCommand:
+    """Implements `swift.contracts.Command`."""
+
+    summary = "Draw several answers to each prompt, and keep the best as rows to train on"
+    options_model = SampleOptions
+
+    def run(self, options: SampleOptions) -> int:
+        """Draw, score and choose; return the exit code."""
+        options.check()
+        result = options.result
+        if options.output_dir is not None:
+            options.output_dir.mkdir(parents=True, exist_ok=True)
+        check_result(result)
+        if options.engine != NO_ENGINE:
+            check_model("sample", options)
+            quiet_libraries(options)
+        sample(options, result)
+        return 0
+
+
+def sample(options: SampleOptions, result: Path) -> None:
+    """Write the rows; answers and scores are kept beside them."""
+    from swift.toolkit import print_note
+    from swift_rl.rewards.select import check_columns, select_rewards
+    from swift_rl.sample.answers import sampled_prompts
+    from swift_rl.sample.choice import Choice
+    from swift_rl.sample.scores import score
+
+    selected = select_rewards(options.reward_funcs, options)
+    names = [reward.name for reward in selected]
+    for name in options.thresholds:
+        if name not in names:
+            raise ConfigError(
+                f"thresholds.{name}: no reward of this name is selected.{did_you_mean(name, names)}",
+                hint=f"Selected: {', '.join(names)}",
+            )
+    check_columns(selected, _columns(options))
+    prompts = sampled_prompts(options, result.with_suffix(f".answers{result.suffix}"))
+    if selected:
+        score(prompts, selected, options, result.with_suffix(f".scores{result.suffix}"))
+    choice = Choice(options, {reward.name: reward.weight for reward in selected})
+    _write(result, (row for prompt in prompts for row in choice.rows(prompt)))
+    tally = choice.tally
+    told = [f"{tally.answers} answers to {tally.prompts} prompts"]
+    if selected:
+        told.append(f"{tally.passing / max(1, tally.answers):.1%} pass")
+        told += [f"{tally.failed} have no reward"] if tally.failed else []
+        told += [f"{tally.too_easy} prompts are too easy"] if tally.too_easy else []
+        told += [f"{tally.without_row} prompts give no row"] if tally.without_row else []
+    print_note(f"{', '.join(told)}; {tally.rows} rows written to {result}")
+
+
+def _columns(options: SampleOptions) -> list[str]:
+    """Return the columns that rewards find, as the first rows have them; raise where none can be read."""
+    from swift.infer import read_questions
+    from swift_rl.rewards.stored import read_answers
+
+    found: dict[str, None] = {}
+    if options.dataset:
+        questions = read_questions(options.dataset, options.columns, system=options.system)
+        for index in range(min(len(questions), 20)):
+            question = questions[index]
+            found |= dict.fromkeys([*question.extras, *(["solution"] if question.expected is not None else [])])
+    else:
+        for item in read_answers(options.cache_files[0])[:20]:
+            found |= dict.fromkeys(item.columns)
+    return list(found)
+
+
+def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as JSON lines, whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.tmp")
+    with unfinished.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

@@ -1,0 +1,54 @@
+"""Runs of online learning that are killed: SIGKILL, in each of the phases of a round."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from processes import on_processes
+
+from swift.testing.crew import Lost
+from swift_rl.rounds import plan as plan_module
+from swift_rl.rounds.files import DrawJournal
+from swift_rl.rounds.judge import Judge
+
+PHASES: dict[str, tuple[object, str, int, bool]] = {
+    "drawing": (DrawJournal, "add", 21, False),
+    "scoring": (Judge, "score", 1, True),
+    "before the file": (plan_module, "write_round", 1, True),
+    "after the file": (plan_module, "write_round", 1, False),
+    "between steps": (plan_module.RolloutPlan, "batch", 3, True),
+}
+"""Where the second of two rounds of 16 answers is interrupted: what is called, how often that goes well, and whether
+the next call is the last thing that does not happen (True) or that does (False)."""
+
+
+def assert_killed(phase: str, run: Callable[[], object], *, lag: int = 0) -> None:
+    """Let a run be killed in a process of its own, which is forked from this one."""
+    owner, name, count, before = PHASES[phase]
+    well = count + 16 * lag if phase == "drawing" else count
+
+    def ends() -> None:
+        setattr(owner, name, _killing(getattr(owner, name), well, before=before))
+        run()
+
+    ((answer,),) = on_processes(1, ends)
+    assert isinstance(answer, Lost), f"it was not killed while {phase}: {answer}"
+
+
+def _killing(function: Callable[..., Any], well: int, *, before: bool) -> Callable[..., Any]:
+    calls = [0]
+
+    def counting(*arguments: Any, **more: Any) -> Any:
+        calls[0] += 1
+        last = calls[0] > well
+        if last and before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        came = function(*arguments, **more)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return came
+
+    return counting

@@ -1,0 +1,352 @@
+"""Environments of several turns: what is learned, what stays as it was drawn, and what happens when they fail."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from string import printable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from processes import on_processes, succeeded
+from tiny_runs import Trained, run_training
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swift.contracts import EpisodeStart, Observation, Turn
+from swift.errors import ConfigError, SwiftError
+from swift_rl.environments.pool import EnvironmentPool, EpisodeCall
+from swift_rl.environments.select import select_environment
+from swift_rl.environments.turns import TemplateDrift, TurnRenderer
+from swift_rl.options import GrpoOptions
+from swift_rl.rounds.data import Round
+from swift_rl.rounds.files import read_round
+
+ROWS = [{"messages": [{"role": "user", "content": f"Say {word}."}], "word": word} for word in "abcdefghijkl"]
+COUNTING = '''
+import os
+import time
+
+from swift.contracts import Observation
+
+
+class Counting:
+    """Three turns; each has a reward that anyone can compute again from the text, and a word that the seed decides."""
+
+    wants = ("word",)
+
+    def reset(self, start):
+        if start.columns.get("trap") == "begin":
+            raise ValueError("no game")
+        self.start = start
+        self.total = 0
+
+    def step(self, turn):
+        trap = self.start.columns.get("trap")
+        if trap and turn.number == 2:
+            {"hang": lambda: time.sleep(99), "exit": lambda: os._exit(3), "raise": lambda: 1 / 0}[trap]()
+        self.total += len(turn.text)
+        told = f"{self.start.columns['word']} {self.total} {self.start.seed % 10}"
+        return Observation([{"role": "user", "content": told}], float(len(turn.text)), turn.number == 3)
+'''
+
+
+@pytest.fixture(scope="session")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the name of an environment in a file."""
+    file = tmp_path_factory.mktemp("environment") / "counting.py"
+    file.write_text(COUNTING)
+    return f"{file}:Counting"
+
+
+def settings(environment: str, **changes: Any) -> dict[str, Any]:
+    """Four episodes of each of two prompts per step."""
+    return {
+        "objective.name": "grpo",
+        "objective.environment": environment,
+        "objective.num_generations": 4,
+        "objective.max_completion_length": 5,
+        "objective.completion_length_limit_scope": "per_round",
+        "objective.stop_words": list(printable),
+        "objective.reward_workers": 2,
+        "train.global_batch": 8,
+        "train.micro_batch": 4,
+        "train.max_steps": 1,
+        "checkpoint.save_steps": 1,
+        **changes,
+    }
+
+
+def rounds(run: Trained) -> list[Round]:
+    folder = run.folder / "rollouts"
+    found = [read_round(folder, number) for number in range(len(list(folder.glob("round-*.safetensors"))))]
+    assert all(found)
+    return [each for each in found if each is not None]
+
+
+def told(made: Round) -> list[Any]:
+    return [(each.token_ids.tolist(), each.episode, each.rewards) for each in made.answers]
+
+
+def test_an_episode_is_one_sample_of_which_the_answers_are_learned(tied: Path, counting: str, tmp_path: Path) -> None:
+    run = run_training(tied, tmp_path, ROWS, settings(counting))
+    (made,) = rounds(run)
+    assert {answer.episode.turns for answer in made.answers if answer.episode} >= {1, 2, 3}
+    model = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tied)
+    loss, tokens = torch.zeros(()), 0
+    for group in (made.group(prompt) for prompt in range(len(made.prompts))):
+        scores = []
+        for answer in group:
+            episode = answer.episode
+            assert episode is not None
+            said = [message["content"] for message in episode.messages if message["role"] == "assistant"]
+            assert len(said) == episode.turns
+            scores.append(sum(episode.rewards))
+        advantages = (np.array(scores) - np.mean(scores)) / (np.std(scores, ddof=1) + 1e-4)
+        for answer, advantage in zip(group, advantages, strict=True):
+            episode = answer.episode
+            assert answer.reward == answer.rewards["environment"] == sum(episode.rewards)
+            prompt = made.prompts[answer.prompt]
+            ids = torch.tensor([[*prompt.token_ids.tolist(), *episode.token_ids]])
+            own = torch.tensor(episode.written)
+            assert ids[0, len(prompt.token_ids) :][own].tolist() == answer.token_ids.tolist()
+            whole = tokenizer.decode(ids[0])
+            for message in episode.messages[len(prompt.messages) :]:
+                assert message["content"] in whole
+            logps = (
+                model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[len(prompt.token_ids) - 1 :, 0]
+            )
+            # What the engine drew from is what training sees: every turn began with the tokens before it.
+            assert answer.logps == pytest.approx(logps[own].detach().numpy(), abs=1e-5)
+            loss = loss - (logps[own] * float(advantage)).sum()
+            tokens += int(own.sum())
+    (loss / tokens).backward()
+    norm = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]).norm()
+    assert run.grad_norms == [pytest.approx(float(norm), rel=1e-4)]
+    assert run.lines[1]["turns"] == pytest.approx(np.mean([answer.episode.turns for answer in made.answers]))
+
+
+def test_what_an_environment_does_to_its_process_harms_no_other_episode(
+    tied: Path, counting: str, tmp_path: Path
+) -> None:
+    options = GrpoOptions(environment=counting, environment_timeout=2.0, reward_workers=2)
+    selected = select_environment(options, ["word"], tied)
+    assert selected is not None
+    calls = [
+        EpisodeCall(str(number), EpisodeStart([], {"word": "x", "trap": trap}, seed=number))
+        for number, trap in enumerate(("hang", "", "exit", "", "raise", ""))
+    ]
+    pool = EnvironmentPool(selected, options)
+    try:
+        pool.advance(calls)
+        for number in range(1, 4):
+            live = [call for call in calls if not call.over]
+            for call in live:
+                call.turns.append(Turn("abc", number))
+            pool.advance(live)
+    finally:
+        pool.close()
+    assert [call.failure.split(":")[0] for call in calls] == [
+        "a step took longer than 2 s",
+        "",
+        "the process of the environment ended itself with the exit code 3",
+        "",
+        "ZeroDivisionError",
+        "",
+    ]
+    for number in (1, 3, 5):  # begun again in another process, whose answers are the same
+        assert [seen.messages[0]["content"] for seen in calls[number].seen] == [
+            f"x {total} {number}" for total in (3, 6, 9)
+        ]
+        assert [seen.done for seen in calls[number].seen] == [False, False, True]
+
+
+@pytest.mark.full
+def test_a_failed_episode_is_left_out_and_too_many_end_the_run(tied: Path, counting: str, tmp_path: Path) -> None:
+    rows = [{**row, "trap": {"a": "raise", "b": "begin"}.get(str(row["word"]), "")} for row in ROWS]
+    more = {"objective.reward_max_failed": 0.8, "train.global_batch": 12, "objective.beta": 0.1, "tuner.kind": "lora"}
+    (made,) = rounds(run_training(tied, tmp_path / "some", rows, settings(counting, **more)))
+    failed = [answer for answer in made.answers if answer.episode and answer.episode.failure]
+    assert {answer.prompt for answer in failed} == {0, 1}
+    for answer in failed:
+        assert not answer.learned
+        assert answer.rewards["environment"] is None
+        assert ("no game" if answer.prompt else "ZeroDivisionError") in answer.remarks["environment"]
+    assert {answer.prompt for answer in made.answers if answer.learned} >= {2}
+    with pytest.raises(SwiftError, match=r"environment failed for .* of 8 episodes.*ZeroDivisionError"):
+        run_training(tied, tmp_path / "none", rows, settings(counting, **{"objective.reward_on_error": "stop"}))
+
+
+@pytest.mark.full
+def test_a_run_of_episodes_is_resumed_to_the_same_bits(tied: Path, counting: str, tmp_path: Path) -> None:
+    changes = {"objective.steps_per_generation": 2, "train.max_steps": 4}
+    whole = run_training(tied, tmp_path, ROWS, settings(counting, **changes))
+    resume = {"checkpoint.resume": str(whole.folder / "checkpoint-1"), "logging.run_name": "resumed"}
+    rest = run_training(tied, tmp_path, ROWS, settings(counting, **changes, **resume))
+    assert list(rest.lines) == [2, 3, 4]
+    assert rest.losses == whole.losses[1:]
+    assert rest.grad_norms == whole.grad_norms[1:]
+
+
+def evaluated(model: Path, counting: str, out: Path) -> Trained:
+    changes = {"train.max_steps": 2, "train.eval_steps": 2, "train.micro_batch": 2, "objective.eval_temperature": 1.0}
+    return run_training(model, out, ROWS, settings(counting, **changes), validation=ROWS[:3])
+
+
+@pytest.mark.full
+def test_episodes_are_the_same_on_one_process_and_on_two(tied: Path, counting: str, tmp_path: Path) -> None:
+    alone = succeeded(on_processes(1, partial(evaluated, tied, counting, tmp_path / "alone"))[0])[0]
+    together = succeeded(on_processes(2, partial(evaluated, tied, counting, tmp_path / "together"))[0])[0]
+    assert [told(made) for made in rounds(together)] == [told(made) for made in rounds(alone)]
+    assert together.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
+    assert together.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
+    scored = [run.lines[2]["eval_rewards/environment"] for run in (together, alone)]
+    assert scored[0] == scored[1] > 0
+
+
+THINKING = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{{ message.content.split('</think>')[-1] if not loop.last else message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TRIMMING = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content | trim }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def following(tied: Path, template: str, answer: str, *, keep: bool = False) -> str:
+    tokenizer = AutoTokenizer.from_pretrained(tied)
+    tokenizer.chat_template = template
+    turns = TurnRenderer(tokenizer, {}, keep=keep)
+    turns.check()
+    asked = [{"role": "user", "content": "How much?"}]
+    before = turns.first(asked, (), "row 1").text
+    rendering = turns.following(before, asked, answer, [{"role": "user", "content": "More."}], (), "row 1, turn 1")
+    return str(tokenizer.decode(rendering.token_ids))
+
+
+def test_a_template_that_rewrites_earlier_answers_is_refused_with_the_piece(tied: Path) -> None:
+    expected = "<|end|><|user|>More.<|end|><|assistant|>"
+    assert following(tied, TRIMMING, " four\n") == expected
+    with pytest.raises(TemplateDrift, match=r"Before the first episode: .* in place of '<think>"):
+        following(tied, THINKING, "four")
+    unaware = THINKING.replace("'</think>'", "('</' ~ 'think>')")
+    with pytest.raises(TemplateDrift, match=r"row 1, turn 1: .*'four<.end.>.* in place of '<think>hm</think>four'"):
+        following(tied, unaware, "<think>hm</think>four")
+    assert following(tied, THINKING, "<think>hm</think>four", keep=True) == expected
+    with pytest.raises(SwiftError, match="Before the first episode"):
+        following(tied, "{{ messages[-1].content }}{{ messages | length }}", "four")
+
+
+MS_SWIFT = """
+import re
+from typing import Any, Dict, List, Tuple
+
+from swift.infer_engine.protocol import ChatCompletionResponseChoice, RolloutInferRequest
+from swift.rewards import ORM, orms
+from swift.rollout.gym_env import Env, envs
+from swift.rollout.multi_turn import MultiTurnScheduler, multi_turns
+from swift.template import Messages
+from swift.utils import get_logger
+
+logger = get_logger()
+
+
+class Calculator(MultiTurnScheduler):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+    def check_finished(self, infer_request: 'RolloutInferRequest', response_choice, current_turn: int) -> bool:
+        if 'Action' not in response_choice.message.content:
+            return True
+        return super().check_finished(infer_request, response_choice, current_turn)
+
+    def step(self, infer_request: 'RolloutInferRequest', response_choice, current_turn: int) -> Dict:
+        token_ids = response_choice.token_ids
+        result = ' = ' + str(eval(re.findall(r'Action: (.*)', response_choice.message.content)[-1]))
+        infer_request.messages[-1]['content'] += result
+        more = self.tokenizer.encode(result, add_special_tokens=False)
+        loss_mask = [1] * len(token_ids) + [0] * len(more)
+        token_ids.extend(more)
+        return {'infer_request': infer_request, 'response_token_ids': token_ids, 'response_loss_mask': loss_mask,
+                'rollout_infos': {'tool': result}}
+
+
+class Tips(MultiTurnScheduler):
+    def step(self, infer_request, response_choice, current_turn):
+        infer_request.messages.append({'role': 'user', 'content': f'Again, {infer_request.data_dict["who"]}.'})
+        return {'infer_request': infer_request}
+
+
+class Own(MultiTurnScheduler):
+    async def run(self, infer_request, request_config, **kwargs):
+        return None
+
+
+class Door(Env):
+    async def reset(self, config: RolloutInferRequest) -> Tuple[str, Dict[str, Any], str]:
+        self.code = self.env_config['code']
+        return 'Which code?', {}, 'You open doors.'
+
+    async def step(self, action: Messages) -> Tuple[str, float, bool, Dict[str, Any]]:
+        right = action[-1]['content'] == self.code
+        return 'No.', float(right), right, {'tries': len(action)}
+
+    async def close(self):
+        pass
+
+
+multi_turns['calculator'] = Calculator
+multi_turns['tips'] = Tips
+multi_turns['own'] = Own
+envs['door'] = Door
+"""
+
+
+def played(tied: Path, folder: Path, name: str, *answers: str, **columns: Any) -> EpisodeCall:
+    plugin = folder / "plugin.py"
+    plugin.write_text(MS_SWIFT)
+    options = GrpoOptions(environment=name, external_plugins=(plugin,), max_turns=3, reward_workers=1)
+    selected = select_environment(options, list(columns), tied)
+    assert selected is not None
+    call = EpisodeCall("0", EpisodeStart([{"role": "user", "content": "Hello"}], columns))
+    pool = EnvironmentPool(selected, options)
+    try:
+        pool.advance([call])
+        for number, answer in enumerate(answers, 1):
+            call.turns.append(Turn(answer, number, [1, 2]))
+            pool.advance([call])
+    finally:
+        pool.close()
+    assert not call.failure, call.failure
+    return call
+
+
+def test_schedulers_and_gym_environments_of_ms_swift_run_as_they_are(tied: Path, tmp_path: Path) -> None:
+    door = played(tied, tmp_path, "door", "11", "42", env_config={"code": "42"})
+    assert door.first == [
+        {"role": "system", "content": "You open doors."},
+        {"role": "user", "content": "Which code?"},
+    ]
+    assert door.seen == [
+        Observation([{"role": "user", "content": "No."}], 0.0, info={"tries": 3}),
+        Observation([], 1.0, done=True, info={"tries": 5}),
+    ]
+    tips = played(tied, tmp_path, "tips", "four", "five", "six", who="Ann")
+    assert tips.first is None
+    assert [seen.messages for seen in tips.seen] == [[{"role": "user", "content": "Again, Ann."}]] * 2 + [[]]
+    assert [seen.done for seen in tips.seen] == [False, False, True]
+
+
+@pytest.mark.full
+def test_a_scheduler_goes_on_within_the_answer(tied: Path, tmp_path: Path) -> None:
+    call = played(tied, tmp_path, "calculator", "I ask. Action: 2 + 2", ", so it is four.")
+    assert call.seen[0] == Observation([], info={"tool": " = 4"}, text=" = 4")
+    assert call.seen[1].done
+    with pytest.raises(ConfigError, match="overrides run"):
+        played(tied, tmp_path, "own")
+    with pytest.raises(ConfigError, match="there are calculator, tips, own, door"):
+        played(tied, tmp_path, "dor")

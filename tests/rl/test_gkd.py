@@ -1,0 +1,141 @@
+"""Distillation as runs: what a step learns from, who answers, runs that are resumed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import megatron_imported  # noqa: F401
+import pytest
+import torch
+from processes import on_processes, succeeded
+from tiny_runs import Trained, conversations, run_training, write_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swift.errors import ConfigError
+from swift_rl.rounds.files import read_round
+
+ROWS = conversations(12)
+ALPHA, BETA = 0.2, 0.3
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that says something else than the student, and is surer of it."""
+    folder = write_model(tmp_path_factory.mktemp("teacher") / "teacher")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(7)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def distilled(student: Path, out: Path, teacher: Path, **changes: Any) -> Trained:
+    """A run of `gkd` whose answers are short."""
+    settings = {
+        "objective.name": "gkd", "objective.teacher_model": str(teacher), "objective.max_completion_length": 6,
+        "objective.gkd_logits_topk": 16, "train.max_steps": 4, "train.global_batch": 4, "optim.eps": 1e-6,
+    }  # fmt: skip
+    return run_training(student, out, ROWS, {**settings, **changes})
+
+
+def by_hand(student: Path, teacher: Path, rows: list[dict[str, Any]]) -> tuple[float, float]:
+    """Loss and gradient norm of the first rows over the whole vocabulary, by plain models and the formula."""
+    tokenizer = AutoTokenizer.from_pretrained(student)
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (student, teacher))
+    loss, count = torch.zeros(()), 0
+    for row in rows:
+        start = len(tokenizer.apply_chat_template(row["messages"][:1], add_generation_prompt=True)["input_ids"])
+        ids = torch.tensor([tokenizer.apply_chat_template(row["messages"])["input_ids"]])
+        end = ids[0].tolist().index(tokenizer.eos_token_id, start) + 1  # what follows the turn is not learned
+        said = ours(ids).logits[0, start - 1 : end - 1].log_softmax(-1)
+        with torch.no_grad():
+            taught = theirs(ids).logits[0, start - 1 : end - 1].log_softmax(-1)
+        mixture = (BETA * taught.exp() + (1 - BETA) * said.exp()).log()
+        apart = BETA * taught.exp() * (taught - mixture) + (1 - BETA) * said.exp() * (said - mixture)
+        loss = loss + apart.sum() - ALPHA * said.gather(-1, ids[0, start:end, None]).sum()
+        count += end - start
+    (loss / count).backward()
+    squares = [parameter.grad.square().sum() for parameter in ours.parameters() if parameter.grad is not None]
+    return float(loss.detach() / count), float(torch.stack(squares).sum().sqrt())
+
+
+def test_a_step_on_the_data_has_the_loss_and_the_gradient_of_plain_models(
+    tied: Path, teacher: Path, tmp_path: Path
+) -> None:
+    changes = {"objective.lmbda": 0.0, "objective.beta": BETA, "objective.sft_alpha": ALPHA, "train.max_steps": 1}
+    run = distilled(tied, tmp_path, teacher, **changes, **{"objective.gkd_logits_topk": 0})
+    loss, norm = by_hand(tied, teacher, ROWS[:4])
+    assert run.losses == pytest.approx([loss], rel=1e-5)
+    assert run.grad_norms == pytest.approx([norm], rel=1e-4)
+    assert run.lines[1]["teacher_mass"] == pytest.approx(1, abs=1e-5)
+    assert not (run.folder / "rollouts").exists()
+
+
+def test_who_answers_is_decided_by_the_seed_and_every_answer_is_kept(tied: Path, teacher: Path, tmp_path: Path) -> None:
+    run = distilled(tied, tmp_path, teacher, **{"objective.lmbda": 0.5, "train.max_steps": 6, "train.seed": 3})
+    by_student = [run.lines[step]["on_policy"] == 1.0 for step in range(1, 7)]
+    assert set(by_student) == {True, False}
+    for number, own in enumerate(by_student):
+        assert (read_round(run.folder / "rollouts", number) is not None) == own
+    lengths = [run.lines[step]["completion_length"] for step in range(1, 7)]
+    assert all(length <= 6 for length, own in zip(lengths, by_student, strict=True) if own)
+    assert all(length > 6 for length, own in zip(lengths, by_student, strict=True) if not own)
+
+
+def test_what_cannot_be_learned_is_refused_before_a_model_is_loaded(tied: Path, teacher: Path, tmp_path: Path) -> None:
+    other = write_model(tmp_path / "other")
+    file = other / "tokenizer.json"
+    told = json.loads(file.read_text())
+    words = told["model"]["vocab"]
+    first, second = list(words)[40:42]
+    words[first], words[second] = words[second], words[first]
+    file.write_text(json.dumps(told))
+    size = len(AutoTokenizer.from_pretrained(other))
+    with pytest.raises(ConfigError, match=rf"another vocabulary than the student, of {size} and {size} tokens: 2 num"):
+        distilled(tied, tmp_path / "vocabulary", other)
+    with pytest.raises(ConfigError, match="no teacher to learn from"):
+        distilled(tied, tmp_path / "none", teacher, **{"objective.teacher_model": None})
+    with pytest.raises(ConfigError, match="the tokens that gkd_logits_topk leaves out"):
+        distilled(tied, tmp_path / "warm", teacher, **{"objective.divergence_temperature": 2.0})
+    with pytest.raises(ConfigError, match="together more than the"):
+        distilled(tied, tmp_path / "long", teacher, **{"objective.max_completion_length": 4096})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("changes", [{"objective.lmbda": 1.0}, {"objective.lmbda": 0.0, "objective.seq_kd": True}])
+def test_a_run_is_resumed_in_the_middle_of_a_round_to_the_same_bits(
+    tied: Path, teacher: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    changes = {**changes, "objective.steps_per_generation": 2, "train.max_steps": 6, "checkpoint.save_steps": 3}
+    whole = distilled(tied, tmp_path, teacher, **changes)
+    resume = {"checkpoint.resume": str(whole.folder / "checkpoint-3"), "logging.run_name": "resumed"}
+    rest = distilled(tied, tmp_path, teacher, **changes, **resume)
+    figures = ("loss", "grad_norm", "kl", "on_policy", "completion_length")
+    for step in (4, 5, 6):
+        assert [rest.lines[step][name] for name in figures] == [whole.lines[step][name] for name in figures]
+
+
+# --- on every backend -----------------------------------------------------------------------------------------------
+
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "torch": (2, {}),
+    "fsdp": (2, {"backend.name": "fsdp"}),
+    "megatron tp 2 pp 2": (4, {"backend.name": "megatron", "parallel.tp": 2, "parallel.pp": 2}),
+}
+MIXED = {"objective.lmbda": 0.5, "objective.steps_per_generation": 2, "train.max_steps": 4, "train.micro_batch": 2}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_learns_the_same(tied: Path, teacher: Path, tmp_path: Path, layout: str) -> None:
+    processes, plan = LAYOUTS[layout]
+    alone = distilled(tied, tmp_path / "alone", teacher, **MIXED)
+    (answers,) = on_processes(processes, partial(distilled, tied, tmp_path / "plan", teacher, **{**MIXED, **plan}))
+    run = succeeded(answers)[0]
+    assert run.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
+    assert run.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4, abs=1e-6)

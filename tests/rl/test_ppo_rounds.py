@@ -1,0 +1,105 @@
+"""Runs of PPO: what policy and critic learn from, and runs that are resumed in the middle of a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_rounds import ROWS, learned, rounds
+from tiny_runs import Trained, run_training
+from transformers import AutoModelForCausalLM
+
+from swift.checkpoint.load import facts_of
+from swift.errors import SwiftError
+from swift_rl import gae
+from swift_rl.ppo_options import PpoOptions
+
+
+def settings(rewards: Path, **changes: Any) -> dict[str, Any]:
+    """Eight answers to as many prompts in a round, which serves four steps."""
+    return {
+        "objective.name": "ppo",
+        "objective.reward_funcs": [f"{rewards}:evens"],
+        "objective.max_completion_length": 6,
+        "objective.num_ppo_epochs": 2,
+        "objective.num_mini_batches": 2,
+        "train.global_batch": 4,
+        "train.micro_batch": 2,
+        "train.max_steps": 8,
+        "checkpoint.save_steps": 1,
+        **changes,
+    }
+
+
+def of_critic(run: Trained, after: int = 0) -> list[tuple[float, float]]:
+    return [
+        (line["critic/loss"], line["critic/grad_norm"])
+        for step, line in run.lines.items()
+        if step > after and "critic/loss" in line
+    ]
+
+
+def test_a_run_resumed_in_the_middle_of_a_round_has_the_same_bits_in_policy_and_critic(
+    tied: Path, rewards: Path, tmp_path: Path
+) -> None:
+    changes = {"objective.kl_target": 1e-4, "objective.kl_horizon": 16, "objective.critic_lr": 3e-3}
+    changes |= {"objective.temperature": 0.8, "objective.missing_eos_penalty": 0.5}
+    whole = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
+    resume = {"checkpoint.resume": str(whole.folder / "checkpoint-2"), "logging.run_name": "resumed"}
+    rest = run_training(tied, tmp_path, ROWS, settings(rewards, **changes, **resume))
+    assert learned(rest) == learned(whole, after=2)
+    assert of_critic(rest) == of_critic(whole, after=2)
+    assert len(of_critic(rest)) == 6
+    made = rounds(whole)
+    used, apart = made[0].facts["kl_coef"], made[0].facts["kl"]
+    assert made[1].facts["kl_coef"] == gae.adapted(used, apart, 8, PpoOptions(kl_target=1e-4, kl_horizon=16)) < used
+    assert list(facts_of(whole.folder / "checkpoint-2").roles) == ["critic"]
+    first = whole.lines[1]
+    assert apart == 0
+    assert first["ratio"] == pytest.approx(1, abs=1e-6)
+    assert first["critic/learning_rate"] == pytest.approx(3 * first["learning_rate"])
+
+    model = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
+    answers, scores = made[1].answers, []
+    for answer in made[0].answers:  # the reference, the reward and its place, from the tokens alone
+        prompt = made[0].prompts[answer.prompt].token_ids
+        ids = torch.tensor(np.concatenate([prompt, answer.token_ids])[None].astype("int64"))
+        logps = (model(ids).logits[0, :-1] / 0.8).log_softmax(-1).gather(-1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
+        assert answer.ref_logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
+        even = float(np.mean(answer.token_ids % 2 == 0))
+        scores.append(even - 0.5 * (answer.finish_reason == "length"))
+    values = [answer.token_values["old_values"] for answer in made[0].answers]
+    masks = [np.ones(len(value), dtype=bool) for value in values]
+    expected = gae.estimate(np.array(scores), values, None, masks, PpoOptions(), kl_coef=0.0)
+    for place, answer in enumerate(made[0].answers):
+        assert answer.token_values["returns"] == pytest.approx(expected.returns[place], abs=1e-9)
+        assert answer.advantages == pytest.approx(expected.advantages[place], abs=1e-9)
+    assert any(np.abs(each.old_logps - each.ref_logps).max() > 1e-4 for each in answers)
+
+
+def test_while_the_critic_warms_up_the_policy_stays_as_it_is(tied: Path, rewards: Path, tmp_path: Path) -> None:
+    changes = {"objective.critic_warmup": 4, "objective.kl_coef": 0.0, "train.max_steps": 6, "optim.warmup_steps": 0}
+    run = run_training(tied, tmp_path, ROWS, settings(rewards, **changes, **{"checkpoint.save_steps": 100}))
+    assert [line["learning_rate"] > 0 for line in run.lines.values()] == [False] * 4 + [True] * 2
+    assert [line["approx_kl"] for line in run.lines.values()][:5] == pytest.approx([0] * 5, abs=1e-9)
+    assert run.lines[6]["approx_kl"] > 1e-8
+    assert run.lines[4]["critic/loss"] < run.lines[1]["critic/loss"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"objective.dynamic_sample": True}, "ppo compares none"),
+        ({"objective.reward_funcs": []}, "Nothing says which answers are good"),
+        ({"objective.critic_model": "nowhere/at-all"}, "nowhere"),
+    ],
+)
+def test_what_ppo_cannot_learn_from_is_refused_before_weights_load(
+    tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr("swift.train.prepare.load_model", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(SwiftError, match=said):
+        run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
