@@ -15,8 +15,10 @@ import openai
 import pytest
 import torch
 from served import READY, Served, serving
+from tiny_runs import run_training, write_jsonl
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
+from swift.cli.main import run
 from swift.config.sections import ExportOptions
 from swift.export.objective import add_files_of_objective
 from swift.export.run import export_checkpoint
@@ -28,7 +30,7 @@ CLOSE = 1e-4
 """vLLM and transformers compute in fp32, on a CPU."""
 
 
-def folder_of(small: Path, folder: Path, model: Any) -> Path:
+def folder_of(small: Path, folder: Path, model: Any, *, verify: str = "transformers") -> Path:
     """A folder as others publish it, exported for vLLM."""
     model.save_pretrained(folder / "model")
     for file in [*small.glob("tokenizer*"), *small.glob("*.jinja")]:
@@ -36,7 +38,7 @@ def folder_of(small: Path, folder: Path, model: Any) -> Path:
     if type(model).__name__.endswith("3Model"):
         write_sentence_files(folder / "model", size=model.config.hidden_size, pooling="mean")
     out = folder / "exported"
-    options = ExportOptions(out=out, verify="transformers")
+    options = ExportOptions(out=out, verify=verify)
     export_checkpoint(folder / "model", to="vllm", options=options, say=lambda _: None)
     return out
 
@@ -70,14 +72,17 @@ def ask(server: Served, path: str, **body: Any) -> Any:
 
 @pytest.mark.full
 def test_vectors_are_those_of_transformers_pooled_as_the_folder_says(small: Path, tmp_path: Path) -> None:
-    folder = folder_of(small, tmp_path, AutoModel.from_pretrained(small, dtype=torch.float32))
+    folder = folder_of(small, tmp_path, AutoModel.from_pretrained(small, dtype=torch.float32), verify="all")
+    asked = json.loads((folder / "verification.json").read_text())["vllm"]
+    assert asked["asked"] is True
+    assert asked["outputs"]["largest_difference"] < CLOSE
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
         means = [model(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state[0].mean(0) for text in TEXTS]
     expected = torch.nn.functional.normalize(torch.stack(means), dim=1)
-    with serving(tmp_path, str(folder)) as run:
-        run.until(READY)
-        server = Served(run)
+    with serving(tmp_path, str(folder)) as served:
+        served.until(READY)
+        server = Served(served)
         client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
         answer = client.embeddings.create(model="exported", input=TEXTS, encoding_format="float")
         found = torch.tensor([each.embedding for each in answer.data])
@@ -100,9 +105,9 @@ def test_classes_have_the_probabilities_of_transformers(small: Path, tmp_path: P
     model = classifier(small, 3, id2label=names, label2id={name: index for index, name in names.items()})
     folder = folder_of(small, tmp_path, model)
     expected = logits(folder, TEXTS)
-    with serving(tmp_path, str(folder)) as run:
-        run.until(READY)
-        server = Served(run)
+    with serving(tmp_path, str(folder)) as served:
+        served.until(READY)
+        server = Served(served)
         answer = ask(server, "/classify", input=TEXTS)
         found = torch.tensor([each["probs"] for each in answer["data"]])
         torch.testing.assert_close(found, expected.softmax(-1), atol=CLOSE, rtol=0)
@@ -114,14 +119,16 @@ def test_classes_have_the_probabilities_of_transformers(small: Path, tmp_path: P
 
 @pytest.mark.full
 def test_documents_are_ranked_by_the_scores_of_transformers(small: Path, tmp_path: Path) -> None:
-    folder = folder_of(small, tmp_path, classifier(small, 1))
+    folder = folder_of(small, tmp_path, classifier(small, 1), verify="all")
+    asked = json.loads((folder / "verification.json").read_text())["vllm"]
+    assert asked["outputs"]["values"] == asked["outputs"]["prompts"]
     add_files_of_objective(folder, {"name": "reranker", "instruction": "Find the colour"}, model=None)
     end = AutoTokenizer.from_pretrained(folder).eos_token
     start = f"<Instruct>: Find the colour\n<Query>: {QUERY}\n<Document>: "
     expected = logits(folder, [f"{start}{document}{end}" for document in DOCUMENTS])[:, 0]
-    with serving(tmp_path, str(folder)) as run:
-        run.until(READY)
-        server = Served(run)
+    with serving(tmp_path, str(folder)) as served:
+        served.until(READY)
+        server = Served(served)
         scored = ask(server, "/score", text_1=QUERY, text_2=DOCUMENTS)
         assert [each["score"] for each in scored["data"]] == pytest.approx(expected.tolist(), abs=CLOSE)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
@@ -130,4 +137,36 @@ def test_documents_are_ranked_by_the_scores_of_transformers(small: Path, tmp_pat
             assert [each["relevance_score"] for each in ranked] == pytest.approx(
                 expected.sort(descending=True).values.tolist(), abs=CLOSE
             )
+        assert "/rerank" in server.curl_line
+
+
+@pytest.mark.full
+def test_documents_are_ranked_by_the_yes_and_no_of_a_language_model(small: Path, tmp_path: Path) -> None:
+    rows = [{"query": QUERY, "positive": DOCUMENTS[0], "negative": DOCUMENTS[1:]}] * 4
+    changes = {
+        "objective.name": "generative_reranker",
+        "objective.instruction": "Find the colour",
+        "objective.positive_token": "y",
+        "objective.negative_token": "n",
+        "data.system": "Answer y or n.",
+        "train.max_steps": 2,
+        "checkpoint.save_last": True,
+        "logging.run_name": "run",
+    }
+    run_folder = run_training(small, tmp_path, rows, changes).folder
+    scored = tmp_path / "scored.jsonl"
+    pairs = write_jsonl(tmp_path / "pairs.jsonl", [{"query": QUERY, "document": each} for each in DOCUMENTS])
+    assert run(["infer", str(run_folder), "--dataset", str(pairs), "--result_path", str(scored)]) == 0
+    logits_apart = torch.tensor([json.loads(line)["score"] for line in scored.read_text().splitlines()])
+    expected = logits_apart.sigmoid()
+    with serving(tmp_path, str(run_folder), "--name", "exported") as served:
+        served.until(READY)
+        server = Served(served)
+        ranked = ask(server, "/rerank", query=QUERY, documents=DOCUMENTS)["results"]
+        assert [each["index"] for each in ranked] == expected.argsort(descending=True).tolist()
+        assert [each["relevance_score"] for each in ranked] == pytest.approx(
+            expected.sort(descending=True).values.tolist(), abs=CLOSE
+        )
+        raw = ask(server, "/score", text_1=QUERY, text_2=DOCUMENTS, use_activation=False)
+        assert [each["score"] for each in raw["data"]] == pytest.approx(logits_apart.tolist(), abs=1e-3)
         assert "/rerank" in server.curl_line

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from swift.contracts import WeightStream
 from swift.errors import ModelError
-from swift.models.adapter_file import read_adapter_config
+from swift.models.adapter_file import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has; room is made for the largest adapter."""
@@ -19,7 +21,15 @@ AT_ONCE = 8
 
 def check_adapter(folder: Path) -> None:
     """Refuse what vLLM would refuse after it has loaded everything else."""
-    config = _config(folder)
+    if trait := obstacle(_config(folder)):
+        raise ModelError(
+            f"The adapter {folder} {trait}, which vLLM cannot serve with a base model.",
+            hint="Merge it and serve the result: swift export RUN --to hf --out merged && swift serve merged",
+        )
+
+
+def obstacle(config: Mapping[str, Any]) -> str | None:
+    """Return why vLLM cannot put an adapter on its base model, as the end of a sentence about it."""
     traits = {
         "was trained with DoRA": config.get("use_dora"),
         "trains biases": config.get("bias", "none") != "none" or config.get("lora_bias"),
@@ -28,21 +38,34 @@ def check_adapter(folder: Path) -> None:
         "repeats layers": config.get("layer_replication"),
         f"has rank {_rank(config)}": _rank(config) > RANKS[-1],
     }
-    for trait, present in traits.items():
-        if present:
-            raise ModelError(
-                f"The adapter {folder} {trait}, which vLLM cannot serve with a base model.",
-                hint="Merge it and serve the result: swift export RUN --to hf --out merged && swift serve merged",
-            )
+    return next((trait for trait, present in traits.items() if present), None)
+
+
+def write_adapter(weights: WeightStream, config: Mapping[str, Any], folder: Path) -> None:
+    """Write an adapter in training as PEFT lays it out."""
+    from safetensors.torch import save_file  # `swift serve` needs no torch
+
+    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights}
+    save_file(tensors, folder / ADAPTER_WEIGHTS)
+    (folder / ADAPTER_CONFIG).write_text(json.dumps({**config, "inference_mode": True}))
 
 
 def room_for(folders: Iterable[Path], *, more: bool) -> int:
     """Return the smallest rank of vLLM's that holds all of these, with room for usual ones if there may be `more`."""
-    largest = max([*(_rank(_config(folder)) for folder in folders), ROOM if more else 1])
+    return rank_for(max([*(_rank(_config(folder)) for folder in folders), ROOM if more else 1]))
+
+
+def rank_of(config: Mapping[str, Any]) -> int:
+    """Return the smallest rank of vLLM's that holds an adapter."""
+    return rank_for(_rank(config))
+
+
+def rank_for(largest: int) -> int:
+    """Return the smallest rank of vLLM's that is not below a number."""
     return next(rank for rank in RANKS if rank >= largest)
 
 
-def _rank(config: dict[str, Any]) -> int:
+def _rank(config: Mapping[str, Any]) -> int:
     return max([int(config.get("r") or 1), *map(int, (config.get("rank_pattern") or {}).values())])
 
 

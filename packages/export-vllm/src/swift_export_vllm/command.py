@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from swift.contracts import ServeRequest
-from swift.errors import UsageError, did_you_mean
+from swift.errors import ModelError, UsageError, did_you_mean
+from swift.untrusted import read_json_object
 from swift_export_vllm.adapters import AT_ONCE, room_for
 from swift_export_vllm.interpreter import SERVER, Interpreter
 from swift_export_vllm.known_flags import dashed, known_flags
@@ -112,6 +114,8 @@ def server_command(request: ServeRequest, interpreter: Interpreter, share: Memor
     }
     if request.task != GENERATES:
         flags["--runner"] = "pooling"
+    if request.answers is not None:
+        flags["--hf-overrides"] = json.dumps(_as_reranker(request.model, request.answers))
     switches = ["--trust-remote-code"] if request.trust_remote_code else []
     if share is not None:
         # Compiling would need a C++ compiler and minutes, and vLLM's own idea is to take nearly all of the memory.
@@ -133,6 +137,24 @@ def server_command(request: ServeRequest, interpreter: Interpreter, share: Memor
         modules = [json.dumps({"name": name, "path": str(path)}) for name, path in request.adapters.items()]
         command += ["--lora-modules", *modules]
     return [*command, *request.passed_on]  # the last word is the user's
+
+
+def _as_reranker(model: Path, answers: tuple[str, str]) -> dict[str, Any]:
+    """Return what vLLM reads over config.json to make a head of one label of two rows of the unembedding."""
+    named = read_json_object(model / "config.json", ModelError).get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
+    if not architecture.endswith("ForCausalLM"):
+        raise ModelError(
+            f"{model} is a {architecture or 'model without a class'}, and vLLM makes rerankers of ...ForCausalLM.",
+            hint="Type --task_type causal_lm to serve it as a language model.",
+        )
+    return {
+        "architectures": [architecture.removesuffix("ForCausalLM") + "ForSequenceClassification"],
+        "classifier_from_token": list(reversed(answers)),  # no, yes
+        "method": "from_2_way_softmax",
+        "is_original_qwen3_reranker": True,  # vLLM reads it for Qwen3 alone, whose method it then sets itself
+        "num_labels": 1,
+    }
 
 
 def server_environment(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import random
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
@@ -22,17 +21,17 @@ import torch.distributed as dist
 from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling, Score, WeightStream
 from swift.errors import DataError, ModelError, UsageError
 from swift.toolkit import waiting
-from swift_export_vllm.adapters import check_adapter, room_for
+from swift_export_vllm.adapters import check_adapter, obstacle, rank_of, room_for, write_adapter
 from swift_export_vllm.command import check_options
 from swift_export_vllm.interpreter import find_interpreter
-from swift_export_vllm.logprobs import KINDS, SAID
+from swift_export_vllm.logprobs import KINDS, SAID, score_of
 from swift_export_vllm.memory import cpu_settings
 from swift_export_vllm.supported import check_heads
+from swift_export_vllm.tasks import EMBEDDING, GENERATES
 from swift_export_vllm.vllm_installed import QUIET, check_installed, in_plain_words
 from swift_export_vllm.weights_folder import write_weights
+from swift_export_vllm.worker import EXTENSION, missing_weights
 
-_RELOADING = "vllm.model_executor.model_loader.reload.inplace"
-"""Where vLLM says which weights it was not given."""
 _ADAPTER = "adapter"
 
 
@@ -57,6 +56,7 @@ class VllmInProcess:
 
     def __init__(self, request: EngineRequest) -> None:
         self._numbers = count()
+        self._task = request.task
         self._environment: dict[str, tuple[str | None, str | None]] = {}
         self._had_group = dist.is_initialized()
         tensor_parallel = int(request.options.get("tensor_parallel_size", 1))
@@ -77,8 +77,13 @@ class VllmInProcess:
         self._logprobs = KINDS.get(str(self._llm.model_config.logprobs_mode))
         self._ends = _end_tokens(self._llm, request.end_tokens)
         self._lora: Any = None
+        self._adapters = count(1)
+        self.takes_adapters = _takes(request) is None
+        """Whether the adapters in training are sent alone."""
         if request.adapter is not None:
             self._lora = self._added(request.adapter)
+        if self._llm.llm_engine.vllm_config.parallel_config.worker_extension_cls == EXTENSION:
+            self._llm.collective_rpc("swift_draw_by_seed")
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield answers as vLLM finishes them."""
@@ -106,11 +111,12 @@ class VllmInProcess:
             yield from ids[told:]
             told = len(ids)
 
-    def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
+    def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
         """Log-probabilities of the prompt's own tokens; vLLM makes one more token, which is not looked at."""
         from vllm import SamplingParams
 
-        asked = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        self._check_top(top)
+        asked = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=top, detokenize=False)
         for prompt in prompts:
             self._check_length(prompt)
         requests = [(place, prompt, asked) for place, prompt in enumerate(prompts)]
@@ -119,16 +125,29 @@ class VllmInProcess:
         for together in [[request] for request in requests] if alone else [requests]:
             for place, output in self._ask(together):
                 if output.finished:
-                    steps = list(zip(prompts[place], output.prompt_logprobs, strict=True))[1:]
-                    told = [step[token] for token, step in steps]
-                    yield place, Score([each.logprob for each in told], [each.rank == 1 for each in told])
+                    steps = [
+                        {token: (each.logprob, each.rank) for token, each in (step or {}).items()}
+                        for step in output.prompt_logprobs
+                    ]
+                    yield place, score_of(prompts[place], steps, top)
+
+    def outputs(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[float]]]:
+        """Scores of the prompts, or their vectors, as the model returns them: neither activated nor scaled."""
+        from vllm import PoolingParams
+
+        for prompt in prompts:
+            self._check_length(prompt)
+        asked = PoolingParams(use_activation=False)
+        kind = "embed" if self._task == EMBEDDING else "classify"
+        texts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        with torch.compiler.set_stance("force_eager") if self._eager else nullcontext():
+            found = self._llm.encode(texts, asked, pooling_task=kind, use_tqdm=False)
+        yield from enumerate(each.outputs.data.float().tolist() for each in found)
 
     def update_weights(self, weights: WeightStream) -> None:
         """Load new weights one at a time, then drop vLLM's caches of prompts."""
-        if self._lora is not None:
-            self._llm.llm_engine.remove_lora(self._lora.lora_int_id)
-            self._lora = None
-        with _missing_weights() as missing:
+        self._take_off()
+        with missing_weights() as missing:
             if self._in_process:
                 # vLLM keeps the tensors of a layer until it has all of them; whoever streams may use the memory again.
                 kept = ((name, tensor.detach().clone()) for name, tensor in weights)
@@ -145,6 +164,13 @@ class VllmInProcess:
             )
         if not self._llm.reset_prefix_cache():
             raise ModelError("vLLM still remembers prompts under the weights before: requests are under way.")
+
+    def update_adapter(self, weights: WeightStream, config: Mapping[str, Any]) -> None:
+        """Put the adapters in training on the model as it was opened, in place of those before."""
+        self._take_off()
+        with tempfile.TemporaryDirectory(prefix="swift-adapter-") as folder:
+            write_adapter(weights, config, Path(folder))
+            self._lora = self._added(Path(folder))
 
     def close(self) -> None:
         """Give back memory, and what vLLM changed in this process."""
@@ -218,6 +244,14 @@ class VllmInProcess:
                 hint="Raise --max_length, as far as the model goes, or shorten the prompt.",
             )
 
+    def _check_top(self, top: int) -> None:
+        most = int(self._llm.model_config.max_logprobs)
+        if 0 <= most < top:
+            raise UsageError(
+                f"vLLM was opened to tell {most} log-probabilities per token, and {top} are asked for.",
+                hint=f'Open it with the setting "max_logprobs": {top}.',
+            )
+
     def _check_logprobs(self, sampling: Sampling) -> None:
         if self._logprobs != sampling.logprobs and not (self._logprobs and sampling.draws_as_is):
             mode = next(mode for mode, kind in KINDS.items() if kind == sampling.logprobs)
@@ -227,10 +261,17 @@ class VllmInProcess:
                 hint=f'Open it with the setting "logprobs_mode": "{mode}".',
             )
 
+    def _take_off(self) -> None:
+        if self._lora is not None:
+            self._llm.llm_engine.remove_lora(self._lora.lora_int_id)
+            self._lora = None
+
     def _added(self, adapter: Path) -> Any:
         from vllm.lora.request import LoRARequest
 
-        request = LoRARequest(_ADAPTER, 1, str(adapter))
+        # vLLM remembers prompts by the name of the adapter that they were computed with.
+        number = next(self._adapters)
+        request = LoRARequest(f"{_ADAPTER}-{number}", number, str(adapter))
         try:
             self._llm.llm_engine.add_lora(request)
         except Exception as cause:
@@ -257,16 +298,24 @@ def _load(request: EngineRequest, *, own_process: bool) -> Any:
         "dtype": request.dtype,
         "trust_remote_code": request.trust_remote_code,
         "max_model_len": request.max_length,
-        # Prompts come as tokens, and answers leave as tokens.
-        "skip_tokenizer_init": True,
+        # Prompts come as tokens, and answers leave as tokens. Poolers of vectors want a tokenizer all the same.
+        "skip_tokenizer_init": request.task == GENERATES,
         "use_tqdm_on_load": False,
         "distributed_executor_backend": "mp" if own_process else "uni",
+        "worker_extension_cls": EXTENSION,
     }
+    if request.task != GENERATES:
+        settings["runner"] = "pooling"
     if request.batch_size is not None:
         settings["max_num_seqs"] = request.batch_size
     if request.adapter is not None:
         rank = room_for([request.adapter], more=False)
         settings |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+    elif request.trained_adapter is not None:
+        if why := _takes(request):
+            request.say(f"vLLM is sent whole weights, with the adapter merged in. {why}")
+        else:
+            settings |= {"enable_lora": True, "max_lora_rank": rank_of(request.trained_adapter), "max_loras": 1}
     if current_platform.is_cpu():
         check_heads(request.model, find_interpreter(None))
         settings |= cpu_settings(request)
@@ -282,6 +331,16 @@ def _load(request: EngineRequest, *, own_process: bool) -> Any:
             f"vLLM {vllm.__version__} cannot load {request.model}: {in_plain_words(cause)}",
             hint="What transformers can load, --engine transformers can ask.",
         ) from cause
+
+
+def _takes(request: EngineRequest) -> str | None:
+    """Return why adapters in training are not sent alone, as a sentence; '' where none are trained."""
+    if request.trained_adapter is None or request.adapter is not None:
+        return ""
+    if request.options.get("enable_lora") is False:
+        return "It was opened with enable_lora false."
+    trait = obstacle(request.trained_adapter)
+    return None if trait is None else f"vLLM cannot put it on: it {trait}."
 
 
 def _check_group() -> None:
@@ -344,24 +403,3 @@ def _busy(what: str) -> Iterator[None]:
         finally:
             sys.stderr.flush()
             os.dup2(told.fileno(), 2)
-
-
-@contextmanager
-def _missing_weights() -> Iterator[list[str]]:
-    """Yield vLLM's warnings about missing weights, which it does not treat as a failure."""
-    said: list[str] = []
-    logger = logging.getLogger(_RELOADING)
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    handler.setLevel(logging.WARNING)
-    level, propagate = logger.level, logger.propagate
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False
-    logger.addHandler(handler)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = propagate
-    said[:] = [each for each in said if "not loaded" in each]

@@ -90,7 +90,7 @@ def summary(request: ServeRequest, url: str, log: Path) -> Iterator[str]:
     yield f"  models  {', '.join([request.name, *(f'{name} (adapter)' for name in request.adapters)])}"
     if request.api_key:
         yield f"  key     requests must send it; for the lines below: export {KEY}=..."
-    if request.system:
+    if request.system and request.task == GENERATES:
         yield "  system  the system message of the run is in the lines below: requests must send it"
     yield f"  log     {log}"
     yield ""

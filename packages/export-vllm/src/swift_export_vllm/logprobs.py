@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
+
+import numpy as np
+
+from swift.contracts import Score
 
 Kind = Literal["model", "drawn"]
 KINDS: Mapping[str, Kind] = {"raw_logprobs": "model", "processed_logprobs": "drawn"}
@@ -26,3 +31,19 @@ def kind_of(likeliest: Callable[[float], float]) -> Kind | None:
     if abs(cold - warm) > _SAME:
         return "drawn"
     return None if plain > -_SAME else "model"
+
+
+def score_of(prompt: Sequence[int], steps: Sequence[Mapping[int, tuple[float, int]]], top: int) -> Score:
+    """Return what vLLM told of a prompt: for each of its tokens, token → (log-probability, rank).
+
+    vLLM tells the `top` likeliest tokens and the prompt's own, which may be one of them.
+    """
+    told = list(zip(prompt, steps, strict=True))[1:]
+    own = [step[token] for token, step in told]
+    score = Score([logprob for logprob, _ in own], [rank == 1 for _, rank in own])
+    if not top:
+        return score
+    best = [[each for each in step.items() if len(step) <= top or each[0] != token][:top] for token, step in told]
+    ids = np.array([[token for token, _ in row] for row in best], dtype=np.int32)
+    logprobs = np.array([[logprob for _, (logprob, _) in row] for row in best], dtype=np.float32)
+    return replace(score, top_ids=ids.reshape(len(told), top), top_logprobs=logprobs.reshape(len(told), top))

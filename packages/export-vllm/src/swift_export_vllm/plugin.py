@@ -5,14 +5,14 @@ from __future__ import annotations
 from swift.contracts import HOOK_API, EngineLibrary, EngineRequest, InferenceEngine, ServeRequest
 from swift.hookspecs import hookimpl
 from swift_export_vllm.interpreter import DISTRIBUTIONS
-from swift_export_vllm.tasks import TASKS
+from swift_export_vllm.tasks import SERVED
 
 
 class VllmEngine:
     """`--engine vllm`: continuous batching, paged attention, adapters next to their base model, an OpenAI server."""
 
     HOOK_API = HOOK_API
-    tasks = TASKS
+    tasks = SERVED
     library = EngineLibrary("vllm", {name: f"swift-core[{name}]" for name in DISTRIBUTIONS})
 
     @hookimpl

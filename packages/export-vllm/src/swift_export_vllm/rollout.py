@@ -9,15 +9,18 @@ is in `/dev/shm`.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling, Score, WeightStream
-from swift.errors import DataError, ModelError, UsageError
+from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.infer import OpenAiServer, at_once
-from swift_export_vllm.logprobs import KINDS, SAID, Kind, kind_of
+from swift_export_vllm.adapters import obstacle, write_adapter
+from swift_export_vllm.logprobs import KINDS, SAID, Kind, kind_of, score_of
 from swift_export_vllm.weights_folder import write_weights
 
 AT_A_TIME = 128
@@ -45,11 +48,14 @@ def connect(
     addresses = [address] if isinstance(address, str) else list(address)
     if not addresses:
         raise UsageError("There is no address of a server to connect to.", hint="For example: http://127.0.0.1:8000")
-    servers = [_Served.of(OpenAiServer(each, api_key), model) for each in addresses]
-    return VllmServer(servers, tuple(end_tokens), None if folder is None else Path(folder), at_a_time)
+    known = {each: _Served.of(OpenAiServer(each, api_key), model) for each in dict.fromkeys(addresses)}
+    return VllmServer(
+        [known[each] for each in addresses], tuple(end_tokens), None if folder is None else Path(folder), at_a_time
+    )
 
 
 _SETTINGS = ("servers", "model", "api_key", "folder")
+_ONLY_WHOLE = "The servers are sent whole weights, with the adapter merged in:"
 
 
 def open_servers(request: EngineRequest) -> InferenceEngine:
@@ -64,12 +70,22 @@ def open_servers(request: EngineRequest) -> InferenceEngine:
         raise UsageError(
             "An adapter cannot be put on a server from here.", hint="swift rollout serves runs and adapters as well."
         )
-    return connect(
+    opened = connect(
         settings.pop("servers"),
         end_tokens=request.end_tokens,
         at_a_time=request.batch_size or AT_A_TIME,
         **settings,
     )
+    assert isinstance(opened, VllmServer)
+    if request.trained_adapter is not None:
+        trait = obstacle(request.trained_adapter)
+        if trait is not None:
+            request.say(f"{_ONLY_WHOLE} it {trait}, which vLLM cannot put on.")
+        elif fixed := opened.without_adapters():
+            request.say(f"{_ONLY_WHOLE} {fixed} loads no adapters (swift rollout MODEL --runtime-adapters does).")
+        else:
+            opened.takes_adapters = True
+    return opened
 
 
 @dataclass
@@ -80,17 +96,30 @@ class _Served:
     model: str
     logprobs: Kind | None = None
     """Whose log-probabilities it returns, once that was found."""
+    adapter: str | None = None
+    """Name of the adapter that answers."""
+    extended: bool | None = None
+    """Whether its workers have the methods of `swift_export_vllm.worker`, once that was asked."""
+    room: bool | None = None
+    """Whether it has room for adapters, once that was asked."""
+    mark: str = ""
+    """Of the weights that it was sent last."""
 
     @classmethod
     def of(cls, server: OpenAiServer, model: str | None) -> _Served:
         # The base, which stands behind its adapters: it is what gets new weights.
         return cls(server, server.choose(model or next(reversed(server.models()), None), _nothing))
 
+    @property
+    def answers_as(self) -> str:
+        """Return the model that requests name."""
+        return self.adapter or self.model
+
     def completion(self, prompt: Sequence[int], settings: dict[str, Any]) -> Any:
         """Return the one choice of a completion, in tokens."""
         if not prompt:
             raise DataError("There is a prompt without any tokens.", hint="Give each prompt some text.")
-        answer = self.server.post("/v1/completions", {**settings, "model": self.model, "prompt": list(prompt)})
+        answer = self.server.post("/v1/completions", {**settings, "model": self.answers_as, "prompt": list(prompt)})
         choice = answer["choices"][0]
         if choice.get("token_ids") is None:
             raise ModelError(
@@ -118,10 +147,76 @@ class _Served:
                 hint=f"Start it with --logprobs-mode {mode}.",
             )
 
+    def on_workers(self, method: str, **arguments: Any) -> list[Mapping[str, Any]]:
+        """Call a method of `swift_export_vllm.worker` on all workers, and return what each says."""
+        body = {"method": method, "kwargs": arguments}
+        results: list[Mapping[str, Any]] = self.server.post("/collective_rpc", body)["results"]
+        return results
+
+    def prepare(self) -> None:
+        """Have the server draw by seeds as the engine `transformers` does, where its workers know how."""
+        if self.extended is None:
+            try:
+                self.on_workers("swift_draw_by_seed")
+                self.extended = True
+            except SwiftError:
+                self.extended = False  # an older server, or one that somebody else has started
+
+    def load(self, folder: Path, mark: str) -> None:
+        """Have the server read all its weights from a folder, once it is at the end of what it is at."""
+        self.prepare()
+        self.told("/pause?mode=wait")
+        try:
+            if self.extended:
+                missing = [
+                    each
+                    for said in self.on_workers("swift_reload", folder=str(folder), mark=mark)
+                    for each in said["missing"]
+                ]
+                if missing:
+                    raise ModelError(
+                        f"The server at {self.server.address} did not get all weights: {missing[0]}. Its answers would "
+                        "be those of two models.",
+                        hint="Stream every weight of the model; adapters are merged first.",
+                    )
+            else:
+                self.told("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+            self.told("/reset_prefix_cache")
+            self.mark = mark
+        finally:
+            self.told("/resume")
+
+    def put_on(self, folder: Path, mark: str) -> None:
+        """Have the server load an adapter, and let go of the one before."""
+        self.prepare()
+        if not self.mark and self.extended and any(said["mark"] for said in self.on_workers("swift_state")):
+            raise ModelError(
+                f"The server at {self.server.address} has been sent the weights of another run, and adapters belong on "
+                "those that it was started with.",
+                hint="Stop it, and start it again: swift rollout MODEL",
+            )
+        name = mark.replace(" ", "-")
+        self.told("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        before, self.adapter, self.mark = self.adapter, name, mark
+        if before is not None:
+            self.told("/v1/unload_lora_adapter", {"lora_name": before})
+
+    def check_mark(self) -> None:
+        """Refuse answers of a server that has other weights than it was sent."""
+        if not self.mark or not self.extended or self.adapter is not None:
+            return  # an adapter's name tells its version with every answer
+        held = {str(said["mark"]) for said in self.on_workers("swift_state")}
+        if held != {self.mark}:
+            why = "it was started again" if held == {""} else "another run has sent it its own"
+            raise ModelError(
+                f"The server at {self.server.address} does not have the weights that it was sent: {why}.",
+                hint="Resume the run from its last checkpoint, with servers of its own.",
+            )
+
     def told(self, path: str, body: dict[str, Any] | None = None) -> None:
         """Send a command of the development mode."""
         try:
-            self.server.post(path, body)
+            self.server.tell(path, body)
         except ModelError as failure:
             if "does not speak" not in failure.message:
                 raise
@@ -129,6 +224,23 @@ class _Served:
                 f"The server at {self.server.address} takes no new weights: it has no {path.partition('?')[0]}.",
                 hint="Start it with swift rollout, or with VLLM_SERVER_DEV_MODE=1 in its environment, on loopback.",
             ) from failure
+
+    @property
+    def has_room_for_adapters(self) -> bool:
+        """Return whether it serves adapters, or may."""
+        if self.room is None:
+            self.room = len(self.server.models()) > 1 or self.loads_adapters()
+        return self.room
+
+    def loads_adapters(self) -> bool:
+        """Return whether adapters may come while it runs."""
+        try:
+            self.server.tell("/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
+        except DataError:  # it asks for a name
+            return True
+        except SwiftError:
+            return False
+        return True
 
 
 class VllmServer:
@@ -143,6 +255,10 @@ class VllmServer:
         self._at_a_time = at_a_time * len(servers)
         self.version: int | None = None
         """How many optimizer steps made the weights, where a run has sent them."""
+        self.takes_adapters = False
+        """Whether the adapters in training are sent alone."""
+        self._run = uuid.uuid4().hex[:8]
+        self._updates = 0
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield a request for each prompt, many at a time."""
@@ -159,12 +275,14 @@ class VllmServer:
             reason = "stop" if choice["finish_reason"] == "stop" else "length"
             return Completion(ids, logprobs, reason, self.version)
 
+        self._check_marks()
         yield from at_once(ask, range(len(prompts)), self._at_a_time)
+        self._check_marks()
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Stream server-sent events."""
         served = self._servers[0]
-        body = {**self._settings(sampling, 0), "model": served.model, "prompt": list(prompt), "stream": True}
+        body = {**self._settings(sampling, 0), "model": served.answers_as, "prompt": list(prompt), "stream": True}
         told: list[int] = []
         for event in served.server.events("/v1/completions", body):
             for choice in event.get("choices") or ():
@@ -174,37 +292,55 @@ class VllmServer:
                     if sampling.is_over is not None and sampling.is_over(told):
                         return
 
-    def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
+    def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
         """Yield a request for each prompt; the one token that is made is not looked at."""
 
         def ask(place: int) -> Score:
-            asked = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "return_token_ids": True}
+            asked = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": top, "return_token_ids": True}
             steps = self._server_of(place).completion(prompts[place], asked)["prompt_logprobs"]
-            told = [step[str(token)] for token, step in list(zip(prompts[place], steps, strict=True))[1:]]
-            return Score([each["logprob"] for each in told], [each["rank"] == 1 for each in told])
+            told = [
+                {int(token): (each["logprob"], each["rank"]) for token, each in (step or {}).items()} for step in steps
+            ]
+            return score_of(prompts[place], told, top)
 
-        yield from at_once(ask, range(len(prompts)), self._at_a_time)
+        # With room for adapters, vLLM on a CPU takes the logits of a prompt for those of as many requests, and ends if
+        # there are others: one at a time is right.
+        alone = any(served.has_room_for_adapters for served in self._servers)
+        yield from at_once(ask, range(len(prompts)), 1 if alone else self._at_a_time)
 
     def update_weights(self, weights: WeightStream) -> None:
         """Write them, let every server come to the end of what it is at, and have it read them."""
+        with self._sent() as (folder, mark):
+            write_weights(weights, folder)
+            self._on_each(lambda served: served.load(folder, mark))
+
+    def update_adapter(self, weights: WeightStream, config: Mapping[str, Any]) -> None:
+        """Write an adapter, and have every server put it on the model that it was started with."""
+        with self._sent() as (folder, mark):
+            write_adapter(weights, config, folder)
+            self._on_each(lambda served: served.put_on(folder, mark))
+
+    def without_adapters(self) -> str | None:
+        """Return the address of a server that takes no adapters while it runs."""
+        return next((each.server.address for each in self._servers if not each.loads_adapters()), None)
+
+    @contextmanager
+    def _sent(self) -> Iterator[tuple[Path, str]]:
+        """Yield a folder for what is sent, and the mark of this update."""
         self.version = None
+        self._updates += 1
         with tempfile.TemporaryDirectory(prefix="swift-weights-", dir=self._folder) as folder:
             # Others may be the server's user.
             Path(folder).chmod(0o755)
-            write_weights(weights, Path(folder))
-            reload = {"method": "reload_weights", "kwargs": {"weights_path": str(Path(folder).resolve())}}
+            yield Path(folder).resolve(), f"run {self._run} update {self._updates}"
 
-            def send(number: int) -> None:
-                served = self._servers[number]
-                served.told("/pause?mode=wait")
-                try:
-                    served.told("/collective_rpc", reload)
-                    served.told("/reset_prefix_cache")
-                finally:
-                    served.told("/resume")
+    def _on_each(self, work: Callable[[_Served], None]) -> None:
+        different = list({id(served): served for served in self._servers}.values())
+        for _ in at_once(lambda number: work(different[number]), range(len(different)), len(different)):
+            pass
 
-            for _ in at_once(send, range(len(self._servers)), len(self._servers)):
-                pass
+    def _check_marks(self) -> None:
+        self._on_each(_Served.check_mark)
 
     def close(self) -> None:
         """Do nothing: the servers are not ours."""

@@ -1,0 +1,232 @@
+"""Whole runs of online learning whose answers vLLM draws: in the process that trains, and on two servers by address.
+
+A run whose answers the engine `transformers` draws is what they are compared with: the same tokens in every round, and
+the same steps. vLLM is started once in a process of its own, and `swift rollout` twice, for everything here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import SWIFT, started
+from safetensors.torch import load_file
+from served import ENVIRONMENT, READY, Served
+from tiny_runs import Trained, run_training, write_model
+
+from swift.contracts import Sampling
+from swift.errors import SwiftError
+from swift.infer import OpenAiServer, open_engine
+from swift.testing.crew import run_jobs, succeeded
+from swift_export_vllm import rollout, weights_folder
+from swift_rl.rounds.files import read_round
+
+ROWS = [{"messages": [{"role": "user", "content": f"Say {word}."}]} for word in "abcdefghijkl"]
+ROUNDS = 3
+SETTINGS: dict[str, Any] = {
+    "objective.name": "grpo",
+    "objective.num_generations": 4,
+    "objective.max_completion_length": 12,
+    # The steps are compared with those of a run that needs none.
+    "objective.rollout_importance_sampling_mode": "off",
+    "train.global_batch": 8,
+    "train.micro_batch": 8,
+    "train.max_steps": ROUNDS,
+    "optim.lr": 2e-3,
+    "optim.eps": 1e-6,
+    "optim.warmup_steps": 0,
+}
+TUNED: dict[str, dict[str, Any]] = {"full": {}, "lora": {"tuner.kind": "lora", "tuner.rank": 4}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """vLLM has attention on the CPU for heads of 32 and more."""
+    return write_model(tmp_path_factory.mktemp("models") / "tiny", head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def rewards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("rewards") / "rewards.py"
+    file.write_text(
+        "def evens(completion_ids, **columns):\n"
+        "    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]\n"
+    )
+    return file
+
+
+Train = Callable[..., Trained]
+
+
+@pytest.fixture(scope="module")
+def train(model: Path, rewards: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    return partial(trained, model, rewards, tmp_path_factory.mktemp("runs"))
+
+
+def trained(model: Path, rewards: Path, out: Path, name: str, tuner: str, **changes: Any) -> Trained:
+    more = {f"objective.{key}": value for key, value in changes.items()}
+    settings = {**SETTINGS, **TUNED[tuner], "objective.reward_funcs": [f"{rewards}:evens"], **more}
+    return run_training(model, out, ROWS, {**settings, "logging.run_name": name})
+
+
+def answers(run: Trained) -> list[list[list[int]]]:
+    made = [read_round(run.folder / "rollouts", number) for number in range(ROUNDS)]
+    return [[answer.token_ids.tolist() for answer in each.answers] for each in made if each is not None]
+
+
+@pytest.fixture(scope="module")
+def alone(train: Train) -> dict[str, Trained]:
+    """The engine `transformers` draws."""
+    return {tuner: train(f"alone-{tuner}", tuner) for tuner in TUNED}
+
+
+def assert_same(run: Trained, alone: Trained) -> None:
+    drawn = answers(alone)
+    assert len(drawn) == ROUNDS
+    assert len({tuple(tokens) for each in drawn for tokens in each}) > 20, "answers that are alike would prove nothing"
+    assert answers(run) == drawn
+    assert run.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
+    assert run.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
+    assert max(line["gap/mean"] for line in run.lines.values()) < 1e-5
+
+
+# --- in process -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_vllm_in_process_draws_the_answers_of_transformers(alone: dict[str, Trained], train: Train) -> None:
+    runs = succeeded(run_jobs(1, [partial(in_process, train)], environment={**ENVIRONMENT, "HF_HUB_OFFLINE": "1"})[0])
+    found = runs[0]
+    for tuner in TUNED:
+        assert_same(found[tuner], alone[tuner])
+    assert found["sent"] == ["update_weights"] * ROUNDS + ["update_adapter"] * ROUNDS
+    assert "model.norm.weight" in found["missing"]
+
+
+def in_process(train: Train) -> dict[str, Any]:
+    from swift.train import send_weights as sending
+    from swift_export_vllm.engine import VllmInProcess
+
+    sent: list[str] = []
+    for method in ("update_weights", "update_adapter"):
+        update = getattr(VllmInProcess, method)
+
+        def noted(*arguments: Any, update: Any = update, method: str = method) -> None:
+            sent.append(method)
+            update(*arguments)
+
+        setattr(VllmInProcess, method, noted)
+    vllm = {"rollout_engine": "vllm", "rollout_options": {"max_model_len": 128}}
+    found: dict[str, Any] = {tuner: train(f"vllm-{tuner}", tuner, **vllm) for tuner in TUNED}
+    found["sent"] = list(sent)
+    whole = sending.whole_weights
+    sending.whole_weights = lambda *given, **more: without("model.norm.weight", whole(*given, **more))
+    try:
+        train("vllm-missing", "full", **vllm)
+    except SwiftError as failure:
+        found["missing"] = str(failure)
+    return found
+
+
+def without(left_out: str, weights: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, tensor) for name, tensor in weights if name != left_out)
+
+
+# --- on servers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def addresses(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Two servers of `swift rollout`, which take adapters."""
+    words = ["rollout", str(model), "--runtime-adapters", "--dtype", "float32", "--max-length", "128", "--port", "0"]
+    with ExitStack() as stack:
+        runs = []
+        for number in range(2):  # one after the other: each has the machine to itself
+            folder = tmp_path_factory.mktemp(f"server-{number}")
+            runs.append(stack.enter_context(started([*SWIFT, *words], folder, ENVIRONMENT)))
+            runs[-1].until(READY)
+        yield [Served(run).url.removesuffix("/v1") for run in runs]
+
+
+@pytest.fixture(scope="module")
+def lora(addresses: list[str], train: Train) -> tuple[Trained, list[list[str]]]:
+    """A run that sends adapters to both servers, and what these serve then."""
+    run = train("two-lora", "lora", rollout_engine=",".join(addresses))
+    return run, [OpenAiServer(address).models() for address in addresses]
+
+
+@pytest.mark.full
+def test_two_servers_answer_with_the_adapters_in_training(
+    lora: tuple[Trained, list[list[str]]], alone: dict[str, Trained]
+) -> None:
+    run, served = lora
+    assert_same(run, alone["lora"])
+    for models in served:
+        assert [name.rpartition("-")[2] for name in models[:-1]] == [str(ROUNDS)], "only the last version is left"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("servers", [1, 2])
+def test_servers_draw_the_answers_of_transformers(
+    servers: int, addresses: list[str], lora: object, alone: dict[str, Trained], train: Train
+) -> None:
+    assert lora
+    engine = ",".join(addresses[:servers])
+    assert_same(train(f"servers-{servers}", "full", rollout_engine=engine), alone["full"])
+
+
+@pytest.mark.full
+def test_a_weight_that_was_not_sent_is_named(
+    addresses: list[str], lora: object, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lora
+    write = weights_folder.write_weights
+    monkeypatch.setattr(rollout, "write_weights", lambda each, to: write(without("model.norm.weight", each), to))
+    with pytest.raises(SwiftError, match=r"did not get all weights.*model\.norm\.weight"):
+        train("missing", "full", rollout_engine=addresses[0])
+
+
+@pytest.mark.full
+def test_a_weight_of_another_step_stops_the_run(
+    addresses: list[str], lora: object, model: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lora
+    write, name = weights_folder.write_weights, "model.layers.1.mlp.down_proj.weight"
+    first = load_file(model / "model.safetensors")[name]
+
+    def stale(weights: Any, to: Path) -> None:
+        write(((each, first if each == name else tensor) for each, tensor in weights), to)
+
+    monkeypatch.setattr(rollout, "write_weights", stale)
+    with pytest.raises(SwiftError, match="scores known texts"):
+        train("stale", "full", rollout_engine=addresses[0], rollout_tolerance=1e-5)
+
+
+@pytest.mark.full
+def test_weights_of_another_run_are_told_from_ours(addresses: list[str], lora: object, model: Path) -> None:
+    assert lora
+    weights = load_file(model / "model.safetensors")
+    ours, theirs = (open_engine(addresses[0], model) for _ in range(2))
+    ours.update_weights(iter(weights.items()))
+    assert len(list(ours.generate([[5, 6]], Sampling(max_new_tokens=2)))) == 1
+    theirs.update_weights(iter(weights.items()))
+    with pytest.raises(SwiftError, match="another run has sent it its own"):
+        list(ours.generate([[5, 6]], Sampling(max_new_tokens=2)))
+    adapter = open_engine(addresses[0], model, trained_adapter={"peft_type": "LORA", "r": 4})
+    with pytest.raises(SwiftError, match="has been sent the weights of another run"):
+        adapter.update_adapter(iter({}.items()), {"peft_type": "LORA", "r": 4})  # type: ignore[attr-defined]
+
+
+@pytest.mark.full
+def test_adapters_that_vllm_cannot_put_on_are_sent_merged(addresses: list[str], model: Path) -> None:
+    said: list[str] = []
+    config = {"peft_type": "LORA", "r": 4, "use_dora": True}
+    engine: Any = open_engine(addresses[0], model, trained_adapter=config, say=said.append)
+    assert not engine.takes_adapters
+    assert json.dumps(said).count("DoRA") == 1
