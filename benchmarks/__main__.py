@@ -23,6 +23,7 @@ PARTS = {
     "ms_swift": "speed and start-up against ms-swift, in an environment of its own",
     "reward_models": "speed and losses of reward models against TRL's RewardTrainer",
     "embeddings": "speed and losses of embeddings against sentence-transformers' trainer",
+    "grpo": "drawing answers and learning from them against TRL's GRPOTrainer",
     "estimators": "what --like computes against the functions of verl and OpenRLHF, out of their packages",
     "imports": "losses and learning rates of recipes of ms-swift, LLaMA-Factory and TRL, there and imported",
 }

@@ -8,6 +8,7 @@ experts, and chats of equally many tokens.
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 import sys
@@ -28,6 +29,8 @@ CHATS = WORK / "chats.jsonl"
 SOME_CHATS = WORK / "chats-of-a-run.jsonl"
 LONG = WORK / "long.jsonl"
 EVEN = WORK / "even.jsonl"
+ENDING = WORK / "model-ending"
+"""Like the first, but its answers end: one after a few tokens, another after many."""
 
 SAMPLES = 4_000
 VOCABULARY = 8_192
@@ -37,6 +40,8 @@ LONGEST = 4_096
 EVEN_TOKENS = 128
 """Of each of the even chats: a long question and an answer of one word, so that the head has next to nothing to do."""
 EVEN_CHATS = 400
+ANSWER_TOKENS = 24
+"""Of the answers of the model whose answers end, on average."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -57,7 +62,7 @@ Chat = list[dict[str, str]]
 
 def ensure() -> None:
     """Make model and data if they aren't there, in a process of their own: this one stays without torch."""
-    if all(path.exists() for path in (CHATS, MIDDLE, LARGE, LONG, DEEP, EXPERTS, EVEN)):
+    if all(path.exists() for path in (CHATS, MIDDLE, LARGE, LONG, DEEP, EXPERTS, EVEN, ENDING)):
         return
     WORK.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-m", "benchmarks.inputs"], check=True)
@@ -119,6 +124,7 @@ def make() -> None:
         (EXPERTS, {**small, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}),
     ):
         _write_model(folder, fast, shape)
+    _write_model(ENDING, fast, small, ends=True)
     lines = (json.dumps({"messages": chat}) + "\n" for chat in conversations)
     CHATS.write_text("".join(lines), encoding="utf-8")
     words = " ".join(text for chat in conversations[:400] for text in (message["content"] for message in chat))
@@ -149,7 +155,7 @@ def _chat(answer: str) -> Chat:
     return [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
 
 
-def _write_model(folder: Path, tokenizer: Any, shape: dict[str, int]) -> None:
+def _write_model(folder: Path, tokenizer: Any, shape: dict[str, int], *, ends: bool = False) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -160,8 +166,23 @@ def _write_model(folder: Path, tokenizer: Any, shape: dict[str, int]) -> None:
         pad_token_id=tokenizer.pad_token_id, dtype="float32", **shape,
     )  # fmt: skip
     torch.manual_seed(0)
-    (Qwen3MoeForCausalLM if experts else Qwen3ForCausalLM)(config).save_pretrained(folder)
+    model = (Qwen3MoeForCausalLM if experts else Qwen3ForCausalLM)(config)
+    if ends:
+        _let_end(model, tokenizer.eos_token_id)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _let_end(model: Any, end: int) -> None:
+    """Make the token that ends an answer equally likely everywhere, so that lengths have a geometric distribution."""
+    import torch
+
+    weights = model.lm_head.weight
+    with torch.no_grad():
+        weights[:, 0] = 1.0  # one feature that all tokens share: it tells them apart in the head alone
+        ids = torch.randint(len(weights), (8, 32), generator=torch.Generator().manual_seed(0))
+        shared = model.model(input_ids=ids).last_hidden_state[..., 0].mean()
+        weights[end, 0] += math.log(len(weights) / ANSWER_TOKENS) / shared
 
 
 def make_huge() -> None:
