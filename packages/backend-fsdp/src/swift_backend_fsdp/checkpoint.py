@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from swift.checkpoint import Boxes
-from swift.toolkit import Piece, canonical_parameters, empty_slot, kept, model_name, optim_name, part_boxes
+from swift.toolkit import (
+    Piece,
+    SlotsToRead,
+    canonical_parameters,
+    empty_slot,
+    kept,
+    load_slots,
+    model_name,
+    optim_name,
+    part_boxes,
+)
 from swift_backend_fsdp.local import local_slice
 
 if TYPE_CHECKING:
-    from swift.contracts import CheckpointReader, CheckpointWriter
+    from swift.contracts import CheckpointReader, CheckpointWriter, Slot
     from swift_backend_fsdp.shard import FsdpState
 
 
@@ -22,16 +33,9 @@ def save(state: FsdpState, writer: CheckpointWriter) -> None:
 
 
 def load(state: FsdpState, reader: CheckpointReader) -> None:
-    """Make the optimizer's state where there is none yet, then fill weights and state in place."""
-    stored = set(reader.names())
-    for pieces, parameter in canonical_parameters(state.model):
-        local = state_of(state).get(id(parameter))
-        if local is None:
-            continue
-        for name, slot in state.slots.items():
-            if optim_name(pieces[0].name, name) in stored:
-                state.optimizer.state[local][name] = empty_slot(slot, local)
-    reader.tensors(_tensors(state))
+    """Fill weights in place, and the optimizer's state, which is made where there is none yet."""
+    reader.tensors(_weights(state))
+    load_slots(state.optimizer, _slots_to_read(state, reader), reader)
     scaler = reader.manifest.get("facts", {}).get("scaler")
     if scaler and state.arithmetic.scaler.is_enabled():
         state.arithmetic.scaler.load_state_dict(scaler)
@@ -42,19 +46,45 @@ def state_of(state: FsdpState) -> dict[int, torch.nn.Parameter]:
     return {id(part.parameter): part.local for part in state.parts}
 
 
-def _tensors(state: FsdpState) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    optimizer_tensors = state_of(state)
+def _slots_to_read(state: FsdpState, reader: CheckpointReader) -> Iterator[SlotsToRead]:
+    stored, optimizer_tensors = set(reader.names()), state_of(state)
+    for pieces, parameter in canonical_parameters(state.model):
+        local = optimizer_tensors.get(id(parameter))
+        if local is None:
+            continue
+        held: dict[str, torch.Tensor] = {}
+        views: dict[str, Any] = {}
+        for slot in state.slots.values():
+            if optim_name(pieces[0].name, slot.name) in stored:
+                held[slot.name] = empty_slot(slot, local)
+                views |= _slot_views(slot, held[slot.name], pieces, parameter)
+        yield SlotsToRead(local, held, views)
+
+
+def _weights(state: FsdpState) -> dict[str, Any]:
+    tensors: dict[str, Any] = {}
     for pieces, parameter in canonical_parameters(state.model):
         local, region = local_slice(parameter)
         for piece in pieces:
             tensors[model_name(piece.name)] = _boxes(piece, parameter, local, region)
+    return tensors
+
+
+def _tensors(state: FsdpState) -> dict[str, Any]:
+    tensors, optimizer_tensors = _weights(state), state_of(state)
+    for pieces, parameter in canonical_parameters(state.model):
         known_as = optimizer_tensors.get(id(parameter))
         for slot, value in () if known_as is None else kept(state.optimizer, known_as, state.slots):
-            for piece in pieces:
-                name = optim_name(piece.name, slot.name)
-                tensors[name] = _boxes(piece, parameter, value, region) if slot.shape == "like" else value
+            tensors |= _slot_views(slot, value, pieces, parameter)
     return tensors
+
+
+def _slot_views(slot: Slot, value: torch.Tensor, pieces: list[Piece], parameter: torch.Tensor) -> dict[str, Any]:
+    _, region = local_slice(parameter)
+    return {
+        optim_name(piece.name, slot.name): _boxes(piece, parameter, value, region) if slot.shape == "like" else value
+        for piece in pieces
+    }
 
 
 def _boxes(piece: Piece, parameter: torch.Tensor, held: torch.Tensor, region: tuple[slice, ...]) -> Boxes:

@@ -38,7 +38,7 @@ class FsdpBackend:
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         tuners=frozenset(Trains),
         quantisers=frozenset({"bnb-nf4", "bnb-fp4", "torchao-nf4"}),
-        optimizers=frozenset({Reads.ELEMENTS, Reads.BLOCKS}),
+        optimizers=frozenset({Reads.ELEMENTS, Reads.BLOCKS, Reads.PARTS}),
         provides=EVERY_VIEW,
         async_checkpoint=True,
         calls_before_update=True,

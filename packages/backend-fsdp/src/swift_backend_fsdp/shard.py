@@ -21,6 +21,7 @@ from swift.toolkit import (
     fill,
     head_of,
     parameter_groups,
+    place,
     slots_of,
 )
 from swift_backend_fsdp.config import FsdpConfig
@@ -112,6 +113,7 @@ def shard(run: Run, built: MetaModel) -> FsdpState:
         root(None)
     root.reshard_all()
     groups = parameter_groups(built.view.model.named_parameters(), run.config.optim, run.config.tuner)
+    place(groups, built.view.model, region_of=lambda parameter: local_slice(parameter)[1], processes=meshes.parts)
     parts: list[TrainedShard] = []
     for group in groups:
         own = [_trained_shard(name, each) for name, each in zip(group["names"], group["params"], strict=True)]

@@ -31,7 +31,9 @@ class Meshes:
     slices: dist.ProcessGroup
     """Processes that train on other samples and are otherwise like this one."""
     shards: dist.ProcessGroup
-    """Processes that hold the shards of one replica."""
+    """Processes that hold the shards of one replica's tensors, each as tensor parallelism leaves it to them."""
+    parts: dist.ProcessGroup
+    """Processes that hold the parts of one replica: shards, times tensor parallelism."""
 
 
 def meshes_of(run: Run) -> Meshes:
@@ -58,6 +60,7 @@ def setup(run: Run) -> Topology:
         sequence=root["sequence"].get_group(),
         slices=slices.get_group(),
         shards=shard.get_group(),
+        parts=(root["data", "sequence", "tp"]._flatten("parts") if sizes.tp > 1 else shard).get_group(),
     )
     return Topology(
         world=run.world,

@@ -214,6 +214,7 @@ class EngineHooks:
     An engine that runs a library of its own may say so in an attribute `library`, a `swift.contracts.EngineLibrary`:
     `swift doctor` then says whether it is installed, and what installs it. One that serves models of other tasks than
     'causal_lm' has an attribute `tasks`, a frozenset of values of `model.task`: `swift serve` refuses the others.
+    `swift export --verify all` asks it for scores and vectors of these where it has `InferenceEngine.outputs`.
     """
 
     @hookspec(firstresult=True)

@@ -57,11 +57,13 @@ from swift.models.tuners import (
 )
 from swift.models.view import ViewModule, causal_lm_of, transform_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
+from swift.optim.owners import MatrixOwners
+from swift.optim.placements import place
 from swift.optim.selected import slots_of
-from swift.optim.slots import empty_slot, kept
+from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
 from swift.processes.device import choose_device, join_group, leave_group, share_of_cores
 from swift.processes.watchdog import heartbeat
-from swift.terminal import progress, summary_of, waiting
+from swift.terminal import print_note, progress, summary_of, waiting
 from swift.train.steps import Arithmetic, accumulate, score, update
 from swift.train.sums import GlobalSums, NonFiniteStep
 from swift.untrusted_pickle import check_archive, load_pickle
@@ -79,10 +81,12 @@ __all__ = [
     "Boxes",
     "GlobalSums",
     "LogitTransform",
+    "MatrixOwners",
     "NonFiniteStep",
     "Packing",
     "Piece",
     "SequenceView",
+    "SlotsToRead",
     "TensorPlan",
     "TokenViews",
     "ViewModule",
@@ -123,6 +127,7 @@ __all__ = [
     "kept",
     "leave_group",
     "load_pickle",
+    "load_slots",
     "meta_model",
     "model_bytes",
     "model_name",
@@ -131,9 +136,11 @@ __all__ = [
     "packing_of",
     "parameter_groups",
     "part_boxes",
+    "place",
     "pooled",
     "pooled_scores",
     "pooling_weights",
+    "print_note",
     "progress",
     "quantized_build",
     "resolve_dtype",

@@ -15,7 +15,6 @@ from swift.config.obstacles import (
     adapter_without_lora,
     endless_stream,
     flash_needs_gpu,
-    gpu_optimizer,
     never_evaluated,
     no_bitsandbytes,
     no_cuda,
@@ -74,8 +73,6 @@ def check_here(config: Config) -> None:
     if device == "cuda" and no_gpu_to_see("auto"):
         raise no_cuda()
     on_cpu = no_gpu_to_see(device)
-    if config.optim.name == "adamw_8bit" and on_cpu:
-        raise gpu_optimizer()
     if config.model.attention == "flash_attention_2" and on_cpu:
         raise no_flash(flash_needs_gpu("cpu"))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swift.cli.ask import check_model, quiet_libraries, talk
 from swift.cli.options import run_verb
+from swift.infer.asking import check_model, quiet_libraries, talk
 from swift.infer.options import ModelOptions, SamplingOptions
 
 

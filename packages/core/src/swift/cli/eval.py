@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from swift.cli.ask import (
+from swift.cli.options import run_verb
+from swift.config.limits import FilePath, Name, Rows
+from swift.config.options import Aliases
+from swift.errors import UsageError
+from swift.infer.asking import (
     AskingOptions,
     answer_into,
     check_model,
@@ -16,10 +20,6 @@ from swift.cli.ask import (
     quiet_libraries,
     returns_scores,
 )
-from swift.cli.options import run_verb
-from swift.config.limits import FilePath, Name, Rows
-from swift.config.options import Aliases
-from swift.errors import UsageError
 from swift.infer.options import SamplingOptions, is_address
 from swift.terminal import print_line, print_note
 
@@ -130,7 +130,7 @@ def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
     result = options.result_path
     if options.metric == "accuracy" and result is not None:
         compared = with_answers(questions)
-        answer_into(result, options, sampling, compared, metric=options.metric, line=judged)
+        answer_into(result, options, sampling, compared, further={"metric": options.metric}, line=judged)
         return accuracy_of(read_lines(result))
     speaker = open_speaker(options, batch_size=options.batch_size, say=print_note)
     try:

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from swift.cli.ask import (
+from swift.cli.options import run_verb
+from swift.config.options import Aliases, Verbatim
+from swift.errors import UsageError
+from swift.infer.asking import (
     AskingOptions,
     answer_into,
     check_model,
@@ -16,9 +19,6 @@ from swift.cli.ask import (
     returns_scores,
     talk,
 )
-from swift.cli.options import run_verb
-from swift.config.options import Aliases, Verbatim
-from swift.errors import UsageError
 from swift.infer.options import SamplingOptions
 from swift.terminal import print_note
 

@@ -87,11 +87,13 @@ def print_samples(parsed: Parsed, count: int) -> None:
         from swift.data.encodings import encoding_of
         from swift.data.pipeline import prepare_data
         from swift.data.preview import preview
+        from swift.models.pictures import PictureProcessor
         from swift.models.source import open_source
 
     config = parsed.config
     with waiting(f"Opening {config.model.path}"):
-        tokenizer = open_source(config.model, say=print_note, seed=config.train.seed).tokenizer
+        source = open_source(config.model, say=print_note, seed=config.train.seed)
+        tokenizer, processor = source.tokenizer, source.processor
     objective = make_objective(load_objective(config.objective.name), parsed.objective_options, model=config.model)
     first_rows = {"streaming": True, "shuffle": False, "validation": (), "split_ratio": 0.0}
     data = prepare_data(
@@ -100,6 +102,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
         encoding=objective.encoding,
         seed=config.train.seed,
         say=print_note,
+        pictures=None if processor is None else PictureProcessor(processor, config.data),
     )
     assert data.stream is not None
     console = Console()

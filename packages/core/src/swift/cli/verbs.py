@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swift.plugins.known import NO_CRITIC, NO_DISTILLATION
-
 if TYPE_CHECKING:
     from swift.plugins.entry import PluginEntry
 
@@ -37,7 +35,7 @@ VERBS = {
         Verb(
             "rlhf",
             "Train",
-            "Learn from preferences (dpo, kto, orpo, simpo, cpo, rm) or rewards (grpo)",
+            "Learn from preferences (dpo, kto, orpo, simpo, cpo, rm), rewards (grpo, ppo) or a teacher (gkd)",
             "swift.cli.train:run",
         ),
         Verb("train", "Train", "Any objective, named by --train_type or --objective", "swift.cli.train:run"),
@@ -104,15 +102,14 @@ VERBS = {
     )
 }
 
-KIN = {name: ("rlhf", "--rlhf_type", name) for name in ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo")}
+KIN = {
+    name: ("rlhf", "--rlhf_type", name) for name in ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "gkd", "grpo", "ppo")
+}
+KIN |= {name.replace("_", "-"): ("sft", "--task_type", name) for name in ("seq_cls", "embedding", "reranker")}
 """Verbs of other programs → the verb and the flags that mean the same here."""
 
-_ASK = "To answer many questions: swift infer MODEL --dataset questions.jsonl --result_path answers.jsonl"
 _SCREEN = "On the terminal: swift chat MODEL; for programs and other interfaces: swift serve MODEL"
 NOT_THERE = {
-    "ppo": NO_CRITIC,
-    "gkd": NO_DISTILLATION,
-    "sample": ("swift has no verb for sampling answers.", _ASK + " --temperature 1"),
     "web-ui": ("swift has no web interface.", _SCREEN),
     "app": ("swift has no web interface.", _SCREEN),
     "ui": ("swift has no web interface.", _SCREEN),

@@ -65,6 +65,17 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
     raise UnsupportedPlan(f"The {name} backend does not have {missing}.", hint=advice)
 
 
+def lacking_media(capabilities: Capabilities, config: Config, kind: str) -> UnsupportedPlan | None:
+    """Return the error for samples that hold pictures or sounds where the backend has none; None where it has them."""
+    if kind in capabilities.modalities:
+        return None
+    name = config.backend.name
+    others = [other for other, offer in _other_backends(name) if kind in offer.modalities]
+    requirement = Requirement(f"samples with {kind}", "modalities", kind, "rows of text alone")
+    advice = f"Type: --backend {others[0]}, or learn from rows of text alone" if others else _advice([requirement], [])
+    return UnsupportedPlan(f"The {name} backend does not train on pictures yet, and rows have some.", hint=advice)
+
+
 def check_export(config: Config) -> None:
     """Raise `UnsupportedPlan` where the exporter that the run is to end with does not write what it trains."""
     if config.export.to is None:
@@ -151,7 +162,9 @@ def _of_optimizer(name: str) -> Requirement:
     optimizer = load_optimizer(name)
     reads = optimizer.object.reads
     label = f"whole {reads} of weights, which the optimizer {name!r} must see"
-    if reads == Reads.ELEMENTS:
+    if reads == Reads.PARTS:
+        label = f"the optimizer {name!r}, which must know where the parts of weights lie"
+    elif reads == Reads.ELEMENTS:
         label = f"the optimizer {name!r} (it declares none that read {reads})"
     by_core = optimizer.entry.distribution == CORE
     return Requirement(label, "optimizers", reads, "--optim.name adamw", undeclared=by_core)

@@ -104,9 +104,14 @@ class FlagTable:
         leaves = [key for key in names if key == name or key.endswith(f".{name}")]
         short = None if typed.startswith("--") else _SHORT.get(name)
         meant = (short if short in names else None) or (leaves[0] if leaves else None)
-        meant = meant or nearest_flag(name, (*names, *self.about_command))
+        of_every_run = [each for each in names if each not in self.aliases or not self._of_objective(each)]
+        meant = meant or nearest_flag(name, (*of_every_run, *self.about_command)) or nearest_flag(name, names)
         suggestion = f" Did you mean '--{meant}'?" if meant else ""
         return ConfigError(f"Unknown flag {typed}.{suggestion}", hint=f"All flags: {self.help_command}")
+
+    def _of_objective(self, alias: str) -> bool:
+        """Return whether an alias is for the options of one objective, which few runs have."""
+        return self.aliases[alias].key.startswith("objective.")
 
     def negated(self, name: str) -> str | None:
         """Return the switch that `no_NAME` turns off; None where there is none."""

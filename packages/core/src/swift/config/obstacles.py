@@ -57,14 +57,6 @@ def no_bitsandbytes() -> SwiftError:
     )
 
 
-def gpu_optimizer() -> SwiftError:
-    """Return the error for the 8-bit optimizer on the CPU."""
-    return ConfigError(
-        "optim.name adamw_8bit has kernels for GPUs only, and this run is on the CPU.",
-        hint="Choose --optim.name adamw",
-    )
-
-
 def no_flash(obstacle: str) -> SwiftError:
     """Return the error for FlashAttention where something is in its way."""
     return ModelError(

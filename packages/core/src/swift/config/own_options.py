@@ -28,15 +28,25 @@ Rank = Annotated[int, Field(ge=1, le=2**16)]
 
 
 class AdamOptions(Section):
-    """Options of Adam and of its 8-bit form."""
+    """Options of Adam and of its forms in 8 and 4 bits."""
 
     beta1: BelowOne = Field(0.9, description="Adam's first moment")
     beta2: BelowOne = Field(0.95, description="Adam's second moment")
     eps: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1e-8, description="Adam's epsilon")
 
 
-class NoOptions(Section):
-    """No options."""
+class AdafactorOptions(Section):
+    """Options of Adafactor, which has no first moment."""
+
+    beta2_decay: Annotated[float, Field(lt=0.0, ge=-10.0)] = Field(
+        -0.8, description="Exponent with which the second moment's weight falls (adafactor only)"
+    )
+    clip_threshold: Annotated[float, Field(ge=1.0)] = Field(
+        1.0, description="Largest root mean square of an update (adafactor only)"
+    )
+    least_scale: PositiveFloat = Field(
+        1e-3, description="Least root mean square of a weight that its update is scaled by (adafactor only)"
+    )
 
 
 class FullOptions(Section):

@@ -285,9 +285,10 @@ def _check_foreign(plugin: LoadedPlugin, section: str, values: BaseModel, source
         key = f"{section}.{name}"
         if section == "objective" and name in OWN_OPTIONS and plugin.entry.distribution == CORE:
             raise ConfigError(
-                f"{subject(source(key), key)} is about answers that are generated and rewarded, and the objective is "
-                f"{plugin.entry.name}.",
-                hint="To learn from rewards: swift rlhf --rlhf_type grpo; else leave it out.",
+                f"{subject(source(key), key)} is about answers that are generated and rewarded, or taught, and the "
+                f"objective is {plugin.entry.name}.",
+                hint="To learn from rewards: swift rlhf --rlhf_type grpo, or ppo; from a teacher: --rlhf_type gkd; "
+                "else leave it out.",
             )
         owners = plugins_with(section, name) if key in core_fields() else []
         if owners:

@@ -106,6 +106,20 @@ class DataSection(Section):
     )
     cache: FilePath | None = Field(None, description="Folder of tokenised data; default: the user's cache folder")
     template_kwargs: dict[str, Any] = Field(default_factory=dict, description="Passed to the chat template")
+    media_root: FilePath | None = Field(
+        None, description="Folder that paths of pictures begin at; default: the one of the data file"
+    )
+    media_check: Literal["none", "header", "decode"] = Field(
+        "header",
+        description="What is looked at of every picture before training: nothing again once it is tokenised, that its "
+        "file is there and unchanged, or all of it",
+    )
+    max_pixels: Annotated[int, Field(ge=1, le=LARGEST)] | None = Field(
+        None, description="Pictures with more pixels are made smaller; default: as the model's processor says"
+    )
+    min_pixels: Annotated[int, Field(ge=1, le=LARGEST)] | None = Field(
+        None, description="Pictures with fewer pixels are made larger; default: as the model's processor says"
+    )
 
 
 class TunerSection(OpenSection):
@@ -119,6 +133,15 @@ class TunerSection(OpenSection):
         True, description="With bnb-nf4 and bnb-fp4, store the scales of the weights in fewer bits as well"
     )
     adapter: FilePath | None = Field(None, description="Adapter folder to continue from")
+    freeze_vit: bool | None = Field(
+        None, description="Leave the tower that reads pictures as it is; default: true, unless patterns choose weights"
+    )
+    freeze_aligner: bool | None = Field(
+        None, description="Leave the layers between tower and language model as they are; default: as freeze_vit"
+    )
+    freeze_llm: bool | None = Field(
+        None, description="Leave the language model as it is, where a tower or aligner is trained; default: false"
+    )
 
 
 class ObjectiveSection(OpenSection):
@@ -126,7 +149,7 @@ class ObjectiveSection(OpenSection):
 
     name: Name = Field(
         "sft",
-        description="pt, sft, dpo, kto, orpo, simpo, cpo, rm, grpo, seq_cls, embedding, reranker, "
+        description="pt, sft, dpo, kto, orpo, simpo, cpo, rm, grpo, ppo, gkd, seq_cls, embedding, reranker, "
         "generative_reranker, or an installed plugin's",
     )
 

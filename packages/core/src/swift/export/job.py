@@ -40,6 +40,8 @@ class ExportJob:
     from the stream."""
     objective: Mapping[str, Any] = field(default_factory=dict)
     """The `objective` section of the run that trained the model; empty where no run is known."""
+    system: str | None = None
+    """The system message that every conversation of the run was given."""
     intermediate: bool = False
     """Whether it is a step on the way to something else, and is not announced."""
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from swift.checkpoint.checksums import write_json
 from swift.errors import ExportError
+from swift.infer.find import GENERATIVE
 from swift.models.config_file import CONFIG
-from swift.models.pair_template import with_pairs
+from swift.models.pair_template import ANSWERS, with_pairs
 from swift.models.sentence_files import SETTINGS, leave_lengths, stored_prompts, write_prompts
 from swift.models.tokenizer import LARGEST_TEMPLATE, TEMPLATE
 from swift.untrusted import read_json_object, read_text
@@ -18,7 +20,9 @@ _PROMPTS = {"query": "query_prompt", "document": "document_prompt"}
 """Name of a prompt for sentence-transformers → option of the objective that it was trained with."""
 
 
-def add_files_of_objective(folder: Path, objective: Mapping[str, Any], *, model: Path | None) -> None:
+def add_files_of_objective(
+    folder: Path, objective: Mapping[str, Any], *, model: Path | None, system: str | None = None
+) -> None:
     """Write into an export how its inputs were made in training; those of the `model` folder where no run says it."""
     if (folder / SETTINGS).is_file():
         known = {} if objective or model is None else stored_prompts(model)
@@ -28,12 +32,29 @@ def add_files_of_objective(folder: Path, objective: Mapping[str, Any], *, model:
             leave_lengths(folder)
     if objective.get("name") == _RERANKER:
         _add_pair_template(folder, objective.get("instruction"))
+    if objective.get("name") == GENERATIVE and (folder / CONFIG).is_file():
+        _add_yes_and_no(folder, objective, system)
 
 
 def _add_pair_template(folder: Path, instruction: str | None) -> None:
     """Let the chat template render a query with a document, as sentence-transformers and vLLM ask for it."""
     if (folder / CONFIG).is_file():  # an adapter has no tokenizer next to it
         (folder / TEMPLATE).write_text(with_pairs(_template_of(folder), instruction), encoding="utf-8")
+
+
+def _add_yes_and_no(folder: Path, objective: Mapping[str, Any], system: str | None) -> None:
+    """Let the chat template ask a language model about a document as training did, and name its two answers."""
+    from transformers import AutoTokenizer
+
+    from swift.infer.yes_no import answers_of, options_of, pair_template_of
+    from swift.objectives.reranker import GenerativeReranker
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    reranker = GenerativeReranker(options_of(objective))
+    (folder / TEMPLATE).write_text(pair_template_of(reranker, tokenizer, system), encoding="utf-8")
+    config = read_json_object(folder / CONFIG, ExportError)
+    config[ANSWERS] = list(reversed(answers_of(reranker, tokenizer)))
+    write_json(folder / CONFIG, config)
 
 
 def _template_of(folder: Path) -> str | None:

@@ -59,7 +59,10 @@ def export_checkpoint(
     )
     check_destination(destination, options)
     exporter = exporter or installed_exporter(to)
-    job = ExportJob(exporter, to, origin.source, origin.adapter, options, destination, say, objective=origin.objective)
+    job = ExportJob(
+        exporter, to, origin.source, origin.adapter, options, destination, say,
+        objective=origin.objective, system=origin.system,
+    )  # fmt: skip
     if scheme is not None:
         _quantise(origin, job, scheme, requested)
     else:
@@ -83,8 +86,16 @@ class _Origin:
 
     @property
     def objective(self) -> Mapping[str, Any]:
+        return self._section("objective")
+
+    @property
+    def system(self) -> str | None:
+        return self._section("data").get("system")
+
+    def _section(self, name: str) -> Mapping[str, Any]:
+        """Return a section of the run's configuration; empty where no run is known."""
         config: Any = {} if self.checkpoint is None else self.checkpoint.facts.config
-        said: Mapping[str, Any] = config.get("objective", {})
+        said: Mapping[str, Any] = config.get(name, {})
         return said
 
     def weights(self) -> WeightStream:

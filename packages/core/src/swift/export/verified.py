@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from swift.checkpoint.checksums import write_json
-from swift.config.tasks import CAUSAL_LM, task_of
+from swift.config.tasks import CAUSAL_LM, returns, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError, SwiftError
 from swift.export.job import ExportJob
@@ -28,7 +28,7 @@ from swift.export.verify.run import (
     trusted,
     verify_export,
 )
-from swift.export.verify.with_engine import compare_by_engine
+from swift.export.verify.with_engine import compare_by_engine, engine_returns
 from swift.export.written import check_written, note_unverified
 from swift.models.memory import check_memory, model_bytes
 from swift.models.merge import merged
@@ -68,7 +68,7 @@ def write_and_verify(job: ExportJob, weights: WeightStream) -> None:
 def _export(job: ExportJob, weights: WeightStream) -> None:
     with waiting(f"Writing {job.destination}"):
         job.exporter.export(job.run, weights, job.request)
-    add_files_of_objective(job.temporary, job.objective, model=_folder_of(job.source))
+    add_files_of_objective(job.temporary, job.objective, model=_folder_of(job.source), system=job.system)
 
 
 def _write(job: ExportJob, weights: WeightStream, plain: PlainState | None) -> Digests:
@@ -132,10 +132,13 @@ def _loading(job: ExportJob) -> Iterator[None]:
 
 def _by_engine(job: ExportJob, reference: Reference, dtype: str) -> dict[str, Any]:
     """Compare the folder as an inference engine computes it; return why not where it cannot be asked."""
-    if task_of(job.source) != CAUSAL_LM:
-        return _not_asked("this model does not generate text", job.say)
+    task = task_of(job.source)
+    if not engine_returns(task):
+        return _not_asked(f"it does not return the {returns(task)} of a {task} model", job.say)
     base = None
     if is_adapter(job.temporary):
+        if task != CAUSAL_LM:
+            return _not_asked(f"it takes no adapter of a model that returns {returns(task)}", job.say)
         base = _folder_of(job.source)
         if base is None:
             reason = "the adapter's base model has random weights, which are stored in no folder"
@@ -148,6 +151,7 @@ def _by_engine(job: ExportJob, reference: Reference, dtype: str) -> dict[str, An
         required=job.to == ENGINE,
         say=job.say,
         base=base,
+        task=task,
         trust_remote_code=trusted(job.source),
     )
 

@@ -20,7 +20,6 @@ _LIBRARY = unneeded("is about how axolotl runs, not about what is learned")
 _SPEED = unneeded("changes speed or memory, not what is learned")
 _VOCABULARY = absent("the vocabulary is the model's: change its tokenizer first")
 _LOSS = absent("this loss is not available; it can be written as an objective of your own")
-_OPTIMIZER = "swift has no such optimizer: it has adamw, adamw_8bit and adafactor"
 
 TABLE: Table = {
     **trainer.TABLE,
@@ -37,7 +36,7 @@ TABLE: Table = {
     "dataset_prepared_path": changed("tokenised data is kept in data.cache"),
     "chat_template": changed("the model's own template is used; another one: a Jinja file as model.chat_template"),
     "chat_template_jinja": absent("save the template in a file, and name that as model.chat_template"),
-    "optimizer": choice(trainer.OPTIMIZERS, _OPTIMIZER),
+    "optimizer": choice(trainer.OPTIMIZERS, trainer.NO_OPTIMIZER),
     "cosine_min_lr_ratio": to("optim.min_lr_ratio"),
     "loraplus_lr_ratio": to("tuner.lora_plus_ratio"),
     "adam_eps": to("optim.eps"),

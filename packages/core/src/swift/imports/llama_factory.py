@@ -18,8 +18,7 @@ _STAGES: dict[str, tuple[Verb, str]] = {
     "kto": ("rlhf", "kto"),
     "rm": ("rlhf", "rm"),
 }
-_OTHER_STAGES = {"ppo": "PPO"}
-_MULTIMODAL = absent("images, video and audio are not trained on here: rows that have some are refused")
+_MULTIMODAL = absent("video and audio are not trained on here yet: rows that have some are left out")
 
 TABLE: Table = {
     **trainer.TABLE,
@@ -73,8 +72,7 @@ TABLE: Table = {
     **each(("upcast_layernorm", "upcast_lmhead_output"), changed("weights that train are held in float32 here")),
     **each(
         (
-            "image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "video_fps",
-            "video_maxlen", "media_dir", "audio_sampling_rate",
+            "video_max_pixels", "video_min_pixels", "video_fps", "video_maxlen", "audio_sampling_rate",
         ),
         _MULTIMODAL,
     ),
@@ -96,7 +94,7 @@ def translate(run: Carrying) -> None:
     """Translate a recipe for training; raises `NotTrainable` for others."""
     stage = str(run.take("stage") or "sft")
     if stage not in _STAGES:
-        raise trainer.refuse(run, _OTHER_STAGES.get(stage, f"the stage {stage}"))
+        raise trainer.refuse(run, "PPO" if stage == "ppo" else f"the stage {stage}")
     run.verb, objective = _STAGES[stage]
     _preference(run, objective)
     _tuner(run)

@@ -1,4 +1,4 @@
-"""Models that read images, video or audio: recipes that train them are told that swift trains text alone."""
+"""Models that read images, video or audio: recipes that train them are told what of these is trained on."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PARTS = frozenset({"vision_config", "audio_config", "thinker_config", "vision_t
 
 
 def note_media(run: Carrying) -> None:
-    """Say that a model's images, video or audio are not carried over."""
+    """Say what becomes of the images, videos and sounds of a model's rows."""
     name = str(run.get("model.path") or "")
     if name and reads_media(name):
-        run.lose(
+        run.changed(
             run.settings["model.path"].origin,
             name,
-            "this model reads more than text, and swift trains on text alone: name a text model, and rows without "
-            "images, video or audio",
+            "this model reads more than text: the torch backend trains on images, and rows with video or audio are "
+            "left out",
         )
 
 

@@ -10,19 +10,17 @@ import json
 import math
 from typing import Any
 
-from swift.config.other_programs.environment import OPTIONS_OF
-from swift.imports import online, trainer
+from swift.config.other_programs.environment import MEDIA, OPTIONS_OF
+from swift.imports import distilling, online, trainer
 from swift.imports.carrying import Carrying, Verb, is_off, number, share, words
-from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, unneeded
+from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, renamed, unneeded
 
 NAME = "ms-swift"
 
-OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo")
+OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo", "gkd")
 SCORING = ("seq_cls", "embedding", "reranker", "generative_reranker")
 """Tasks of `swift sft` that are objectives here."""
 VARIABLES_OF_MEDIA = (
-    "MAX_PIXELS",
-    "MIN_PIXELS",
     "VIDEO_MAX_PIXELS",
     "VIDEO_MIN_PIXELS",
     "FPS",
@@ -36,10 +34,10 @@ VARIABLES_OF_MEDIA = (
 )
 """Variables of the environment by which ms-swift prepares images, video and audio."""
 _BETAS = {"simpo": 2.0}
-_MULTIMODAL = unneeded("is about images, video or audio, which swift does not train on")
+_MULTIMODAL = unneeded("is about video or audio, which swift does not train on yet: rows that have some are left out")
 _GENERATING = unneeded("is about answers that are generated, not about this training")
 _FASTER = unneeded("changes speed or memory, not what is learned")
-_OPTIMIZER = absent("swift has no such optimizer: it has adamw, adamw_8bit and adafactor")
+_OPTIMIZER = absent(trainer.NO_OPTIMIZER)
 
 TABLE: Table = {
     **trainer.TABLE,
@@ -48,7 +46,7 @@ TABLE: Table = {
     "callbacks": absent("an observer of swift is a package with entry points: see swift plugins"),
     "optimizer": choice(
         {**trainer.OPTIMIZERS, "lorap": {}, "adam": {"optim.name": "adamw"}},
-        "swift has no such optimizer: it has adamw, adamw_8bit and adafactor",
+        trainer.NO_OPTIMIZER,
     ),
     "tuner_backend": absent("adapters are PEFT's here", "peft"),
     "f_divergence_type": absent("swift's dpo has the reverse KL divergence", "reverse_kl"),
@@ -59,6 +57,7 @@ TABLE: Table = {
     "galore_quantization": _OPTIMIZER,
     "fps_max_frames": _MULTIMODAL,
     **each(VARIABLES_OF_MEDIA, _MULTIMODAL),
+    **{variable: renamed(key) for variable, key in MEDIA.items()},
     **each(
         ("galore_rank", "galore_update_proj_gap", "galore_scale", "galore_optim_per_parameter"),
         unneeded("is an option of an optimizer that is not available"),
@@ -135,14 +134,14 @@ def translate(run: Carrying) -> None:
             "max_length", "", "ms-swift takes the model's own length; here it is data.max_length, 2048 by default"
         )
     run.default("data.truncation", "delete")
-    if run.verb == "rlhf" and run.get("objective.name") not in ("rm", "grpo"):
+    if run.verb == "rlhf" and run.get("objective.name") not in ("rm", "grpo", "gkd"):
         run.default("objective.beta", _BETAS.get(str(run.get("objective.name")), 0.1))
 
 
 def _trainer(run: Carrying) -> None:
     trainer.shared(run)
-    if run.get("objective.name") == "grpo":
-        online.ms_swift(run, TABLE)
+    if run.get("objective.name") in ("grpo", "gkd"):
+        (online if run.get("objective.name") == "grpo" else distilling).ms_swift(run, TABLE)
     else:
         _accumulate(run)
         apply(run, TABLE)
@@ -165,8 +164,8 @@ def _megatron(run: Carrying) -> None:
     trainer.evaluation(run)
     floor = number(run.take("min_lr"))
     run.default("tuner.kind", "full")
-    if run.get("objective.name") == "grpo":
-        online.ms_swift(run, MEGATRON)
+    if run.get("objective.name") in ("grpo", "gkd"):
+        (online if run.get("objective.name") == "grpo" else distilling).ms_swift(run, MEGATRON)
     else:
         apply(run, MEGATRON)
     _peak(run)

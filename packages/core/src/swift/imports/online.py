@@ -97,9 +97,14 @@ def _begin(run: Carrying, origin: str) -> None:
 
 def _rest(run: Carrying, table: Table, defaults: Mapping[str, Any]) -> None:
     """Read the other settings as the flags that they are here, and make defaults explicit."""
-    apply(run, _without_flags_of_grpo(table))
+    apply_flags(run, table)
     for name, value in defaults.items():
         run.default(f"objective.{name}", value)
+
+
+def apply_flags(run: Carrying, table: Table) -> None:
+    """Read what is left of a recipe by its table, and flags of online learning as the flags that they are here."""
+    apply(run, _without_flags_of_grpo(table))
 
 
 def _without_flags_of_grpo(table: Table) -> Table:

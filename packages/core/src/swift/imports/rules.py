@@ -48,6 +48,11 @@ def choice(choices: Mapping[str, Settings], otherwise: str) -> Rule:
     return rule
 
 
+def renamed(key: str) -> Rule:
+    """Carry a value over to a key of another name."""
+    return lambda run, name, value: run.set(key, value, name)
+
+
 def when_on(settings: Settings, remark: str = "") -> Rule:
     """Set keys where a switch is on."""
 

@@ -35,10 +35,16 @@ OPTIMIZERS = {
             "paged_adamw", "paged_adamw_32bit",
         ),
         "adamw_8bit": ("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"),
+        "adamw_4bit": ("adamw_4bit", "adamw_torch_4bit"),
         "adafactor": ("adafactor",),
+        "lion": ("lion", "lion_32bit"),
+        "muon": ("muon",),
+        "sgd": ("sgd",),
     }.items()
     for name in names
 }  # fmt: skip
+
+NO_OPTIMIZER = "swift has no such optimizer: it has adamw, adamw_8bit, adamw_4bit, adafactor, muon, lion and sgd"
 
 TABLE: Table = {
     **each(
@@ -88,7 +94,7 @@ TABLE: Table = {
     ),
     "parallelism_config": absent("write tp, cp and dp into the section parallel"),
     "sortish_sampler": absent("samples are not sorted by length here"),
-    "optim": choice(OPTIMIZERS, "swift has no such optimizer: it has adamw, adamw_8bit and adafactor"),
+    "optim": choice(OPTIMIZERS, NO_OPTIMIZER),
 }  # fmt: skip
 
 
@@ -301,8 +307,18 @@ def trust(run: Carrying) -> None:
 
 
 def refuse(run: Carrying, what: str) -> NotTrainable:
-    """Return the error for a task that swift does not have."""
+    """Return the error for a task that swift does not have, or whose recipes are not imported."""
+    if what == "PPO":
+        return by_hand(run, what)
     return NotTrainable(
         f"{run.recipe.source} is {run.program}'s recipe of {what}, which swift does not have.",
         hint="See what it trains: swift sft --help, swift rlhf --help",
+    )
+
+
+def by_hand(run: Carrying, what: str) -> NotTrainable:
+    """Return the error for a task that swift has, and whose recipes differ too much to be taken over."""
+    return NotTrainable(
+        f"{run.recipe.source} is {run.program}'s recipe of {what}, which is not imported.",
+        hint=f"Type it by hand: swift rlhf --rlhf_type {what.lower()} (docs/how-to/{what.lower()}.md)",
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import ConfigError
-from swift.imports import online, trainer
+from swift.imports import distilling, online, trainer
 from swift.imports.carrying import Carrying, is_off, number, words
 from swift.imports.rules import Table, absent, apply, changed, each, to, unneeded
 from swift.untrusted import open_regular
@@ -84,15 +84,15 @@ TABLE: Table = {
 def translate(run: Carrying) -> None:
     """Translate what trains by a loss that swift has; raises `NotTrainable` for others."""
     task = _task(run)
-    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "grpo"):
+    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "grpo", "gkd"):
         raise trainer.refuse(run, task.upper())
     run.verb = "sft" if task == "sft" else "rlhf"
     _adapters(run)
     _data(run)
-    if task == "grpo":
+    if task in ("grpo", "gkd"):
         precision_of_weights(run)
         trainer.shared(run)
-        online.trl(run, TABLE)
+        (online if task == "grpo" else distilling).trl(run, TABLE)
         _defaults(run, task)
         return
     _preference(run, task)
@@ -134,7 +134,7 @@ def _task(run: Carrying) -> str:
         return run.recipe.command
     path = Path(run.recipe.source.split(":")[0])
     named = " ".join((path.name, path.parent.name, str(run.values.get("output_dir", "")))).lower()
-    for task in ("grpo", "dpo", "kto", "orpo", "cpo", "reward", "sft"):
+    for task in ("grpo", "gkd", "dpo", "kto", "orpo", "cpo", "reward", "sft"):
         if task in named:
             break
     else:

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swift.contracts import InferenceEngine
+    from swift.contracts import InferenceEngine, ModelSource
+    from swift.infer.asking import answer_into, check_model, check_result, quiet_libraries
     from swift.infer.conversations import ConversationScorer
+    from swift.infer.journal import Journal, read_lines
     from swift.infer.openai_server import OpenAiServer, at_once
+    from swift.infer.questions import Question, read_questions
+    from swift.infer.sampling import draw_tokens
     from swift.infer.stop import StopStrings
 
-__all__ = ["ConversationScorer", "OpenAiServer", "StopStrings", "at_once", "open_engine", "open_scorer"]
+__all__ = [
+    "ConversationScorer",
+    "Journal",
+    "OpenAiServer",
+    "Question",
+    "StopStrings",
+    "answer_into",
+    "at_once",
+    "check_model",
+    "check_result",
+    "draw_tokens",
+    "find_source",
+    "open_engine",
+    "open_scorer",
+    "quiet_libraries",
+    "read_lines",
+    "read_questions",
+]
 
 
 def open_engine(
@@ -20,19 +42,22 @@ def open_engine(
     model: str | Path,
     *,
     adapter: str | Path | None = None,
+    trained_adapter: Mapping[str, Any] | None = None,
     dtype: str = "auto",
     device: str | None = None,
     batch_size: int | None = None,
     max_length: int | None = None,
     options: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> InferenceEngine:
     """Open a run, a checkpoint, an adapter, a folder or a hub id with the inference engine of that name.
 
     Addresses (`http://127.0.0.1:8000`, several with commas between) mean servers that serve the model.
 
     Tokens in, tokens out: see `swift.contracts.InferenceEngine`. `options` are settings of the engine's own.
-    `trust_remote_code` lets Python code run that comes with the model.
+    `trust_remote_code` lets Python code run that comes with the model. `trained_adapter` is the PEFT configuration of
+    adapters that a run is going to send (`PlanContext.adapter`); `say` is told what the engine has to say about itself.
     """
     from swift.infer.options import ModelOptions, is_address
     from swift.infer.speaker import find_model, open_local
@@ -52,7 +77,28 @@ def open_engine(
         engine_options=dict(options or {}),
         trust_remote_code=trust_remote_code,
     )
-    return open_local(find_model(asked, say=say_nothing), asked, batch_size=batch_size, say=say_nothing).engine
+    found = find_model(asked, say=say_nothing)
+    opened = open_local(found, asked, batch_size=batch_size, say=say or say_nothing, trained_adapter=trained_adapter)
+    return opened.engine
+
+
+def find_source(
+    model: str | Path, *, adapter: str | Path | None = None, trust_remote_code: bool = False
+) -> ModelSource:
+    """Return the configuration and tokenizer of a run, a checkpoint, an adapter, a folder or a hub id.
+
+    They are those that `open_engine` opens under this name; no weights are loaded.
+    """
+    from swift.infer.options import ModelOptions
+    from swift.infer.speaker import find_model
+    from swift.terminal import say_nothing
+
+    asked = ModelOptions(
+        model=str(model),
+        adapters=None if adapter is None else Path(adapter),
+        trust_remote_code=trust_remote_code,
+    )
+    return find_model(asked, say=say_nothing).source
 
 
 def open_scorer(
@@ -65,18 +111,25 @@ def open_scorer(
     return ConversationScorer(ModelOptions(model=str(model), dtype=dtype, device=device), batch_size=batch_size)
 
 
+_LATER = {
+    "ConversationScorer": "conversations",
+    "Journal": "journal",
+    "Question": "questions",
+    "StopStrings": "stop",
+    "answer_into": "asking",
+    "check_model": "asking",
+    "check_result": "asking",
+    "draw_tokens": "sampling",
+    "quiet_libraries": "asking",
+    "read_lines": "journal",
+    "read_questions": "questions",
+    "OpenAiServer": "openai_server",
+    "at_once": "openai_server",
+}
+"""Name → the module that has it, imported only when it is asked for: HTTP, TLS and torch take long."""
+
+
 def __getattr__(name: str) -> Any:
-    if name == "ConversationScorer":
-        from swift.infer.conversations import ConversationScorer
-
-        return ConversationScorer
-    if name == "StopStrings":
-        from swift.infer.stop import StopStrings
-
-        return StopStrings
-    if name not in ("OpenAiServer", "at_once"):
+    if name not in _LATER:
         raise AttributeError(f"module 'swift.infer' has no attribute {name!r}")
-    # Only when it is asked for: HTTP and TLS take long to import, and most verbs need neither.
-    from swift.infer import openai_server
-
-    return getattr(openai_server, name)
+    return getattr(importlib.import_module(f"swift.infer.{_LATER[name]}"), name)

@@ -20,6 +20,8 @@ class Answer:
     text: str
     finish_reason: str
     """'stop', or 'length' where it was cut off."""
+    token_ids: Sequence[int] = ()
+    """As they were drawn; none from a server."""
 
 
 class Speaker(Protocol):

@@ -69,13 +69,13 @@ class DecodingBatch:
     """Prompts that are answered together, a token of each at a time."""
 
     def __init__(self, model: Any, prompts: Sequence[Tokens], sampler: Sampler) -> None:
-        from transformers import DynamicCache
+        from swift.infer.growing_cache import growing_cache
 
         self._model = model
         self._sampler = sampler
         self._rows = list(range(len(prompts)))
         """The prompt of each row that is in the batch."""
-        self._cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
+        self._cache: Any = growing_cache(model)
         self._chosen = torch.zeros(0, dtype=torch.long)
         self._mask: torch.Tensor | None = None
         self._position = torch.zeros(0, dtype=torch.long)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -11,12 +12,16 @@ import numpy as np
 import torch
 
 from swift.config.sections import ModelSection
+from swift.config.tasks import CAUSAL_LM, EMBEDDING
 from swift.contracts import Completion, EngineRequest, Need, Sampling, Score, WeightStream
 from swift.data.batch import collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError, ModelError, UsageError, did_you_mean
 from swift.infer import by_generate, decoding
 from swift.infer.decoding import Ending, Room
+from swift.infer.find import settings_of_folder
+from swift.infer.growing_cache import GROUPED
+from swift.infer.likeliest import scores_with_likeliest
 from swift.infer.sampling import Sampler
 from swift.models.attention import FLASH, AttentionChoice, choose_attention, use_attention
 from swift.models.load_adapter import load_adapter
@@ -42,14 +47,16 @@ class LocalEngine:
                 hint="Leave it out, or choose another engine.",
             )
         self._device = torch.device(device_of(request.device))
-        section = ModelSection(path=str(request.model), trust_remote_code=request.trust_remote_code)
-        source = open_source(section, say=request.say)
+        source = open_source(_section(request), say=request.say)
         model: Any = source.build(dtype=dtype_of(request.dtype, self._device), device=str(self._device))
         if "attention" in request.options:
             use_attention(model, _attention(str(request.options["attention"]), model, self._device))
+        if model.config._attn_implementation == "sdpa" and decoding.decodes(model):
+            model.set_attn_implementation(GROUPED)
         self._ends = _end_tokens(model, request.end_tokens)
         self._model: Any = model if request.adapter is None else load_adapter(model, request.adapter, trainable=False)
         self._model.eval()
+        self._task, self._pooling = source.task, source.pooling
         self._longest = request.max_length
         self._batch = request.batch_size
         self._say = request.say
@@ -73,11 +80,14 @@ class LocalEngine:
         yield from streamed(self._decoder, prompt, sampler, self._ending(sampling))
 
     @torch.no_grad()
-    def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
+    def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
         """Score as in training: the output head sees tokens in chunks, so that logits are never all in memory."""
         for places in by_length(prompts, self._batch or BATCH):
             samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
             batch = collate(samples, flat=False).to(self._device)
+            if top:
+                yield from zip(places, scores_with_likeliest(self._view, batch, top), strict=True)
+                continue
             view = self._view(batch, _SCORED)
             assert view.token_logps is not None
             assert view.token_correct is not None
@@ -85,6 +95,17 @@ class LocalEngine:
                 count = len(prompts[place]) - 1
                 likeliest = [value > 0.5 for value in view.token_correct[row, :count].tolist()]
                 yield place, Score(view.token_logps[row, :count].tolist(), likeliest)
+
+    @torch.no_grad()
+    def outputs(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[float]]]:
+        """Yield the scores of each prompt, or its vector, as training computes them."""
+        need = Need.POOLED if self._task == EMBEDDING else Need.SCORES
+        for places in by_length(prompts, self._batch or BATCH):
+            samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
+            view = self._view(collate(samples, flat=False).to(self._device), {need})
+            found = view.pooled if need is Need.POOLED else view.scores
+            assert found is not None
+            yield from zip(places, found.float().tolist(), strict=True)
 
     @torch.no_grad()
     def update_weights(self, weights: WeightStream) -> None:
@@ -159,6 +180,11 @@ class LocalEngine:
     @cached_property
     def _view(self) -> ViewModule:
         attention = choose_attention("auto", self._model.config, flat=False, device=self._device.type)
+        view = ViewModule(self._model, attention=attention, say=self._say)
+        view.pooling = self._pooling
+        return view
+        if attention.implementation == "sdpa" and self._decodes:
+            attention = replace(attention, implementation=GROUPED)  # scores must not change how answers are drawn
         return ViewModule(self._model, attention=attention, say=self._say)
 
 
@@ -172,6 +198,12 @@ def by_length(prompts: Sequence[Sized], batch: int) -> Iterator[list[int]]:
     order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     for start in range(0, len(order), batch):
         yield order[start : start + batch]
+
+
+def _section(request: EngineRequest) -> ModelSection:
+    """Return how the folder is opened; that of an embedding model says how it pools."""
+    settings = {} if request.task == CAUSAL_LM else {**settings_of_folder(request.model), "task": request.task}
+    return ModelSection(path=str(request.model), trust_remote_code=request.trust_remote_code, **settings)
 
 
 def _whole(prompt: Sequence[int]) -> Segment:
@@ -217,6 +249,8 @@ def _end_tokens(model: Any, given: Sequence[int]) -> list[int]:
     """Return the end tokens of caller and generation config, whose other defaults are then reset."""
     from transformers import GenerationConfig
 
+    if getattr(model, "generation_config", None) is None:  # no model of text
+        return sorted(given)
     configured = getattr(model.generation_config, "eos_token_id", None)
     listed = configured if isinstance(configured, list) else [configured]
     model.generation_config = GenerationConfig()

@@ -75,6 +75,15 @@ class OpenAiServer:
         """Return a request that is tried again while the server is busy or the connection breaks."""
         return self._json(path, body or {}, tries=_TRIES)
 
+    def tell(self, path: str, body: dict[str, Any] | None = None) -> None:
+        """Send a command whose answer says nothing more; it is tried again like a request."""
+
+        def read() -> None:
+            with self._open(path, body or {}) as response:
+                response.read()
+
+        self._tried(read, _TRIES)
+
     def events(self, path: str, body: dict[str, Any]) -> Iterator[Any]:
         """Yield the JSON of server-sent events, as they come."""
         try:

@@ -48,7 +48,7 @@ class ModelOptions(Section):
     )
     engine_options: Annotated[
         dict[str, Any],
-        Aliases(ENGINE_KWARGS),
+        Aliases(ENGINE_KWARGS, "engine_kwargs"),
         Parts(
             attn_impl="attention",
             attn_implementation="attention",
@@ -133,16 +133,11 @@ class SamplingOptions(Section):
         )
 
 
-class QuestionOptions(Section):
+class BatchOptions(Section):
     """Where questions come from, and where answers go."""
 
     dataset: Annotated[tuple[Name, ...], Aliases("val_dataset")] = Field((), description="Questions, one per row")
     columns: dict[Name, Name] = Field(default_factory=dict, description='Renames columns: {"question": "query"}')
-    task_type: Literal["generative_reranker"] | None = Field(
-        None,
-        description="Score documents of queries by how much rather a language model says yes than no; default: as the "
-        "run trained",
-    )
     batch_size: Annotated[Rows | None, Aliases("max_batch_size")] = Field(
         None, description="Questions at a time; default: the engine decides"
     )
@@ -150,6 +145,20 @@ class QuestionOptions(Section):
         None, description="File to write every answer to, as JSON lines"
     )
     overwrite: bool = Field(False, description="Start over instead of continuing what is in --result_path")
+
+
+class QuestionOptions(BatchOptions):
+    """Questions for models that may return scores in place of text."""
+
+    task_type: Literal["generative_reranker"] | None = Field(
+        None,
+        description="Score documents of queries by how much rather a language model says yes than no; default: as the "
+        "run trained",
+    )
+
+
+class AnsweringOptions(BatchOptions, ModelOptions):
+    """Options of a verb that has many questions answered."""
 
 
 def is_address(engine: str) -> bool:

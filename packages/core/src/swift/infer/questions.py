@@ -85,6 +85,11 @@ def _question(part: Part, index: int, system: str | None) -> Question:
         conversation, expected = _unanswered(part, renamed, place, unusable), None
     else:
         expected = str(conversation.messages[-1]["content"])
+    if conversation.pictures:
+        raise DataError(
+            f"{place}: the question has pictures, and engines are asked by text alone here.",
+            hint="Ask with transformers: AutoModelForImageTextToText.from_pretrained(EXPORT) reads what swift writes.",
+        )
     messages = list(conversation.messages[:-1])
     if not messages:
         raise DataError(f"{place}: nothing is asked in this row.", hint="Rows of text alone are learned by swift pt.")

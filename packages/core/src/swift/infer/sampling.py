@@ -37,7 +37,13 @@ class Sampler:
         else:
             # On a GPU `generate` may look a step further than it has to.
             step = min(self._step, self._chance.shape[1] - 1)
-            chosen, logps = self._draw(penalised, self._chance[:, step])
+            chosen, logps = draw_tokens(
+                penalised,
+                self._chance[:, step],
+                temperature=self._sampling.temperature,
+                top_k=self._sampling.top_k,
+                top_p=self._sampling.top_p,
+            )
         self._step += 1
         if self._seen is not None:
             self._seen.scatter_(-1, chosen[:, None], True)
@@ -63,24 +69,6 @@ class Sampler:
                 self._seen[row, torch.tensor(prompt, device=scores.device)] = True
         return torch.where(self._seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
 
-    def _draw(self, scores: torch.Tensor, chance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tokens whose intervals of cumulative probability contain the numbers in `chance`.
-
-        `top_k` comes before `top_p`, under which the likeliest tokens come first, and the rest is left out. With each
-        token comes its log-probability among those that are left.
-        """
-        if 0 < self._sampling.top_k < scores.shape[-1]:
-            least = scores.topk(self._sampling.top_k, dim=-1).values[:, -1:]
-            scores = scores.masked_fill(scores < least, -torch.inf)
-        probabilities = (scores.double() / self._sampling.temperature).softmax(-1)
-        if self._sampling.top_p >= 1:
-            return _fallen_on(probabilities, chance)
-        probabilities, tokens = probabilities.sort(-1, descending=True)
-        # The token that crosses the line is still in.
-        probabilities *= probabilities.cumsum(-1) - probabilities < self._sampling.top_p
-        fallen, logps = _fallen_on(probabilities, chance)
-        return tokens.gather(-1, fallen[:, None])[:, 0], logps
-
 
 class GenerateSampler:
     """A logits processor for `generate` that leaves one token possible in each row, the one that `Sampler` chooses.
@@ -98,6 +86,29 @@ class GenerateSampler:
         chosen, logps = self._sampler.choose(scores)
         self.logprobs.append(logps)
         return torch.full_like(scores, -torch.inf).scatter_(-1, chosen[:, None], 0.0)
+
+
+def draw_tokens(
+    scores: torch.Tensor, chance: torch.Tensor, *, temperature: float, top_k: int, top_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens whose intervals of cumulative probability contain the numbers in `chance`, one for each row.
+
+    `top_k` comes before `top_p`, under which the likeliest tokens come first, and the rest is left out. With each
+    token comes its log-probability among those that are left.
+    """
+    if 0 < top_k < scores.shape[-1]:
+        least = scores.topk(top_k, dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    if temperature != 1:
+        scores = scores.double() / temperature
+    probabilities = scores.softmax(-1, dtype=torch.float64)
+    if top_p >= 1:
+        return _fallen_on(probabilities, chance)
+    probabilities, tokens = probabilities.sort(-1, descending=True)
+    # The token that crosses the line is still in.
+    probabilities *= probabilities.cumsum(-1) - probabilities < top_p
+    fallen, logps = _fallen_on(probabilities, chance)
+    return tokens.gather(-1, fallen[:, None])[:, 0], logps
 
 
 def _logps(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

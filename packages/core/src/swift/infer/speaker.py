@@ -94,7 +94,12 @@ def find_model(options: ModelOptions, *, generates: bool = True, say: Callable[[
 
 
 def open_local(
-    found: FoundModel, options: ModelOptions, *, batch_size: int | None = None, say: Callable[[str], None]
+    found: FoundModel,
+    options: ModelOptions,
+    *,
+    batch_size: int | None = None,
+    say: Callable[[str], None],
+    trained_adapter: Mapping[str, Any] | None = None,
 ) -> EngineSpeaker:
     """Return the model, loaded by its engine."""
     # The tokenizer is read once, here: engines are handed tokens.
@@ -102,6 +107,7 @@ def open_local(
     request = EngineRequest(
         model=found.source.folder,
         adapter=found.location.adapter,
+        trained_adapter=trained_adapter,
         dtype=options.dtype,
         device=options.device,
         batch_size=batch_size,
@@ -171,7 +177,7 @@ class EngineSpeaker:
             if not found:
                 ended = completion.finish_reason == "stop"
                 text = self._text(completion.token_ids[:-1] if ended else completion.token_ids)
-            yield place, Answer(text, "stop" if found else completion.finish_reason)
+            yield place, Answer(text, "stop" if found else completion.finish_reason, completion.token_ids)
 
     def stream(self, messages: Messages, sampling: Sampling) -> Iterator[str]:
         """Text is held back while its last letter is not whole, or while a stop string may have begun."""

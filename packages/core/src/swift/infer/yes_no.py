@@ -13,8 +13,10 @@ from swift.data.conversation import Unusable, raw_text
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import Sample
 from swift.data.encodings.reranker import text_of
-from swift.errors import DataError
+from swift.data.template import ChatTemplate
+from swift.errors import DataError, ModelError
 from swift.infer.find import GENERATIVE, is_asked
+from swift.models.pair_template import renders_pairs, with_pairs
 from swift.objectives.reranker import GenerativeReranker, GenerativeRerankerOptions
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ class YesNo:
     """Asks about pairs of a query and a document as the run of the model did, or else as Qwen3-Reranker is asked."""
 
     def __init__(self, found: FoundModel, section: DataSection) -> None:
-        self.options = _options(found.location.objective)
+        self.options = options_of(found.location.objective)
         self.objective = GenerativeReranker(self.options).for_tokenizer(found.source.tokenizer)
         self._encoder = SampleEncoder(found.source.tokenizer, section, self.objective.encoding)
 
@@ -44,7 +46,27 @@ def yes_no_of(found: FoundModel, task_type: str | None, section: DataSection) ->
     return YesNo(found, section) if is_asked(found.location.objective, task_type) else None
 
 
-def _options(trained: Mapping[str, Any]) -> GenerativeRerankerOptions:
+def options_of(trained: Mapping[str, Any]) -> GenerativeRerankerOptions:
     """Return the options of the run as far as they say how a document is asked about: every document is."""
     kept = ("instruction", "positive_token", "negative_token") if trained.get("name") == GENERATIVE else ()
     return GenerativeRerankerOptions.model_validate({name: trained[name] for name in kept if name in trained})
+
+
+def answers_of(reranker: GenerativeReranker, tokenizer: Any) -> tuple[str, str]:
+    """Return the tokens that say yes and no, as the vocabulary has them."""
+    yes, no = tokenizer.convert_ids_to_tokens(list(reranker.for_tokenizer(tokenizer).candidates))
+    return str(yes), str(no)
+
+
+def pair_template_of(reranker: GenerativeReranker, tokenizer: Any, system: str | None) -> str:
+    """Return the tokenizer's chat template, which also renders a query with a document, up to the answer."""
+    template = tokenizer.chat_template
+    if template is None:
+        raise ModelError(
+            "A generative reranker is asked in a conversation, and the tokenizer has no chat template.",
+            hint="Put a chat_template.jinja next to it.",
+        )
+    if renders_pairs(str(template)):
+        return str(template)
+    around = reranker.encoding.around(ChatTemplate(tokenizer, {}), system)
+    return with_pairs(str(template), reranker.options.instruction, around)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from swift.data.batch import MicroBatch
-    from swift.data.encodings.reranker import Documents, RerankerEncoding
+    from swift.data.encodings.reranker import Documents, GenerativeRerankerEncoding, RerankerEncoding
     from swift.data.samples import SampleFacts
 
 
@@ -156,6 +156,7 @@ class GenerativeReranker(_Reranker[GenerativeRerankerOptions]):
     options_model = GenerativeRerankerOptions
     name = "generative_reranker"
     needs = frozenset({Need.CANDIDATE_LOGPS})
+    encoding: GenerativeRerankerEncoding
 
     def __init__(self, options: GenerativeRerankerOptions, candidates: tuple[int, ...] = ()) -> None:
         super().__init__(options)

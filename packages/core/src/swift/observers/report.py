@@ -110,6 +110,7 @@ def render_report(
         commands=next_commands(run, summary) if summary else [],
         checkpoints=_checkpoint_rows(checkpoints, lines, summary),
         unusable=unusable_samples(run),
+        pages=_pages(run.folder),
         config=yaml.safe_dump(resolved_config(run.config, run.backend_options), sort_keys=False, allow_unicode=True),
         steps=f"{last.get('step', 0):,} of {run.total_steps:,} steps",
         data=data,
@@ -184,6 +185,11 @@ def _checkpoint_rows(
 
 def _marked(summary: RunSummary) -> list[tuple[Path | None, str]]:
     return [(summary.last_checkpoint, "last"), (summary.best_checkpoint, "best")]
+
+
+def _pages(folder: Path) -> list[str]:
+    """Return the pages that others have written into folders of the run, as links from the report."""
+    return sorted(page.relative_to(folder).as_posix() for page in folder.glob("*/*.html"))
 
 
 def _asset(name: str) -> str:

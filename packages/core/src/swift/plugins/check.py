@@ -254,6 +254,19 @@ def check_reward(entry: PluginEntry, reward: Any) -> None:
         check_options(entry, model, "options_model", entry.name)
 
 
+def check_environment(entry: PluginEntry, environment: Any) -> None:
+    """Refuse what is no class with `reset` and `step`, or wants columns that are no names."""
+    if not isinstance(environment, type):
+        raise _faulty(entry, "is no class", f"See {_contract(entry)}")
+    if missing := [name for name in ("reset", "step") if not callable(getattr(environment, name, None))]:
+        raise _faulty(entry, f"lacks {' and '.join(missing)}", f"See the members of {_contract(entry)}")
+    wants = getattr(environment, "wants", ())
+    if not isinstance(wants, tuple) or not all(isinstance(column, str) for column in wants):
+        raise _faulty(entry, f"wants {wants!r}", "It is a tuple of names of columns")
+    if (model := getattr(environment, "options_model", None)) is not None:
+        check_options(entry, model, "options_model", entry.name)
+
+
 def check_command(entry: PluginEntry, command: Any) -> None:
     """Refuse a verb that cannot be called or shown."""
     if not isinstance(command.summary, str) or not command.summary.strip():

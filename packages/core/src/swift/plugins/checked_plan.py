@@ -64,6 +64,24 @@ class CheckedPlan:
             came: Any = own(step)
         return self._numbers("metrics of its plan", came)
 
+    def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
+        """Let the plan make the steps of other models than the policy."""
+        own = getattr(self._plan, "train_roles", None)
+        if own is None:
+            return {}
+        with blaming(self._entry, "train_roles of its plan"):
+            came: Any = own(step, batch)
+        return self._numbers("train_roles of its plan", came)
+
+    def learning_rate(self, step: int, planned: float) -> float:
+        """Return the policy's learning rate at a step."""
+        own = getattr(self._plan, "learning_rate", None)
+        if own is None:
+            return planned
+        with failing(self._entry, "learning_rate of its plan"):
+            came: Any = own(step, planned)
+        return self._numbers("learning_rate of its plan", {"learning_rate": came})["learning_rate"]
+
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Return the plan's own evaluation after so many steps."""
         with blaming(self._entry, "evaluate of its plan"):

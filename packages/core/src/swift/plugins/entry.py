@@ -16,6 +16,7 @@ GROUPS = (
     "swift.optimizers",
     "swift.tuners",
     "swift.rewards",
+    "swift.environments",
     "swift.commands",
 )
 """Groups of entry points, in the order in which kinds of plugins are listed: the keys of `swift.plugins.kinds.KINDS`,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from swift.hookspecs import EngineHooks
 from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
 from swift.plugins.guard import guarded
+from swift.plugins.known import ENGINE, TRANSFORMERS
 from swift.plugins.load import LoadedPlugin
 
 if TYPE_CHECKING:
@@ -30,6 +32,12 @@ def open_inference(engine: LoadedPlugin, request: EngineRequest) -> InferenceEng
     if missing:
         raise wrong(engine.entry, "swift_open_engine", f"an engine that has {', '.join(missing)}", came)
     return CheckedEngine(engine.entry, came)
+
+
+def outputs_of(engine: InferenceEngine, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[float]]]:
+    """Yield the scores or vectors of a model that `open_inference` has opened."""
+    assert isinstance(engine, CheckedEngine)
+    return engine.outputs(prompts)
 
 
 def serve(engine: LoadedPlugin, request: ServeRequest) -> int:
@@ -77,16 +85,35 @@ class CheckedEngine:
                 raise wrong(self._entry, "stream", "tokens as whole numbers", token)
             yield token
 
-    def score(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Score]]:
-        """Score each prompt's tokens."""
-        for place, score in self._placed("score", len(prompts), lambda: self.engine.score(prompts)):
+    def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
+        """Score each prompt's tokens, with so many of the likeliest ones in place of each."""
+        if top and "top" not in inspect.signature(self.engine.score).parameters:
+            raise PluginError(
+                f"{self._entry} tells the log-probabilities of a text's own tokens alone, not of the likeliest ones.",
+                hint=f"Choose another engine: {TRANSFORMERS} or {ENGINE}.",
+            )
+        asked = {"top": top} if top else {}
+        for place, score in self._placed("score", len(prompts), lambda: self.engine.score(prompts, **asked)):
             if not isinstance(score, Score):
                 raise wrong(self._entry, "score", "pairs (place, swift.contracts.Score)", score)
             count = len(prompts[place]) - 1
             if not len(score.logprobs) == len(score.likeliest) == count:
                 lengths = f"{len(score.logprobs)} log-probabilities and {len(score.likeliest)} choices"
                 raise wrong(self._entry, "score", f"{count} of each for a prompt of {count + 1} tokens", said=lengths)
+            self._check_top(score, (count, top))
             yield place, score
+
+    def outputs(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[float]]]:
+        """Yield the scores of each prompt, or its vector; `PluginError` where the engine returns none."""
+        if not callable(getattr(self.engine, "outputs", None)):
+            raise PluginError(
+                f"{self._entry} returns no scores or vectors: it has no method outputs.",
+                hint="Choose another engine with --engine, or fix the plugin.",
+            )
+        for place, values in self._placed("outputs", len(prompts), lambda: self.engine.outputs(prompts)):  # type: ignore[attr-defined]
+            if not (isinstance(values, list) and values and all(isinstance(each, float) for each in values)):
+                raise wrong(self._entry, "outputs", "pairs (place, list of numbers)", values)
+            yield place, values
 
     def update_weights(self, weights: WeightStream) -> None:
         """Replace every weight of the model, by Hugging Face name, as `swift_iter_weights` streams them.
@@ -98,6 +125,12 @@ class CheckedEngine:
         with failing(self._entry, "update_weights"):
             self.engine.update_weights(weights)
 
+    def update_adapter(self, weights: WeightStream, config: Mapping[str, Any]) -> None:
+        """Put an adapter on the model as it was opened, in place of the one before; see `InferenceEngine`."""
+        self.version = None
+        with failing(self._entry, "update_adapter"):
+            self.engine.update_adapter(weights, config)  # type: ignore[attr-defined]
+
     def close(self) -> None:
         """Give memory and processes back."""
         with failing(self._entry, "close"):
@@ -106,6 +139,13 @@ class CheckedEngine:
     def __getattr__(self, name: str) -> Any:
         """Forward attributes that are the engine's own."""
         return getattr(self.__dict__["engine"], name)
+
+    def _check_top(self, score: Score, shape: tuple[int, int]) -> None:
+        """Check the shapes of the likeliest tokens, where they were asked for."""
+        if shape[1]:
+            found = [None if each is None else tuple(each.shape) for each in (score.top_ids, score.top_logprobs)]
+            if found != [shape, shape]:
+                raise wrong(self._entry, "score", f"top_ids and top_logprobs of shape {shape}", said=f"shapes {found}")
 
     def _placed(self, method: str, count: int, make: Callable[[], Iterable[Any]]) -> Iterator[tuple[int, Any]]:
         """Yield pairs (index, answer), in which each index comes once."""

@@ -134,6 +134,14 @@ KINDS: dict[str, Kind] = {
         options="options_model",
         further=check.check_reward,
     ),
+    "swift.environments": Kind(
+        "environment",
+        "environments",
+        "talks with a model that learns, turn by turn (`--environment NAME`)",
+        made=False,
+        options="options_model",
+        further=check.check_environment,
+    ),
     "swift.commands": Kind(
         "command",
         "commands",

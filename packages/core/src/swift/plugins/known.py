@@ -6,8 +6,9 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.backends": {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"},
     "swift.exporters": {"vllm": "vllm"},
     "swift.engines": {"vllm": "vllm"},
-    "swift.objectives": {"grpo": "rl"},
-    "swift.commands": {"rewards": "rl", "rollout": "rl"},
+    "swift.objectives": {"gkd": "rl", "grpo": "rl", "ppo": "rl"},
+    "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
+    "swift.commands": {"rewards": "rl", "rollout": "rl", "sample": "rl"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 
@@ -20,17 +21,7 @@ TRANSFORMERS_OPTIONS = ("attention",)
 """Its settings."""
 ENGINE_EXTRAS = ("vllm", "vllm-cpu")
 """Extras of swift-core that bring it, for GPUs and for the CPU, to name where its plugin is not installed."""
-NO_CRITIC = (
-    "swift does not train with a critic (ppo) yet.",
-    "From rewards, with the other answers to a prompt in place of a critic: swift rlhf --rlhf_type grpo",
-)
-NO_DISTILLATION = (
-    "swift does not distil one model into another (gkd) yet.",
-    "From the answers of the larger model: swift infer LARGE --dataset FILE --result_path answers.jsonl, and swift sft",
-)
 NOT_YET: dict[tuple[str, str], tuple[str, str]] = {
-    ("swift.objectives", "ppo"): NO_CRITIC,
-    ("swift.objectives", "gkd"): NO_DISTILLATION,
     **{
         ("swift.engines", name): (
             f"swift has no engine {name}.",

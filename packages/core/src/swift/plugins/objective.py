@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from swift.contracts import LossSums, ModelView, Objective, Plan, PlanContext
+from swift.contracts import LossSums, ModelRole, ModelView, Objective, Plan, PlanContext
 from swift.plugins.answers import is_tensor, wrong
 from swift.plugins.blame import blaming, failing
 from swift.plugins.check import check_objective
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
-    from swift.config.sections import ModelSection
+    from swift.config.sections import Config, ModelSection
     from swift.data.batch import MicroBatch
     from swift.data.global_segments import GlobalSegments
     from swift.data.samples import SampleFacts
@@ -60,6 +60,12 @@ def for_training_set(objective: Objective, samples: SampleSet | None, say: Calla
     return objective.for_training_set(samples, say)
 
 
+def roles_of(objective: Objective, config: Config) -> Sequence[ModelRole]:
+    """Return the models that an objective asks for besides the policy."""
+    assert isinstance(objective, CheckedObjective)
+    return objective.roles(config)
+
+
 class CheckedObjective:
     """An objective of a plugin. Looks at types alone, which costs a step nothing."""
 
@@ -82,6 +88,17 @@ class CheckedObjective:
             came = own(samples, say)
             check_objective(self._entry, came)
         return cast(Objective, CheckedObjective(self._entry, came))
+
+    def roles(self, config: Config) -> Sequence[ModelRole]:
+        """Return the models that the objective asks for besides the policy; mostly none."""
+        own = getattr(self._objective, "roles", None)
+        if own is None:
+            return ()
+        with failing(self._entry, "roles"):
+            came: Any = own(config)
+        if not isinstance(came, Sequence) or not all(isinstance(each, ModelRole) for each in came):
+            raise wrong(self._entry, "roles", "a sequence of swift.contracts.ModelRole", came)
+        return came
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:
         """Return how much these samples weigh: a number that can be added up and divided by."""

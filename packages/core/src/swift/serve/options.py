@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,11 @@ class ServeOptions(Section):
         None, description="API key that requests must send; SWIFT_API_KEY is safer, since others can see command lines"
     )
     dtype: Annotated[Name, Aliases("torch_dtype")] = Field("auto", description="auto is what the model's folder says")
+    task_type: Literal["generative_reranker", "causal_lm"] | None = Field(
+        None,
+        description="generative_reranker: score documents of queries by the model's yes and no; default: as the run "
+        "trained",
+    )
     max_length: Annotated[Tokens | None, Aliases(*MAX_LENGTH)] = Field(
         None, description="Longest prompt and answer together; default: the model's"
     )

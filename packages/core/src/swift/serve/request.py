@@ -9,7 +9,7 @@ from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, check_generates, returns
 from swift.contracts import ServeRequest
 from swift.errors import ModelError, UsageError
-from swift.infer.find import ADAPTER_FILE, WeightsLocation, display_name, find_weights
+from swift.infer.find import ADAPTER_FILE, GENERATIVE, WeightsLocation, display_name, find_weights, is_asked
 from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.locate import locate
@@ -18,6 +18,7 @@ from swift.models.tokenizer import TEMPLATE, TOKENIZER_FILES, check_settings
 from swift.models.weights_check import check_weights
 from swift.serve.fit import check_fit, read_adapter
 from swift.serve.options import ServeOptions
+from swift.serve.reranker import asked_for_scores
 from swift.untrusted import read_text, typed_path
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -33,8 +34,10 @@ def serve_request(
     """Find everything, and check that it is there, whole, and belongs together. The engine serves models of `tasks`."""
     model = str(options.model)
     place = find_weights(model, trust_remote_code=options.trust_remote_code)
-    task = place.weights.task
-    _check_task(place, options, tasks)
+    task: str = place.weights.task
+    if options.task_type != CAUSAL_LM and is_asked(place.objective, options.task_type):
+        task = GENERATIVE
+    _check_task(place, options, tasks, task)
     known_as, folder = locate(place.weights, say=say)
     _check_model(folder, place.weights)
     called = display_name(model)
@@ -53,6 +56,7 @@ def serve_request(
         adapters[name] = _adapter_of(path)
     for path in adapters.values():
         check_fit(path, folder)
+    asked = asked_for_scores(place, folder, say=say) if task == GENERATIVE else None
     return ServeRequest(
         model=folder,
         name=base,
@@ -63,26 +67,43 @@ def serve_request(
         dtype=_dtype(options.dtype, folder),
         max_length=options.max_length,
         system=place.system,
-        chat_template=place.weights.chat_template or _pair_template(folder, task),
+        chat_template=asked.template if asked else place.weights.chat_template or _pair_template(folder, task),
         trust_remote_code=options.trust_remote_code,
         runtime_adapters=options.runtime_adapters,
         python=options.python,
         verbose=options.verbose,
         passed_on=passed_on,
         task=task,
+        answers=asked.answers if asked else None,
         template_arguments={} if options.enable_thinking is None else {"enable_thinking": options.enable_thinking},
     )
 
 
-def _check_task(place: WeightsLocation, options: ServeOptions, tasks: Collection[str]) -> None:
+def _check_task(place: WeightsLocation, options: ServeOptions, tasks: Collection[str], task: str) -> None:
     """Refuse a model of a task that the engine does not serve, and adapters of one that returns scores or vectors."""
-    task = place.weights.task
-    if task not in tasks:
+    if task == GENERATIVE:
+        _check_reranks(place, options, tasks)
+    elif task not in tasks:
         check_generates(str(options.model), task)
     if task != CAUSAL_LM and (place.adapter is not None or options.adapters or options.runtime_adapters):
         raise ModelError(
             f"{options.model} returns {returns(task)} ({task}): such a model is served with its adapter merged.",
-            hint=f"Type: swift export {options.model} --to hf --out merged && swift serve merged",
+            hint=f"Type: swift export {options.model} --to hf --out merged && swift serve merged"
+            + f" --task_type {GENERATIVE}" * (task == GENERATIVE),
+        )
+
+
+def _check_reranks(place: WeightsLocation, options: ServeOptions, tasks: Collection[str]) -> None:
+    """Refuse what is no language model, and an engine that does not read its yes and its no."""
+    if place.weights.task != CAUSAL_LM:
+        raise ModelError(
+            f"{options.model} returns {returns(place.weights.task)} ({place.weights.task}) and has no yes and no to "
+            "be asked for.",
+            hint="Leave --task_type out.",
+        )
+    if GENERATIVE not in tasks:
+        raise UsageError(
+            f"The engine does not serve a {GENERATIVE}.", hint="Type --task_type causal_lm, or choose another --engine."
         )
 
 

@@ -149,6 +149,7 @@ CASES = (
     ),
     Case("tokens", global_batch=12, accumulation=3, needs=_OF_TOKENS, tokens=True),
     Case("tokens, packed, lora", {**_LORA, **_PACKED}, global_batch=4, tuner="lora", needs=_OF_TOKENS, tokens=True),
+    Case("own plan", {"objective.name": "kit-plan"}),
     Case("bfloat16", {"model.dtype": "bfloat16"}, precision="bfloat16"),
     Case("float16", {"model.dtype": "float16"}, precision="float16"),
 )

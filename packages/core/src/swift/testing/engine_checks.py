@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,6 +20,9 @@ ANSWER = 20
 """Tokens of an answer at most."""
 DRAWS = 384
 """First tokens that are drawn to compare how often each comes with how probable it is."""
+
+TOP = 3
+"""Tokens that are asked for in place of each."""
 
 
 class TransformersReference:
@@ -194,6 +198,24 @@ def scores_are_those_of_transformers(engine: InferenceEngine, reference: Transfo
         assert scores[place].likeliest == [a == b for a, b in zip(prompt[1:], likeliest, strict=True)]
 
 
+def likeliest_tokens_are_those_of_transformers(engine: InferenceEngine, reference: TransformersReference) -> None:
+    """Check the tokens that are likeliest in place of each. An engine that does not tell them has nothing to check."""
+    if "top" not in inspect.signature(getattr(engine, "engine", engine).score).parameters:
+        return
+    for place, score in engine.score(reference.prompts, top=TOP):
+        every = reference.logprobs(reference.prompts[place])
+        assert score.top_ids is not None
+        assert score.top_logprobs is not None
+        ids = torch.from_numpy(score.top_ids).long()
+        assert all(len(set(row)) == TOP for row in ids.tolist())
+        # Tokens that are alike to the last digit come in any order: how likely they are is compared.
+        said = torch.from_numpy(score.top_logprobs)
+        _close(said.flatten().tolist(), every.gather(-1, ids).flatten().tolist(), reference.tolerance)
+        likeliest = every.topk(TOP).values
+        _close(said.sort(descending=True).values.flatten().tolist(), likeliest.flatten().tolist(), reference.tolerance)
+        _close(score.logprobs, _of(reference, reference.prompts[place]), reference.tolerance)
+
+
 def draws_depend_on_seed_and_number_alone(engine: InferenceEngine, reference: TransformersReference) -> None:
     """Check that draws depend on neither other prompts nor earlier ones."""
     prompts = [reference.prompts[1]] * 4 + reference.prompts
@@ -296,6 +318,7 @@ CHECKS: tuple[Check, ...] = (
     drawn_log_probabilities_are_of_what_was_drawn_from,
     a_stream_brings_the_same_tokens,
     scores_are_those_of_transformers,
+    likeliest_tokens_are_those_of_transformers,
     draws_depend_on_seed_and_number_alone,
     tokens_come_as_often_as_they_are_probable,
     penalties_candidates_and_stops_are_those_of_transformers,

@@ -1,8 +1,8 @@
 """The kit's own objectives: least squares on what a head returns, to see that backends compute and train it.
 
-One more compares all rows of a batch with each other. The targets of least squares are made of a sample's own length,
-so that every layout has them, and the reference too. They are installed for the time of a session, as a distribution
-of their own.
+One more compares all rows of a batch with each other, and one has a plan of its own (`swift.testing.own_plan`). The
+targets of least squares are made of a sample's own length, so that every layout has them, and the reference too. They
+are installed for the time of a session, as a distribution of their own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
 from swift.objectives.across_rows import AcrossRows, Compared
 from swift.objectives.base import BaseObjective, viewed
+from swift.testing.own_plan import LearnSurprises
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -125,6 +126,7 @@ def install_objectives() -> None:
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: swift-testing-objectives\nVersion: 1.0\nRequires-Dist: swift-core>=0.1\n"
     )
-    points = (f"{each.name} = {__name__}:{each.__name__}\n" for each in (FitScores, FitValues, FitVectors, Negatives))
+    kinds = (FitScores, FitValues, FitVectors, Negatives, LearnSurprises)
+    points = (f"{each.name} = {each.__module__}:{each.__name__}\n" for each in kinds)
     (info / "entry_points.txt").write_text("[swift.objectives]\n" + "".join(points))
     sys.path.append(str(site))

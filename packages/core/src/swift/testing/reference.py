@@ -117,10 +117,14 @@ def ending_of(model: Path) -> list[int]:
 
 def answer_logp(model: torch.nn.Module, tokens: Tokens) -> torch.Tensor:
     """log p of the answer given the prompt, summed over its tokens."""
+    return _answer_logps(model, tokens).sum()
+
+
+def _answer_logps(model: torch.nn.Module, tokens: Tokens) -> torch.Tensor:
     prompt, answer = tokens
     logits = model(input_ids=torch.tensor([prompt + answer])).logits[0].float()
     predictions = logits[len(prompt) - 1 : -1]
-    return -F.cross_entropy(predictions, torch.tensor(answer), reduction="sum")
+    return -F.cross_entropy(predictions, torch.tensor(answer), reduction="none")
 
 
 def run_reference(recipe: Recipe) -> Expected:
@@ -191,6 +195,8 @@ def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.
     weight = sum(len(answer) for ((_, answer),) in samples)
     if recipe.objective == "tokens":
         return torch.stack([_of_tokens(model, index, *recipe.samples[index])[0] for index in batch]).sum() / weight
+    if recipe.objective == "kit-plan":
+        return torch.stack([_surprise(model, tokens) for (tokens,) in samples]).sum() / weight
     return -torch.stack([answer_logp(model, tokens) for (tokens,) in samples]).sum() / weight
 
 
@@ -245,6 +251,13 @@ def _dpo(recipe: Recipe, model: Any, past: Any, chosen: Tokens, rejected: Tokens
         reference = answer_logp(past, chosen) - answer_logp(past, rejected)
     ratio = answer_logp(model, chosen) - answer_logp(model, rejected) - reference
     return -F.logsigmoid(recipe.beta * ratio)
+
+
+def _surprise(model: Any, tokens: Tokens) -> torch.Tensor:
+    """Return the loss of the kit's objective with a plan, which asks the weights of this very step."""
+    logps = _answer_logps(model, tokens)
+    before = logps.detach()
+    return (before * (logps - before).exp()).sum()
 
 
 def _of_tokens(model: Any, index: int, tokens: Tokens) -> tuple[torch.Tensor, dict[str, list[float]]]:

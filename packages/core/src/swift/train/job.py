@@ -14,6 +14,7 @@ from swift.data.pipeline import PreparedData
 from swift.data.plans import BatchLayout
 from swift.data.plans.epochs import evaluation_batches
 from swift.data.store import SampleSet
+from swift.models.media import PictureReader
 from swift.plugins.hooks import Hooks
 from swift.processes.comms import Comms
 from swift.processes.watchdog import Watchdog
@@ -23,7 +24,7 @@ from swift.train.roles import RoleModel
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
-    from swift.data.batch import Batch
+    from swift.data.batch import Batch, MediaReader
 
 
 @dataclass
@@ -68,7 +69,11 @@ class Job:
         What is added are candidates, reference log-probabilities and the values of a first pass, which has dropout
         where it precedes a step of `training`.
         """
-        batch = replace(batch, candidates=tuple(getattr(self.objective, "candidates", ())))
+        batch = replace(
+            batch,
+            candidates=tuple(getattr(self.objective, "candidates", ())),
+            media_reader=self._reader(training=training),
+        )
         check_candidates(batch.rows, self.source.config.get_text_config().vocab_size, batch.candidates)
         if self.reference == "adapter":
             batch = reference.with_adapter_off(self.hooks, self.run, self.state, batch)
@@ -82,6 +87,12 @@ class Job:
             seen = self.hooks.forward(self.run, self.state, replace(batch, dropout=training), first)
             batch = first_pass.completed(batch, objective, seen.segments, self.topology, self.comms)
         return batch, objective
+
+    def _reader(self, *, training: bool) -> MediaReader | None:
+        """Return what reads pictures, naming rows of the data set that is being read."""
+        part = self.data.train if training else self.data.validation
+        reader = self.run.media_reader
+        return reader.naming(part.place) if isinstance(reader, PictureReader) and part is not None else reader
 
     def validation_batches(self) -> Iterator[Batch] | None:
         """Return the validation set in order, or None when there is none."""

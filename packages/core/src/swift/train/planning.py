@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from swift.errors import CheckpointError
 from swift.train.reference import Mode, to_be_scored
 
 if TYPE_CHECKING:
-    from swift.contracts import ForwardResult, InferenceEngine, Objective, Plan, Run, TrainState
+    from swift.contracts import ForwardResult, InferenceEngine, Objective, OpenRole, Plan, Run, TrainState
     from swift.data.batch import Batch, Row
     from swift.data.pipeline import PreparedData
     from swift.data.store import SampleSet
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 class ModelInTraining:
     """The model, for plans. A plan is made before there is one; batches are asked for later."""
 
-    def __init__(self, run: Run, hooks: Hooks) -> None:
+    def __init__(self, run: Run, hooks: Hooks, roles: Iterable[str] = ()) -> None:
         self.run = run
+        self.role_names = frozenset(roles)
         self._hooks = hooks
         self.state: TrainState | None = None
         """Set once the model is distributed."""
+        self.roles: Mapping[str, OpenRole] | None = None
+        """Set once the other models of the run are, too."""
 
     def forward(self, batch: Batch, objective: Objective) -> ForwardResult:
         """Evaluate an objective with the weights as they are now; called on every process."""
@@ -41,6 +44,12 @@ class ModelInTraining:
         if self.run.send_weights is None:
             raise _too_early("send_weights")
         self.run.send_weights(engine)
+
+    def role(self, name: str) -> OpenRole:
+        """Return another model of the run."""
+        if self.roles is None:
+            raise _too_early("role")
+        return self.roles[name]
 
     def adapter(self) -> Mapping[str, Any] | None:
         """Return the PEFT configuration of the adapters in training, if there are any."""
@@ -108,6 +117,8 @@ def make_plan(
         batch=batch,
         forward=model.forward,
         send_weights=model.send_weights,
+        roles=model.role_names,
+        role=model.role,
         adapter=model.adapter,
     )
     plan: Plan = own(context)
@@ -118,6 +129,18 @@ def plan_metrics(plan: Plan, step: int) -> Mapping[str, float]:
     """Return what a plan has to say of a step, counted from 0; mostly nothing."""
     own = getattr(plan, "metrics", None)
     return {} if own is None else own(step)
+
+
+def schedule_of(plan: Plan, planned: Callable[[int], float]) -> Callable[[int], float]:
+    """Return the policy's learning rate by step: the planned one, unless the plan replaces it."""
+    own = getattr(plan, "learning_rate", None)
+    return planned if own is None else lambda step: own(step, planned(step))
+
+
+def train_roles(plan: Plan, step: int, batch: Batch) -> Mapping[str, float]:
+    """Let a plan make the steps of other models than the policy, and return what it has to say of them."""
+    own = getattr(plan, "train_roles", None)
+    return {} if own is None else own(step, batch)
 
 
 def evaluates(plan: Plan) -> Sequence[str] | None:

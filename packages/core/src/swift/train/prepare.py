@@ -17,14 +17,19 @@ import torch
 from swift.checkpoint.coordination import close_comms
 from swift.checkpoint.load import facts_of
 from swift.checkpoint.manifest import Manifest
+from swift.config.capabilities import lacking_media
 from swift.config.obstacles import uneven_batch
 from swift.config.sections import Config
 from swift.contracts import DataFacts, ModelRole, Objective, Plan, RejectedSamples, Run
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
-from swift.data.pipeline import DataPreparation, PreparedData
+from swift.data.picture_tokens import PictureRules
+from swift.data.pipeline import DataPreparation, PreparedData, holds_media, picture_tokens
 from swift.data.store import ReferencedSamples, hash_of
-from swift.errors import DataError
+from swift.errors import ConfigError, DataError
+from swift.models.classes import has_tower
+from swift.models.media import PictureReader
+from swift.models.pictures import PictureProcessor
 from swift.models.positions import check_longest, limit_note
 from swift.models.precision import resolve_dtype
 from swift.models.source import open_source
@@ -33,7 +38,7 @@ from swift.plugins.blame import explained
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
 from swift.plugins.hooks import Hooks, open_hooks
 from swift.plugins.load import load_backend, load_objective, load_observers
-from swift.plugins.objective import for_training_set, make_objective
+from swift.plugins.objective import for_training_set, make_objective, roles_of
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
 from swift.processes.watchdog import Watchdog
@@ -43,7 +48,7 @@ from swift.train.best import BestSoFar, settle_best
 from swift.train.cadence import settle_intervals
 from swift.train.evaluate import check_evaluation
 from swift.train.job import Job, in_order
-from swift.train.planning import ModelInTraining, SampleSets, close_plan, evaluates, make_plan
+from swift.train.planning import ModelInTraining, SampleSets, close_plan, evaluates, make_plan, schedule_of
 from swift.train.reference import ScoreCache, reference_mode
 from swift.train.resume import (
     StartPoint,
@@ -54,7 +59,7 @@ from swift.train.resume import (
     resume,
     settle_keep,
 )
-from swift.train.roles import check_roles, open_role
+from swift.train.roles import check_roles, check_vocabularies, fitting_roles, open_role, role_sources
 from swift.train.run_folder import RunClaim
 from swift.train.send_weights import send_weights
 
@@ -179,18 +184,29 @@ def _prepare(
     objective = make_objective(
         plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model, config=source.config
     )
-    data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows)
+    asked = fitting_roles(roles_of(objective, run.config), setup.hooks)
+    roles = (*setup.roles, *asked)
+    check_roles(roles, setup.hooks, run.config)
+    sources = role_sources(asked, run, setup.hooks)
+    check_vocabularies(sources, source)
+    sources |= role_sources(setup.roles, run, setup.hooks)
+    pictures = None if source.processor is None else PictureProcessor(source.processor, run.config.data)
+    data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows, pictures=pictures)
+    if pictures is not None and holds_media(data):
+        run.media_reader = PictureReader.of(source, pictures)
+    check_tower(run, source)
     check_positions(run, source.config, data)
     objective = for_training_set(objective, None if data.train is None else data.train.samples, run.say)
     mode = reference_mode(objective, getattr(setup.parsed.objective_options, "reference", "auto"), run.config)
     samples = SampleSets.of(data, mode)
-    model = ModelInTraining(run, setup.hooks)
+    model = ModelInTraining(run, setup.hooks, (role.name for role in roles))
     plan = make_plan(objective, data, samples, source, model, setup.comms)
     setup.at_end.callback(close_plan, plan)
     plan_steps(plan, run)
     state = model.state = load_model(setup, source)
     if mode == "cached":
         score_reference(setup, objective, samples, state, source.fingerprint)
+    model.roles = opened = {role.name: open_role(role, run, setup.hooks, sources[role.name]) for role in roles}
 
     job = Job(
         run=run,
@@ -206,7 +222,7 @@ def _prepare(
         reference=mode,
         manifest=_manifest(run, source, data, plan),
         watchdog=watchdog,
-        roles={role.name: open_role(role, run, setup.hooks) for role in setup.roles},
+        roles=opened,
     )
     if start.folder is not None:
         run.say(f"Resuming the run in {start.folder}, on {run.world.size} process{'es' * (run.world.size > 1)}.")
@@ -255,10 +271,15 @@ def open_data(
     encoding: str | Encoding,
     rows: Sequence[Any] | None,
     validation_rows: Sequence[Any] | None,
+    *,
+    pictures: PictureRules | None = None,
 ) -> PreparedData:
     """Read, encode and check the data sets, and report what could not be used; a stream is opened only."""
     run, comms = setup.run, setup.comms
-    encoder = SampleEncoder(tokenizer, run.config.data, encoding_of(encoding))
+    tokens = picture_tokens(pictures, run.config.data)
+    if tokens is not None:
+        tokens.refusal = lacking_media(setup.hooks.capabilities, run.config, "image")
+    encoder = SampleEncoder(tokenizer, run.config.data, encoding_of(encoding), tokens)
     preparation = DataPreparation(encoder, run.config.train.order_seed, run.say, comms.barrier, run.topology.is_main)
     data = preparation.prepare(rows, validation_rows)
     _check_same_data(run.config, data, comms)
@@ -282,6 +303,17 @@ def check_positions(run: Run, model_config: Any, data: PreparedData) -> None:
         run.say(note)
 
 
+def check_tower(run: Run, source: ModelSource) -> None:
+    """Refuse to train a tower on data without pictures: nothing would reach it."""
+    tuner = run.config.tuner
+    if run.media_reader is None and has_tower(source.config) and False in (tuner.freeze_vit, tuner.freeze_aligner):
+        raise ConfigError(
+            "tuner.freeze_vit or tuner.freeze_aligner is false, and no row of the data has a picture: nothing would "
+            "reach what they leave to train.",
+            hint="Leave them out, or name a data set with pictures.",
+        )
+
+
 def report_data(run: Run, data: PreparedData) -> None:
     """Print the data report, which of a stream is complete only at the end."""
     for line in data.report.lines():
@@ -301,7 +333,8 @@ def plan_steps(plan: Plan, run: Run) -> None:
     """Set the number of steps, the schedule and the metric of the best checkpoint, as the plan has them."""
     config = run.config = settle_best(settle_intervals(run.config, plan), evaluates(plan))
     run.total_steps = plan.total_steps
-    run.schedule = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
+    planned = Schedule.from_config(config.optim, config.learning_rate, plan.total_steps)
+    run.schedule = schedule_of(plan, planned)
 
 
 def load_model(setup: Setup, source: ModelSource) -> TrainState:

@@ -12,6 +12,8 @@ from swift.checkpoint.folders import clean_stale, find_checkpoint, last_checkpoi
 from swift.checkpoint.load import check_resume, facts_of, open_checkpoint
 from swift.config.sections import Config
 from swift.errors import CheckpointError, ConfigError, SwiftError
+from swift.plugins.discover import list_plugins
+from swift.plugins.load import load_optimizer
 from swift.processes.comms import Comms
 from swift.processes.group import elastic_launcher
 from swift.train.planning import restore_plan
@@ -72,13 +74,21 @@ def check_resumable(checkpoint: Path, config: Config) -> None:
             hint=f"Start a new run from its weights: --resume_from_checkpoint {checkpoint} --resume_only_model true",
         )
     optimizer = _saved(saved, "optim", "name")
-    if optimizer is not None and optimizer != config.optim.name:
+    if optimizer is not None and optimizer != config.optim.name and not _same_slots(optimizer, config.optim.name):
         raise CheckpointError(
             f"{checkpoint} was saved with the optimizer {optimizer}, and this run's is {config.optim.name}: the state "
             "of one means nothing to the other.",
             hint=f"Type --optim.name {optimizer}, or start a new run from its weights: --resume_from_checkpoint "
             f"{checkpoint} --resume_only_model true",
         )
+
+
+def _same_slots(one: str, other: str) -> bool:
+    """Return whether two optimizers keep the same state in checkpoints, as AdamW does in 32 and in 8 bits."""
+    if one not in {entry.name for entry in list_plugins("swift.optimizers") if entry.allowed}:
+        return False
+    first, second = (load_optimizer(name).object.slots for name in (one, other))
+    return set(first) == set(second)
 
 
 def settle_keep(config: Config, checkpoint: Path | None) -> Config:

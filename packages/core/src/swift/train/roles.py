@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from swift.checkpoint.owners import OwnedWriter
 from swift.config.capabilities import check_capabilities
 from swift.config.tasks import check_labels
 from swift.contracts import ForwardResult, ModelRole, Objective, Run, StepResult, TrainState, WeightStream
-from swift.errors import CheckpointError, SwiftError, UnsupportedPlan
+from swift.errors import CheckpointError, ConfigError, SwiftError, UnsupportedPlan
 from swift.models.source import open_source
 from swift.optim.schedule import Schedule
 from swift.plugins.hooks import Hooks
@@ -47,6 +47,17 @@ def check_roles(roles: Sequence[ModelRole], hooks: Hooks, policy: Config) -> Non
         except SwiftError as error:
             error.message = f"The {role.name} of this run cannot be opened. {error.message}"
             raise
+
+
+def fitting_roles(roles: Sequence[ModelRole], hooks: Hooks) -> list[ModelRole]:
+    """Return the roles that a run holds: optional ones only as far as its backend holds so many models."""
+    spare = hooks.capabilities.roles - 1 - sum(not role.optional for role in roles)
+    kept = []
+    for role in roles:
+        if not role.optional or spare > 0:
+            kept.append(role)
+            spare -= role.optional
+    return kept
 
 
 @dataclass
@@ -107,7 +118,31 @@ class RoleModel:
         )
 
 
-def open_role(role: ModelRole, policy: Run, hooks: Hooks) -> RoleModel:
+def role_sources(roles: Sequence[ModelRole], policy: Run, hooks: Hooks) -> dict[str, ModelSource]:
+    """Open the models of roles, of which no weights are read yet, and refuse those that the backend cannot hold."""
+    sources: dict[str, ModelSource] = {}
+    for role in roles:
+        run = policy.for_role(role)
+        source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
+        hooks.check_model(run, source.config)
+        sources[role.name] = source
+    return sources
+
+
+def check_vocabularies(sources: Mapping[str, ModelSource], policy: ModelSource) -> None:
+    """Refuse a model that would read the policy's tokens as other ones."""
+    words = policy.tokenizer.get_vocab()
+    for name, source in sources.items():
+        own = words if source.fingerprint == policy.fingerprint else source.tokenizer.get_vocab()
+        if own != words:
+            raise ConfigError(
+                f"The {name} has a vocabulary of its own, of {len(own)} tokens, and the policy one of {len(words)}: "
+                "it would read the policy's tokens as other ones.",
+                hint="Name a model with the policy's tokenizer.",
+            )
+
+
+def open_role(role: ModelRole, policy: Run, hooks: Hooks, source: ModelSource) -> RoleModel:
     """Let the backend build, distribute and fill the model of a role, in the processes that hold the policy."""
     run = policy.for_role(role)
     hooks.check_plan(run)
@@ -116,7 +151,5 @@ def open_role(role: ModelRole, policy: Run, hooks: Hooks) -> RoleModel:
         optim = optim.model_copy(update={"lr": load_tuner(run.config.tuner.kind).object.learning_rate})
         run.config = run.config.model_copy(update={"optim": optim})
     run.schedule = role.schedule or Schedule.from_config(optim, run.config.learning_rate, policy.total_steps)
-    source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
-    hooks.check_model(run, source.config)
     state = hooks.shard(run, hooks.wrap_model(run, source))
     return RoleModel(role, run, hooks, source, state)

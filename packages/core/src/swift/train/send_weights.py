@@ -30,11 +30,15 @@ def send_weights(
     """Update an engine to the weights in training, and tell it their version: how many steps have made them.
 
     Called on every process of a run, since the stream may use collectives: each with an engine of its own, or None. No
-    process holds more than the stream's one tensor at a time, or, where adapters are trained, these.
+    process holds more than the stream's one tensor at a time, or, where adapters are trained, these. An engine that
+    takes adapters is sent nothing but them; others get them merged into the weights of `source`.
     """
     try:
         if engine is not None:
-            engine.update_weights(whole_weights(weights, source=source, adapter=adapter))
+            if adapter is not None and getattr(engine, "takes_adapters", False):
+                engine.update_adapter(weights, adapter)  # type: ignore[attr-defined]
+            else:
+                engine.update_weights(whole_weights(weights, source=source, adapter=adapter))
             if hasattr(engine, "version"):
                 engine.version = version
     finally:

@@ -65,7 +65,7 @@ class Lora:
         if context.adapter is not None:
             dropout = options.dropout if "dropout" in options.model_fields_set else None
             return resume_adapter(model, context.adapter, context.say, dropout=dropout)
-        return attach_adapter(model, options, context.seed, context.say)
+        return attach_adapter(model, options, context.seed, context.say, frozen=context.frozen)
 
     def initial(self, name: str, shape: Sequence[int], options: LoraOptions, seed: int) -> torch.Tensor | None:
         """Return where A and B begin, in PEFT's distributions; magnitudes and whole modules begin as the weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from swift.checkpoint.names import model_name, optim_name
 from swift.errors import CheckpointError
 from swift.models.names import canonical_parameters
-from swift.optim.slots import empty_slot, kept
+from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
 
 if TYPE_CHECKING:
     from swift.backends.torch.shard import TorchState
@@ -24,33 +25,44 @@ def save(state: TorchState, writer: CheckpointWriter) -> None:
 
 
 def load(state: TorchState, reader: CheckpointReader) -> None:
-    """Make the optimizer's state where there is none yet, then fill weights and state in place."""
-    slots: dict[str, list[str]] = {}
-    for name in reader.names():
-        if name.startswith("optim."):
-            owner, _, slot = name.rpartition(".")
-            slots.setdefault(f"{owner}.", []).append(slot)
-    for pieces, parameter in canonical_parameters(state.model):
-        if parameter.requires_grad:
-            for name in slots.get(optim_name(pieces[0].name, ""), []):
-                if name in state.slots:
-                    held = _empty_slot(state.slots[name], parameter, pieces[0], reader)
-                    state.optimizer.state[parameter][name] = held
-    reader.tensors(_tensors(state))
+    """Fill weights in place, and the optimizer's state, which is made where there is none yet."""
+    reader.tensors(_weights(state))
+    load_slots(state.optimizer, _slots_to_read(state, reader), reader)
     scaler = reader.manifest.get("facts", {}).get("scaler")
     if scaler and state.arithmetic.scaler.is_enabled():
         state.arithmetic.scaler.load_state_dict(scaler)
 
 
-def _tensors(state: TorchState) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
+def _slots_to_read(state: TorchState, reader: CheckpointReader) -> Iterator[SlotsToRead]:
+    stored = set(reader.names())
     for pieces, parameter in canonical_parameters(state.model):
-        for piece in pieces:
-            tensors[model_name(piece.name)] = piece.view_of(parameter.detach())
+        held: dict[str, torch.Tensor] = {}
+        views: dict[str, torch.Tensor] = {}
+        for slot in state.slots.values() if parameter.requires_grad else ():
+            if optim_name(pieces[0].name, slot.name) in stored:
+                held[slot.name] = _empty_slot(slot, parameter, pieces[0], reader)
+                views |= _slot_views(slot, held[slot.name], pieces)
+        yield SlotsToRead(parameter, held, views)
+
+
+def _weights(state: TorchState) -> dict[str, torch.Tensor]:
+    return {
+        model_name(piece.name): piece.view_of(parameter.detach())
+        for pieces, parameter in canonical_parameters(state.model)
+        for piece in pieces
+    }
+
+
+def _tensors(state: TorchState) -> dict[str, torch.Tensor]:
+    tensors = _weights(state)
+    for pieces, parameter in canonical_parameters(state.model):
         for slot, value in kept(state.optimizer, parameter, state.slots):
-            for piece in pieces:
-                tensors[optim_name(piece.name, slot.name)] = _slot_view(slot, value, piece, pieces)
+            tensors |= _slot_views(slot, value, pieces)
     return tensors
+
+
+def _slot_views(slot: Slot, value: torch.Tensor, pieces: list[Piece]) -> dict[str, torch.Tensor]:
+    return {optim_name(piece.name, slot.name): _slot_view(slot, value, piece, pieces) for piece in pieces}
 
 
 def _slot_view(slot: Slot, value: torch.Tensor, piece: Piece, pieces: list[Piece]) -> torch.Tensor:

@@ -41,6 +41,7 @@ class TorchBackend:
         optimizers=frozenset(Reads),
         provides=EVERY_VIEW,
         async_checkpoint=True,
+        modalities=frozenset({"text", "image"}),
         calls_before_update=True,
         features=frozenset({"train.compile", "train.gradient_checkpointing", "model.liger"}),
         roles=8,

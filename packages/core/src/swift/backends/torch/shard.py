@@ -12,7 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.config import TorchConfig
 from swift.backends.torch.gradients import add_up
+from swift.models.parts import LLM, trained_parts
 from swift.optim.build import build_optimizer, parameter_groups
+from swift.optim.placements import place
 from swift.optim.selected import slots_of
 from swift.train.steps import Arithmetic
 
@@ -34,6 +36,8 @@ class TorchState:
     """What the optimizer keeps for each weight."""
     arithmetic: Arithmetic
     step: int = 0
+    sees: bool = False
+    """Whether weights are trained that only pictures reach."""
 
     @property
     def model(self) -> torch.nn.Module:
@@ -49,12 +53,14 @@ def shard(run: Run, view: ViewModule) -> TorchState:
     """Nothing is cut here: every process keeps a whole replica, and gradients are added up."""
     config, arithmetic = run.config, Arithmetic.of(run)
     groups = parameter_groups(view.model.named_parameters(), config.optim, config.tuner)
+    place(groups, view.model)
     return TorchState(
         view=view,
         replica=_data_parallel(run, view, arithmetic.device) if run.world.size > 1 else view,
         optimizer=build_optimizer(groups, config.optim, config.learning_rate, arithmetic.device),
         slots=slots_of(config.optim),
         arithmetic=arithmetic,
+        sees=run.media_reader is not None and not trained_parts(view.model) <= {LLM},
     )
 
 

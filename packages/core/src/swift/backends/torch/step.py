@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,15 @@ def train_step(run: Run, state: TorchState, batch: Batch, objective: Objective) 
         return contextlib.nullcontext()
 
     replica.train()
+    if isinstance(replica, DistributedDataParallel) and state.sees:
+        # DDP waits for a gradient of every trained weight, on every process.
+        batch = replace(batch, touch=frozenset({"image"}))
     sums = accumulate(replica, batch, objective, state.arithmetic, around=around)
+    if state.sees:
+        for parameter in state.trained():
+            # A step without pictures: on several processes stand-ins make the tower's gradient zero, not absent.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
     state.arithmetic.scaler.unscale_(state.optimizer)
     limit = run.config.optim.max_grad_norm or math.inf
     grad_norm = float(torch.nn.utils.clip_grad_norm_(state.trained(), limit))

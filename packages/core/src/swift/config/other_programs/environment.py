@@ -1,4 +1,4 @@
-"""ms-swift's environment variables that set what is an option of an objective here."""
+"""ms-swift's environment variables that set what is an option here."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ OPTIONS_OF: dict[str, dict[str, str]] = {
     },
 }
 """Objective → variable → the option that it sets."""
+MEDIA = {"MAX_PIXELS": "data.max_pixels", "MIN_PIXELS": "data.min_pixels"}
+"""Variable → the key that it sets, whatever the objective is."""
 _SMALLEST_GROUP = "LISTWISE_RERANKER_MIN_GROUP_SIZE"
 
 
 def set_by_environment(merged: dict[str, Assignment], environment: Mapping[str, str]) -> list[str]:
-    """Set what variables ask of the objective and neither flags nor files set; return a line for each variable."""
+    """Set what variables ask and neither flags nor files set; return a line for each variable."""
     objective, loss = merged.get("objective.name"), merged.get("objective.loss")
-    notes = []
+    notes = [_set(merged, environment, variable, key) for variable, key in MEDIA.items() if environment.get(variable)]
     options = OPTIONS_OF.get("" if objective is None else str(objective.value), {})
     if "LISTWISE_RERANKER_TEMPERATURE" in options and environment.get(_SMALLEST_GROUP, "2") not in ("", "2"):
         raise ConfigError(
@@ -49,9 +51,14 @@ def set_by_environment(merged: dict[str, Assignment], environment: Mapping[str, 
             continue
         if variable.startswith("INFONCE_") and loss is not None and loss.value != "infonce":
             notes.append(f"{variable} has no effect: the loss is {loss.value}.")
-        elif key in merged:
-            notes.append(f"{variable} has no effect: {merged[key].source} sets {key}.")
         else:
-            merged[key] = Assignment(value, f"the environment variable {variable}")
-            notes.append(f"{variable} sets --{key} {value}, which is the flag for it.")
+            notes.append(_set(merged, environment, variable, key))
     return notes
+
+
+def _set(merged: dict[str, Assignment], environment: Mapping[str, str], variable: str, key: str) -> str:
+    """Set a key by a variable unless it is set already, and say so."""
+    if key in merged:
+        return f"{variable} has no effect: {merged[key].source} sets {key}."
+    merged[key] = Assignment(environment[variable], f"the environment variable {variable}")
+    return f"{variable} sets --{key} {environment[variable]}, which is the flag for it."

@@ -1,6 +1,6 @@
-"""Flags of GRPO and its family in TRL and ms-swift: those that set an option here, and what the others mean.
+"""Flags of GRPO and its family, PPO and GKD elsewhere: those that set an option here, and what the others mean.
 
-The options are those of the objective `grpo`, which is a plugin; they have TRL's and ms-swift's names.
+The options are those of the objectives `grpo`, `ppo` and `gkd`, plugins that have TRL's and ms-swift's names for them.
 """
 
 from __future__ import annotations
@@ -29,35 +29,56 @@ OPTIONS: Mapping[str, Arity] = {
             "repetition_max_penalty", "soft_max_length", "soft_cache_length", "reward_timeout", "reward_workers",
             "reward_memory", "reward_retries", "reward_on_error", "reward_max_failed", "max_resample_times",
             "log_ratio_clamp", "kl_log_ratio_clamp", "kl_clamp", "lone_answer", "whiten_variance",
-            "rollout_importance_sampling_min", "rollout_importance_sampling_aggregate",
+            "rollout_importance_sampling_min", "rollout_importance_sampling_aggregate", "environment",
+            "environment_weight", "max_turns", "completion_length_limit_scope", "environment_timeout",
+            "episode_timeout", "template_drift",
+            "num_ppo_epochs", "num_mini_batches", "gamma", "lam", "kl_coef", "kl_target", "kl_horizon",
+            "missing_eos_penalty", "cliprange", "cliprange_value", "vf_coef", "critic_model", "critic_lr",
+            "critic_warmup",
+            "teacher_model", "teacher_adapters", "teacher_engine", "teacher_dtype", "teacher_device",
+            "teacher_batch_size", "lmbda", "sft_alpha", "divergence_temperature",
         ),
         "value",
     ),
     **dict.fromkeys(
         (
             "kl_in_reward", "use_bias_correction_kl", "overlong_filter", "log_entropy", "dynamic_sample",
-            "leave_one_out",
+            "leave_one_out", "whiten_rewards", "seq_kd",
         ),
         "switch",
     ),
     **dict.fromkeys(("stop_words", "reward_funcs", "reward_weights", "reward_model", "external_plugins"), "list"),
-    **dict.fromkeys(("reward_options", "rollout_options"), "mapping"),
+    **dict.fromkeys(("reward_options", "rollout_options", "environment_options", "teacher_options"), "mapping"),
 }  # fmt: skip
-"""Options of `grpo` that are flags under their own name, and how many values they take."""
+"""Options of `grpo`, `ppo` and `gkd` that are flags under their own name, and how many values they take."""
 
 RENAMED: Mapping[str, str] = {
+    "teacher_model_name_or_path": "teacher_model",
+    "max_new_tokens": "max_completion_length",
     "tau_pos": "sapo_temperature_pos",
     "tau_neg": "sapo_temperature_neg",
     "mask_truncated_completions": "overlong_filter",
+    "gym_env": "environment",
     "off_policy_mask_threshold": "off_policy_sequence_mask_delta",
     "vllm_importance_sampling_mode": "rollout_importance_sampling_mode",
     "vllm_importance_sampling_cap": "rollout_importance_sampling_threshold",
     "vllm_importance_sampling_clip_max": "rollout_importance_sampling_threshold",
     "vllm_importance_sampling_clip_min": "rollout_importance_sampling_min",
+    "response_length": "max_completion_length",
 }
-"""Flag of another program → the option of `grpo` that it is."""
+"""Flag of another program → the option that it is."""
 OWN_OPTIONS = frozenset(
-    {*OPTIONS, *RENAMED.values(), "scale_rewards", "top_k", "steps_per_generation", "loss_type"} - {"temperature"}
+    {
+        *OPTIONS,
+        *RENAMED.values(),
+        "scale_rewards",
+        "top_k",
+        "steps_per_generation",
+        "loss_type",
+        "teacher_model_server",
+        "gkd_logits_topk",
+    }
+    - {"temperature", "gamma"}
 )
 """Options that no objective of core has, so that their flags belong to online learning."""
 LOSSES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo", "bnpo")
@@ -74,12 +95,7 @@ LOSSES_ELSEWHERE = {
 }
 
 _SCALES = {"true": "group", "false": "none"}
-_ONE_ANSWER = "a prompt has one answer here; conversations of several turns and tools are not there yet."
-_CRITIC = Refused("learning with a critic (PPO) is not implemented.", "From rewards: swift rlhf --rlhf_type grpo")
-_TEACHER = Refused(
-    "distillation is not implemented.",
-    "Write answers of the larger model with swift infer, and learn them with swift sft.",
-)
+_TOOLS = "tools belong to an environment, which says what they return."
 _OTHER_METHOD = "this method is not implemented."
 _MEMORY = NotNeeded("it is about memory: the engine keeps its own between rounds, as much as the engine's options say")
 _ALL_KEPT = NotNeeded("every round is kept whole, with its prompts, answers and rewards, in RUN/rollouts")
@@ -111,6 +127,14 @@ def _top_k(_source: str, value: Any) -> Settings:
     return {"objective.top_k": 0 if str(value).lower() in ("-1", "none", "null") else value}
 
 
+def _top_tokens(_source: str, value: Any) -> Settings:
+    return {"objective.gkd_logits_topk": 0 if str(value).lower() in ("none", "null") else value}
+
+
+def _addresses(_source: str, value: Any) -> Settings:
+    return {"objective.teacher_model_server": ",".join(str(each) for each in value)}
+
+
 def _correction(source: str, value: Any) -> Settings:
     if as_switch(value, source):
         return {NOTE: "is not needed: engines other than the one in this process are corrected by token_truncate."}
@@ -125,6 +149,13 @@ def _no_dropout(source: str, value: Any) -> Settings:
     if not as_switch(value, source):
         return {}
     return {"tuner.dropout": 0.0, NOTE: "is tuner.dropout 0; dropout of a model's own is that of its config.json."}
+
+
+def _scheduler(_source: str, value: Any) -> Settings:
+    """Take a scheduler of turns for the environment; ms-swift's own for gym environments does what is done anyway."""
+    if value == "gym_scheduler":
+        return {NOTE: "gym_scheduler is not needed: --gym_env names the environment."}
+    return {"objective.environment": value}
 
 
 def _request(name: str) -> Translation:
@@ -144,6 +175,8 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("scale_rewards",), "objective.scale_rewards", "value", _scale),
     (("multi_objective_aggregation",), "objective.scale_rewards", "value", _aggregation),
     (("top_k",), "objective.top_k", "value", _top_k),
+    (("gkd_logits_topk",), "objective.gkd_logits_topk", "value", _top_tokens),
+    (("teacher_model_server",), "objective.teacher_model_server", "list", _addresses),
     (
         ("vllm_importance_sampling_correction",),
         "objective.rollout_importance_sampling_mode",
@@ -155,6 +188,8 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("shuffle_dataset",), "data.shuffle", "switch", lambda source, value: {"data.shuffle": as_switch(value, source)}),
     (("max_prompt_length",), "data.max_length", "value", _request("max_prompt_length")),
     *(((name,), _OF_NO_KEY, "value", _request(name)) for name in ("steps_per_generation", "generation_batch_size")),
+    (("multi_turn_scheduler",), "objective.environment", "value", _scheduler),
+    (("use_gym_env",), "objective.environment", "switch", _request("use_gym_env")),
     (("use_vllm",), "objective.rollout_engine", "switch", _request("use_vllm")),
     (("vllm_mode",), "objective.rollout_engine", "value", _request("vllm_mode")),
     *(((name,), "objective.rollout_engine", "list", _request(name)) for name in _SERVER),
@@ -199,12 +234,31 @@ ROWS: dict[tuple[str, ...], Meaning] = {
         "chord_sft_per_device_train_batch_size", "chord_enable_phi_function", "chord_mu_warmup_steps",
         "chord_mu_decay_steps", "chord_mu_peak", "chord_mu_valley",
     ): _OF_ANOTHER,
-    ("teacher_model", "teacher_adapters", "teacher_model_server"): _TEACHER,
-    ("teacher_kl_coef", "teacher_tag_key", "offload_teacher_model"): _OF_ANOTHER,
-    (
-        "num_ppo_epochs", "num_mini_batches", "whiten_rewards", "kl_coef", "cliprange", "vf_coef", "cliprange_value",
-        "lam", "missing_eos_penalty",
-    ): _CRITIC,
+    ("local_rollout_forward_batch_size", "num_sample_generations"): NotNeeded(
+        "it changes speed, or what is printed; every round is kept whole in RUN/rollouts"
+    ),
+    ("value_model", "value_model_path"): Refused("the critic has a flag of its own.", "Type --critic_model MODEL"),
+    ("teacher_kl_coef",): Refused(
+        "what a teacher says is a loss of its own here, and no part of a reward.",
+        "Leave it out, and type --rlhf_type gkd --lmbda 1 --beta 1: KL(student || teacher) of the student's answers",
+    ),
+    ("teacher_tag_key",): Refused("a run has one teacher.", "Train one run per teacher, each on its own rows."),
+    ("offload_teacher_model",): NotNeeded(
+        "the teacher stays where it is; --teacher_device cpu or --teacher_model_server keep it off the GPU"
+    ),
+    ("teacher_deepspeed", "teacher_model_type"): NotNeeded(
+        "a teacher is loaded by an inference engine, which reads the folder"
+    ),
+    ("teacher_model_revision",): Default(
+        ("none", "null"), "the newest one is taken", "of a hub the newest revision is read.", "Download it first."
+    ),
+    ("teacher_model_init_kwargs",): Default(
+        ("{}", "none", "null"),
+        "the teacher is loaded as its folder says",
+        "each setting has a flag of its own.",
+        "Type --teacher_dtype bfloat16, --teacher_device cuda or --teacher_options {...}",
+    ),
+    ("use_liger_gkd_loss",): NotNeeded("the logits of all tokens are never in memory at once"),
     ("sync_ref_model",): off("the reference is the model that training begins with.", "Leave it out."),
     ("ref_model_mixup_alpha", "ref_model_sync_steps"): _OF_ANOTHER,
     ("reward_adapters",): Refused(
@@ -218,14 +272,10 @@ ROWS: dict[tuple[str, ...], Meaning] = {
         "what a reward model returns is the reward.",
         "To make another number of it, write a reward: --external_plugins FILE.py --reward_funcs NAME",
     ),
-    ("multi_turn_scheduler", "gym_env"): Refused(_ONE_ANSWER, "Leave it out."),
-    ("use_gym_env",): off(_ONE_ANSWER, "Leave it out."),
-    ("max_turns",): Default(("1", "none", "null"), "a prompt has one answer", _ONE_ANSWER, "Leave it out."),
     ("max_tool_calling_iterations",): Default(
-        ("0", "none", "null"), "a prompt has one answer", _ONE_ANSWER, "Leave it out."
+        ("0", "none", "null"), "a prompt has one answer", _TOOLS, "Type --environment FILE.py:CLASS --max_turns 5"
     ),
-    ("completion_length_limit_scope",): NotNeeded("a prompt has one answer, which is as long as max_completion_length"),
-    ("vllm_server_pass_dataset",): off(_ONE_ANSWER, "Leave it out."),
+    ("vllm_server_pass_dataset",): NotNeeded("environments and rewards see all columns of the row"),
     ("vllm_structured_outputs_regex", "vllm_guided_decoding_regex", "structured_outputs_regex"): Refused(
         "answers are drawn from all tokens, as the policy that learns them.",
         "Leave it out; a reward can ask for a form: --reward_funcs regex",

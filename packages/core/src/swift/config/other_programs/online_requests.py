@@ -12,6 +12,7 @@ from swift.plugins.known import ENGINE, ENGINE_TITLE, KNOWN, TRANSFORMERS
 from swift.untrusted import parse_json
 
 Merged = dict[str, Assignment]
+_ENVIRONMENT = "objective.environment"
 _ROLLOUT_ENGINE, _STEPS = "objective.rollout_engine", "objective.steps_per_generation"
 _ENGINE_SETTING = "@engine."
 _ANY_ADDRESS = ("0.0.0.0", "::")
@@ -21,10 +22,28 @@ _PORT = 8000
 
 def settle_online(merged: Merged, notes: list[str]) -> None:
     """Replace the requests of flags about rollouts by keys, in place."""
+    _environment(merged, notes)
     _engine(merged, notes)
     _engine_settings(merged, notes)
     _steps(merged, notes)
     _prompts(merged)
+
+
+def _environment(merged: Merged, notes: list[str]) -> None:
+    """Check that a gym environment is named where one is to be used."""
+    use = merged.pop("@use_gym_env", None)
+    if use is None:
+        return
+    named = merged.get(_ENVIRONMENT)
+    if as_switch(use.value, use.source):
+        if named is None or named.value is None:
+            raise ConfigError(
+                f"{use.source} names no environment.",
+                hint="Type --gym_env NAME; a row's env_config may name another in its `name`.",
+            )
+    elif named is not None:
+        del merged[_ENVIRONMENT]
+        notes.append(f"{named.source} has no effect: {use.source} is false.")
 
 
 def _engine(merged: Merged, notes: list[str]) -> None:

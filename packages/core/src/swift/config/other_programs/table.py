@@ -48,6 +48,12 @@ LOOP: Rows = {
         "the accuracy while training counts tokens.",
         "For whole answers, after the run: swift eval RUN --dataset FILE --metric accuracy",
     ),
+    ("metric",): Default(
+        ("acc", "none"),
+        "token_acc is always measured",
+        "training measures the loss and the accuracy of tokens, and writes no answers to compare.",
+        "After the run: swift eval RUN --dataset FILE",
+    ),
     ("average_tokens_across_devices",): Default(
         ("true",),
         "the loss is divided once, by the weight of all tokens of a step over all processes",
@@ -88,12 +94,15 @@ LOOP: Rows = {
         "To save memory recompute them: --gradient_checkpointing true",
     ),
     ("vit_gradient_checkpointing", "vit_gradient_checkpointing_kwargs"): NotNeeded(
-        "swift trains text models, which have no vision tower; --gradient_checkpointing true is for their layers"
+        "--gradient_checkpointing true is for the layers of a tower too"
     ),
 }
 
 OPTIMIZER: Rows = {
     ("use_galore",): off("GaLore is not implemented.", _LITTLE_MEMORY),
+    ("galore_rank", "galore_target_modules", "galore_update_proj_gap", "galore_scale", "galore_proj_type"): NotNeeded(
+        "GaLore is off"
+    ),
     ("use_badam",): off("BAdam is not implemented.", _LITTLE_MEMORY),
     ("use_lomo", "use_apollo", "use_adam_mini"): off("this optimizer is not implemented.", _LITTLE_MEMORY),
     ("use_muon",): off("Muon is not implemented.", "Leave it out for --optim adamw."),
@@ -105,8 +114,8 @@ OPTIMIZER: Rows = {
         "For AdamW: --adam_beta1 0.9 --adam_beta2 0.95 --adam_epsilon 1e-8; all: swift sft --help",
     ),
     ("vit_lr", "aligner_lr"): Refused(
-        "swift trains text models, which have no vision tower and no aligner.",
-        "Leave it out; --learning_rate is for all.",
+        "tower, aligner and language model learn at one rate.",
+        "Leave it out; --learning_rate is for all, and --freeze_vit true leaves the tower as it is.",
     ),
     ("embedding_lr", "embedding_learning_rate", "embedding_lr_scale"): Refused(
         "all weights have one learning rate (with LoRA+, the adapters' B have a larger one).",
@@ -201,9 +210,7 @@ TEMPLATE: Rows = {
     ("response_prefix",): Refused(
         "answers begin as the chat template writes them.", "Type --chat_template FILE.jinja with one of your own."
     ),
-    ("norm_bbox", "max_pixels", "image_max_pixels", "video_max_pixels"): NotNeeded(
-        "swift trains text models, which see no images"
-    ),
+    ("norm_bbox", "video_max_pixels"): NotNeeded("neither boxes nor videos are learned from yet"),
     ("default_padding_side", "padding_side"): NotNeeded("padding has no part in the loss"),
     ("pad_to_multiple_of",): NotNeeded("padding has no part in the loss"),
 }
@@ -252,12 +259,6 @@ MODEL: Rows = {
         "a model is loaded as its config.json says",
         "a model is loaded as its config.json says.",
         "Change the config.json in the model's folder; precision and attention: --torch_dtype, --attn_impl",
-    ),
-    ("freeze_vit", "freeze_aligner", "freeze_vision_tower", "freeze_multi_modal_projector"): NotNeeded(
-        "swift trains text models, which have no vision tower"
-    ),
-    ("freeze_llm", "freeze_language_model"): off(
-        "nothing would be left to train in a text model.", "Some weights: --train_type full --freeze_parameters PATTERN"
     ),
     ("freeze_trainable_layers",): Default(
         ("0", "0.0"),

@@ -201,7 +201,10 @@ TRAIN_TYPES: dict[str, Settings] = {
     "rslora": {"tuner.kind": "lora", "tuner.rslora": True},
     "pt": {"objective.name": "pt"},
     "cpt": {"objective.name": "pt"},
-    **{name: {"objective.name": name} for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo")},
+    **{
+        name: {"objective.name": name}
+        for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo", "ppo", "gkd")
+    },
 }
 TASKS: dict[str, Settings] = {
     **{name: {"model.task": name} for name in ("causal_lm", "seq_cls", "embedding", "reward", "value")},
@@ -260,7 +263,9 @@ STATEFUL = ("reduce_lr_on_plateau", "greedy")
 OPTIMIZERS: dict[str, Settings] = {
     **{name: {"optim.name": "adamw"} for name in ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adam")},
     **{name: {"optim.name": "adamw_8bit"} for name in ("adamw_8bit", "adamw_bnb_8bit")},
-    "adafactor": {"optim.name": "adafactor"},
+    **{name: {"optim.name": "adamw_4bit"} for name in ("adamw_4bit", "adamw_torch_4bit")},
+    **{name: {"optim.name": "lion"} for name in ("lion", "lion_32bit")},
+    **{name: {"optim.name": name} for name in ("adafactor", "muon", "sgd")},
 }
 LOSS_SCALES: dict[str, Settings] = {
     "default": {"data.loss_on": "assistant"},

@@ -13,7 +13,8 @@ ENGINE_OPTIONS = {f"vllm_{name}": name for name in ENGINE_SETTINGS}
 """Flags of other programs for a setting of vLLM → the setting's own name."""
 _KERNELS = "Type --attn_impl flash_attn (FlashAttention 2), or leave it out for the fastest that this machine has."
 _OPTIMIZERS = (
-    "Type --optim adamw, adamw_8bit or adafactor; a plugin can bring another: docs/how-to/write-an-optimizer.md"
+    "Type --optim adamw, adamw_8bit, adamw_4bit, adafactor, muon, lion or sgd; a plugin can bring another: "
+    "docs/how-to/write-an-optimizer.md"
 )
 _TUNERS = (
     "Type --train_type lora (or dora, rslora, qlora) or full; a plugin can bring another: docs/how-to/write-a-tuner.md"
@@ -59,7 +60,7 @@ OPTIMIZERS_ELSEWHERE = {
     ),
     **dict.fromkeys(
         (
-            "muon", "lion", "lion_8bit", "lion_32bit", "sgd", "rmsprop", "adagrad", "adalomo", "lomo", "grokadamw",
+            "lion_8bit", "rmsprop", "adagrad", "adalomo", "lomo", "grokadamw",
             "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "q_galore_adamw8bit", "apollo_adamw",
             "schedule_free_adamw", "schedule_free_sgd", "ademamix", "ademamix_8bit", "adamw_anyprecision",
             "adamw_apex_fused", "adam_mini", "came_pytorch", "stable_adamw", "dion",
@@ -79,7 +80,6 @@ TUNERS_ELSEWHERE = {
         "there is no tuner of this name; some of the weights are trained by --train_type full and patterns.",
         "Type --train_type full --trainable_parameters model.layers.27. lm_head",
     ),
-    "ppo": Refused("learning with a critic is not implemented.", "From rewards: swift rlhf --rlhf_type grpo"),
 }  # fmt: skip
 TASKS_ELSEWHERE = {
     "prm": Refused(

@@ -70,7 +70,7 @@ _SAMPLING: Rows = {
         ("1",),
         "a question gets one answer",
         "A question gets one answer.",
-        "Repeat --prompt with --temperature 1: each repetition draws on its own.",
+        "Several, of which the best are kept: swift sample MODEL --dataset FILE --num_return_sequences 8",
     ),
     ("logprobs",): off("Answers are written as text alone.", _SERVER_SAMPLES),
     ("top_logprobs",): Default(_ZERO, "that is off anyway", "Answers are written as text alone.", _SERVER_SAMPLES),
@@ -158,6 +158,19 @@ _SERVE: Rows = {
     ("merge_lora",): NotNeeded("adapters are served next to their model, by name"),
     ("system",): Refused("Requests bring their system message.", "Put it into the messages of a request."),
 }
+_SAMPLE: Rows = {
+    ("resume",): NotNeeded("the same command always continues an interrupted one"),
+    ("num_sampling_batch_size",): NotNeeded("every answer is kept as soon as it is drawn; --batch_size has answers"),
+    ("num_sampling_batches",): Refused("The number of prompts stands behind the name.", "Type --dataset FILE#200"),
+    ("sampler_type",): Default(
+        ("sample",),
+        "answers are drawn by the model that is named",
+        "Answers of a larger model are drawn like any other.",
+        "Leave it out, and name the larger model, or its server: swift sample --engine http://HOST:PORT",
+    ),
+    ("dataset_shuffle",): NotNeeded("rows are written in the order of the data set"),
+    ("stream",): NotNeeded("answers go to files"),
+}
 
 TOPICS: Mapping[str, Rows] = {
     "Models and the hub (verbs that do not train)": _HUB,
@@ -167,13 +180,15 @@ TOPICS: Mapping[str, Rows] = {
     "swift eval": _EVAL,
     "swift export and merge-lora": _EXPORT,
     "swift serve": _SERVE,
+    "swift sample": _SAMPLE,
 }
 """Heading in the documentation → rows."""
-_HUB_TOPIC, _LOAD_TOPIC, _ANSWERS, _QUESTIONS, _EVAL_TOPIC, _EXPORT_TOPIC, _SERVE_TOPIC = TOPICS
+_HUB_TOPIC, _LOAD_TOPIC, _ANSWERS, _QUESTIONS, _EVAL_TOPIC, _EXPORT_TOPIC, _SERVE_TOPIC, _SAMPLE_TOPIC = TOPICS
 TOPICS_OF_VERBS: Mapping[str, tuple[str, ...]] = {
     "infer": (_HUB_TOPIC, _LOAD_TOPIC, _ANSWERS, _QUESTIONS),
     "chat": (_HUB_TOPIC, _LOAD_TOPIC, _ANSWERS),
     "eval": (_HUB_TOPIC, _LOAD_TOPIC, _ANSWERS, _QUESTIONS, _EVAL_TOPIC),
+    "sample": (_HUB_TOPIC, _LOAD_TOPIC, _ANSWERS, _QUESTIONS, _SAMPLE_TOPIC),
     "export": (_HUB_TOPIC, _EXPORT_TOPIC),
     "merge-lora": (_HUB_TOPIC, _EXPORT_TOPIC),
     "serve": (_HUB_TOPIC, _SERVE_TOPIC),

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swift.config.tasks import CAUSAL_LM
 from swift.errors import ModelError, SwiftError
 from swift.terminal import waiting
 
@@ -41,6 +42,8 @@ class EngineQuestion:
     dtype: str = "auto"
     max_length: int | None = None
     trust_remote_code: bool = False
+    task: str = CAUSAL_LM
+    """A model of another one is asked for its scores or vectors instead."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -51,6 +54,7 @@ class Answers:
     logps: list[list[float]]
     greedy: list[list[int]]
     greedy_logps: list[list[float]]
+    vectors: list[list[float]] = field(default_factory=list)
 
 
 def ask_engine(question: EngineQuestion, *, timeout: float = 3600.0) -> Answers:
@@ -114,7 +118,7 @@ def main() -> int:
 
 def _answer(question: EngineQuestion) -> Answers:
     from swift.contracts import EngineRequest, Sampling
-    from swift.plugins.inference import open_inference
+    from swift.plugins.inference import open_inference, outputs_of
     from swift.plugins.load import load_engine
 
     request = EngineRequest(
@@ -123,10 +127,14 @@ def _answer(question: EngineQuestion) -> Answers:
         dtype=question.dtype,
         max_length=question.max_length,
         trust_remote_code=question.trust_remote_code,
+        task=question.task,
         options=question.options,
     )
     engine = open_inference(load_engine(question.engine), request)
     try:
+        if question.task != CAUSAL_LM:
+            outputs = dict(outputs_of(engine, question.prompts))
+            return Answers([], [], [], [outputs[index] for index in range(len(question.prompts))])
         scores = dict(engine.score(question.prompts))
         said = dict(engine.generate(question.prompts, Sampling(max_new_tokens=question.max_new_tokens)))
     finally:

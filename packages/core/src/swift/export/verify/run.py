@@ -22,6 +22,7 @@ from swift.export.verify.compare import Account, account_of_module, compare, tol
 from swift.export.verify.reference import Reference, module_vectors
 from swift.export.verify.rendering import compare_rendering
 from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
+from swift.models.classes import auto_class
 from swift.models.heads import class_of_task, loads_in_transformers
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -156,10 +157,10 @@ def reload(folder: Path, source: ModelSource) -> torch.nn.Module:
 
 def _loader(source: ModelSource) -> Any:
     """Return the class by which users load a model of this task."""
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModel, AutoModelForSequenceClassification
 
     task = task_of(source)
     if task in HEADED and not loads_in_transformers(source.config):
         return class_of_task(source.config, task)
-    autos = {CAUSAL_LM: AutoModelForCausalLM, EMBEDDING: AutoModel}
+    autos = {CAUSAL_LM: auto_class(source.config), EMBEDDING: AutoModel}
     return autos.get(task, AutoModelForSequenceClassification)

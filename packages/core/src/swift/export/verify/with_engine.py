@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from swift.config.tasks import CAUSAL_LM
 from swift.errors import ExportError, ModelError
 from swift.export.verify.compare import Account, Tolerance, compare
 from swift.export.verify.reference import Reference
 from swift.plugins.discover import list_plugins
 from swift.plugins.known import ENGINE, ENGINE_TITLE, install_command
+from swift.plugins.load import load_engine
 
 _LENGTH = 16
 
@@ -20,6 +22,13 @@ def engine_is_there() -> bool:
     """Return whether the engine and the plugin that speaks to it are installed."""
     names = {entry.name for entry in list_plugins("swift.engines") if entry.allowed}
     return ENGINE in names and importlib.util.find_spec(ENGINE) is not None
+
+
+def engine_returns(task: str) -> bool:
+    """Return whether the engine can be asked for what models of a task return; True where it is not installed."""
+    if task == CAUSAL_LM or not engine_is_there():
+        return True
+    return task in (getattr(load_engine(ENGINE).object, "tasks", None) or ())
 
 
 def compare_by_engine(
@@ -31,9 +40,10 @@ def compare_by_engine(
     required: bool,
     say: Callable[[str], None],
     base: Path | None = None,
+    task: str = CAUSAL_LM,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Compare and return the report; `ExportError` names the first token that differs.
+    """Compare and return the report; `ExportError` names the first token, score or number of a vector that differs.
 
     Where the engine cannot load the folder, that is an error if the export is meant for it (`required`), and
     a note if not.
@@ -54,6 +64,7 @@ def compare_by_engine(
         dtype=dtype,
         max_length=max(map(len, reference.prompts)) + _LENGTH,
         trust_remote_code=trust_remote_code,
+        task=task,
         options={"enforce_eager": True},
     )
     try:
@@ -63,7 +74,7 @@ def compare_by_engine(
             raise ExportError(f"{ENGINE_TITLE} does not load the export. {error.message}", hint=error.hint) from error
         say(f"{ENGINE_TITLE} could not be asked: {error.message}")
         return {"asked": False, "reason": error.message}
-    account = Account(ENGINE_TITLE, said.logps, said.greedy, said.greedy_logps)
+    account = Account(ENGINE_TITLE, said.logps, said.greedy, said.greedy_logps, said.vectors)
     cause = (
         "transformers agrees with the training state. "
         f"Report it with this model's config.json and {ENGINE_TITLE}'s version."

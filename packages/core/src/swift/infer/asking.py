@@ -1,4 +1,4 @@
-"""Shared parts of `swift infer`, `chat` and `eval`: checks of options, a conversation, answers into a file."""
+"""Shared parts of verbs that ask a model: checks of options, a conversation, answers into a file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import UsageError
-from swift.infer.options import ModelOptions, QuestionOptions, SamplingOptions, is_address
+from swift.infer.options import AnsweringOptions, ModelOptions, QuestionOptions, SamplingOptions, is_address
 from swift.plugins.known import ENGINE, ENGINE_TITLE, TRANSFORMERS, TRANSFORMERS_OPTIONS
 from swift.terminal import IMPORTING, print_note, waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from swift.contracts import Sampling
@@ -104,22 +105,23 @@ def talk(options: ModelOptions, sampling: Sampling) -> int:
     return 0
 
 
-class AskingOptions(QuestionOptions, ModelOptions):
-    """Options of a verb that asks many questions."""
+class AskingOptions(QuestionOptions, AnsweringOptions):
+    """Options of a verb that asks many questions, or scores many texts."""
 
 
 def answer_into(
     result: Path,
-    options: AskingOptions,
+    options: AnsweringOptions,
     sampling: Sampling,
     questions: Asked,
     *,
-    metric: str | None = None,
+    further: Mapping[str, Any] | None = None,
     line: LineOf | None = None,
 ) -> None:
     """Answer into a file. Questions that it answers already are not asked again; with none left, no model is loaded.
 
-    Files in which answers are judged by a `metric`, each on a `line`, are not mixed with others.
+    Files of other `further` settings, the metric by which answers are judged say, are not mixed; `line` makes what is
+    written of an answer.
     """
     from swift.infer.batch import write_answers
     from swift.infer.journal import Journal
@@ -139,7 +141,7 @@ def answer_into(
         "top_p": sampling.top_p,
         "seed": sampling.seed,
         **_further(options, sampling),
-        **({} if metric is None else {"metric": metric}),
+        **(further or {}),
     }
     with Journal(result, questions, settings, overwrite=options.overwrite) as journal:
         left = len(journal.left())
@@ -167,7 +169,7 @@ def answer_into(
     print_note(f"{left} {'answer' if left == 1 else 'answers'} written to {result}{ending}")
 
 
-def _further(options: AskingOptions, sampling: Sampling) -> dict[str, Any]:
+def _further(options: AnsweringOptions, sampling: Sampling) -> dict[str, Any]:
     """Return the settings that say something; files of answers that were made without them are continued."""
     settings = {
         "top_k": sampling.top_k,
