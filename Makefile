@@ -19,16 +19,16 @@ demo: setup ## Train, resume, export and question a tiny model, on the CPU
 	@$(BIN)/swift demo
 
 test: check ## Before every commit: ruff, mypy, import rules, generated pages, and the tests that are quick
-	@$(BIN)/python -m pytest -n 3 -m "not full" --times=build/test-times/quick.txt
+	@$(BIN)/python -m pytest -n 4 -m "not full" --times=build/test-times/quick.txt
 
 test-all: check ## The same, and all other tests: further layouts and variants, whole commands, vLLM; what CI runs
-	@$(BIN)/python -m pytest -n 3 --times=build/test-times/all.txt
+	@$(BIN)/python -m pytest -n 4 --times=build/test-times/all.txt
 
 test-vllm: setup ## Of all tests, what starts a real vLLM: serving, engines, quantised exports, from training to an answer
 	@$(BIN)/python -m pytest -n 2 -m vllm --times=build/test-times/vllm.txt
 
-conformance: setup ## The conformance kit on every backend, with every case in every layout
-	@SWIFT_WHOLE_KIT=1 $(BIN)/python -m pytest tests -k "conformance or catches"
+conformance: setup ## The conformance kit on every backend, with every case in every layout, and compiled QLoRA
+	@SWIFT_WHOLE_KIT=1 $(BIN)/python -m pytest tests -k "conformance or catches or compiled"
 
 matrix: setup ## Every engine's checkpoint resumed on every engine; writes docs/reference/resume-matrix.md
 	@SWIFT_WHOLE_MATRIX=1 SWIFT_MATRIX_RESULTS=docs/reference/resume-matrix.json $(BIN)/python -m pytest tests/engines/test_matrix.py

@@ -12,6 +12,7 @@ from against_torch import (
     CENTRED,
     CLASSES,
     COMPILED,
+    COMPILED_QLORA,
     GPT2,
     LABELLED,
     LISTWISE,
@@ -26,6 +27,7 @@ from against_torch import (
     assert_equal,
     run_pairs,
 )
+from kit_cases import WHOLE_KIT
 from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
@@ -70,6 +72,11 @@ PAIRS = {
         }
     ),
     "compiled, zero 2": replace(COMPILED, settings={**COMPILED.settings, **TWO}),
+    **(
+        {"compiled, bnb-nf4, zero 2": replace(COMPILED_QLORA, settings={**COMPILED_QLORA.settings, **TWO})}
+        if WHOLE_KIT
+        else {}
+    ),
     "ulysses of four, packed, zero 3": Pair(settings={"parallel.ulysses": 4, **PACKED, **THREE}, processes=4),
 }
 QUICK = ("qwen3-moe, lora, zero 2", "qwen2, biases, tensor parallel, zero 1")

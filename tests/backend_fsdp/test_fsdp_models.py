@@ -8,6 +8,7 @@ from against_torch import (
     CENTRED,
     CLASSES,
     COMPILED,
+    COMPILED_QLORA,
     GPT2,
     LABELLED,
     LISTWISE,
@@ -22,6 +23,7 @@ from against_torch import (
     assert_equal,
     run_pairs,
 )
+from kit_cases import WHOLE_KIT
 from tiers import selected, tiered
 from tiny_runs import pairs, verdicts
 
@@ -57,6 +59,7 @@ PAIRS = {
     "generative reranker, tensor parallel": Pair(settings={**YES_NO, "parallel.tp": 2}, rows=RERANKED),
     "gathered weights are kept": Pair(settings={"backend.reshard_after_forward": False, "backend.prefetch": 2}),
     "compiled": COMPILED,
+    **({"compiled, bnb-nf4": COMPILED_QLORA} if WHOLE_KIT else {}),
     "every second block recomputed": Pair(
         "Qwen3", {"num_hidden_layers": 4}, {"train.gradient_checkpointing": True, "backend.checkpoint_every": 2}
     ),

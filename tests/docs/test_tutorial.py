@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-from commands import SWIFT, started
+from commands import SWIFT, Run, started
 from pages import DOCS, Command, blocks, commands, missing
 from reader import Reader
 
 FIRST_MODEL = DOCS / "tutorial" / "first-model.md"
 TO_PIPELINE = DOCS / "tutorial" / "prototype-to-pipeline.md"
 SERVE = DOCS / "tutorial" / "train-export-serve-ask.md"
+RETRIEVAL = DOCS / "tutorial" / "retrieval.md"
 REWARDS = DOCS / "tutorial" / "learn-from-rewards.md"
 SERVING = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
@@ -78,14 +79,53 @@ def test_a_reward_of_ones_own_is_learned(tmp_path: Path) -> None:
 @pytest.mark.vllm
 def test_what_was_trained_is_served_and_asked(tmp_path: Path) -> None:
     """The server of the second terminal runs while the commands after it are typed, and ends with Ctrl-C."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    page = tmp_path / SERVE.name
-    page.write_text(SERVE.read_text(encoding="utf-8").replace("8000", port), encoding="utf-8")
+    page = on_free_ports(SERVE, tmp_path, "8000")
+    with serving_readers(tmp_path / "work") as (serve, servers):
+        followed = follow(page, tmp_path / "work", serve=serve)
+        assert followed[-3:] == [["curl", "-s"], ["python", "ask.py"], ["swift", "eval"]]
+        (server,) = servers
+        processes = psutil.Process(server.process.pid).children(recursive=True)
+        server.ctrl_c()
+        assert server.code() == 0
+        assert not any(map(psutil.Process.is_running, processes))
+
+
+@pytest.mark.full
+@pytest.mark.vllm
+@pytest.mark.timeout(1800)
+def test_documents_are_found_and_ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    page = on_free_ports(RETRIEVAL, tmp_path, "8000", "8001")
     folder = tmp_path / "work"
+    with serving_readers(folder) as (serve, servers):
+        followed = follow(page, folder, serve=serve)
+        assert followed[-1] == ["python", "search.py"]
+        assert len(servers) == 2
+    for run, metric, before, after in (("search", "recall_at_1", 0.05, 0.3), ("rank", "mrr", 0.5, 0.9)):
+        log = (folder / "output" / "tiny" / run / "logging.jsonl").read_text().splitlines()
+        found = [line[f"eval_{metric}"] for line in map(json.loads, log) if f"eval_{metric}" in line]
+        assert found[0] < before
+        assert found[-1] > after
+
+
+def on_free_ports(page: Path, folder: Path, *ports: str) -> Path:
+    """A copy of a page in which other ports stand."""
+    text = page.read_text(encoding="utf-8")
+    with ExitStack() as held:
+        for port in ports:
+            probe = held.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            text = text.replace(port, str(probe.getsockname()[1]))
+    copy = folder / page.name
+    copy.write_text(text, encoding="utf-8")
+    return copy
+
+
+@contextmanager
+def serving_readers(folder: Path) -> Iterator[tuple[Callable[[Command], None], list[Run]]]:
+    """What starts the servers of other terminals, and those that it has started; they are ended at last."""
+    servers: list[Run] = []
     with ExitStack() as running:
-        servers = []
 
         def serve(command: Command) -> None:
             server = running.enter_context(started([*SWIFT, *command.words()[1:]], folder, SERVING))
@@ -93,13 +133,7 @@ def test_what_was_trained_is_served_and_asked(tmp_path: Path) -> None:
             assert missing(command.shown, server.output) == [], server.output
             servers.append(server)
 
-        followed = follow(page, folder, serve=serve)
-        assert followed[-3:] == [["curl", "-s"], ["python", "ask.py"], ["swift", "eval"]]
-        (server,) = servers
-        processes = psutil.Process(server.process.pid).children(recursive=True)
-        server.ctrl_c()
-        assert server.code() == 0
-        assert not any(map(psutil.Process.is_running, processes))
+        yield serve, servers
 
 
 def _last_loss(run: Path) -> float:

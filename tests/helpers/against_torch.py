@@ -64,6 +64,10 @@ class Pair:
 
 
 COMPILED = Pair("Qwen3", {"num_hidden_layers": 1}, {"train.compile": True}, ALIKE, held_out=8)
+COMPILED_QLORA = Pair(
+    "Qwen3", {**WIDE, "num_hidden_layers": 1}, {**LORA, "tuner.quantize": "bnb-nf4", "train.compile": True}, ALIKE,
+    held_out=8,
+)  # fmt: skip
 
 
 def slug(name: str) -> str:

@@ -53,3 +53,66 @@ def test_the_kubernetes_job_runs_the_example_with_one_process_per_gpu() -> None:
         *words, processes = container["command"]
         assert words == ["swift", "sft", "sft.yaml", "--nproc"]
         assert int(processes) == container["resources"]["limits"]["nvidia.com/gpu"]
+
+
+def test_the_example_of_online_learning_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    from swift.cli.main import run
+
+    monkeypatch.chdir(ROOT)
+    assert run(["config", "validate", "examples/grpo.yaml"]) == 0
+
+
+STAND_IN = """#!/bin/bash
+echo "$1 gpus=$CUDA_VISIBLE_DEVICES $*" >> "$SAID"
+if [ "$1" = rollout ]; then
+    trap 'echo "server ended" >> "$SAID"; exit 0' TERM
+    sleep 0.2
+    touch "$(dirname "$SAID")/up-$4"
+    while true; do sleep 0.05; done
+fi
+"""
+"""Of swift: a server answers a little later, and stays until it is told to go; a trainer ends at once."""
+CURL = """#!/bin/bash
+address="${@: -1}"
+port="${address##*:}"
+test -e "$(dirname "$SAID")/up-${port%/health}"
+"""
+
+
+def test_the_slurm_job_of_online_learning_trains_beside_its_servers(tmp_path: Path) -> None:
+    for name, text in (("swift", STAND_IN), ("curl", CURL), ("sleep", '#!/bin/bash\nexec /bin/sleep "0.05"\n')):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    said = tmp_path / "said.txt"
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SAID": str(said),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(8))),
+    }
+    script = ROOT / "examples/slurm/grpo.sbatch"
+    subprocess.run(["bash", str(script)], env=environment, check=True, timeout=60)
+    *servers, trainer, first, second = said.read_text().splitlines()
+    assert sorted(line.partition(" --runtime")[0] for line in servers) == [
+        "rollout gpus=0 rollout qwen3-0.6b --port 8000",
+        "rollout gpus=1 rollout qwen3-0.6b --port 8001",
+    ]
+    assert trainer.startswith("rlhf gpus=2,3,4,5,6,7 rlhf examples/grpo.yaml --model qwen3-0.6b --rollout_engine ")
+    assert "http://127.0.0.1:8000,http://127.0.0.1:8001 " in trainer
+    assert trainer.endswith("--nproc 6")
+    assert (first, second) == ("server ended", "server ended")
+
+
+def test_the_kubernetes_job_of_online_learning_has_trainer_and_servers_in_one_pod() -> None:
+    job = yaml.safe_load((ROOT / "examples/kubernetes/grpo.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    (trainer,) = pod["containers"]
+    words = trainer["command"]
+    named = words[words.index("--rollout_engine") + 1].split(",")
+    for server, address in zip(pod["initContainers"], named, strict=True):
+        port = server["command"][server["command"].index("--port") + 1]
+        assert address == f"http://127.0.0.1:{port}"
+        assert server["startupProbe"]["exec"]["command"][-1] == f"{address}/health"
+        assert server["restartPolicy"] == "Always"
+        assert server["volumeMounts"] == trainer["volumeMounts"]
+    assert len({server["name"] for server in pod["initContainers"]}) == len(named)
+    assert int(words[words.index("--nproc") + 1]) == trainer["resources"]["limits"]["nvidia.com/gpu"]

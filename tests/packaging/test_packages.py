@@ -1,4 +1,4 @@
-"""The six packages: one version, one licence, and dependencies that are declared where they are used."""
+"""The seven packages: one version, one licence, and dependencies that are declared where they are used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_there_are_six_packages() -> None:
+def test_there_are_seven_packages() -> None:
     assert [package.name for package in PACKAGES] == [
         "backend-deepspeed",
         "backend-fsdp",
@@ -32,6 +32,7 @@ def test_there_are_six_packages() -> None:
         "core",
         "export-vllm",
         "rl",
+        "tuning",
     ]
 
 

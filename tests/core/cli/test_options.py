@@ -108,7 +108,7 @@ def test_a_mistake_names_the_flag_as_it_was_typed(options: type[Section], line: 
     ("verb", "line", "sentence"),
     [
         ("infer", "m --num_beams 4", "--num_beams 4 is not possible: Beam search is not there."),
-        ("infer", "m --n 2", "each repetition draws on its own"),
+        ("infer", "m --n 2", "swift sample MODEL --dataset FILE --num_return_sequences 8"),
         ("infer", "m --logprobs true", "A server takes it in its requests"),
         ("infer", "m --device_map balanced", "--tensor_parallel_size 2"),
         ("chat", "m --load_in_4bit true", "--quant w4a16"),

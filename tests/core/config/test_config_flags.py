@@ -49,6 +49,8 @@ MEANINGS: list[tuple[str, dict[str, Any]]] = [
     ("--use_peft false", {"tuner.kind": "full"}),
     ("--finetuning_type full --freeze_parameters model.embed_tokens", {"tuner.freeze": ("model.embed_tokens*",)}),
     ("--train_type full --freeze_parameters '*.mlp.*'", {"tuner.freeze": ("*.mlp.*",)}),
+    ("--freeze_vit false --freeze_aligner true", {"tuner.freeze_vit": False, "tuner.freeze_aligner": True}),
+    ("--freeze_language_model true", {"tuner.freeze_llm": True}),
     (
         "--train_type full --freeze_parameters_ratio 1 --trainable_parameters lm_head model.norm",
         {"tuner.freeze_ratio": 1.0, "tuner.unfreeze": ("lm_head*", "model.norm*")},

@@ -123,7 +123,6 @@ def test_megatrons_names_set_what_they_mean(line: str, meant: dict[str, Any]) ->
         (f"{MEGATRON} --fp8_recipe blockwise", "one recipe"),
         (f"{MEGATRON} --attention_backend flsh", "Did you mean 'flash'"),
         (f"{MEGATRON} --recompute_modules mlpp", "'core_attn', 'mlp'"),
-        ("--freeze_llm true", "nothing would be left"),
         ("--lora_dtype bfloat16", "fp32 weights"),
     ],
 )

@@ -48,7 +48,13 @@ multi_turn_scheduler max_turns completion_length_limit_scope vllm_server_pass_da
 teacher_kl_coef advantage_reweight rlsd_lambda rlsd_reweight_clip_range rlsd_lambda_warmup_steps
 rlsd_lambda_decay_steps rlsd_negative_only sdar_loss_coef sdar_gate_beta real_tau fipo_decay_rate fipo_clip_range
 fipo_clip_high_only fipo_safety_threshold teacher_model teacher_adapters teacher_model_server num_ppo_epochs
-whiten_rewards kl_coef cliprange vf_coef cliprange_value lam missing_eos_penalty num_mini_batches
+offload_teacher_model gkd_logits_topk lmbda seq_kd sft_alpha teacher_deepspeed teacher_model_revision
+teacher_model_type whiten_rewards kl_coef cliprange vf_coef cliprange_value lam missing_eos_penalty num_mini_batches
+offload_teacher_model gkd_logits_topk lmbda seq_kd sft_alpha teacher_deepspeed teacher_model_revision teacher_model_type
+"""
+TRL_GKD = """
+lmbda beta max_new_tokens teacher_model_name_or_path teacher_model_init_kwargs teacher_model_revision seq_kd
+use_liger_gkd_loss disable_dropout temperature
 """
 
 __all__ = ["any_grpo"]
@@ -64,7 +70,7 @@ def options(line: str) -> dict[str, Any]:
     return {name: value for name, value in parsed(line).config.objective.model_dump().items() if name != "name"}
 
 
-@pytest.mark.parametrize("flag", dict.fromkeys((TRL + MS_SWIFT).split()))
+@pytest.mark.parametrize("flag", dict.fromkeys((TRL + TRL_GKD + MS_SWIFT).split()))
 def test_every_flag_of_grpo_elsewhere_is_an_option_a_note_or_a_refusal(flag: str) -> None:
     assert flag in aliases() or other_program(flag) is not None
     assert list(read_flags([f"--{flag.replace('_', '-')}", "1"], training_flags()).flags) == [flag]
@@ -131,12 +137,12 @@ def test_what_has_no_effect_or_another_unit_is_said(line: str, note: str) -> Non
     [
         ("--loss_type vespo", "this loss is not implemented", "--loss_type dapo"),
         ("--loss_type gspo-token", "a flag of its own", "--importance_sampling_level sequence_token"),
-        ("--multi_turn_scheduler x", "conversations of several turns", "Leave it out"),
-        ("--max_turns 3", "a prompt has one answer", "Leave it out"),
+        ("--use_gym_env true", "names no environment", "--gym_env NAME"),
+        ("--max_tool_calling_iterations 3", "tools belong to an environment", "--environment FILE.py:CLASS"),
         ("--min_p 0.1", "by --temperature alone", "Leave it out"),
         ("--entropy_coef 0.01", "a bonus for entropy is not implemented", "Leave it out"),
         ("--sync_ref_model true", "the reference is the model that training begins with", "Leave it out"),
-        ("--teacher_model t", "distillation is not implemented", "swift infer"),
+        ("--teacher_kl_coef 0.1", "a loss of its own here", "--rlhf_type gkd"),
         ("--vllm_mode remote", "is colocate or server", ""),
         (
             "--vllm_mode server --vllm_server_host a b c --vllm_server_port 1 2",
@@ -166,7 +172,7 @@ def test_prompts_are_limited_by_the_limit_of_samples_and_keep_their_end() -> Non
 def test_flags_of_rewards_are_refused_where_the_objective_has_none() -> None:
     for line in ("--num_generations 8", "--reward_funcs accuracy", "--external_plugins plugin.py", "--loss_type dapo"):
         with pytest.raises(
-            ConfigError, match="answers that are generated and rewarded, and the objective is dpo"
+            ConfigError, match="answers that are generated and rewarded, or taught, and the objective is dpo"
         ) as error:
             parsed(line, objective="dpo")
         assert "swift rlhf --rlhf_type grpo" in (error.value.hint or "")

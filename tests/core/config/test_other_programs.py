@@ -188,6 +188,10 @@ WORKS = """
 --optim adamw_8bit
 --optim adamw_bnb_8bit
 --optim adafactor
+--optim muon
+--optim lion_32bit
+--optim sgd
+--optim adamw_torch_4bit
 --adam_beta1 0.9 --adam_beta2 0.999
 --max_grad_norm 0.5 --weight_decay 0
 --label_smoothing_factor 0.1
@@ -252,11 +256,7 @@ NOTED = """
 --check_model false
 --device_map auto
 --low_cpu_mem_usage true
---freeze_vit true
---freeze_aligner true
---freeze_llm false
 --vit_gradient_checkpointing true
---max_pixels 1000
 --norm_bbox none
 --model_kwargs '{}'
 --use_logits_to_keep true
@@ -305,12 +305,8 @@ REFUSED: list[tuple[str, str]] = [
     ("--embedding_lr 1e-5", "--learning_rate"),
     ("--optim paged_adamw_8bit", "--deepspeed zero2_offload"),
     ("--optim paged_adamw_32bit", "--optim adamw_8bit"),
-    ("--optim muon", "write-an-optimizer"),
-    ("--optimizer muon", "write-an-optimizer"),
-    ("--optim lion", "adafactor"),
     ("--optim lion_8bit", "adafactor"),
     ("--optim galore_adamw", "adafactor"),
-    ("--optim sgd", "adafactor"),
     ("--group_by_length true", "--padding_free true"),
     ("--dataloader_drop_last true", "smaller step"),
     ("--interleave_prob 0.5 0.5", "#5000"),
@@ -345,7 +341,6 @@ REFUSED: list[tuple[str, str]] = [
     ("""--rope_scaling '{"rope_type": "yarn", "factor": 4}'""", "config.json"),
     ("--max_model_len 4096", "--max_length"),
     ("""--model_kwargs '{"a": 1}'""", "config.json"),
-    ("--freeze_llm true", "--freeze_parameters"),
     ("--freeze_parameters_ratio 0.5", "--freeze_parameters"),
     ("--freeze_parameters model.embed_tokens", "--tuner.kind full"),
     ("--finetuning_type freeze", "--trainable_parameters"),
@@ -514,7 +509,7 @@ FOREIGN = (
     "use_peft", "fsdp_config", "use_unsloth", "val_size", "mix_strategy", "max_samples", "logging_dir", "add_version",
     "hub_token", "hub_strategy", "ddp_backend", "load_best_model_at_end", "use_galore", "group_by_length",
     "length_column_name", "ddp_timeout", "data_seed", "agent_template", "model_author", "vit_lr", "aligner_lr",
-    "rope_scaling", "max_pixels", "ref_model", "use_hf", "label_names", "log_level", "disable_tqdm", "eval_on_start",
+    "rope_scaling", "ref_model", "use_hf", "label_names", "log_level", "disable_tqdm", "eval_on_start",
     "acc_strategy", "train_on_prompt", "response_template", "max_memory", "task_mode", "use_dft_loss", "lora_dtype",
     "use_cpu", "no_cuda", "fp8", "fp8_recipe", "cached_dataset", "enable_thinking", "load", "attention_backend",
     "moe_permute_fusion", "no_save_optim",
@@ -523,7 +518,7 @@ FOREIGN = (
 
 @pytest.mark.parametrize(("typed", "meant"), SLIPS)
 def test_a_slip_is_answered_with_the_flag_that_was_meant(typed: str, meant: str) -> None:
-    assert nearest_flag(typed, [*aliases(), *core_fields()]) == meant
+    assert f"'--{meant}'" in training_flags().unknown(f"--{typed}").message
 
 
 def test_a_foreign_flag_is_not_answered_with_one_that_only_looks_like_it() -> None:

@@ -35,11 +35,12 @@ def test_labels_of_several_classes_and_numbers_say_what_the_digits_are() -> None
             assert row["label"] == expected([int(c) for c in row["text"] if c.isdigit()])
 
 
-def test_a_query_has_one_right_document_and_seven_that_differ_in_a_digit() -> None:
-    train, test = reranker_rows()
+def test_a_query_has_one_right_document_and_others_that_differ_in_a_digit() -> None:
+    train, test = reranker_rows(rows=1600, negatives=3)
+    assert len(train) == 1600
     for row in train + test:
         assert row["positive"] == [f"It is {row['query']}."]
-        assert len(set(row["negative"])) == 7
+        assert len(set(row["negative"])) == (3 if row in train else 7)
         for wrong in row["negative"]:
             assert sum(a != b for a, b in zip(row["positive"][0], wrong, strict=True)) == 1
 
@@ -66,7 +67,7 @@ def test_random_labels_leave_nothing_to_learn_and_the_held_out_rows_as_they_are(
     texts, test = embedding_rows(random_labels=True)
     assert sum(row["positive"] == answer(int(row["anchor"])) for row in texts) < 20
     assert test == embedding_rows()[1]
-    groups, _ = reranker_rows(random_labels=True)
+    groups, _ = reranker_rows(rows=800, random_labels=True)
     assert sum(row["positive"] == [f"It is {row['query']}."] for row in groups) < 200
 
 

@@ -119,6 +119,9 @@ def outcome(text: str, folder: Path) -> str:
     try:
         run = imported(recipe)
     except NotTrainable as error:
+        if "which is not imported" in error.message:
+            what = error.message.partition(" recipe of ")[2].partition(", which ")[0]
+            return f"refused: type it by hand, [{what}]({what.lower()}.md)"
         if "Python package" in error.message:
             return "refused: its rewards are functions of a Python package"
         return "refused: swift does not have " + error.message.partition(" recipe of ")[2].partition(", which ")[0]

@@ -110,4 +110,4 @@ def test_what_ms_swift_divides_rewards_by_depends_on_the_estimator(estimator: st
 
 def test_what_grpo_does_not_have_here_is_not_carried_over() -> None:
     run, _ = made(f"{MS_SWIFT} --reward_funcs format --multi_turn_scheduler math_tip --loss_type fipo")
-    assert lost(run).keys() == {"multi_turn_scheduler", "loss_type"}
+    assert lost(run).keys() == {"loss_type"}

@@ -180,8 +180,9 @@ def test_a_free_port_is_left_free() -> None:
 def test_both_forms_of_the_cluster_examples_are_scripts_and_jobs() -> None:
     for script in (EXAMPLES / "slurm").glob("*.sbatch"):
         subprocess.run(["bash", "-n", str(script)], check=True)
-        assert "\nsrun swift sft examples/sft.yaml" in script.read_text()
-    for path in (EXAMPLES / "kubernetes").glob("*.yaml"):
+        if script.name != "grpo.sbatch":  # of one machine: tests/packaging/test_examples.py runs it
+            assert "\nsrun swift sft examples/sft.yaml" in script.read_text()
+    for path in (EXAMPLES / "kubernetes").glob("pytorchjob*.yaml"):
         replicas = yaml.safe_load(path.read_text())["spec"]["pytorchReplicaSpecs"]
         assert replicas["Master"]["template"] == replicas["Worker"]["template"]
         (container,) = replicas["Master"]["template"]["spec"]["containers"]

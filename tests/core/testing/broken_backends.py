@@ -372,6 +372,26 @@ class EvaluatesItsSliceOnly(TorchBackend):
         return score(state.view, state.model, batch, objective, state.arithmetic, all_reduce=None)
 
 
+@caught_by("trajectory", "own plan")
+class AnswersWithTheWeightsOfTheStart(TorchBackend):
+    """A pass between two steps sees the model as it was at the first one."""
+
+    start: ClassVar[list[torch.Tensor]] = []
+
+    @hookimpl
+    def swift_forward(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        from swift.backends.torch.step import forward
+
+        weights = [each.data for each in state.view.parameters()]
+        now = [each.clone() for each in weights]
+        self.start.extend(now[len(self.start) :])
+        torch._foreach_copy_(weights, self.start)
+        try:
+            return forward(run, state, batch, objective)
+        finally:
+            torch._foreach_copy_(weights, now)
+
+
 @caught_by("trajectory", "dpo, lora")
 class KeepsAdaptersOnInTheReference(TorchBackend):
     @hookimpl

@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import run_training
 
 from swift.demo.model import write_model
-from swift.demo.scoring import class_rows, reward_rows
+from swift.demo.scoring import SPREAD, class_rows, reward_rows
 
 COMMON: dict[str, Any] = {
     "data.shuffle": True, "data.packing": True, "data.max_length": 1024, "train.micro_batch": 2, "optim.lr": 3e-3,
@@ -49,7 +49,9 @@ def test_the_digits_that_occur_and_their_mean_are_learned(tmp_path: Path) -> Non
 
 @pytest.mark.full
 def test_a_reward_model_tells_a_right_answer_from_one_with_a_wrong_digit(tmp_path: Path) -> None:
-    settings = {"objective.name": "rm", "optim.lr": 2e-3, "train.micro_batch": 3}
-    assert learned(tmp_path, reward_rows(pairs=4800), 300, "rm", **settings)["eval_reward_accuracy"] >= 0.95
-    control = learned(tmp_path, reward_rows(random_labels=True), 60, "swapped", **settings)
+    settings = {"objective.name": "rm", "optim.lr": 2e-3}
+    write_model(tmp_path / "demo", spread=SPREAD)
+    rows = reward_rows(pairs=6000, words=False)
+    assert learned(tmp_path, rows, 250, "rm", **settings)["eval_reward_accuracy"] >= 0.97
+    control = learned(tmp_path, reward_rows(words=False, random_labels=True), 60, "swapped", **settings)
     assert 0.3 < control["eval_reward_accuracy"] < 0.7

@@ -1,0 +1,91 @@
+"""A language model as a reranker on a server: it is asked there what it was asked in training, word for word."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from swift.config.sections import DataSection, ModelSection
+from swift.errors import ModelError, UsageError
+from swift.export.objective import add_files_of_objective
+from swift.infer.find import WeightsLocation
+from swift.infer.yes_no import YesNo
+from swift.serve.options import ServeOptions
+from swift.serve.request import serve_request
+from swift.serve.reranker import asked_for_scores
+from swift.testing.subjects import write_model
+
+RERANKER = "generative_reranker"
+OBJECTIVE = {
+    "name": RERANKER, "positive_token": "y", "negative_token": "n", "instruction": 'Find "it"\n{{ here }}'
+}  # fmt: skip
+TASKS = ("causal_lm", "seq_cls", RERANKER)
+PAIR = [{"role": "query", "content": "colour?"}, {"role": "document", "content": 'blue, {{ or }} "not"'}]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "base")
+
+
+def trained_on(folder: Path, objective: dict[str, Any], system: str | None) -> list[int]:
+    """The tokens of a pair up to the answer, as infer, eval and training make them."""
+    source = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(folder))
+    found: Any = SimpleNamespace(source=source, location=SimpleNamespace(objective=objective))
+    asked = YesNo(found, DataSection(system=system, max_length=4096))
+    return list(asked.tokens(PAIR[0]["content"], PAIR[1]["content"], "a row"))[:-1]
+
+
+def rendered(folder: Path, template: Path) -> list[int]:
+    """The tokens of the pair as a server renders it."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.apply_chat_template(PAIR, chat_template=template.read_text(), tokenize=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("system", [None, "Answer y or n.\tNothing else."])
+def test_a_pair_is_rendered_as_in_training_and_answered_by_its_tokens(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str | None
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = WeightsLocation(ModelSection(path=str(base)), system=system, objective=OBJECTIVE)
+    asked = asked_for_scores(place, base, say=print)
+    assert asked.answers == ("y", "n")
+    assert rendered(base, asked.template) == trained_on(base, OBJECTIVE, system)
+
+
+def test_an_export_says_itself_how_it_is_asked(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "exported"
+    shutil.copytree(base, folder)
+    conversation = [{"role": "user", "content": "colour?"}]
+    before = AutoTokenizer.from_pretrained(folder).apply_chat_template(conversation, tokenize=False)
+    add_files_of_objective(folder, OBJECTIVE, model=None, system="Answer.")
+    assert AutoTokenizer.from_pretrained(folder).apply_chat_template(conversation, tokenize=False) == before
+    assert json.loads((folder / "config.json").read_text())["classifier_from_token"] == ["n", "y"]
+    request = serve_request(ServeOptions(model=str(folder), task_type=RERANKER), tasks=TASKS, say=print)
+    assert (request.task, request.answers) == (RERANKER, ("y", "n"))
+    assert request.chat_template is not None
+    assert rendered(folder, request.chat_template) == trained_on(base, OBJECTIVE, "Answer.")
+    plain = serve_request(ServeOptions(model=str(folder)), tasks=TASKS, say=print)
+    assert (plain.task, plain.answers) == ("causal_lm", None)
+
+
+def test_what_cannot_be_asked_for_a_yes_is_refused(base: Path, tmp_path: Path) -> None:
+    def served(folder: Path, tasks: tuple[str, ...] = TASKS) -> None:
+        serve_request(ServeOptions(model=str(folder), task_type=RERANKER), tasks=tasks, say=print)
+
+    with pytest.raises(UsageError, match=f"does not serve a {RERANKER}"):
+        served(base, ("causal_lm",))
+    headed = tmp_path / "headed"
+    shutil.copytree(base, headed)
+    config = json.loads((headed / "config.json").read_text())
+    (headed / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForSequenceClassification"]}))
+    with pytest.raises(ModelError, match="and has no yes and no to be asked for"):
+        served(headed)
