@@ -26,7 +26,7 @@ import psutil
 
 SWIFT = [sys.executable, "-m", "swift"]
 _MARK = "SWIFT_TEST_RUN"
-_TIMEOUT = 240
+_TIMEOUT = 600
 """Seconds; generous, since machines that run tests are busy."""
 
 
