@@ -25,7 +25,7 @@ from swift_export_vllm.interpreter import find_interpreter
 from swift_export_vllm.known_flags import known_flags
 from swift_export_vllm.supported import architectures, architectures_of
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 """What should be refused and is not would be served for ever."""
 
 
