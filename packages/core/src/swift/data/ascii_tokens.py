@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -55,28 +56,37 @@ class WordTable:
         self._words = re.compile(words, re.ASCII).findall
         letters = ByteLevel(add_prefix_space=False, use_regex=False)
         self._letters = {code: letters.pre_tokenize_str(chr(code))[0][0] for code in range(128)}
-        self._known: dict[str, list[int]] = {}
+        self._tokens_of = _Known(self._tokenised).__getitem__
 
     def ids(self, text: str) -> list[int]:
         """Return the tokens of a text for which `isascii()` holds."""
-        known, words = self._known, self._words
+        words, tokens_of = self._words, self._tokens_of
         ids: list[int] = []
         parts = self._split.split(text) if self._split else [text]
         for at, part in enumerate(parts):
             if at % 2:
                 ids += self._added[part]
             elif part:
-                for word in words(part):
-                    found = known.get(word)
-                    ids += self._new(word) if found is None else found
+                ids += chain.from_iterable(map(tokens_of, words(part)))
         return ids
 
-    def _new(self, word: str) -> list[int]:
-        ids = [token.id for token in self._model.tokenize(word.translate(self._letters))]
+    def _tokenised(self, word: str) -> list[int]:
+        return [token.id for token in self._model.tokenize(word.translate(self._letters))]
+
+
+class _Known(dict[str, list[int]]):
+    """Tokens of the words seen before; those of others are made and kept when they are looked up."""
+
+    def __init__(self, make: Callable[[str], list[int]]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, word: str) -> list[int]:
+        ids = self._make(word)
         if len(word) <= _LONGEST:
-            if len(self._known) >= _MOST:
-                self._known.clear()
-            self._known[word] = ids
+            if len(self) >= _MOST:
+                self.clear()
+            self[word] = ids
         return ids
 
 

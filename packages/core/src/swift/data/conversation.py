@@ -174,6 +174,10 @@ def _after(before: str) -> str:
 
 
 def _read_message(written: object, index: int, tags: RoleTags, picture_of: PictureOf | None) -> tuple[Message, float]:
+    if type(written) is dict and len(written) == 2:  # most messages by far
+        said_by, content = written.get(tags.role_keys[0]), written.get(tags.content_keys[0])
+        if type(said_by) is str and type(content) is str and said_by in tags.roles:
+            return {"role": tags.roles[said_by], "content": content}, 1.0
     if not isinstance(written, Mapping):
         raise Unusable("malformed message", f"message {index + 1} is a {type(written).__name__}, not an object")
     fields = {key: value for key, value in written.items() if value is not None}

@@ -14,6 +14,7 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
+from jinja2.runtime import Context
 
 from swift.data.template_turns import TurnsTemplate, turns_template
 from swift.errors import DataError
@@ -55,6 +56,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._arguments = dict(arguments)
         self._variables = {**tokenizer.special_tokens_map, **self._arguments, "documents": None}
+        self._globals: dict[str, Any] = {}
         self._guard = Guard(tokenizer)
         self.limits = self._guard.limits
         self._template: Template | None = None
@@ -89,14 +91,17 @@ class Renderer:
             if self._template is not None:
                 environment, source = self._template.environment, self._tokenizer.chat_template
                 self._turns = turns_template(environment, source, self._variables)
-                self._variables = {**self._template.globals, **self._variables}
+                self._globals = dict(self._template.globals)
+                self._variables = {**self._globals, **self._variables}
         except TemplateError:
             pass  # rendering any conversation says so
         return ""
 
     def _written(self, template: Template, messages: Sequence[Any], tools: Sequence[Any], answering: bool) -> str:
         asked = {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": answering}
-        context = template.new_context({**self._variables, **asked}, shared=True)
+        context = Context(
+            template.environment, {**self._variables, **asked}, template.name, template.blocks, self._globals
+        )
         return _joined(template.root_render_func(context))
 
     def _applied(self, messages: Sequence[Any], tools: Sequence[Any], answering: bool) -> str:
@@ -164,12 +169,14 @@ class _TooLarge(Exception):
 def _joined(pieces: Iterator[str]) -> str:
     taken: list[str] = []
     size = 0
-    while some := list(islice(pieces, _PIECES)):
+    while True:
+        some = list(islice(pieces, _PIECES))
+        taken += some
+        if len(some) < _PIECES:
+            return "".join(taken)
         size += sum(map(len, some))
         if size > CHARACTERS:
             raise _TooLarge
-        taken += some
-    return "".join(taken)
 
 
 def _usual(messages: Sequence[Any], tools: Sequence[Any]) -> bool:

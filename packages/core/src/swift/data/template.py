@@ -65,7 +65,7 @@ class ChatTemplate:
         texts: list[Rendered] = []
         text = rendered.whole
         while rest or not texts:
-            fits = [text.startswith(turn.text[: turn.end]) for turn in rest]
+            fits = [turn.text is text or text.startswith(turn.text[: turn.end]) for turn in rest]
             spans = [Span(turn.start, turn.end, turn.weight) for turn, fit in zip(rest, fits, strict=True) if fit]
             texts.append(Rendered(text, tuple(spans)))
             rest = [turn for turn, fit in zip(rest, fits, strict=True) if not fit]
@@ -137,8 +137,13 @@ class ChatTemplate:
 
     def _check_texts(self, conversation: Conversation, text: str) -> None:
         for index, message in enumerate(conversation.messages):
-            says = [part["text"] for part in parts_of(message) if part["type"] == "text"] or [text_of(message)]
-            if message["role"] in ("system", "user") and any(each.strip() not in text for each in says):
+            if message["role"] not in ("system", "user"):
+                continue
+            if isinstance(message["content"], str):
+                says = [message["content"]]
+            else:
+                says = [part["text"] for part in parts_of(message) if part["type"] == "text"] or [text_of(message)]
+            if any(each.strip() not in text for each in says):
                 raise Unusable(
                     "left out by the template", f"message {index + 1}, the {message['role']}'s, is not in the text"
                 )

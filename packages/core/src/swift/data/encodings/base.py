@@ -112,7 +112,7 @@ class Encoding(ABC):
         sample = self.read(reader)
         self._check_media(row, sample)
         extras = {name: value for name, value in row.items() if name not in reader.used}
-        return replace(sample, extras=extras)
+        return replace(sample, extras=extras) if extras or sample.extras else sample
 
     def _check_media(self, row: RowData, sample: Sample) -> None:
         """Refuse a row whose pictures, videos or sounds would be left out."""
