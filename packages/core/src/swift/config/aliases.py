@@ -77,6 +77,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "objective.undesirable_weight": ("undesirable_weight",),
     "objective.center_rewards_coefficient": ("center_rewards_coefficient",),
     "objective.class_weights": ("class_weights",),
+    "objective.positive_token": ("positive_token",),
+    "objective.negative_token": ("negative_token",),
     "objective.label_smoothing": ("label_smoothing", "label_smoothing_factor"),
     "optim.lr": ("learning_rate", "lr"),
     "optim.warmup_ratio": ("warmup_ratio", "lr_warmup_fraction"),
