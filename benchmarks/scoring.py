@@ -3,8 +3,8 @@
 Both have the same model, the same rows in the same order, fp32, and the same optimizer. The two take turns step by
 step, each in a process of its own (sentence-transformers in an environment of its own too, which `make setup`
 makes), and the time of a step is all that passes between two turns: data, step, logging. So both train on the same
-batches, and their losses are compared. swift runs padded, as they do, and without padding. All compute in one thread:
-two that wait for each other would measure the other work of the machine.
+batches, and their losses are compared. swift runs without padding, as it comes, and padded as they are. All compute in
+one thread: two that wait for each other would measure the other work of the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BATCH = {"rm": ROWS, "embedding": 16}
 """Rows of a batch; of embeddings, so many are the documents that a query is compared with."""
 LEARNING_RATE = float(TRAINING[TRAINING.index("--learning_rate") + 1])
 PADDED, FLAT = "padded alike", "without padding"
-LAYOUTS = {PADDED: (), FLAT: ("--padding_free", "true")}
+LAYOUTS = {PADDED: ("--padding_free", "false"), FLAT: ()}
 OBJECTIVES = {
     "rm": ("--objective", "rm"),
     "embedding": ("--objective", "embedding", "--objective.temperature", "0.05", "--model.pooling", "mean"),

@@ -82,6 +82,33 @@ def test_the_loss_of_a_step_is_infonce_of_the_vectors_that_transformers_computes
     assert run.losses == pytest.approx([float(sum(losses)) / 6], rel=1e-5)
 
 
+def test_one_row_per_step_is_refused_where_there_is_nothing_to_compare_it_with(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = {**SETTINGS, "train.global_batch": 1, "train.micro_batch": 1, "train.max_steps": 1}
+    pairs = [row for row in ROWS if not row["neg"]]
+    for changes in ({}, {"objective.loss": "online_contrastive"}):
+        with pytest.raises(ConfigError, match="compares the rows of a step with each other") as refused:
+            run_training(model, tmp_path, pairs, {**alone, **changes})
+        assert "--per_device_train_batch_size 32" in str(refused.value.hint)
+    run = run_training(model, tmp_path, [row for row in ROWS if row["neg"]], alone)
+    assert run.losses[0] > 0
+    assert "the row's own negatives alone" in capsys.readouterr().out
+
+
+def test_texts_are_not_padded_unless_asked_for_or_where_they_could_not_be_kept_apart(
+    model: Path, tmp_path: Path
+) -> None:
+    def run(name: str, **changes: Any) -> Trained:
+        return trained(model, tmp_path, {"train.max_steps": 2, "train.eval_steps": None, **changes}, 8, name)
+
+    plain, padded = run("plain"), run("padded", **{"data.padding_free": False})
+    masked = run("masked", **{"model.attention": "eager"})
+    assert [each.lines[2]["padding_fraction"] > 0 for each in (plain, padded, masked)] == [False, True, True]
+    assert plain.losses == pytest.approx(padded.losses, rel=1e-5)
+    assert plain.grad_norms == pytest.approx(padded.grad_norms, rel=1e-5)
+
+
 def test_more_dimensions_than_the_model_has_are_refused_before_it_is_loaded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ class DeepSpeedBackend:
         provides=EVERY_VIEW,
         async_checkpoint=True,
         calls_before_update=True,
-        features=frozenset({"train.compile", "train.gradient_checkpointing"}),
+        features=frozenset({"train.compile", "train.gradient_checkpointing", "data.padding_free"}),
         roles=8,
     )
 

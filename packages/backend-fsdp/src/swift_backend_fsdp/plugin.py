@@ -42,7 +42,7 @@ class FsdpBackend:
         provides=EVERY_VIEW,
         async_checkpoint=True,
         calls_before_update=True,
-        features=frozenset({"train.compile", "train.gradient_checkpointing"}),
+        features=frozenset({"train.compile", "train.gradient_checkpointing", "data.padding_free"}),
         roles=8,
     )
 

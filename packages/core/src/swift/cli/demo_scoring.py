@@ -31,7 +31,7 @@ def demo_scoring(task: str, out: Path, title: Callable[[str], None]) -> int:
 
     command = (
         f"{demo.verb} --model {model} --dataset {train_file} --val_dataset {test_file} {demo.flags} --train_type full "
-        f"--max_length 256 --padding_free true --warmup_ratio 0.1 --eval_on_start true --eval_strategy steps "
+        f"--max_length 256 --warmup_ratio 0.1 --eval_on_start true --eval_strategy steps "
         f"--eval_steps 50 --logging_steps 25 --backend.cpu_threads 1 --output_dir {out / 'runs'}"
     )
     title(f"2. Evaluate it, train it, and evaluate it again\n   $ swift {command}")

@@ -97,7 +97,11 @@ class DataSection(Section):
         "auto", description="Which text is learned: auto is assistant for sft, last_round for preference, all for pt"
     )
     packing: bool = Field(False, description="Pack several samples into one row; attention never crosses them")
-    padding_free: bool = Field(False, description="Concatenate the samples of a micro-batch instead of padding")
+    padding_free: bool | None = Field(
+        None,
+        description="Concatenate the samples of a micro-batch instead of padding; default: true for models that score "
+        "(model.task), where the attention kernel needs no mask for it",
+    )
     shuffle: bool = Field(True, description="Permute the samples in every epoch (the seed decides how)")
     streaming: bool = Field(False, description="Read the data set while training; needs train.max_steps")
     strict: bool = Field(False, description="An unusable sample is an error instead of a counted one")

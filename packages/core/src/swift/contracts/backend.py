@@ -36,7 +36,10 @@ class Capabilities:
     calls_before_update: bool = False
     """Every step calls `swift.toolkit.before_update` before it changes a weight: background saves copy until then."""
     features: frozenset[str] = frozenset()
-    """Switches outside the plan, by config name: `train.compile`, `train.gradient_checkpointing`, ..."""
+    """Switches outside the plan, by config name: `train.compile`, `train.gradient_checkpointing`, ...
+
+    Every backend trains on samples that lie end to end; with `data.padding_free`, they do so by default where the model
+    scores and `swift.models.attention` keeps them apart without a mask."""
     modalities: frozenset[str] = frozenset({"text"})
     """What samples may hold: 'text', 'image', 'video', 'audio'. See `MicroBatch.media`."""
     roles: int = 1

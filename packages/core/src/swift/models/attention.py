@@ -21,7 +21,7 @@ from transformers.masking_utils import sdpa_mask
 
 from swift.config.obstacles import flash_needs_gpu, no_flash
 from swift.errors import ModelError
-from swift.models.classes import causal_class
+from swift.models.classes import causal_class, has_tower
 
 VARLEN = "swift_varlen"
 FLASH = "flash_attention_2"
@@ -90,6 +90,17 @@ def choose_attention(
     if varlen_obstacle := _varlen_obstacle(config, model_class):
         return AttentionChoice("sdpa", "sdpa", flat, f"{why}; {varlen_obstacle}{_masked(flat)}")
     return AttentionChoice("sdpa", VARLEN, flat, f"{why}; sample by sample, without a mask")
+
+
+def needs_no_padding(requested: str, config: Any, *, device: str, dtype: torch.dtype | None = None) -> bool:
+    """Return whether samples of a model of text can lie end to end with a kernel that needs no mask for it."""
+    if has_tower(config):
+        return False
+    try:
+        choice = choose_attention(requested, config, flat=True, device=device, dtype=dtype)
+    except ModelError:
+        return False
+    return choice.implementation in (VARLEN, FLASH)
 
 
 def use_attention(model: Any, choice: AttentionChoice) -> None:

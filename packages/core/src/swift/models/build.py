@@ -42,7 +42,7 @@ def build_view(
     dtype_name, dtype_reason = resolve_dtype(config.model.dtype, device)
     compute = getattr(torch, dtype_name)
     if attention is None:
-        flat = config.data.packing or config.data.padding_free
+        flat = config.data.packing or bool(config.data.padding_free)
         attention = choose_attention(config.model.attention, source.config, flat=flat, device=device, dtype=compute)
     run.facts.precision = Decision(dtype_name, dtype_reason)
     run.facts.attention = Decision(attention.name, attention.reason)

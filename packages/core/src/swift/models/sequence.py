@@ -83,7 +83,7 @@ def sequence_attention(run: Run, model_config: Any, *, cp: bool = True) -> Atten
             hint="Type --parallel.ulysses 1 --parallel.cp 1",
         )
     ulysses = parallel.ulysses > 1
-    flat = run.config.data.packing or run.config.data.padding_free
+    flat = run.config.data.packing or bool(run.config.data.padding_free)
     how = "all tokens of some heads on each process" if ulysses else "keys and values of all tokens on each process"
     return AttentionChoice("sdpa", ULYSSES if ulysses else GATHERED, flat, how)
 

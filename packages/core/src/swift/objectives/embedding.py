@@ -16,8 +16,13 @@ from swift.objectives.embedding_options import EmbeddingOptions
 if TYPE_CHECKING:
     import torch
 
+    from swift.contracts import Plan, PlanContext
     from swift.data.encodings.embedding import EmbeddingEncoding, Labels
     from swift.data.global_segments import GlobalSegments
+
+
+_LOOKED_AT = 100
+"""Rows that are looked at for negatives."""
 
 
 class Embedding(AcrossRows[EmbeddingOptions]):
@@ -56,6 +61,29 @@ class Embedding(AcrossRows[EmbeddingOptions]):
                 f"objective.matryoshka_dims has {longest}, and the model's vectors have {size} numbers.",
                 hint=f"Type numbers up to {size}.",
             )
+
+    def plan(self, context: PlanContext) -> Plan:
+        """Return the usual plan; refuse one of which a step has nothing to compare."""
+        if self.first_pass is not None and context.layout.global_rows == 1 and not context.layout.packing:
+            self._check_single_rows(context)
+        return context.default()
+
+    def _check_single_rows(self, context: PlanContext) -> None:
+        """Raise `ConfigError` unless rows have negatives of their own."""
+        known = context.samples
+        first = [] if known is None else [known[index] for index in range(min(len(known), _LOOKED_AT))]
+        negatives = any(len(each.segments) - 1 > each.values["positives"] for each in first)
+        if self.options.loss != "infonce" or (known is not None and not negatives):
+            raise ConfigError(
+                f"The loss {self.options.loss} compares the rows of a step with each other, and a step has one row: "
+                "nothing would be learned.",
+                hint="Type --per_device_train_batch_size 32, or with less memory also --gradient_accumulation_steps N: "
+                "rows are compared across both.",
+            )
+        context.say(
+            "A step has one row: its query is compared with the row's own negatives alone, and rows without any teach "
+            "nothing. For more, type --per_device_train_batch_size N."
+        )
 
     def compare(self, vectors: torch.Tensor, samples: GlobalSegments) -> Compared:
         """Return the loss of each sample; with matryoshka_dims the weighted sum of those of the shortened vectors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +20,7 @@ from swift.checkpoint.manifest import Manifest
 from swift.config.capabilities import lacking_media
 from swift.config.obstacles import uneven_batch
 from swift.config.sections import Config
+from swift.config.tasks import CAUSAL_LM
 from swift.contracts import DataFacts, ModelRole, Objective, Plan, RejectedSamples, Run
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
@@ -180,6 +181,7 @@ def _prepare(
     with waiting(f"Opening {run.config.model.path}"):
         source = open_source(run.config.model, say=run.say, seed=run.config.train.seed)
     setup.hooks.check_model(run, source.config)
+    run.config = settle_padding(run.config, source, setup.hooks.capabilities.features, run.topology.device)
     plugin = load_objective(run.config.objective.name)
     objective = make_objective(
         plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model, config=source.config
@@ -257,6 +259,23 @@ def settle_batch(config: Config, checkpoint: Path | None, data_size: int) -> Con
     settled = {"global_batch": rows, "micro_batch": min(micro, share)}
     settled["accumulation"] = -(-share // settled["micro_batch"])
     return config.model_copy(update={"train": train.model_copy(update=settled)})
+
+
+def settle_padding(config: Config, source: ModelSource, features: Collection[str], device: str) -> Config:
+    """Settle whether batches are padded where the user left it open: short texts that are scored rarely need it.
+
+    Compiled blocks would be compiled anew for each batch of other lengths.
+    """
+    if config.data.padding_free is not None:
+        return config
+    scores = config.model.task != CAUSAL_LM and "data.padding_free" in features
+    free = scores and not config.data.packing and not config.train.compile
+    if free:
+        from swift.models.attention import needs_no_padding
+
+        dtype = getattr(torch, resolve_dtype(config.model.dtype, device)[0])
+        free = needs_no_padding(config.model.attention, source.config, device=device, dtype=dtype)
+    return config.model_copy(update={"data": config.data.model_copy(update={"padding_free": free})})
 
 
 def _seed(seed: int) -> None:

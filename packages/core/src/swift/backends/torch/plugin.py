@@ -43,7 +43,7 @@ class TorchBackend:
         async_checkpoint=True,
         modalities=frozenset({"text", "image"}),
         calls_before_update=True,
-        features=frozenset({"train.compile", "train.gradient_checkpointing", "model.liger"}),
+        features=frozenset({"train.compile", "train.gradient_checkpointing", "model.liger", "data.padding_free"}),
         roles=8,
     )
 

@@ -52,7 +52,7 @@ class BatchLayout:
             max_length=config.data.max_length,
             shuffle=config.data.shuffle,
             packing=config.data.packing,
-            padding_free=config.data.padding_free,
+            padding_free=bool(config.data.padding_free),
             epochs=config.train.epochs,
             max_steps=config.train.max_steps,
         )
@@ -71,7 +71,7 @@ class BatchLayout:
             max_length=config.data.max_length,
             shuffle=False,
             packing=config.data.packing,
-            padding_free=config.data.padding_free,
+            padding_free=bool(config.data.padding_free),
         )
 
     @property
