@@ -27,9 +27,9 @@ class DeepSpeedOptions(Section):
 
     @field_validator("config", mode="before")
     @classmethod
-    def _read(cls, said: Any) -> dict[str, Any]:
+    def _read(cls, given: Any) -> dict[str, Any]:
         """Return the content of the file, so that a run's own configuration says all that it was made of."""
-        return read_config(said)
+        return read_config(given)
 
     @property
     def content(self) -> dict[str, Any]:

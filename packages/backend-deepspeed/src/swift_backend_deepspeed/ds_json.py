@@ -38,18 +38,18 @@ _DEPTH = 20
 Json = dict[str, Any]
 
 
-def read_config(said: Any) -> Json:
+def read_config(given: Any) -> Json:
     """Return a preset, a file or a mapping → a mapping whose keys DeepSpeed knows."""
     name = "the DeepSpeed configuration"
-    if isinstance(said, Mapping):
-        content: Any = copy.deepcopy(dict(said))
-    elif not isinstance(said, str | Path):
-        raise ConfigError(f"{name} is a file, a preset or a mapping, not {type(said).__name__}.", hint=_PRESETS)
-    elif str(said) in PRESETS:
-        content = json.loads(preset_text(str(said)))
+    if isinstance(given, Mapping):
+        content: Any = copy.deepcopy(dict(given))
+    elif not isinstance(given, str | Path):
+        raise ConfigError(f"{name} is a file, a preset or a mapping, not {type(given).__name__}.", hint=_PRESETS)
+    elif str(given) in PRESETS:
+        content = json.loads(preset_text(str(given)))
     else:
-        name = shown(str(said))
-        content = _read_file(Path(said))
+        name = shown(str(given))
+        content = _read_file(Path(given))
     if not isinstance(content, dict):
         raise ConfigError(f"{name} holds {type(content).__name__}, not a JSON object.")
     if is_deeper(content, _DEPTH):
@@ -63,7 +63,7 @@ def read_config(said: Any) -> Json:
 
 def _check_implied(content: Json, name: str) -> None:
     """Raise `ConfigError` where the JSON sets one of core's keys to a value it does not take, naming the JSON file."""
-    for key, (value, said) in implied_settings(content).items():
+    for key, (value, source) in implied_settings(content).items():
         section, _, field = key.partition(".")
         try:
             if section == "optim" and field in AdamOptions.model_fields:
@@ -72,7 +72,7 @@ def _check_implied(content: Json, name: str) -> None:
                 Config.model_validate({section: {field: value}})
         except ValidationError as problem:
             reason = problem.errors(include_url=False)[0]["msg"]
-            raise ConfigError(f"{name}: {said} is {value!r}, which {key} does not take: {reason}.") from None
+            raise ConfigError(f"{name}: {source} is {value!r}, which {key} does not take: {reason}.") from None
 
 
 def preset_text(name: str) -> str:

@@ -152,9 +152,9 @@ def check_kinds(content: Mapping[str, Any], name: str, place: str = "") -> None:
     kinds = KINDS.get(place, {})
     for key, value in content.items():
         path = f"{place}.{key}".lstrip(".")
-        wanted = kinds.get(key)
-        if wanted is not None and value not in (None, AUTO) and not wanted[1](value):
-            raise ConfigError(f"{name}: {path} must be {wanted[0]}, not {_short(value)}.")
+        expected = kinds.get(key)
+        if expected is not None and value not in (None, AUTO) and not expected[1](value):
+            raise ConfigError(f"{name}: {path} must be {expected[0]}, not {_short(value)}.")
         if fault := fault_of(key) or (None if isinstance(value, Mapping) else fault_of(value)):
             raise ConfigError(f"{name}: {path} {fault}.")
         if isinstance(value, Mapping):

@@ -103,19 +103,19 @@ def _heads(config: dict[str, Any]) -> int:
     return int(config.get("num_attention_heads") or config.get("n_head") or 1)
 
 
-def share_of_memory(need: MemoryNeed, wanted: int | None, free: int | None = None) -> MemoryShare:
+def share_of_memory(need: MemoryNeed, requested: int | None, free: int | None = None) -> MemoryShare:
     """Cache and length that fit on the CPU next to the weights; `ModelError` where none does."""
     free = free_memory() if free is None else free
     left = free - need.weights - VLLM_ITSELF
-    length = wanted or need.longest or 2048
+    length = requested or need.longest or 2048
     one = need.per_token * (length + BLOCK)
-    if left < need.per_token * (min(length, SHORTEST) + BLOCK) or (wanted and left < one):
+    if left < need.per_token * (min(length, SHORTEST) + BLOCK) or (requested and left < one):
         raise _too_large(need, length, free, left)
     if one <= left * 0.8:
         comfortable = min(SEQUENCES * one, MODEST) if one else MODEST
-        return MemoryShare(int(min(left * 0.8, max(one, comfortable, LEAST))), wanted)
-    if wanted:
-        return MemoryShare(one, wanted)
+        return MemoryShare(int(min(left * 0.8, max(one, comfortable, LEAST))), requested)
+    if requested:
+        return MemoryShare(one, requested)
     length = max(SHORTEST, (int(left * 0.8 / need.per_token) - BLOCK) // 256 * 256)
     return MemoryShare(need.per_token * (length + BLOCK), length)
 
@@ -143,7 +143,7 @@ def _too_large(need: MemoryNeed, length: int, free: int, left: int) -> ModelErro
     )
 
 
-def check_gpus(need: MemoryNeed, wanted: int | None, parts: int, utilisation: float = UTILISATION) -> None:
+def check_gpus(need: MemoryNeed, requested: int | None, parts: int, utilisation: float = UTILISATION) -> None:
     """Refuse a model that the GPUs cannot hold, cut into `parts`. Says nothing where GPUs cannot be asked."""
     gpus = gpu_memory()
     if not gpus:
@@ -154,7 +154,7 @@ def check_gpus(need: MemoryNeed, wanted: int | None, parts: int, utilisation: fl
         )
     for number, (free, total) in enumerate(gpus[:parts]):
         share = utilisation * total
-        needed = (need.weights + need.per_token * (wanted or min(need.longest, SHORTEST) or SHORTEST)) / parts + GIB
+        needed = (need.weights + need.per_token * (requested or min(need.longest, SHORTEST) or SHORTEST)) / parts + GIB
         if needed > share:
             raise ModelError(
                 f"The model is too large: it takes about {gib(needed)} of each of {parts} GPUs, and GPU {number} has "

@@ -170,8 +170,8 @@ class _Served:
             if self.extended:
                 missing = [
                     each
-                    for said in self.on_workers("swift_reload", folder=str(folder), mark=mark)
-                    for each in said["missing"]
+                    for report in self.on_workers("swift_reload", folder=str(folder), mark=mark)
+                    for each in report["missing"]
                 ]
                 if missing:
                     raise ModelError(
@@ -189,7 +189,7 @@ class _Served:
     def put_on(self, folder: Path, mark: str) -> None:
         """Have the server load an adapter, and let go of the one before."""
         self.prepare()
-        if not self.mark and self.extended and any(said["mark"] for said in self.on_workers("swift_state")):
+        if not self.mark and self.extended and any(report["mark"] for report in self.on_workers("swift_state")):
             raise ModelError(
                 f"The server at {self.server.address} has been sent the weights of another run, and adapters belong on "
                 "those that it was started with.",
@@ -205,7 +205,7 @@ class _Served:
         """Refuse answers of a server that has other weights than it was sent."""
         if not self.mark or not self.extended or self.adapter is not None:
             return  # an adapter's name tells its version with every answer
-        held = {str(said["mark"]) for said in self.on_workers("swift_state")}
+        held = {str(report["mark"]) for report in self.on_workers("swift_state")}
         if held != {self.mark}:
             why = "it was started again" if held == {""} else "another run has sent it its own"
             raise ModelError(

@@ -109,19 +109,19 @@ class _Chances:
 @contextmanager
 def missing_weights() -> Iterator[list[str]]:
     """Yield vLLM's warnings about missing weights, which it does not treat as a failure."""
-    said: list[str] = []
+    problems: list[str] = []
     logger = logging.getLogger(_RELOADING)
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: problems.append(record.getMessage())  # type: ignore[method-assign]
     handler.setLevel(logging.WARNING)
     level, propagate = logger.level, logger.propagate
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     logger.addHandler(handler)
     try:
-        yield said
+        yield problems
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
-    said[:] = [each for each in said if "not loaded" in each]
+    problems[:] = [each for each in problems if "not loaded" in each]

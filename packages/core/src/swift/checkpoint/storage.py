@@ -130,13 +130,13 @@ def index_from_json(value: Any, folder: Path) -> Index:
     """Return what `index.json` of the checkpoint in `folder` says; `CheckpointError` where it cannot be so."""
     source = folder / INDEX
     try:
-        said = _IndexFile.model_validate(value)
+        parsed = _IndexFile.model_validate(value)
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
         raise CheckpointError(f"{source} is damaged: {key}: {problem['msg'][0].lower()}{problem['msg'][1:]}.") from None
     index: Index = {}
-    for name, stored in said.tensors.items():
+    for name, stored in parsed.tensors.items():
         if stored.dtype not in DTYPES:
             raise CheckpointError(f"{source} is damaged: {name} has the unknown precision {stored.dtype!r:.60}.")
         for chunk in stored.chunks:

@@ -99,10 +99,10 @@ def _write(path: Path, text: str, *, replace: bool) -> None:
 
 def _say(lost: list[Remark], command: str, *, written: bool) -> None:
     """Say on the error stream what is lost and what to type: the screen may be redirected to a file."""
-    from swift.imports.write import said
+    from swift.imports.write import written_remark
 
     for remark in lost:
-        sys.stderr.write(f"Not carried over: {said(remark)}\n")
+        sys.stderr.write(f"Not carried over: {written_remark(remark)}\n")
     first = "" if written else "write it to a file, then "
     sys.stderr.write(f"Next: {first}{command}\n")
 

@@ -115,8 +115,8 @@ def _versions() -> Iterator[Finding]:
         if requirement.specifier.contains(version, prereleases=True):
             yield Finding("versions", f"{requirement.name} {version}")
         else:
-            wanted = f"{requirement.name} {version}, but swift needs {requirement.specifier}"
-            yield Finding("versions", wanted, "broken", f'pip install "{text}"')
+            mismatch = f"{requirement.name} {version}, but swift needs {requirement.specifier}"
+            yield Finding("versions", mismatch, "broken", f'pip install "{text}"')
 
 
 def _devices() -> Iterator[Finding]:
@@ -213,8 +213,8 @@ def _other_torch(build: str) -> Iterator[Finding]:
         if requirement.name != "torch" or not applies or torch is None:
             continue
         if not requirement.specifier.contains(torch, prereleases=True):
-            wanted = f"{build} was built for torch {requirement.specifier}, and torch is {torch}"
-            yield Finding("serving", wanted, "broken", "give it an environment of its own: swift serve --python PATH")
+            mismatch = f"{build} was built for torch {requirement.specifier}, and torch is {torch}"
+            yield Finding("serving", mismatch, "broken", "give it an environment of its own: swift serve --python PATH")
 
 
 def _version_of(distribution: str) -> str | None:

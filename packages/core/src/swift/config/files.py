@@ -57,8 +57,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         line = mark.line + 1 if mark else 1
-        said = clipped(problem.problem or problem.context or "")
-        raise ConfigError(f"{name}:{line}: this is not YAML: {said}.") from None
+        reason = clipped(problem.problem or problem.context or "")
+        raise ConfigError(f"{name}:{line}: this is not YAML: {reason}.") from None
     except yaml.reader.ReaderError as problem:
         line = text.count("\n", 0, problem.position) + 1
         raise ConfigError(f"{name}:{line}: this is not YAML: it holds the character {problem.character!a}.") from None

@@ -293,9 +293,9 @@ def _check_foreign(plugin: LoadedPlugin, section: str, values: BaseModel, source
         owners = plugins_with(section, name) if key in core_fields() else []
         if owners:
             chosen = f"{section}.name" if "name" in core_keys(section) else f"{section}.kind"
-            said = subject(source(key), key)
+            flag = subject(source(key), key)
             raise ConfigError(
-                f"{said} belongs to the {plugin.entry.kind} {owners[0]!r}, and {chosen} is {plugin.entry.name}.",
+                f"{flag} belongs to the {plugin.entry.kind} {owners[0]!r}, and {chosen} is {plugin.entry.name}.",
                 hint=f"Type --{chosen} {owners[0]}, or leave it out.",
             )
 

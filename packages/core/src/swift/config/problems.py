@@ -68,15 +68,15 @@ def _sentence(detail: ErrorDetails, source: Callable[[str], str], known: list[st
     rule = _RULES.get(detail["type"])
     if rule is None:
         return f"{subject(source(key), key)} {_message(detail)}, not {quoted(detail['input'])}."
-    wanted = rule.format(**detail.get("ctx", {}))
-    return f"{subject(source(key), key)} must be {wanted}, not {quoted(detail['input'])}."
+    expected = rule.format(**detail.get("ctx", {}))
+    return f"{subject(source(key), key)} must be {expected}, not {quoted(detail['input'])}."
 
 
 def _message(detail: ErrorDetails) -> str:
     """Return the message of one of swift's or pydantic's validators, as the end of a sentence."""
-    said = detail["msg"]
-    own = said.removeprefix("Value error, ")
-    return own.rstrip(".") if own != said else f"is wrong: {clipped(said)}"
+    complaint = detail["msg"]
+    own = complaint.removeprefix("Value error, ")
+    return own.rstrip(".") if own != complaint else f"is wrong: {clipped(complaint)}"
 
 
 def subject(source: str, key: str) -> str:

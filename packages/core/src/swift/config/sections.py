@@ -241,8 +241,8 @@ class ParallelSection(Section):
         """
         replicate = self.dp_replicate or replicas or 1
         shard = self.dp_shard or max(1, world // (self.sharing * replicate))
-        wanted = self.sharing * replicate * shard
-        if wanted == world:
+        requested = self.sharing * replicate * shard
+        if requested == world:
             return replicate, shard
         sizes = {
             "tp": self.tp, "pp": self.pp, "cp": self.cp, "ulysses": self.ulysses,
@@ -251,8 +251,8 @@ class ParallelSection(Section):
         product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "dp_shard 1"
         instead = ", or leave --parallel.dp_shard out." if self.dp_shard else " or a multiple of it."
         raise UnsupportedPlan(
-            f"The plan {product} takes {wanted} processes, but {world} were started.",
-            hint=f"Start with --nproc {wanted}{instead}",
+            f"The plan {product} takes {requested} processes, but {world} were started.",
+            hint=f"Start with --nproc {requested}{instead}",
         )
 
 

@@ -131,12 +131,12 @@ def check_task(section: ModelSection, objective: Objective) -> None:
     if Need.VALUES in needs and task == "seq_cls" and section.num_labels != 1:
         missing = frozenset({Need.VALUES})
     if missing:
-        wanted = ", ".join(sorted(missing))
+        views = ", ".join(sorted(missing))
         fitting = [each for each, own in _VIEWS_OF.items() if needs <= own | {Need.POOLED} and needs & own]
         if Need.VALUES in needs:
             fitting = [each for each in ("value", "reward") if each in fitting]
         raise ConfigError(
-            f"The objective {objective.name!r} needs {wanted}, which a model of model.task {task} is not trained to "
+            f"The objective {objective.name!r} needs {views}, which a model of model.task {task} is not trained to "
             "return.",
             hint=f"Type --model.task {' or '.join(fitting)}" if fitting else "Choose another objective.",
         )

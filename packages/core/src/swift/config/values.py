@@ -119,13 +119,13 @@ def _is_file(name: str) -> bool:
 
 
 def _json(text: str, shape: type, source: str, example: str) -> Any:
-    wanted = "list" if shape is list else "object"
+    expected = "list" if shape is list else "object"
     try:
         value = parse_json(text, quoted(text), ConfigError)
     except ConfigError as problem:
         raise ConfigError(
-            f"{source} takes a JSON {wanted}, and this is none: {problem.message}", hint=f"For example: {example}"
+            f"{source} takes a JSON {expected}, and this is none: {problem.message}", hint=f"For example: {example}"
         ) from None
     if not isinstance(value, shape):
-        raise ConfigError(f"{source} takes a JSON {wanted}, not {quoted(text)}.", hint=f"For example: {example}")
+        raise ConfigError(f"{source} takes a JSON {expected}, not {quoted(text)}.", hint=f"For example: {example}")
     return value

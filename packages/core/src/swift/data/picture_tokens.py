@@ -95,12 +95,12 @@ class PictureTokens:
             return
         self._compared += 1
         try:
-            said = self._rules.replacements(paths)
+            made = self._rules.replacements(paths)
         except OSError as error:
             raise Unusable("broken picture", f"{' '.join(paths)}: {error}") from None
-        if said != list(texts):
+        if made != list(texts):
             raise ModelError(
-                f"The processor of this model makes {[len(each) for each in said]} characters of {', '.join(paths)}, "
+                f"The processor of this model makes {[len(each) for each in made]} characters of {', '.join(paths)}, "
                 f"and {[len(each) for each in texts]} of blank pictures as large.",
                 hint="Its pictures cannot be counted by their sizes: it cannot be trained with pictures yet.",
             )

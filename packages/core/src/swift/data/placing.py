@@ -66,8 +66,8 @@ def _at_tags(message: Message) -> Message:
 
 def _before(message: Message, count: int) -> Message:
     content = message["content"]
-    said = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return {**message, "content": [*({"type": IMAGE, IMAGE: None} for _ in range(count)), *said]}
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**message, "content": [*({"type": IMAGE, IMAGE: None} for _ in range(count)), *parts]}
 
 
 def _filled(message: Message, pictures: Iterator[Picture]) -> Message:

@@ -44,13 +44,13 @@ def reward_rows(
     *, pairs: int = 1500, seed: int = 0, random_labels: bool = False, words: bool = True
 ) -> tuple[Rows, Rows]:
     """Return pairs for a reward model: the digits of a number, in words or not, and the same with one digit wrong."""
-    said, asks = (answer, question) if words else (spelled, "Read {}.".format)
+    answer_to, asks = (answer, question) if words else (spelled, "Read {}.".format)
     rng = random.Random(seed)
     trained, held_out = split_numbers(seed=seed)
     numbers = [trained[index % len(trained)] for index in range(pairs)]
 
     def pair(number: int, swapped: bool) -> Row:
-        right, wrong = said(number), said(one_digit_wrong(number, rng)[0])
+        right, wrong = answer_to(number), answer_to(one_digit_wrong(number, rng)[0])
         chosen, rejected = (wrong, right) if swapped else (right, wrong)
         asked = {"role": "user", "content": asks(number)}
         return {"messages": [asked, {"role": "assistant", "content": chosen}], "rejected_response": rejected}

@@ -103,10 +103,10 @@ def _choose(samples: Any, options: ExportOptions, section: DataSection, seed: in
     from swift.data.plans.epochs import shuffler
 
     count = len(samples)
-    wanted = max(options.calibration_samples, SMALLEST - SMALLEST // 4)
-    held_out = min(max(wanted // 4, SMALLEST // 4), 64, max(1, count // 4))
+    requested = max(options.calibration_samples, SMALLEST - SMALLEST // 4)
+    held_out = min(max(requested // 4, SMALLEST // 4), 64, max(1, count // 4))
     order = shuffler(seed, 0).permutation(count)
-    chosen = [_row(samples[int(index)]) for index in order[: held_out + wanted]]
+    chosen = [_row(samples[int(index)]) for index in order[: held_out + requested]]
     return Calibration(", ".join(section.train), chosen[held_out:], chosen[:held_out], count)
 
 

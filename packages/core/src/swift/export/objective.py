@@ -61,5 +61,5 @@ def _template_of(folder: Path) -> str | None:
     if (folder / TEMPLATE).is_file():
         return read_text(folder / TEMPLATE, ExportError, limit=LARGEST_TEMPLATE)
     settings = folder / "tokenizer_config.json"
-    said = read_json_object(settings, ExportError).get("chat_template") if settings.is_file() else None
-    return said if isinstance(said, str) else None
+    template = read_json_object(settings, ExportError).get("chat_template") if settings.is_file() else None
+    return template if isinstance(template, str) else None

@@ -95,8 +95,8 @@ class _Origin:
     def _section(self, name: str) -> Mapping[str, Any]:
         """Return a section of the run's configuration; empty where no run is known."""
         config: Any = {} if self.checkpoint is None else self.checkpoint.facts.config
-        said: Mapping[str, Any] = config.get(name, {})
-        return said
+        stored: Mapping[str, Any] = config.get(name, {})
+        return stored
 
     def weights(self) -> WeightStream:
         if self.checkpoint is not None:

@@ -242,10 +242,10 @@ def _names(run: Carrying) -> None:
         run.lose("loss_scale", run.take("loss_scale"), "weights by words are not available: default, all or last_round")
     named = any("self-cognition" in str(name) for name in words(run.values.get("dataset", ())))
     for key, mark in (("model_name", "{{NAME}}"), ("model_author", "{{AUTHOR}}")):
-        if (said := run.take(key)) is not None and named:
-            run.lose(key, said, f"replace {mark} in the data set itself")
-        elif said is not None:
-            run.unneeded(key, said, "is for the data set swift/self-cognition alone")
+        if (reason := run.take(key)) is not None and named:
+            run.lose(key, reason, f"replace {mark} in the data set itself")
+        elif reason is not None:
+            run.unneeded(key, reason, "is for the data set swift/self-cognition alone")
     if isinstance(columns := run.values.get("columns"), str):
         run.values["columns"] = _object(columns)
     ratio = number(run.values.get("split_dataset_ratio"))

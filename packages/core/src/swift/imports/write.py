@@ -51,7 +51,7 @@ def _remarks(run: Carrying) -> Iterable[str]:
         if remarks:
             yield "#"
             yield f"# {title}"
-            yield from (f"#   {said(remark)}" for remark in remarks)
+            yield from (f"#   {written_remark(remark)}" for remark in remarks)
     if run.empty:
         yield "#"
         yield f"# Empty or off there: {shown(', '.join(run.empty), _LISTED * 20)}"
@@ -61,7 +61,7 @@ def _remarks(run: Carrying) -> Iterable[str]:
         yield f"# Read together with other keys, or without effect next to them: {beside}"
 
 
-def said(remark: Remark) -> str:
+def written_remark(remark: Remark) -> str:
     """Return a remark as one line: `key: value (why)`."""
     value = "" if remark.value in ("", None) else f" {_inline(remark.value)}"
     name = shown(remark.key, _LISTED)

@@ -34,18 +34,18 @@ def converse(speaker: Speaker, sampling: Sampling) -> None:
     talk = _Conversation(speaker)
     while True:
         try:
-            said = input("> " if interactive else "").strip()
+            line = input("> " if interactive else "").strip()
         except EOFError:
             return
         except UnicodeDecodeError:
             raise UsageError("What was typed is not UTF-8 text.", hint="Write it in UTF-8.") from None
-        check_unicode(said, "What was typed", UsageError)
-        if said in _LEAVE:
+        check_unicode(line, "What was typed", UsageError)
+        if line in _LEAVE:
             return
-        if _is_command(said):
-            sys.stderr.write("".join(f"{line}\n" for line in talk.command(said)))  # answers alone on stdout
-        elif said:
-            _print_answer(talk.answer(said, sampling), speaker.name)
+        if _is_command(line):
+            sys.stderr.write("".join(f"{each}\n" for each in talk.command(line)))  # answers alone on stdout
+        elif line:
+            _print_answer(talk.answer(line, sampling), speaker.name)
 
 
 def _print_answer(pieces: Iterator[str], name: str) -> None:
@@ -58,9 +58,9 @@ def _print_answer(pieces: Iterator[str], name: str) -> None:
     sys.stdout.write("\n")
 
 
-def _is_command(said: str) -> bool:
+def _is_command(line: str) -> bool:
     """Whether a line is for swift: `/word`, but not a path such as /etc/hosts."""
-    word = said.split(maxsplit=1)[0] if said else ""
+    word = line.split(maxsplit=1)[0] if line else ""
     return word.startswith("/") and "/" not in word[1:]
 
 
@@ -72,18 +72,18 @@ class _Conversation:
         self._system: str | None = None
         self._messages: list[dict[str, Any]] = []
         """What the model is told; empty again after each answer of a model without a chat template."""
-        self._said: list[dict[str, Any]] = []
+        self._record: list[dict[str, Any]] = []
 
-    def answer(self, said: str, sampling: Sampling) -> Iterator[str]:
+    def answer(self, words: str, sampling: Sampling) -> Iterator[str]:
         """Yield the pieces of an answer."""
-        question = {"role": "user", "content": said}
+        question = {"role": "user", "content": words}
         self._messages.append(question)
         answer = ""
         for piece in self._speaker.stream(with_system(self._messages, self._system), sampling):
             answer += piece
             yield piece
         answered = {"role": "assistant", "content": answer}
-        self._said += [question, answered]
+        self._record += [question, answered]
         if self._speaker.multi_turn:
             self._messages.append(answered)
         else:
@@ -113,16 +113,16 @@ class _Conversation:
 
     def _clear(self, _: str) -> list[str]:
         self._messages.clear()
-        self._said.clear()
+        self._record.clear()
         return ["Forgotten."]
 
     def _save(self, name: str) -> list[str]:
         if not name:
             return ["Where to? Type: /save FILE"]
-        if not self._said:
+        if not self._record:
             return ["Nothing has been said yet."]
         path = Path(name).expanduser()
-        line = json.dumps({"messages": with_system(self._said, self._system)}, ensure_ascii=False)
+        line = json.dumps({"messages": with_system(self._record, self._system)}, ensure_ascii=False)
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")

@@ -196,9 +196,9 @@ def _regression(scored: Scored) -> dict[str, float | None]:
 def _of_vectors(found: FoundModel, columns: frozenset[str]) -> Measurement:
     from swift.data.encodings.embedding import EmbeddingEncoding
 
-    said = found.location.objective
+    objective = found.location.objective
     query, document = prompts_of(found)
-    cosine = said.get("normalize") is not False
+    cosine = objective.get("normalize") is not False
 
     def compare(scored: Scored) -> dict[str, float | None]:
         scores = np.array([float(one @ other) for one, other in (_scaled(each, cosine) for each in scored.outputs)])

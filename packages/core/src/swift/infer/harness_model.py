@@ -131,10 +131,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
             for at, completion in progress(self._engine.generate(going_on, step), "answering", total=len(asked)):
                 place, ended = asked[at], completion.finish_reason == "stop"
                 made[place] += completion.token_ids[:-1] if ended else completion.token_ids
-                said = next((n for n, token in enumerate(made[place]) if token in marks), len(made[place]))
-                text = self.tokenizer.decode(made[place][:said], skip_special_tokens=True)
+                stop = next((n for n, token in enumerate(made[place]) if token in marks), len(made[place]))
+                text = self.tokenizer.decode(made[place][:stop], skip_special_tokens=True)
                 texts[place] = _before(text, ends)
-                if not ended and said == len(made[place]) and texts[place] == text:
+                if not ended and stop == len(made[place]) and texts[place] == text:
                     left.append(place)
             total += size
             size *= 2
@@ -148,15 +148,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return tokens[-longest:]
 
 
-def _settings(wanted: dict[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
+def _settings(requested: dict[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
     """Return the sampling that a task requests (greedy by default) and the texts that end an answer."""
-    until = wanted.get("until") or ()
+    until = requested.get("until") or ()
     ends = (until,) if isinstance(until, str) else tuple(until)
-    drawn = bool(wanted.get("do_sample", float(wanted.get("temperature") or 0) > 0))
+    drawn = bool(requested.get("do_sample", float(requested.get("temperature") or 0) > 0))
     sampling = Sampling(
-        max_new_tokens=int(wanted.get("max_gen_toks") or wanted.get("max_new_tokens") or _LONGEST_ANSWER),
-        temperature=float(wanted.get("temperature") or 1.0) if drawn else 0.0,
-        top_p=float(wanted.get("top_p") or 1.0) if drawn else 1.0,
+        max_new_tokens=int(requested.get("max_gen_toks") or requested.get("max_new_tokens") or _LONGEST_ANSWER),
+        temperature=float(requested.get("temperature") or 1.0) if drawn else 0.0,
+        top_p=float(requested.get("top_p") or 1.0) if drawn else 1.0,
     )
     return sampling, ends
 

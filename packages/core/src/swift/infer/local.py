@@ -212,37 +212,38 @@ def _whole(prompt: Sequence[int]) -> Segment:
     return Segment(np.array(prompt, dtype=np.int32), weights)
 
 
-def device_of(wanted: str | None) -> str:
+def device_of(requested: str | None) -> str:
     """Return where to load the model; a GPU where there is one and nothing else was said."""
-    if wanted is None:
+    if requested is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind = torch.device(wanted).type
+        kind = torch.device(requested).type
     except RuntimeError:
-        raise UsageError(f"There is no device {wanted!r}.", hint="Devices are cpu, cuda, cuda:1, ...") from None
+        raise UsageError(f"There is no device {requested!r}.", hint="Devices are cpu, cuda, cuda:1, ...") from None
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"There is no GPU that could be {wanted!r} here.", hint="Leave it out to use the CPU.")
-    return wanted
+        raise UsageError(f"There is no GPU that could be {requested!r} here.", hint="Leave it out to use the CPU.")
+    return requested
 
 
-def _attention(wanted: str, model: Any, device: torch.device) -> AttentionChoice:
-    name = FLASH if wanted in ("flash_attn", "flash_attn_2", "flash") else wanted
+def _attention(requested: str, model: Any, device: torch.device) -> AttentionChoice:
+    name = FLASH if requested in ("flash_attn", "flash_attn_2", "flash") else requested
     known = ("auto", FLASH, "sdpa", "eager")
     if name not in known:
         raise UsageError(
-            f"There is no attention {wanted!r}.{did_you_mean(wanted, known)}", hint=f"There are: {', '.join(known)}."
+            f"There is no attention {requested!r}.{did_you_mean(requested, known)}",
+            hint=f"There are: {', '.join(known)}.",
         )
     return choose_attention(name, model.config, flat=False, device=device.type, dtype=model.dtype)
 
 
-def dtype_of(wanted: str, device: torch.device) -> torch.dtype:
+def dtype_of(requested: str, device: torch.device) -> torch.dtype:
     """Return the precision to load a model in; `UsageError` for one that there is not."""
-    if wanted not in ("auto", *DTYPES):
+    if requested not in ("auto", *DTYPES):
         raise UsageError(
-            f"There is no precision {wanted!r}.{did_you_mean(wanted, DTYPES)}",
+            f"There is no precision {requested!r}.{did_you_mean(requested, DTYPES)}",
             hint=f"It takes one of: auto, {', '.join(DTYPES)}.",
         )
-    return DTYPES[resolve_dtype(wanted, device)[0]]
+    return DTYPES[resolve_dtype(requested, device)[0]]
 
 
 def _end_tokens(model: Any, given: Sequence[int]) -> list[int]:

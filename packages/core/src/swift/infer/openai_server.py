@@ -47,21 +47,21 @@ class OpenAiServer:
         proxies = urllib.request.ProxyHandler({}) if _is_loopback(parts.hostname) else urllib.request.ProxyHandler()
         self._opener = urllib.request.build_opener(proxies)
 
-    def choose(self, wanted: str | None, say: Callable[[str], None]) -> str:
-        """Return the name that requests use; if none is wanted, the first adapter or else the first model."""
+    def choose(self, requested: str | None, say: Callable[[str], None]) -> str:
+        """Return the name that requests use; if none is requested, the first adapter or else the first model."""
         served = self.models()
-        if wanted is None:
+        if requested is None:
             if not served:
                 raise ModelError(f"The server at {self.address} serves no model.", hint="Look at the server's log.")
             if len(served) > 1:
                 say(f"Asking {served[0]}; also served, by --model: {', '.join(served[1:])}")
             return served[0]
-        if wanted not in served:
+        if requested not in served:
             raise ModelError(
-                f"The server at {self.address} has no model {wanted!r}.{did_you_mean(wanted, served)}",
+                f"The server at {self.address} has no model {requested!r}.{did_you_mean(requested, served)}",
                 hint=f"It serves: {', '.join(served) or 'nothing'}.",
             )
-        return wanted
+        return requested
 
     def models(self) -> list[str]:
         """Names of all models, adapters first: they are what was trained. vLLM tells them by their `parent`."""
@@ -93,7 +93,7 @@ class OpenAiServer:
                     if text.startswith("data:") and (data := text.removeprefix("data:").strip()) != "[DONE]":
                         event = json.loads(data)
                         if "error" in event:
-                            raise ModelError(f"The server at {self.address} failed: {_said(event)}")
+                            raise ModelError(f"The server at {self.address} failed: {_message_of(event)}")
                         yield event
         except ValueError as cause:
             raise self._not_openai() from cause
@@ -133,18 +133,18 @@ class OpenAiServer:
 
     def _complaint(self, error: urllib.error.HTTPError) -> SwiftError:
         """Return the error that a failed request means."""
-        said = _said(_parsed(error))
+        message = _message_of(_parsed(error))
         if error.code in (401, 403):
             return UsageError(
                 f"The server at {self.address} rejects the API key, or requires one.",
                 hint=f"Give it with --api-key, or in the environment: {API_KEYS[0]}=...",
             )
-        if error.code == 404 and not said:
+        if error.code == 404 and not message:
             return self._not_openai()
         if error.code in (400, 404, 413, 422):
-            return DataError(f"The server at {self.address} refuses a question: {said or error.reason}")
+            return DataError(f"The server at {self.address} refuses a question: {message or error.reason}")
         return ModelError(
-            f"The server at {self.address} failed with {error.code}: {said or error.reason}",
+            f"The server at {self.address} failed with {error.code}: {message or error.reason}",
             hint="Look at the server's log.",
         )
 
@@ -215,7 +215,7 @@ def _parsed(error: urllib.error.HTTPError) -> Any:
         return None
 
 
-def _said(answer: Any) -> str:
+def _message_of(answer: Any) -> str:
     """Return the message in an error of OpenAI's API, or of one that resembles it."""
     if isinstance(answer, dict):
         for found in (answer.get("error"), answer.get("detail"), answer.get("message")):

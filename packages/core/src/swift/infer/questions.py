@@ -115,8 +115,8 @@ def _unanswered(part: Part, row: RowData, place: str, unusable: Unusable) -> Con
 
 
 def _role(message: object, tags: RoleTags) -> str | None:
-    said = next((message[key] for key in tags.role_keys if key in message), None) if isinstance(message, dict) else None
-    return tags.roles.get(said) if isinstance(said, str) else None
+    role = next((message[key] for key in tags.role_keys if key in message), None) if isinstance(message, dict) else None
+    return tags.roles.get(role) if isinstance(role, str) else None
 
 
 def _cannot_be_asked(unusable: Unusable, place: str) -> DataError:

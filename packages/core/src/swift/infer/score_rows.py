@@ -136,8 +136,8 @@ def _scored(
             for place, outputs in scorer.outputs(tokens):
                 question = questions[place]
                 alone = _is_text(question.messages)
-                said = {TEXT: question.messages[0]["content"]} if alone else {"messages": question.messages}
-                yield some[place], {**question.extras, **said, **line_of_outputs(outputs, found)}
+                columns = {TEXT: question.messages[0]["content"]} if alone else {"messages": question.messages}
+                yield some[place], {**question.extras, **columns, **line_of_outputs(outputs, found)}
 
     yield from progress(work(), "scoring", total=len(chosen))
 
@@ -180,9 +180,9 @@ def _prompt(column: str, found: FoundModel) -> str:
 
 def prompts_of(found: FoundModel) -> tuple[str, str]:
     """Return what an embedding model reads before every query, and before every document."""
-    said, kept = found.location.objective, stored_prompts(found.source.folder)
+    objective, kept = found.location.objective, stored_prompts(found.source.folder)
     names = ("query", "document")
-    query, document = (str(said.get(f"{name}_prompt") or kept.get(name, "")) for name in names)
+    query, document = (str(objective.get(f"{name}_prompt") or kept.get(name, "")) for name in names)
     return query, document
 
 

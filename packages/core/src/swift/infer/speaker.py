@@ -183,19 +183,19 @@ class EngineSpeaker:
         """Text is held back while its last letter is not whole, or while a stop string may have begun."""
         stops = StopStrings(self.tokenizer, sampling.stop)
         ids: list[int] = []
-        said = ""
+        written = ""
         for token in self.engine.stream(self.prompt(messages), stops.told(sampling)):
             ids.append(token)
             text, found = stops.before(self._text(ids))
             if found:
                 break
             certain = "" if text.endswith("\N{REPLACEMENT CHARACTER}") else stops.certain(text)
-            if len(certain) > len(said):
-                yield certain[len(said) :]
-                said = certain
+            if len(certain) > len(written):
+                yield certain[len(written) :]
+                written = certain
         whole, _ = stops.before(self._text(ids))
-        if len(whole) > len(said):
-            yield whole[len(said) :]
+        if len(whole) > len(written):
+            yield whole[len(written) :]
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))

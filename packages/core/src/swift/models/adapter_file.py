@@ -68,9 +68,9 @@ def checked_adapter(config: Mapping[str, Any], source: str, error: Failure = Mod
     """Return PEFT's settings of a LoRA adapter when they are ones; `source` names the file in messages."""
     kind = getattr(config.get("peft_type"), "value", config.get("peft_type"))
     if kind != "LORA":
-        said = f"of type {kind}" if isinstance(kind, str) else f"whose peft_type is {json_kind(kind)}"
+        found = f"of type {kind}" if isinstance(kind, str) else f"whose peft_type is {json_kind(kind)}"
         raise error(
-            f"{shown(source)} describes an adapter {said:.100}, not LORA.",
+            f"{shown(source)} describes an adapter {found:.100}, not LORA.",
             hint="swift works with LoRA and its variants; merge others with PEFT.",
         )
     if is_deeper(config, 8):
@@ -117,6 +117,6 @@ def _patterns(config: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         ("rank_pattern", r"(.*\.)?({})$"),
         ("alpha_pattern", r"(.*\.)?({})$"),
     ):
-        said = config.get(key) or ()
-        for each in (said,) if isinstance(said, str) else said:
+        listed = config.get(key) or ()
+        for each in (listed,) if isinstance(listed, str) else listed:
             yield key, form.replace("{}", str(each))

@@ -68,8 +68,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        said = f"model_type is {json_kind(model_type)}" if "model_type" in config else "it names no model_type"
-        raise ModelError(f"{shown(file)} does not describe a model: {said}.", hint="Copy or download it again.")
+        found = f"model_type is {json_kind(model_type)}" if "model_type" in config else "it names no model_type"
+        raise ModelError(f"{shown(file)} does not describe a model: {found}.", hint="Copy or download it again.")
     check_config(config, str(file))
     return config
 
@@ -132,15 +132,15 @@ def _problem(key: str, value: Any) -> str | None:
         return _size_problem(value, _LIMITS[key], lowest=0 if key in _MAY_BE_ZERO else 1)
     for covers, fits, rule in _RULES:
         if covers(key) and value is not None and not fits(value):
-            return f"is {_said(value)}, and should {rule}"
+            return f"is {_shown(value)}, and should {rule}"
     if key in _KERNELS and any(map(_from_elsewhere, value.values() if isinstance(value, dict) else [value])):
-        return f"names {_said(value)}, a kernel that is downloaded and run; swift chooses with --model.attention"
+        return f"names {_shown(value)}, a kernel that is downloaded and run; swift chooses with --model.attention"
     if key in _NAMES and value is not None and len(value) > _LAYERS:
         return f"has {len(value):,} names"
     if _is_number(value) and math.isnan(value):
         return "is not a number (NaN)"
     if type(value) is int and abs(value) >= 1 << 62:
-        return f"is {_said(value)}, a number that no model has"
+        return f"is {_shown(value)}, a number that no model has"
     return None
 
 
@@ -150,9 +150,9 @@ def _size_problem(value: Any, limit: int, *, lowest: int) -> str | None:
         if each is None:
             continue
         if type(each) is not int:
-            return f"is {_said(value)}, and should be a whole number"
+            return f"is {_shown(value)}, and should be a whole number"
         if not lowest <= each <= limit:
-            return f"is {_said(each)}, and should be from {lowest} to {limit:,}"
+            return f"is {_shown(each)}, and should be from {lowest} to {limit:,}"
     if isinstance(value, list) and not 0 < len(value) <= _LAYERS:
         return f"has {len(value):,} values"
     return None
@@ -183,7 +183,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, list | dict):
         return json_kind(value)
     text = "null" if value is None else repr(value) if isinstance(value, str | float) else str(value)

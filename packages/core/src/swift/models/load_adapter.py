@@ -44,9 +44,9 @@ def load_adapter(
     with without_bitsandbytes():
         from peft import PeftModel
 
-    said = read_adapter_config(folder)
-    weights = _weights(folder, said)
-    config = peft_config(said, model, str(folder / ADAPTER_CONFIG))
+    adapter_config = read_adapter_config(folder)
+    weights = _weights(folder, adapter_config)
+    config = peft_config(adapter_config, model, str(folder / ADAPTER_CONFIG))
     config.inference_mode = not trainable
     if dropout is not None:
         config.lora_dropout = dropout
@@ -54,8 +54,8 @@ def load_adapter(
         tuned: torch.nn.Module = PeftModel.from_pretrained(
             model, str(folder), ADAPTER, is_trainable=trainable, config=config
         )
-        wanted = set(adapter_names(tuned).values())
-    missing = sorted(wanted - set(weights.names()))
+        expected = set(adapter_names(tuned).values())
+    missing = sorted(expected - set(weights.names()))
     if missing:
         raise ModelError(
             f"{folder / ADAPTER_WEIGHTS} lacks {len(missing)} tensors of the adapter that {ADAPTER_CONFIG} describes, "
@@ -64,7 +64,7 @@ def load_adapter(
         )
     # PEFT may have saved embeddings of the model next to the adapter.
     own = {name.replace(".base_layer", "") for name, _ in tuned.named_parameters(remove_duplicate=False)}
-    extra = sorted(name for name in weights.names() if name not in wanted | own)
+    extra = sorted(name for name in weights.names() if name not in expected | own)
     if extra:
         raise ModelError(
             f"{folder / ADAPTER_WEIGHTS} has {len(extra)} tensors that {ADAPTER_CONFIG} does not describe, the first "

@@ -61,9 +61,9 @@ def frozen_parts(section: TunerSection, options: Any) -> frozenset[str]:
     Where its patterns choose weights or modules by name, they alone decide, but for what a flag says.
     """
     chosen = getattr(options, "selects", False) or getattr(options, "target_regex", None) is not None
-    said = {VIT: section.freeze_vit, ALIGNER: section.freeze_aligner, LLM: section.freeze_llm}
+    flags = {VIT: section.freeze_vit, ALIGNER: section.freeze_aligner, LLM: section.freeze_llm}
     return frozenset(
-        part for part in PARTS if (said[part] if said[part] is not None else part in FROZEN and not chosen)
+        part for part in PARTS if (flags[part] if flags[part] is not None else part in FROZEN and not chosen)
     )
 
 

@@ -383,14 +383,14 @@ def architecture_of(source: ModelSource) -> str:
 
 def _check_quantisation(config: Mapping[str, Any], folder: Path) -> None:
     """Refuse an unknown quantisation, whose weights transformers would load as if they were plain ones."""
-    said = config.get("quantization_config")
-    if said is None:
+    quantization = config.get("quantization_config")
+    if quantization is None:
         return
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
-    method = said.get("quant_method")
-    known = method in AUTO_QUANTIZER_MAPPING if isinstance(method, str) else bool(said.get("load_in_8bit"))
-    if not known and not said.get("load_in_4bit"):
+    method = quantization.get("quant_method")
+    known = method in AUTO_QUANTIZER_MAPPING if isinstance(method, str) else bool(quantization.get("load_in_8bit"))
+    if not known and not quantization.get("load_in_4bit"):
         raise ModelError(
             f"{folder / CONFIG}: quantization_config names the method {method!r}, which transformers does not know.",
             hint="A newer transformers may know it.",

@@ -63,15 +63,15 @@ def _by_file(path: Path, _modified: int, _size: int) -> tuple[tuple[int, ...], .
         return ()
 
 
-_said: set[tuple[Path, str]] = set()
+_reported: set[tuple[Path, str]] = set()
 
 
 def _say_once(
     path: Path, kind: str, tokenizer: Any, text: str, expected: tuple[int, ...], say: Callable[[str], None]
 ) -> None:
-    if (path, kind) in _said:
+    if (path, kind) in _reported:
         return
-    _said.add((path, kind))
+    _reported.add((path, kind))
     found = tokenizer.encode(text, add_special_tokens=False)
     at = next((at for at, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other), None)
     at = min(len(found), len(expected)) if at is None else at

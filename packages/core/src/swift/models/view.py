@@ -182,9 +182,9 @@ class ViewModule(nn.Module):
             alone = [reader.alone(sample).to(self._device()) for sample in samples]
             expected = []
             for batch in alone:
-                said = causal_lm(input_ids=batch.input_ids, use_cache=False, **self._of_media(batch)).logits[0, :-1]
+                logits = causal_lm(input_ids=batch.input_ids, use_cache=False, **self._of_media(batch)).logits[0, :-1]
                 expected.append(
-                    said.float().log_softmax(-1).gather(-1, batch.targets[0, :-1, None])[:, 0].to(said.dtype)
+                    logits.float().log_softmax(-1).gather(-1, batch.targets[0, :-1, None])[:, 0].to(logits.dtype)
                 )
             together = reader.collated(samples, flat=self.attention.flat).to(self._device())
             if not self._layout_agrees(together, expected):
@@ -271,8 +271,8 @@ class ViewModule(nn.Module):
         causal_lm = causal_lm_of(self.model)
         lengths = (7, 4)
         batch = self.probe(lengths)
-        said = _own_logps if self._unembeds else _own_hidden
-        expected = [said(causal_lm, _probe_ids(causal_lm, length).to(self._device())) for length in lengths]
+        reference = _own_logps if self._unembeds else _own_hidden
+        expected = [reference(causal_lm, _probe_ids(causal_lm, length).to(self._device())) for length in lengths]
         if self._layout_agrees(batch, expected):
             return
         name = type(causal_lm).__name__

@@ -17,11 +17,11 @@ _END = object()
 
 
 def wrong(
-    entry: PluginEntry, function: str, expected: str, came: object = None, *, said: str | None = None
+    entry: PluginEntry, function: str, expected: str, came: object = None, *, words: str | None = None
 ) -> PluginError:
-    """Return the error about a wrong value that a plugin returned; `said` describes the value in other words."""
+    """Return the error about a wrong value that a plugin returned; `words` describe the value in other words."""
     return PluginError(
-        f"{entry} answers {function} with {said or described(came)}; expected is {expected}.", hint=if_not_yours(entry)
+        f"{entry} answers {function} with {words or described(came)}; expected is {expected}.", hint=if_not_yours(entry)
     )
 
 
@@ -45,7 +45,7 @@ def topology(entry: PluginEntry, hook: str, came: object) -> Topology:
             raise wrong(entry, hook, f"a Topology whose {name} is a whole number", getattr(came, name))
     if not 0 <= came.data_rank < came.data_size:
         place = f"data_rank {came.data_rank} of data_size {came.data_size}"
-        raise wrong(entry, hook, "a Topology with 0 <= data_rank < data_size", said=place)
+        raise wrong(entry, hook, "a Topology with 0 <= data_rank < data_size", words=place)
     if not isinstance(came.device, str):
         raise wrong(entry, hook, "a Topology whose device is a text", came.device)
     return came

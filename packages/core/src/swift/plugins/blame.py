@@ -123,8 +123,8 @@ def words_of(cause: BaseException) -> str:
         text = "its text cannot be shown"
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} ..."
-    said = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
-    return said if said[-1] in ".!?" else f"{said}."
+    words = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+    return words if words[-1] in ".!?" else f"{words}."
 
 
 def keep_traceback(error: SwiftError, folder: Path | None = None, *, name: str = "traceback") -> None:

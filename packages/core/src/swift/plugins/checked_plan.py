@@ -52,7 +52,7 @@ class CheckedPlan:
         if not isinstance(came, Batch):
             raise wrong(self._entry, "batch of its plan", "a swift.data.batch.Batch", came)
         if not came.rows and came.spare_row is None:
-            raise wrong(self._entry, "batch of its plan", "a batch with rows, or a spare row", said="an empty batch")
+            raise wrong(self._entry, "batch of its plan", "a batch with rows, or a spare row", words="an empty batch")
         return came
 
     def metrics(self, step: int) -> Mapping[str, float]:
@@ -90,7 +90,7 @@ class CheckedPlan:
         missing = [name for name in self.evaluation_metrics or () if name not in numbers]
         if missing and numbers:  # what the main process returns counts: others may leave it out
             expected = "a number for each of its evaluation_metrics"
-            raise wrong(self._entry, "evaluate of its plan", expected, said=f"no number for {missing[0]!r}")
+            raise wrong(self._entry, "evaluate of its plan", expected, words=f"no number for {missing[0]!r}")
         return numbers
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class CheckedPlan:
                 self._entry,
                 "plan",
                 "a plan with both evaluate and evaluation_metrics, or neither",
-                said="a plan with one of evaluate and evaluation_metrics",
+                words="a plan with one of evaluate and evaluation_metrics",
             )
         if names is None:
             return None

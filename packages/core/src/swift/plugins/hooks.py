@@ -191,9 +191,9 @@ class Hooks:
         if not new:
             return
         reports = comms.gather([each.report(run.folder, run.world.rank) for each in new])
-        for each, said in zip(new, zip(*reports, strict=True), strict=True):
+        for each, outcome in zip(new, zip(*reports, strict=True), strict=True):
             each.ended = each.known_to_all = True
-            for rank, report in enumerate(said):
+            for rank, report in enumerate(outcome):
                 if report is not None:
                     run.say(f"{report} (process {rank})")
 

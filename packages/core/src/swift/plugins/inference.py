@@ -99,7 +99,7 @@ class CheckedEngine:
             count = len(prompts[place]) - 1
             if not len(score.logprobs) == len(score.likeliest) == count:
                 lengths = f"{len(score.logprobs)} log-probabilities and {len(score.likeliest)} choices"
-                raise wrong(self._entry, "score", f"{count} of each for a prompt of {count + 1} tokens", said=lengths)
+                raise wrong(self._entry, "score", f"{count} of each for a prompt of {count + 1} tokens", words=lengths)
             self._check_top(score, (count, top))
             yield place, score
 
@@ -145,7 +145,7 @@ class CheckedEngine:
         if shape[1]:
             found = [None if each is None else tuple(each.shape) for each in (score.top_ids, score.top_logprobs)]
             if found != [shape, shape]:
-                raise wrong(self._entry, "score", f"top_ids and top_logprobs of shape {shape}", said=f"shapes {found}")
+                raise wrong(self._entry, "score", f"top_ids and top_logprobs of shape {shape}", words=f"shapes {found}")
 
     def _placed(self, method: str, count: int, make: Callable[[], Iterable[Any]]) -> Iterator[tuple[int, Any]]:
         """Yield pairs (index, answer), in which each index comes once."""
@@ -157,7 +157,7 @@ class CheckedEngine:
             if not isinstance(place, int) or place not in left:
                 again = isinstance(place, int) and 0 <= place < count
                 expected = f"each of the places 0 to {count - 1} once" if again else f"a place from 0 to {count - 1}"
-                raise wrong(self._entry, method, expected, said=f"the place {place!r}" + " again" * again)
+                raise wrong(self._entry, method, expected, words=f"the place {place!r}" + " again" * again)
             left.discard(place)
             yield place, answer
         if left:
@@ -193,7 +193,7 @@ class CheckedEngine:
             raise wrong(self._entry, "generate", "a Completion whose token_ids are whole numbers", came.token_ids)
         if len(came.logprobs) != len(came.token_ids):
             lengths = f"{len(came.token_ids)} tokens and {len(came.logprobs)} log-probabilities"
-            raise wrong(self._entry, "generate", "a Completion with a log-probability for each token", said=lengths)
+            raise wrong(self._entry, "generate", "a Completion with a log-probability for each token", words=lengths)
         if came.finish_reason not in _REASONS:
             raise wrong(self._entry, "generate", "a Completion that ended by 'stop' or 'length'", came.finish_reason)
         return came

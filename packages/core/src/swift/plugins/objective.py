@@ -121,7 +121,7 @@ class CheckedObjective:
         loss: Any = came.loss
         if not is_tensor(loss) or loss.numel() != 1:
             what = f"a tensor of the shape {tuple(loss.shape)}" if is_tensor(loss) else None
-            raise wrong(self._entry, "loss", "a LossSums whose loss is a tensor with one value", loss, said=what)
+            raise wrong(self._entry, "loss", "a LossSums whose loss is a tensor with one value", loss, words=what)
         if came.reported is not None and not (is_tensor(came.reported) and came.reported.numel() == 1):
             raise wrong(self._entry, "loss", "a LossSums whose reported is a tensor with one value", came.reported)
         if not loss.requires_grad and _has_gradient(view):
@@ -129,7 +129,7 @@ class CheckedObjective:
                 self._entry,
                 "loss",
                 "a loss made of the view by differentiable operations",
-                said="a loss without gradient",
+                words="a loss without gradient",
             )
         self._check_metrics(came.metrics)
         if came.segments is not None and not is_tensor(came.segments):
@@ -159,7 +159,7 @@ class CheckedObjective:
             if not is_tensor(values) or values.shape[:1] != vectors.shape[:1]:
                 what = f"a tensor of the shape {tuple(values.shape)}" if is_tensor(values) else None
                 expected = f"{name!r} as a tensor with {len(vectors)} rows, one per segment"
-                raise wrong(self._entry, "from_first_pass", expected, values, said=what)
+                raise wrong(self._entry, "from_first_pass", expected, values, words=what)
         return came
 
     def plan(self, context: PlanContext) -> Plan:
@@ -184,7 +184,9 @@ class CheckedObjective:
             if not is_tensor(values) or values.shape != batch.targets.shape:
                 what = f"a tensor of the shape {tuple(values.shape)}" if is_tensor(values) else None
                 shape = tuple(batch.targets.shape)
-                raise wrong(self._entry, "loss", f"tokens[{name!r}] with the targets' shape {shape}", values, said=what)
+                raise wrong(
+                    self._entry, "loss", f"tokens[{name!r}] with the targets' shape {shape}", values, words=what
+                )
 
     def _check_metrics(self, metrics: Any) -> None:
         if not isinstance(metrics, Mapping):

@@ -19,11 +19,11 @@ _joined = False
 """Whether the group of this process is one that `join_group` made."""
 
 
-def choose_device(wanted: str, world: World, *, cpu_threads: int | None = None) -> torch.device:
+def choose_device(requested: str, world: World, *, cpu_threads: int | None = None) -> torch.device:
     """'auto', 'cpu' or 'cuda', made this process's device; on the CPU it takes its share of the cores."""
-    if wanted == "cuda" and not torch.cuda.is_available():
+    if requested == "cuda" and not torch.cuda.is_available():
         raise no_cuda()
-    if wanted == "cpu" or not torch.cuda.is_available():
+    if requested == "cpu" or not torch.cuda.is_available():
         torch.set_num_threads(cpu_threads or share_of_cores())
         return torch.device("cpu")
     if world.local_rank >= torch.cuda.device_count():

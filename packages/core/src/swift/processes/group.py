@@ -194,14 +194,14 @@ def _processes(environment: Mapping[str, str], name: str) -> int:
         import torch
 
         return max(1, torch.cuda.device_count())
-    wanted = _number(environment, name, 1)
-    if not 1 <= wanted <= MOST_PROCESSES:
+    requested = _number(environment, name, 1)
+    if not 1 <= requested <= MOST_PROCESSES:
         raise ConfigError(
             f"The environment variable {name} should be a number of processes from 1 to {MOST_PROCESSES}, and is "
-            f"{wanted}.",
+            f"{requested}.",
             hint=f"For example: {name}=2, or take it away: unset {name}",
         )
-    return wanted
+    return requested
 
 
 def _numbered(environment: Mapping[str, str], nproc: int | None) -> Group | None:

@@ -229,17 +229,17 @@ class Watchdog:
         alive = {rank: seen.pulse for rank, seen in self._seen.items() if rank not in silent and seen.pulse is not None}
         where = own.doing if own is not None else self._doing
         lines = [f"The run makes no progress: nothing has happened for {_duration(self._limit)}, at {where}."]
-        said: dict[str, list[int]] = {}
+        reports: dict[str, list[int]] = {}
         for rank in sorted(silent):
             pulse = self._seen[rank].pulse
             last = f", last heard of at {pulse.doing}" if pulse is not None else ""
-            said.setdefault(f"no sign of life{last}: stopped, swapping, or its machine is gone", []).append(rank)
+            reports.setdefault(f"no sign of life{last}: stopped, swapping, or its machine is gone", []).append(rank)
         for rank, pulse in sorted(alive.items()):
-            said.setdefault(_condition(pulse), []).append(rank)
-        for text, ranks in list(said.items())[:_LISTED]:
+            reports.setdefault(_condition(pulse), []).append(rank)
+        for text, ranks in list(reports.items())[:_LISTED]:
             lines.append(f"  {_processes(ranks)}: {text}")
-        if len(said) > _LISTED:
-            lines.append(f"  and {len(said) - _LISTED} more, in the stacks")
+        if len(reports) > _LISTED:
+            lines.append(f"  and {len(reports) - _LISTED} more, in the stacks")
         lines.append(f"Stacks of those that live: {self.folder / FOLDER}")
         if silent:
             lines.append(f"Look at {_processes(sorted(silent))} first (its machine's log, dmesg).")

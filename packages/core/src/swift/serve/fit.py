@@ -35,7 +35,7 @@ def check_fit(adapter: Path, model: Path) -> None:
     """
     config = read_adapter(adapter)
     base = config.get("base_model_name_or_path")
-    said = f" (it says that it was trained on {base})" if base else ""
+    base_named = f" (it says that it was trained on {base})" if base else ""
     weights = SafetensorsFolder(model)
     packed = _is_quantised(model)
     for module, inputs, outputs in _modules(SafetensorsFolder(adapter, file=WEIGHTS)):
@@ -43,12 +43,12 @@ def check_fit(adapter: Path, model: Path) -> None:
         if found is None:
             if packed or not _has_such(module, weights):
                 continue  # several modules are one tensor there
-            raise _misfit(adapter, model, f"it adapts {module}, which is not there{said}")
+            raise _misfit(adapter, model, f"it adapts {module}, which is not there{base_named}")
         there = weights.shape(found)
         if not packed and len(there) == 2 and there not in ((outputs, inputs), (inputs, outputs)):
             shape = f"{found} is {_shape(there)} there, and it was made for {_shape((outputs, inputs))}"
-            raise _misfit(adapter, model, f"{shape}{said}")
-    _check_origin(adapter, model, said)
+            raise _misfit(adapter, model, f"{shape}{base_named}")
+    _check_origin(adapter, model, base_named)
 
 
 def _misfit(adapter: Path, model: Path, reason: str) -> ModelError:
@@ -86,7 +86,7 @@ def _is_quantised(model: Path) -> bool:
     return "quantization_config" in read_config(model)
 
 
-def _check_origin(adapter: Path, model: Path, said: str) -> None:
+def _check_origin(adapter: Path, model: Path, base: str) -> None:
     """Check an adapter by the weights that its checkpoint names; shapes may agree where these do not."""
     if not (adapter / MANIFEST).is_file():
         return
@@ -100,7 +100,7 @@ def _check_origin(adapter: Path, model: Path, said: str) -> None:
 
     source = HfSource(str(model), model, ModelSection(path=str(model)), seed=0, say=say_nothing)
     if source.fingerprint != manifest.model_fingerprint:
-        raise _misfit(adapter, model, f"the shapes agree, but these are other weights{said}")
+        raise _misfit(adapter, model, f"the shapes agree, but these are other weights{base}")
 
 
 def _shape(shape: tuple[int, ...]) -> str:

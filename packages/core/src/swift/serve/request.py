@@ -156,10 +156,10 @@ def _check_model(folder: Path, section: ModelSection) -> None:
     check_weights(SafetensorsFolder(folder), config, folder)
 
 
-def _dtype(wanted: str, folder: Path) -> str:
+def _dtype(asked: str, folder: Path) -> str:
     """Return the dtype of the folder unless one is requested: engines have other ideas of 'auto'."""
-    if wanted != "auto":
-        return wanted
+    if asked != "auto":
+        return asked
     config = read_config(folder)
-    said = str(config.get("dtype") or config.get("torch_dtype") or "auto").removeprefix("torch.")
-    return said if said in DTYPES else "auto"
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "auto").removeprefix("torch.")
+    return stored if stored in DTYPES else "auto"

@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 Mode = Literal["none", "adapter", "cached"]
 
 
-def reference_mode(objective: Objective, wanted: str, config: Config) -> Mode:
+def reference_mode(objective: Objective, requested: str, config: Config) -> Mode:
     """Return how this run gets its reference, or 'none' when the objective needs none."""
     if Need.REFERENCE_LOGPS not in objective.needs:
         return "none"
     tuner = tuner_of(config.tuner)
     alone = getattr(tuner.options, "bias", "none") == "none"  # else switching it off leaves biases as they are trained
     has_adapter = tuner.adapter and config.tuner.adapter is None and alone
-    if wanted == "adapter" and not has_adapter:
+    if requested == "adapter" and not has_adapter:
         raise ConfigError(
             "objective.reference is adapter, and there is none that could be switched off to give the model before "
             "training: other weights are trained, or it continues from an adapter.",
             hint="Use --objective.reference cached, or --tuner.kind lora.",
         )
-    if wanted == "auto":
+    if requested == "auto":
         return "adapter" if has_adapter else "cached"
-    return "adapter" if wanted == "adapter" else "cached"
+    return "adapter" if requested == "adapter" else "cached"
 
 
 def to_be_scored(data: Prepared | None) -> ReferencedSamples:

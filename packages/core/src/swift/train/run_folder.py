@@ -111,8 +111,8 @@ class RunClaim:
 def claim_new_folder(config: Config, model_name: str) -> RunClaim:
     """Make the folder of a new run, and lock it."""
     parent = _parent(config, model_name)
-    wanted = parent / (config.logging.run_name or "")
-    before = next((path for path in (wanted, *wanted.parents) if path.exists()), None)
+    requested = parent / (config.logging.run_name or "")
+    before = next((path for path in (requested, *requested.parents) if path.exists()), None)
     folder = create_run_folder(config, model_name)
     return RunClaim(folder, lock_run_folder(folder), before)
 

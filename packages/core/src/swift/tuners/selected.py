@@ -40,7 +40,7 @@ class SelectedTuner:
         if not isinstance(tuned, torch.nn.Module):
             raise wrong(self.entry, "attach", "the model", tuned)
         if not any(parameter.requires_grad for parameter in tuned.parameters()):
-            raise wrong(self.entry, "attach", "a model in which something is trained", said="one that is all frozen")
+            raise wrong(self.entry, "attach", "a model in which something is trained", words="one that is all frozen")
         if self.adapter != hasattr(tuned, "peft_config"):
             what = "a model of PEFT, since it trains an adapter" if self.adapter else "a model without adapters"
             raise wrong(self.entry, "attach", what, tuned)

@@ -145,10 +145,10 @@ class Walk:
         inside = {id(parameter) for block in self.blocks for parameter in block.parameters()}
         return {name: each for name, each in self.model.named_parameters() if id(each) not in inside}
 
-    def _stand_in(self, number: int, wanted: int, batch: TokenBatch) -> Any:
+    def _stand_in(self, number: int, requested: int, batch: TokenBatch) -> Any:
         def hand_on(*arguments: Any, **named: Any) -> Any:
             given = arguments[0] if arguments else named["hidden_states"]
-            if number + 1 == len(self.blocks) and wanted > number:
+            if number + 1 == len(self.blocks) and requested > number:
                 assert batch.hidden is not None
                 given = batch.hidden.to(self.device)
             return (given,) if self._tuples else given
@@ -164,7 +164,7 @@ class Walk:
             self._tuples = isinstance(output, tuple)
             raise _Reached(output[0] if self._tuples else output)
 
-        return start if number == wanted else hand_on
+        return start if number == requested else hand_on
 
     def _give_back(self) -> None:
         for block in self.blocks:

@@ -149,10 +149,10 @@ def _spoken(messages: Sequence[object], what: str) -> str:
     """Return the text of one message, after a system message if there is one, as ms-swift joins them."""
     spoken = [_role_and_text(message, what) for message in messages]
     system = [text for role, text in spoken if role == "system"]
-    said = [text for role, text in spoken if role != "system" and text]
-    if len(said) != 1 or len(system) > 1:
-        raise Unusable("not one message", f"a {what} has {len(said)} messages with text, not one")
-    return " ".join((*system, *said))
+    texts = [text for role, text in spoken if role != "system" and text]
+    if len(texts) != 1 or len(system) > 1:
+        raise Unusable("not one message", f"a {what} has {len(texts)} messages with text, not one")
+    return " ".join((*system, *texts))
 
 
 def _role_and_text(message: object, what: str) -> tuple[object, str]:

@@ -188,7 +188,7 @@ def _documents(row: RowReader) -> tuple[list[str], list[str]]:
     """Return the documents that answer the query, and those that don't."""
     if row.has("positive_messages", "negative_messages"):
         sides = [row.value(name) if row.has(name) else () for name in ("positive_messages", "negative_messages")]
-        return _said(sides[0]), _said(sides[1])
+        return _texts_of(sides[0]), _texts_of(sides[1])
     if row.has(*DOCUMENT, *DOCUMENTS):
         return _labelled(row)
     if not row.has(*POSITIVE, *NEGATIVE):
@@ -219,7 +219,7 @@ def _label(label: object) -> bool:
     raise Unusable("malformed label", f"the label of a document is {label!r}; it should be 1 or 0")
 
 
-def _said(conversations: object) -> list[str]:
+def _texts_of(conversations: object) -> list[str]:
     """Return the last message's text of each conversation."""
     conversations = parse_json(conversations, "messages")
     if not isinstance(conversations, list | tuple):

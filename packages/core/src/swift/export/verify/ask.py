@@ -82,10 +82,10 @@ def ask_engine(question: EngineQuestion, *, timeout: float = 3600.0) -> Answers:
                 f"{question.engine} did not answer (exit code {process.returncode}). Its last lines:\n"
                 + "\n".join(f"  {line}" for line in tail)
             )
-        said = json.loads(answers.read_text(encoding="utf-8"))
-    if "error" in said:
-        raise ModelError(said["error"], hint=said["hint"])
-    return Answers(**said)
+        returned = json.loads(answers.read_text(encoding="utf-8"))
+    if "error" in returned:
+        raise ModelError(returned["error"], hint=returned["hint"])
+    return Answers(**returned)
 
 
 def _clean(variables: Mapping[str, str]) -> dict[str, str]:
@@ -107,11 +107,11 @@ def main() -> int:
     asked = json.load(sys.stdin)
     target = Path(asked.pop("answers"))
     try:
-        said: dict[str, Any] = asdict(_answer(EngineQuestion(**asked)))
+        returned: dict[str, Any] = asdict(_answer(EngineQuestion(**asked)))
     except SwiftError as error:
-        said = {"error": error.message, "hint": error.hint}
+        returned = {"error": error.message, "hint": error.hint}
     partial = target.with_suffix(".part")
-    partial.write_text(json.dumps(said), encoding="utf-8")
+    partial.write_text(json.dumps(returned), encoding="utf-8")
     partial.replace(target)
     return 0
 
@@ -136,10 +136,10 @@ def _answer(question: EngineQuestion) -> Answers:
             outputs = dict(outputs_of(engine, question.prompts))
             return Answers([], [], [], [outputs[index] for index in range(len(question.prompts))])
         scores = dict(engine.score(question.prompts))
-        said = dict(engine.generate(question.prompts, Sampling(max_new_tokens=question.max_new_tokens)))
+        generated = dict(engine.generate(question.prompts, Sampling(max_new_tokens=question.max_new_tokens)))
     finally:
         engine.close()
-    ordered = [said[index] for index in range(len(question.prompts))]
+    ordered = [generated[index] for index in range(len(question.prompts))]
     logps = [scores[index].logprobs for index in range(len(question.prompts))]
     return Answers(logps, [each.token_ids for each in ordered], [each.logprobs for each in ordered])
 

@@ -62,10 +62,10 @@ def compare(reference: Reference, account: Account, tolerance: Tolerance, *, cau
 
 
 def _compare_vectors(
-    wanted: Sequence[Sequence[float]], account: Account, tolerance: Tolerance, cause: str
+    expected: Sequence[Sequence[float]], account: Account, tolerance: Tolerance, cause: str
 ) -> dict[str, Any]:
     largest = 0.0
-    for number, (before, after) in enumerate(zip(wanted, account.vectors, strict=True), 1):
+    for number, (before, after) in enumerate(zip(expected, account.vectors, strict=True), 1):
         for place, (one, other) in enumerate(zip(before, after, strict=True), 1):
             difference = abs(one - other) / (1 + abs(one))
             if not difference <= tolerance.largest:
@@ -75,14 +75,14 @@ def _compare_vectors(
                     hint=cause,
                 )
             largest = max(largest, difference)
-    values = sum(map(len, wanted))
-    return {"prompts": len(wanted), "values": values, "largest_difference": largest, "tolerance": tolerance.largest}
+    values = sum(map(len, expected))
+    return {"prompts": len(expected), "values": values, "largest_difference": largest, "tolerance": tolerance.largest}
 
 
 def _compare_logps(reference: Reference, account: Account, tolerance: Tolerance, cause: str) -> dict[str, Any]:
     differences = []
-    for number, (wanted, got) in enumerate(zip(reference.logps, account.logps, strict=True)):
-        for position, (before, after) in enumerate(zip(wanted, got, strict=True), 1):
+    for number, (expected, got) in enumerate(zip(reference.logps, account.logps, strict=True)):
+        for position, (before, after) in enumerate(zip(expected, got, strict=True), 1):
             difference = abs(before - after)
             if not difference <= tolerance.largest:
                 raise ExportError(
@@ -110,33 +110,36 @@ def _compare_logps(reference: Reference, account: Account, tolerance: Tolerance,
 
 
 def _compare_greedy(
-    wanted: Sequence[Continuation], account: Account, tolerance: Tolerance, cause: str
+    expected: Sequence[Continuation], account: Account, tolerance: Tolerance, cause: str
 ) -> dict[str, Any]:
     compared = near_ties = 0
-    for number, (said, got) in enumerate(zip(wanted, account.greedy, strict=True), 1):
-        for position, (before, after) in enumerate(zip(said.tokens, got, strict=False)):
+    for number, (ours, got) in enumerate(zip(expected, account.greedy, strict=True), 1):
+        for position, (before, after) in enumerate(zip(ours.tokens, got, strict=False)):
             if before == after:
                 compared += 1
                 continue
-            if said.margins[position] <= tolerance.margin:
+            if ours.margins[position] <= tolerance.margin:
                 near_ties += 1
                 break  # from here on it is another text
             logps = account.greedy_logps[number - 1] if account.greedy_logps else []
             told = f" ({logps[position]:.4f})" if position < len(logps) else ""
             raise ExportError(
                 f"The export differs from the training state: token {position + 1} of the answer to test prompt "
-                f"{number} is {after}{told} by {account.who} instead of {before} ({said.logps[position]:.4f}, which is "
-                f"{said.margins[position]:.4f} above any other token).",
+                f"{number} is {after}{told} by {account.who} instead of {before} ({ours.logps[position]:.4f}, which is "
+                f"{ours.margins[position]:.4f} above any other token).",
                 hint=cause,
             )
-    return {"answers": len(wanted), "tokens_equal": compared, "near_ties": near_ties, "margin": tolerance.margin}
+    return {"answers": len(expected), "tokens_equal": compared, "near_ties": near_ties, "margin": tolerance.margin}
 
 
 def account_of_module(model: Any, prompts: list[Prompt], *, greedy: bool) -> Account:
     """Return the outputs of a transformers module."""
     from swift.export.verify.reference import module_greedy, module_logps
 
-    said = module_greedy(model, prompts) if greedy else []
+    greedy_answers = module_greedy(model, prompts) if greedy else []
     return Account(
-        "transformers", module_logps(model, prompts), [each.tokens for each in said], [each.logps for each in said]
+        "transformers",
+        module_logps(model, prompts),
+        [each.tokens for each in greedy_answers],
+        [each.logps for each in greedy_answers],
     )

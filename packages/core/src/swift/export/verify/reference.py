@@ -128,17 +128,17 @@ def module_greedy(model: torch.nn.Module, prompts: list[Prompt]) -> list[Continu
     device = next(model.parameters()).device
     answers = []
     for prompt in prompts:
-        said = Continuation([], [], [])
+        continuation = Continuation([], [], [])
         step, cache = torch.tensor([prompt], device=device), None
         for _ in range(_ANSWER):
             output = model(input_ids=step, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             best = torch.log_softmax(output.logits[0, -1].float(), dim=-1).topk(2)
-            said.tokens.append(int(best.indices[0]))
-            said.logps.append(float(best.values[0]))
-            said.margins.append(float(best.values[0] - best.values[1]))
+            continuation.tokens.append(int(best.indices[0]))
+            continuation.logps.append(float(best.values[0]))
+            continuation.margins.append(float(best.values[0] - best.values[1]))
             step = best.indices[None, :1]
-        answers.append(said)
+        answers.append(continuation)
     return answers
 
 

@@ -51,14 +51,14 @@ def compare_rendering(trained: Any, folder: Path, *, trust_remote_code: bool = F
     exported = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     equal, refused = [], []
     for what, conversation in CONVERSATIONS.items():
-        wanted, got = _rendered(trained, conversation), _rendered(exported, conversation)
-        if wanted != got:
-            raise _different(what, wanted, got)
-        if wanted is None:
+        expected, got = _rendered(trained, conversation), _rendered(exported, conversation)
+        if expected != got:
+            raise _different(what, expected, got)
+        if expected is None:
             refused.append(what)
             continue
-        wanted_ids = trained(wanted, add_special_tokens=False)["input_ids"]
-        if wanted_ids != exported(wanted, add_special_tokens=False)["input_ids"]:
+        wanted_ids = trained(expected, add_special_tokens=False)["input_ids"]
+        if wanted_ids != exported(expected, add_special_tokens=False)["input_ids"]:
             raise ExportError(f"The exported tokenizer makes other tokens than training of {what}.", hint=_HINT)
         equal.append(what)
     return {"equal": equal, "refused_by_the_template": refused}
@@ -69,20 +69,20 @@ def _rendered(tokenizer: Any, conversation: dict[str, Any]) -> str | None:
     if tokenizer.chat_template is None:
         return None
     try:
-        said = {name: value for name, value in conversation.items() if name != "conversation"}
-        return render_chat(tokenizer, conversation["conversation"], place="A conversation to compare", **said)
+        arguments = {name: value for name, value in conversation.items() if name != "conversation"}
+        return render_chat(tokenizer, conversation["conversation"], place="A conversation to compare", **arguments)
     except (TemplateError, TypeError, ValueError, KeyError):
         return None
 
 
-def _different(what: str, wanted: str | None, got: str | None) -> ExportError:
-    if wanted is None or got is None:
-        refuses = "The template that was trained with" if wanted is None else "The exported template"
+def _different(what: str, expected: str | None, got: str | None) -> ExportError:
+    if expected is None or got is None:
+        refuses = "The template that was trained with" if expected is None else "The exported template"
         return ExportError(f"{refuses} does not render {what}, the other one does.", hint=_HINT)
-    at = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), min(len(wanted), len(got)))
+    at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), min(len(expected), len(got)))
     return ExportError(
         f"The exported chat template renders {what} otherwise than the one that was trained with: at character "
-        f"{at + 1} {got[at : at + 30]!r} instead of {wanted[at : at + 30]!r}.",
+        f"{at + 1} {got[at : at + 30]!r} instead of {expected[at : at + 30]!r}.",
         hint=_HINT,
     )
 

@@ -35,13 +35,13 @@ class Digests:
     """Checksums of the tensors that ought to be in an export, taken as they pass."""
 
     def __init__(self, dtypes: Mapping[str, torch.dtype]) -> None:
-        self._wanted = dtypes
+        self._expected = dtypes
         self.dtypes: dict[str, torch.dtype] = {}
         self.found: dict[str, str] = {}
 
     def take(self, name: str, tensor: torch.Tensor) -> None:
         """Note a tensor in the precision that the export gives it; its own where none is given."""
-        self.dtypes[name] = self._wanted.get(name, tensor.dtype)
+        self.dtypes[name] = self._expected.get(name, tensor.dtype)
         self.found[name] = _digest(tensor.to(self.dtypes[name]))
 
     def watch(self, weights: WeightStream) -> Iterator[tuple[str, torch.Tensor]]:
@@ -124,10 +124,10 @@ def _compare_weights(folder: Path, expected: Mapping[str, str]) -> None:
     for path in _weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  # safe_open is no mapping
-                wanted = left.pop(name, None)
-                if wanted is None:
+                original = left.pop(name, None)
+                if original is None:
                     raise ExportError(f"The export in {folder} has a weight that was not trained: {name}.")
-                if _digest(file.get_tensor(name)) != wanted:
+                if _digest(file.get_tensor(name)) != original:
                     raise ExportError(
                         f"The export in {folder} differs from the training state: {name} has other values.",
                         hint="Export again; if it happens twice, the disk or the exporter alters data.",

@@ -68,13 +68,13 @@ def compare_by_engine(
         options={"enforce_eager": True},
     )
     try:
-        said = ask_engine(question)
+        returned = ask_engine(question)
     except ModelError as error:
         if required:
             raise ExportError(f"{ENGINE_TITLE} does not load the export. {error.message}", hint=error.hint) from error
         say(f"{ENGINE_TITLE} could not be asked: {error.message}")
         return {"asked": False, "reason": error.message}
-    account = Account(ENGINE_TITLE, said.logps, said.greedy, said.greedy_logps, said.vectors)
+    account = Account(ENGINE_TITLE, returned.logps, returned.greedy, returned.greedy_logps, returned.vectors)
     cause = (
         "transformers agrees with the training state. "
         f"Report it with this model's config.json and {ENGINE_TITLE}'s version."
