@@ -148,6 +148,10 @@ def test_infer_writes_the_scores_and_labels_of_texts_and_conversations_and_goes_
     whole = [json.loads(line) for line in result.read_text().splitlines()]
     assert whole[0] == lines[0]
     assert whole[1]["scores"] == pytest.approx(lines[1]["scores"], abs=1e-5)
+    write_jsonl(data, [{"text": "a b c"}, {"text": ""}])
+    empty = typed(["infer", str(model), "--dataset", str(data)], folder)
+    assert empty.code == 2
+    assert "texts.jsonl:2: the text is empty" in empty.output
 
 
 def test_infer_prints_vectors_of_length_1(folder: Path, base: Path) -> None:

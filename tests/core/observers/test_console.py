@@ -126,6 +126,14 @@ def test_a_completed_run_ends_with_commands_that_use_it(make_run, drive, said, m
     assert f"swift export {run.folder}/checkpoint-12 --to hf" in ending
 
 
+def test_a_run_of_a_model_that_writes_no_text_ends_with_a_command_that_asks_it(make_run, drive, said, make_summary):
+    run = make_run(model={"task": "embedding"})
+    drive(ConsoleObserver(), run, range(1, 3), summary=make_summary(checkpoint=run.folder / "checkpoint-2"))
+    ending = "\n".join(said[-3:])
+    assert f"Ask it for vectors: swift infer {run.folder}/checkpoint-2 --dataset FILE" in ending
+    assert "swift chat" not in ending
+
+
 def test_a_stopped_run_ends_with_the_command_that_resumes_it(make_run, drive, said, make_summary):
     run = make_run()
     checkpoint = run.folder / "checkpoint 7"

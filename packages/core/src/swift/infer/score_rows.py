@@ -56,7 +56,8 @@ class TextRows(Questions):
         row = rename(part.rows[index], part.columns, part.rows.place(index))
         column = None if self._pairs else next((name for name in self._columns if isinstance(row.get(name), str)), None)
         if column is not None:
-            return Question([{"role": column, "content": row[column]}], extras=_without(row, column))
+            alone = [{"role": column, "content": row[column]}]
+            return Question(alone, extras=_without(row, column), place=part.rows.place(index))
         if all(isinstance(row.get(name), str) for name in PAIR):
             pair = [{"role": name, "content": row[name]} for name in PAIR]
             return Question(pair, extras=_without(row, *PAIR), place=part.rows.place(index))
@@ -132,7 +133,7 @@ def _scored(
         for start in range(0, len(chosen), WINDOW):
             some = chosen[start : start + WINDOW]
             questions = [rows[row] for row in some]
-            tokens = [tokens_of(question, found, yes_no) for question in questions]
+            tokens = [_some_tokens(question, found, yes_no) for question in questions]
             for place, outputs in scorer.outputs(tokens):
                 question = questions[place]
                 alone = _is_text(question.messages)
@@ -140,6 +141,17 @@ def _scored(
                 yield some[place], {**question.extras, **columns, **line_of_outputs(outputs, found)}
 
     yield from progress(work(), "scoring", total=len(chosen))
+
+
+def _some_tokens(question: Question, found: FoundModel, yes_no: YesNo | None) -> Tokens:
+    """Return the tokens of what is to be scored; raise `DataError` where there are none."""
+    tokens = tokens_of(question, found, yes_no)
+    if not len(tokens):
+        raise DataError(
+            f"{question.place or 'The text'}: the text is empty, and there is nothing to score.",
+            hint="Leave it out.",
+        )
+    return tokens
 
 
 def tokens_of(question: Question, found: FoundModel, yes_no: YesNo | None = None) -> Tokens:

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 
 from swift.config.own_options import LoraOptions
+from swift.config.tasks import CAUSAL_LM, returns
 from swift.contracts import DataFacts, Decision, Run, RunSummary
 from swift.observers.text import figure, plural
 from swift.terminal import summary_of
@@ -127,8 +128,12 @@ def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
         return []
     if summary.status == "completed":
         out = run.folder / "export"
+        task = run.config.model.task
+        ask = ("Talk to it", _command("swift", "chat", best))
+        if task != CAUSAL_LM:
+            ask = (f"Ask it for {returns(task)}", _command("swift", "infer", best, "--dataset", "FILE"))
         return [
-            ("Talk to it", _command("swift", "chat", best)),
+            ask,
             ("Export it", _command("swift", "export", best, "--to", "hf", "--out", out)),
         ]
     config = run.folder / "config.yaml"
