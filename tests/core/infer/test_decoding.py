@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import transformers
 
 from swift.contracts import Completion, EngineRequest, Sampling
-from swift.infer import by_generate, decoding
+from swift.infer import by_generate, decoding, growing_cache
 from swift.infer.decoding import DecodingBatch, Ending, Room
 from swift.infer.local import LocalEngine
 from swift.infer.sampling import Sampler
@@ -170,3 +171,14 @@ def test_prompts_at_a_time_may_be_said(tied: Path) -> None:
     sampling = Sampling(max_new_tokens=4, temperature=1.0)
     few, many = dict(engine.generate(PROMPTS, sampling)), dict(whole.generate(PROMPTS, sampling))
     assert {place: said.token_ids for place, said in few.items()} == {p: said.token_ids for p, said in many.items()}
+
+
+def test_scores_in_between_change_nothing_of_how_answers_are_drawn(tied: Path) -> None:
+    engine = LocalEngine(EngineRequest(model=tied, dtype="float32", device="cpu", say=say_nothing))
+    model: Any = engine._model
+    before = model.config._attn_implementation
+    sampling = Sampling(max_new_tokens=NEW, temperature=1.0)
+    drawn = dict(engine.generate(PROMPTS, sampling))
+    deque(engine.score(PROMPTS), maxlen=0)
+    assert dict(engine.generate(PROMPTS, sampling)) == drawn
+    assert model.config._attn_implementation == before == growing_cache.GROUPED

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -23,7 +24,7 @@ from swift.contracts import Sampling
 from swift.errors import UsageError
 from swift.infer.options import ModelOptions, SamplingOptions
 from swift.infer.questions import Question
-from swift.infer.sampling import Sampler
+from swift.infer.sampling import Sampler, draw_tokens
 from swift.infer.speaker import EngineSpeaker, find_model, open_local
 from swift.infer.stop import StopStrings
 from swift.terminal import say_nothing
@@ -57,6 +58,24 @@ def test_tokens_are_drawn_with_the_probabilities_of_transformers(sampling: Sampl
     assert not found[expected == 0].any()
     # The seeds are fixed, so this is the same each time: four standard deviations leave room for another seed, too.
     assert ((found - expected).abs() < 4 * (expected * (1 - expected) / ROWS).sqrt() + 1e-9).all()
+
+
+@pytest.mark.parametrize("vocabulary", [5, 64, 200, 4099])
+def test_a_random_number_falls_on_the_token_whose_part_of_the_whole_it_lies_in(vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    scores = torch.randn(ROWS, vocabulary, generator=generator) * 3
+    scores[torch.rand(ROWS, vocabulary, generator=generator) < 0.3] = -torch.inf
+    scores[:, vocabulary // 2] = 0.0
+    chance = torch.rand(ROWS, generator=generator, dtype=torch.float64)
+    chance[:3] = torch.tensor([0.0, 0.5, 1 - 2.0**-53])
+    drawn, logps = draw_tokens(scores, chance, temperature=0.7, top_k=0, top_p=1.0)
+    known = (scores.double() / 0.7).softmax(-1).numpy()
+    ends = known.cumsum(-1)
+    rows = np.arange(ROWS)
+    before, after = (ends - known)[rows, drawn], ends[rows, drawn]
+    assert ((before - 1e-6 <= chance.numpy()) & (chance.numpy() <= after + 1e-6)).all()
+    assert (known[rows, drawn] > 0).all()
+    np.testing.assert_allclose(logps, np.log(known[rows, drawn]), atol=1e-5)
 
 
 @pytest.fixture(scope="module")

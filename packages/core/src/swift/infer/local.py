@@ -180,12 +180,11 @@ class LocalEngine:
     @cached_property
     def _view(self) -> ViewModule:
         attention = choose_attention("auto", self._model.config, flat=False, device=self._device.type)
+        if attention.implementation == "sdpa" and self._decodes:
+            attention = replace(attention, implementation=GROUPED)  # scores must not change how answers are drawn
         view = ViewModule(self._model, attention=attention, say=self._say)
         view.pooling = self._pooling
         return view
-        if attention.implementation == "sdpa" and self._decodes:
-            attention = replace(attention, implementation=GROUPED)  # scores must not change how answers are drawn
-        return ViewModule(self._model, attention=attention, say=self._say)
 
 
 def base_model_without_adapter(model: Any) -> Any:

@@ -12,6 +12,9 @@ import torch
 
 from swift.contracts import Sampling
 
+_BLOCK = 64
+"""Tokens of the vocabulary that are added up before it is looked where a random number falls."""
+
 
 class Sampler:
     """Chooses the next token of every row of a batch, step by step, with its log-probability."""
@@ -99,12 +102,12 @@ def draw_tokens(
     if 0 < top_k < scores.shape[-1]:
         least = scores.topk(top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < least, -torch.inf)
+    scores = scores.float() - scores.amax(-1, keepdim=True)
     if temperature != 1:
-        scores = scores.double() / temperature
-    probabilities = scores.softmax(-1, dtype=torch.float64)
+        scores /= temperature
     if top_p >= 1:
-        return _fallen_on(probabilities, chance)
-    probabilities, tokens = probabilities.sort(-1, descending=True)
+        return _fallen_on(scores.exp_(), chance)
+    probabilities, tokens = scores.softmax(-1, dtype=torch.float64).sort(-1, descending=True)
     # The token that crosses the line is still in.
     probabilities *= probabilities.cumsum(-1) - probabilities < top_p
     fallen, logps = _fallen_on(probabilities, chance)
@@ -116,11 +119,25 @@ def _logps(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 
 def _fallen_on(widths: torch.Tensor, chance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each row the first place whose end lies beyond `chance` of the whole (one of some width), and log(width)."""
-    ends = widths.cumsum(-1)
-    whole = ends[:, -1:]
-    places = torch.searchsorted(ends, chance[:, None] * whole, right=True).clamp(max=widths.shape[-1] - 1)
-    return places[:, 0], (widths.gather(-1, places) / whole).log()[:, 0].float()
+    """For each row the first place whose end lies beyond `chance` of the whole (one of some width), and log(width).
+
+    The ends of blocks are looked at first, so that no more than a block is added up token by token.
+    """
+    if missing := -widths.shape[-1] % _BLOCK:
+        widths = torch.nn.functional.pad(widths, (0, missing))
+    blocks = widths.view(len(widths), -1, _BLOCK)
+    sums = blocks.sum(-1).double()
+    ends = sums.cumsum(-1)
+    whole = ends[:, -1]
+    # What is rounded must not lead to a token of no width.
+    goal = torch.minimum(chance * whole, whole.nextafter(torch.zeros_like(whole)))[:, None]
+    block = torch.searchsorted(ends, goal, right=True)
+    inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double()
+    rest = (goal - (ends.gather(-1, block) - sums.gather(-1, block))).clamp(min=0)
+    last = _BLOCK - 1 - (inside > 0).flip(-1).int().argmax(-1)
+    place = torch.searchsorted(inside.cumsum(-1), rest, right=True)[:, 0].minimum(last)
+    width = inside.gather(-1, place[:, None])[:, 0]
+    return block[:, 0] * _BLOCK + place, (width / whole).log().float()
 
 
 def _chance(seed: int, count: int) -> torch.Tensor:
