@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import ClassVar
 
-from kit_cases import chosen
+from kit_cases import ALL_CASES, GKD, GRPO, SHARED_CRITIC, chosen
 
 from swift.testing import BackendConformance, Layout
 
@@ -31,6 +31,7 @@ def zero(preset: str) -> dict[str, str]:
 
 class TestDeepSpeed(BackendConformance):
     backend = "deepspeed"
+    cases = ALL_CASES
     fresh_processes = True
     environment: ClassVar = {"DS_ACCELERATOR": "cpu"}
     preload = (
@@ -44,10 +45,14 @@ class TestDeepSpeed(BackendConformance):
     layouts = (
         Layout(2, {"dp_shard": 2}, zero("zero3")),
         Layout(
-            4, {"tp": 2, "dp_shard": 2}, zero("zero2"), cases=chosen("packed", "dpo, lora", "reward"), without=NOT_CUT
+            4,
+            {"tp": 2, "dp_shard": 2},
+            zero("zero2"),
+            cases=chosen("packed", "dpo, lora", "reward", GRPO),
+            without=NOT_CUT,
         ),
-        Layout(2, {"dp_replicate": 2}, zero("zero0"), cases=chosen("accumulated")),
-        Layout(2, {"dp_shard": 2}, zero("zero1"), cases=chosen("dpo, lora", "float16", "value")),
+        Layout(2, {"dp_replicate": 2}, zero("zero0"), cases=chosen("accumulated", GKD)),
+        Layout(2, {"dp_shard": 2}, zero("zero1"), cases=chosen("dpo, lora", "float16", "value", SHARED_CRITIC)),
         Layout(
             2,
             {"dp_shard": 2},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit_cases import chosen
+from kit_cases import ALL_CASES, GKD, GRPO, SHARED_CRITIC, chosen
 
 from swift.testing import BackendConformance, Layout
 
@@ -13,11 +13,15 @@ NEGATIVES_LORA = "negatives, lora, packed"
 
 class TestFsdp(BackendConformance):
     backend = "fsdp"
+    cases = ALL_CASES
     preload = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "swift_backend_fsdp.shard")
     layouts = (
         Layout(2, {"dp_shard": 2}),
         Layout(
-            4, {"tp": 2, "dp_shard": 2}, cases=chosen("packed", "dpo, lora", "reward", "negatives"), without=NO_DORA
+            4,
+            {"tp": 2, "dp_shard": 2},
+            cases=chosen("packed", "dpo, lora", "reward", "negatives", SHARED_CRITIC),
+            without=NO_DORA,
         ),
         Layout(4, {"dp_shard": 4}, cases=chosen("packed")),
         Layout(4, {"dp_replicate": 2, "dp_shard": 2}, cases=chosen("dpo, lora")),
@@ -27,8 +31,8 @@ class TestFsdp(BackendConformance):
             cases=chosen("clipped hard, tied", "accumulated", "checkpointed", "lora", HEADED_LORA, "bfloat16"),
             without=NO_DORA,
         ),
-        Layout(2, {"ulysses": 2}, cases=chosen("packed", "checkpointed", "dpo, lora", "reward", "value")),
-        Layout(2, {"cp": 2}, cases=chosen("packed", "lora", "bfloat16", HEADED_LORA, "embedding", NEGATIVES_LORA)),
+        Layout(2, {"ulysses": 2}, cases=chosen("packed", "checkpointed", "dpo, lora", "reward", "value", GRPO)),
+        Layout(2, {"cp": 2}, cases=chosen("packed", "lora", "bfloat16", HEADED_LORA, "embedding", NEGATIVES_LORA, GKD)),
         Layout(4, {"cp": 2, "dp_shard": 2}, cases=chosen("packed")),
         Layout(2, {"dp_shard": 2}, {"backend.offload": True}, cases=chosen("accumulated", "lora", "reward")),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
-from kit_cases import chosen
+from kit_cases import ALL_CASES, GKD, GRPO, SHARED_CRITIC, chosen
 
 from swift.plugins.load import load_backend
 from swift.testing import BackendConformance, Layout
@@ -18,6 +18,7 @@ class TestMegatron(BackendConformance):
     """Of a dense model."""
 
     backend = "megatron"
+    cases = ALL_CASES
     preload = ("megatron_imported",)
     deviations: ClassVar = {"test_every_claim_is_tried": "stages and experts have classes of their own"}
     layouts = (
@@ -33,6 +34,9 @@ class TestMegatron(BackendConformance):
                 "seq_cls, lora, packed",
                 "negatives, lora, packed",
                 "tokens",
+                GRPO,
+                GKD,
+                SHARED_CRITIC,
             ),
         ),
         Layout(
@@ -55,6 +59,8 @@ class TestMegatron(BackendConformance):
                 "negatives",
                 "seq_cls, lora, packed",
                 "tokens, packed, lora",
+                GRPO,
+                SHARED_CRITIC,
             ),
         ),
         Layout(
@@ -70,6 +76,7 @@ class TestMegatronStages(BackendConformance):
     """Of a dense model of four blocks, so that there are four stages, and stages of several blocks."""
 
     backend = "megatron"
+    cases = ALL_CASES
     blocks = 4
     preload = ("megatron_imported",)
     deviations: ClassVar = {"test_every_claim_is_tried": "the other layouts have the rest"}
@@ -77,7 +84,9 @@ class TestMegatronStages(BackendConformance):
         Layout(2, {"pp": 2}, cases=chosen("clipped hard, tied", "accumulated", "dpo, lora", "bfloat16")),
         Layout(4, {"pp": 4}, cases=chosen("dpo, lora")),
         Layout(
-            2, {"pp": 2, "vpp": 2}, cases=chosen("clipped hard, tied", "packed", "lora", "value", "negatives", "tokens")
+            2,
+            {"pp": 2, "vpp": 2},
+            cases=chosen("clipped hard, tied", "packed", "lora", "value", "negatives", "tokens", SHARED_CRITIC),
         ),
         Layout(2, {"pp": 2}, {"backend.stages": (3, 1)}, "uneven", cases=chosen("packed")),
     )
@@ -87,12 +96,13 @@ class TestMegatronExperts(BackendConformance):
     """Of a mixture of experts."""
 
     backend = "megatron"
+    cases = ALL_CASES
     architecture = "Qwen3Moe"
     shape: ClassVar = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
     preload = ("megatron_imported",)
     deviations: ClassVar = {"test_every_claim_is_tried": "the dense model's layouts have the others; see below"}
     layouts = (
-        Layout(2, {"ep": 2}, cases=chosen("packed", "dpo, lora", "reward", "negatives", "bfloat16")),
+        Layout(2, {"ep": 2}, cases=chosen("packed", "dpo, lora", "reward", "negatives", "bfloat16", GRPO)),
         Layout(4, {"ep": 2, "pp": 2}, cases=chosen("dpo, lora")),
         Layout(2, {"ep": 2}, {"backend.dispatcher": "allgather"}, "allgather", cases=chosen()),
         Layout(2, {"tp": 2}, cases=chosen("dpo, lora")),

@@ -9,6 +9,12 @@ from __future__ import annotations
 
 import os
 
+from swift.testing import CASES
+from swift_rl import testing as online
+
+ALL_CASES = (*CASES, *online.CASES)
+"""With those of online learning."""
+GRPO, PPO, SHARED_CRITIC, GKD = (case.name for case in online.CASES)
 WHOLE_KIT = bool(os.environ.get("SWIFT_WHOLE_KIT"))
 
 

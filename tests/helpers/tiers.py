@@ -38,7 +38,17 @@ TOGETHER = {
 }
 """What shares something that takes long to make: the wheels of all packages, a model that was trained."""
 
-QUICK_CASES = {"clipped", "accumulated", "packed", "lora", "dpo, lora", "reward", "negatives", "tokens"}
+QUICK_CASES = {
+    "clipped",
+    "accumulated",
+    "packed",
+    "lora",
+    "dpo, lora",
+    "reward",
+    "negatives",
+    "tokens",
+    "grpo on stored rounds",
+}
 OF_THE_PLAINEST = {"test_one_tensor_at_a_time", "test_nothing_is_left_behind"}
 """Checks that are made on the run of the plainest case."""
 

@@ -1,4 +1,4 @@
-"""The objectives `stored_grpo` and `stored_ppo`: the losses of `grpo` and `ppo` over answers that a seed makes.
+"""The objective `stored_grpo`: the losses of `grpo` over answers that a seed makes.
 
 So runs on any backend learn from exactly the same numbers.
 """
@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 
 from swift.data.samples import Encoded, Segment
-from swift_rl.critic import CRITIC, ValueLoss
 from swift_rl.objective import Grpo
-from swift_rl.ppo import Ppo
 
-POINTS = "[swift.objectives]\nstored_grpo = stored_plugin:StoredGrpo\nstored_ppo = stored_plugin:StoredPpo\n"
+POINTS = "[swift.objectives]\nstored_grpo = stored_plugin:StoredGrpo\n"
 MODEL_SAYS = -float(np.log(264))
 """About what a model with random weights says of any token."""
 
@@ -43,16 +41,6 @@ class StoredGrpo(Grpo):
         return StoredPlan(context)
 
 
-class StoredPpo(Ppo):
-    """`ppo` whose plan makes the answers up; the critic is a real one."""
-
-    name = "stored_ppo"
-    encoding = "chat"  # type: ignore[assignment]
-
-    def plan(self, context: Any) -> StoredPpoPlan:
-        return StoredPpoPlan(context, self.options)
-
-
 class StoredPlan:
     """Answers of 1 to 20 tokens, two of a round of twelve never learned from; a round serves two steps."""
 
@@ -71,18 +59,6 @@ class StoredPlan:
         return replace(self._context.batch(step, rows, data_rank, data_size), temperature=0.8)
 
 
-class StoredPpoPlan(StoredPlan):
-    """The same answers for policy and critic."""
-
-    def __init__(self, context: Any, options: Any) -> None:
-        super().__init__(context)
-        self._values = ValueLoss(options)
-
-    def train_roles(self, step: int, batch: Any) -> dict[str, float]:
-        result = self._context.role(CRITIC).train_step(batch, self._values)
-        return {f"critic/{name}": value for name, value in {"grad_norm": result.grad_norm, **result.metrics}.items()}
-
-
 def made_up(number: int) -> Encoded:
     """An answer after a prompt, with all numbers that a plan may give to its tokens."""
     noise = np.random.default_rng(number)
@@ -94,8 +70,6 @@ def made_up(number: int) -> Encoded:
         "old_logps": old,
         "ref_logps": old + noise.normal(scale=0.2, size=length),
         "is_weights": noise.uniform(0.5, 2.0, size=length),
-        "returns": noise.normal(size=length),
-        "old_values": noise.normal(scale=0.3, size=length),
     }
 
     def placed(each: Any) -> np.ndarray:

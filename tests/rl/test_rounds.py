@@ -148,21 +148,37 @@ def test_groups_without_spread_give_way_to_the_next_prompts(tied: Path, rewards:
     assert turns == list(range(len(turns)))
 
 
+@pytest.fixture(scope="module")
+def adapter(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter with which the model has learned to say yes."""
+    folder = tmp_path_factory.mktemp("adapter")
+    rows = [{**row, "messages": [*row["messages"], {"role": "assistant", "content": "yes"}]} for row in ROWS]
+    lora = {"tuner.kind": "lora", "optim.lr": 1e-2, "checkpoint.save_last": True, "export.to": "adapter"}
+    before = run_training(tied, folder / "sft", rows, {**lora, "export.out": str(folder / "adapter")})
+    assert before.losses[-1] < before.losses[0]
+    return folder / "adapter"
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("start", ["full", "lora", "adapter"])
-def test_before_the_first_step_the_policy_is_its_reference(
-    tied: Path, rewards: Path, tmp_path: Path, start: str
+@pytest.mark.parametrize("objective", ["grpo", "ppo"])
+def test_before_the_first_step_the_policy_is_its_reference_to_the_last_bit(
+    tied: Path, rewards: Path, adapter: Path, tmp_path: Path, start: str, objective: str
 ) -> None:
-    changes: dict[str, Any] = {"tuner.kind": "full" if start == "full" else "lora", "objective.beta": 0.5}
+    changes: dict[str, Any] = {"tuner.kind": "full" if start == "full" else "lora", "objective.temperature": 0.8}
+    if objective == "ppo":
+        changes |= {"objective.name": "ppo", "objective.kl_coef": 0.5, "objective.num_ppo_epochs": 1}
+    else:
+        changes["objective.beta"] = 0.5
     if start == "adapter":
-        rows = [{**row, "messages": [*row["messages"], {"role": "assistant", "content": "yes"}]} for row in ROWS]
-        lora = {"tuner.kind": "lora", "optim.lr": 1e-2, "checkpoint.save_last": True, "export.to": "adapter"}
-        before = run_training(tied, tmp_path / "sft", rows, {**lora, "export.out": str(tmp_path / "adapter")})
-        assert before.losses[-1] < before.losses[0]
-        changes["tuner.adapter"] = str(tmp_path / "adapter")
+        changes["tuner.adapter"] = str(adapter)
     run = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
-    divergence = [line["kl"] for line in run.lines.values()]
-    assert divergence[0] == pytest.approx(0, abs=1e-6)
+    for answer in rounds(run)[0].answers:
+        assert answer.old_logps is not None
+        assert answer.old_logps.tobytes() == answer.ref_logps.tobytes()
+    divergence = [abs(line["kl"]) for line in run.lines.values()]
+    # The loss of grpo looks at other micro-batches than the round did, whose sums are rounded otherwise.
+    assert divergence[0] == (0 if objective == "ppo" else pytest.approx(0, abs=1e-6))
     assert divergence[-1] > 1e-6
 
 

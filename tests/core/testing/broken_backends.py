@@ -699,3 +699,43 @@ class LoadsIntoTheLatestModel(TorchBackend):
 
         load(LoadsIntoTheLatestModel.latest, reader)
         return True
+
+
+@caught_by("trajectory", "grpo on stored rounds")
+class HandsOnOneValueOfTokens(TorchBackend):
+    """Advantages reach the loss, and no other value of a token does: every ratio is 1."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        def without(batch: Any) -> Any:
+            values = {name: value for name, value in batch.token_values.items() if name != "old_logps"}
+            return dataclasses.replace(batch, token_values=values)
+
+        return step(run, state, batch, Reading(objective, without))
+
+
+@caught_by("trajectory", "ppo on fixed rows")
+class LearnsAtTheRateOfThePolicy(TorchBackend):
+    """The critic's own learning rate is overlooked."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        real, is_critic = run.schedule, run.config.model.task == "value"
+        run.schedule = (lambda at: run.config.optim.lr / 2) if is_critic else real
+        try:
+            return step(run, state, batch, objective)
+        finally:
+            run.schedule = real
+
+
+@caught_by("trajectory", "gkd on fixed candidates")
+class DropsTheShiftOfTheTeacher(TorchBackend):
+    """What the teacher says of a token stands where the token itself is read."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        def unshifted(batch: Any) -> Any:
+            said = {"teacher_logps": batch.token_values["teacher_logps"].roll(1, 1)}
+            return dataclasses.replace(batch, token_values=batch.token_values | said)
+
+        return step(run, state, batch, Reading(objective, unshifted))

@@ -8,15 +8,17 @@ from typing import Any, ClassVar
 
 import pytest
 from broken_backends import BROKEN, CAUGHT_BY
+from kit_cases import ALL_CASES
 from tiers import tiered
 
 from swift.testing import BackendConformance, Layout
-from swift.testing.cases import BY_NAME
+from swift.testing.cases import BY_NAME, DROPOUT
 from swift.testing.checks import Checks
 from swift.testing.trials import Trials
 
 FIRST_OF_EACH = {check: name for name, (check, _) in reversed(CAUGHT_BY.items())}.values()
 """One backend for each check that catches any."""
+NAMED = {case.name: case for case in (*ALL_CASES, DROPOUT)}
 TWO = Layout(2)
 PLAN = Layout(2, {"dp_replicate": 2})
 
@@ -39,9 +41,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.parametrize("name", tiered(BROKEN, FIRST_OF_EACH))
 def test_a_broken_backend_is_caught(name: str, tmp_path: Path) -> None:
-    checks = Checks(Trials(name, tmp_path), [TWO])
+    checks = Checks(Trials(name, tmp_path, cases=ALL_CASES), [TWO])
     check, case = CAUGHT_BY[name]
-    arguments: tuple[Any, ...] = () if case is None else (BY_NAME[case], TWO)
+    arguments: tuple[Any, ...] = () if case is None else (NAMED[case], TWO)
     if check == "refuses_other_world":
         arguments = (PLAN,)
     elif check in ("all_end_alike", "two_roles"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from kit_cases import chosen
+from kit_cases import ALL_CASES, chosen
 
 from swift.testing import BackendConformance, Layout
 
 
 class TestTorch(BackendConformance):
     backend = "torch"
+    cases = ALL_CASES
     layouts = (
         Layout(2),
         Layout(4, {"dp_replicate": 4}, cases=chosen("packed", "negatives")),

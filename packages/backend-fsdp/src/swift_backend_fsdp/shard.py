@@ -23,6 +23,7 @@ from swift.toolkit import (
     parameter_groups,
     place,
     slots_of,
+    value_head_of,
 )
 from swift_backend_fsdp.config import FsdpConfig
 from swift_backend_fsdp.local import keep, local_slice
@@ -147,7 +148,8 @@ def _fully_shard(
     }
     for block in blocks:
         fully_shard(block, reshard_after_forward=options.reshard_after_forward, **settings)
-    head = head_of(base_model(root.view.model))
+    model = base_model(root.view.model)
+    head = head_of(model) or value_head_of(model)
     if head is not None:  # computes in fp32, whatever the blocks do
         fully_shard(head, **{**settings, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)})
     fully_shard(root, reshard_after_forward=False, **settings)

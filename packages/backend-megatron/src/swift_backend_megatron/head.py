@@ -14,6 +14,7 @@ import torch
 from swift.contracts import ModelView, Need
 from swift.toolkit import VocabularyShard, pooled, pooled_scores, pooling_weights, token_logps
 from swift_backend_megatron.sequences import gathered, summed
+from swift_backend_megatron.value_head import value_head_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
 
 def view_of(state: MegatronState, shard: MicroBatchSlice, hidden: torch.Tensor, needs: Collection[Need]) -> ModelView:
     """View a micro-batch from the hidden states of the last layer, [tokens, rows, size]."""
-    weight = _weight_of(state.built.chunks[-1])
+    chunk = state.built.chunks[-1]
+    weight = _weight_of(chunk)
     view = _token_views(state, shard, hidden, weight, needs) if state.built.unembeds else ModelView()
     whole = frozenset(needs) & {Need.POOLED, Need.SCORES, Need.VALUES}
+    if state.built.unembeds and Need.VALUES in needs:
+        weight = _gathered_weight(value_head_of(chunk))
     if whole:
         _add_views_of_hidden(state, shard, hidden, weight, whole, view)
     return view
@@ -36,13 +40,17 @@ def _weight_of(chunk: Any) -> torch.Tensor:
     """Return the head's weight, or nothing. The module is bypassed, so that its pre-forward hooks are run here."""
     if chunk.output_layer is None:
         return torch.empty(0)
-    for hook in chunk.output_layer._forward_pre_hooks.values():
-        hook(chunk.output_layer, ())
+    own = _gathered_weight(chunk.output_layer)
     weight: torch.Tensor = (
-        chunk.shared_embedding_or_output_weight()
-        if chunk.share_embeddings_and_output_weights
-        else chunk.output_layer.weight
+        chunk.shared_embedding_or_output_weight() if chunk.share_embeddings_and_output_weights else own
     )
+    return weight
+
+
+def _gathered_weight(module: Any) -> torch.Tensor:
+    for hook in module._forward_pre_hooks.values():
+        hook(module, ())
+    weight: torch.Tensor = module.weight
     return weight
 
 

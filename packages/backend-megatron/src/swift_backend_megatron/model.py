@@ -30,6 +30,7 @@ from swift_backend_megatron.built import MegatronModel
 from swift_backend_megatron.experts import mark_experts
 from swift_backend_megatron.plan import options_of, sizes_of, stages_of
 from swift_backend_megatron.tensor_map import TensorMap, map_tensors
+from swift_backend_megatron.value_head import add_value_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,6 +69,8 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
                 if config.task_type == _HEADED:
                     # Its gradient is complete on every tensor parallel process, and must not be summed over them.
                     chunk.output_layer.weight.sequence_parallel = False
+        if run.config.model.value_head:
+            add_value_head(chunks, config)
         tensor_map = map_tensors(chunks, config.bridge, source)
         mark_experts(chunks, config)
         built = MegatronModel(
@@ -94,6 +97,8 @@ def map_without_memory(run: Run, source: ModelSource) -> tuple[Any, TensorMap]:
         from mcore_bridge import get_mcore_model
 
         (chunk,) = get_mcore_model(config)
+        if run.config.model.value_head:
+            add_value_head([chunk], config)
         return chunk, map_tensors([chunk], config.bridge, source)
 
 

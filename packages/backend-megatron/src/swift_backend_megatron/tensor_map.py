@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from swift.errors import ModelError, UnsupportedPlan
-from swift.toolkit import part_boxes
+from swift.toolkit import VALUE_HEAD, part_boxes
+from swift_backend_megatron.value_head import value_head_of
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
@@ -89,6 +90,8 @@ def map_tensors(chunks: Sequence[torch.nn.Module], bridge: Any, source: ModelSou
         for name, codes in bridge.export_weights(list(chunks)):
             mapped[_name_on_disk(name, names)] = memory.entry(codes)
     _map_tied(chunks, bridge, memory, mapped)
+    if VALUE_HEAD in names:
+        mapped[VALUE_HEAD] = _value_head(chunks, memory, source)
     _check(mapped, memory, source)
     return mapped
 
@@ -256,6 +259,15 @@ def _map_tied(chunks: Sequence[torch.nn.Module], bridge: Any, memory: _Memory, m
         if kept:
             entry.boxes.append(ShardBox((first, 0), (kept, entry.shape[1]), weight, 0, replica=True))
         memory.found.add(memory.index(weight))
+
+
+def _value_head(chunks: Sequence[torch.nn.Module], memory: _Memory, source: ModelSource) -> MappedTensor:
+    """Return where the head for values is stored, of which the bridge knows nothing."""
+    entry = MappedTensor(source.shape(VALUE_HEAD))
+    for head in filter(None, map(value_head_of, chunks)):
+        memory.found.add(memory.index(head.weight))
+        entry.boxes.append(ShardBox((0, 0), (entry.shape[0], entry.shape[1]), head.weight, 0))
+    return entry
 
 
 def _check(mapped: TensorMap, memory: _Memory, source: ModelSource) -> None:

@@ -23,7 +23,7 @@ from swift.models.attention import (
 )
 from swift.models.build import build_view, compile_blocks, decoder_blocks
 from swift.models.fill import fill
-from swift.models.heads import HEAD, apply_head, head_of, initial_head
+from swift.models.heads import HEAD, VALUE_HEAD, VALUE_HEAD_MODULE, apply_head, head_of, initial_head, value_head_of
 from swift.models.logits import LogitTransform, VocabularyShard
 from swift.models.logps import TokenViews, token_logps
 from swift.models.memory import available_bytes, check_memory, model_bytes
@@ -75,6 +75,8 @@ __all__ = [
     "FLASH",
     "HEAD",
     "ROWS",
+    "VALUE_HEAD",
+    "VALUE_HEAD_MODULE",
     "VARLEN",
     "Arithmetic",
     "AttentionChoice",
@@ -156,6 +158,7 @@ __all__ = [
     "transform_of",
     "update",
     "use_attention",
+    "value_head_of",
     "varlen_attention",
     "waiting",
     "weight_counts",

@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import LossSums, ModelRole, ModelView, Need
+from swift.errors import ConfigError
 from swift.objectives.base import BaseObjective, viewed
 from swift_rl.objective import counted
 from swift_rl.ppo_options import PpoOptions
 
 if TYPE_CHECKING:
+    import torch
+
     from swift.config.sections import Config
     from swift.data.batch import MicroBatch
     from swift.data.samples import SampleFacts
@@ -32,17 +35,7 @@ class ValueLoss(BaseObjective[PpoOptions]):
 
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the sum over the micro-batch, with the factor `vf_coef`."""
-        values, most = viewed(view.values, Need.VALUES), self.options.cliprange_value
-        old, returns = batch.token_values["old_values"], batch.token_values["returns"]
-        bounded = values.clamp(old - most, old + most)
-        missed, missed_bounded = (values - returns).square(), (bounded - returns).square()
-        each = missed.maximum(missed_bounded) / 2
-        tokens = (batch.weights > 0).to(each.dtype)
-        metrics = {"loss": each.detach(), "clip_ratio": (missed_bounded > missed).to(each.dtype)}
-        return LossSums(
-            loss=self.options.vf_coef * counted(tokens, each).sum(),
-            metrics={name: (counted(tokens, value).sum(), tokens.sum()) for name, value in metrics.items()},
-        )
+        return value_sums(viewed(view.values, Need.VALUES), batch, self.options)
 
 
 class TokenValues(BaseObjective[PpoOptions]):
@@ -58,9 +51,40 @@ class TokenValues(BaseObjective[PpoOptions]):
         return LossSums(loss=values.sum() * 0.0, tokens={"values": values})
 
 
+def value_sums(values: torch.Tensor, batch: MicroBatch, options: PpoOptions) -> LossSums:
+    """Return the critic's loss over a micro-batch, with the factor `vf_coef`."""
+    most = options.cliprange_value
+    old, returns = batch.token_values["old_values"], batch.token_values["returns"]
+    bounded = values.clamp(old - most, old + most)
+    missed, missed_bounded = (values - returns).square(), (bounded - returns).square()
+    each = missed.maximum(missed_bounded) / 2
+    tokens = (batch.weights > 0).to(each.dtype)
+    metrics = {"loss": each.detach(), "clip_ratio": (missed_bounded > missed).to(each.dtype)}
+    return LossSums(
+        loss=options.vf_coef * counted(tokens, each).sum(),
+        metrics={name: (counted(tokens, value).sum(), tokens.sum()) for name, value in metrics.items()},
+    )
+
+
+def check_shared(config: Config) -> None:
+    """Raise `ConfigError` where a critic on the policy's layers could not be trained, or not be left out of exports."""
+    if config.tuner.kind != "full":
+        raise ConfigError(
+            f"critic shared puts a head on the policy's layers, and of a run with tuner.kind {config.tuner.kind} "
+            "adapters are trained and saved alone.",
+            hint="Type --train_type full, or --critic separate, whose adapters and head are its own.",
+        )
+
+
 def critic_role(config: Config, options: PpoOptions) -> ModelRole:
     """Return the critic: a value model that is trained as the policy is, with a learning rate of its own."""
-    model: dict[str, Any] = {"task": "value", "num_labels": None, "labels": (), "problem_type": None}
+    model: dict[str, Any] = {
+        "task": "value",
+        "value_head": False,
+        "num_labels": None,
+        "labels": (),
+        "problem_type": None,
+    }
     if options.critic_model is not None:
         model |= {"path": options.critic_model, "revision": None, "random_weights": False}
     tuner = config.tuner.model_copy(update={"adapter": None})

@@ -51,7 +51,7 @@ class Grpo(BaseObjective[GrpoOptions]):
         """Return the reference, where there is one and it is a model of its own."""
         from swift_rl.rounds.reference import reference_roles
 
-        return reference_roles(config) if self.options.beta > 0 else []
+        return reference_roles(config, self.options) if self.options.beta > 0 else []
 
     def plan(self, context: PlanContext) -> Plan:
         """Return the plan that lets the model answer prompts, in rounds."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, model_validator
 
 from swift.config.sections import Section
 
@@ -13,13 +13,40 @@ CorrectionMode = Literal["auto", "off", "token_truncate", "token_mask", "sequenc
 
 
 class KlOptions(Section):
-    """How the KL divergence of a token from the reference is estimated."""
+    """How the KL divergence of a token from the reference is estimated, and which model that is."""
+
+    _kl_strength: ClassVar[str] = "beta"
+    """The option that multiplies the divergence."""
 
     kl_estimator: KlEstimator | None = Field(
         None, description="Estimator of the KL divergence of a token; default: k3 in the loss, k1 in the reward"
     )
     kl_log_ratio_clamp: PositiveFloat | None = Field(None, description="Clamp the log-ratio of the KL term to ± this")
     kl_clamp: PositiveFloat | None = Field(None, description="Clamp the KL term of a token to ± this")
+
+    sync_ref_model: bool = Field(
+        False,
+        description="Let the reference follow the policy: a mixture of both takes its place every ref_model_sync_steps",
+    )
+    ref_model_mixup_alpha: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        0.6, description="Part of the policy in that mixture, the rest is the reference as it was"
+    )
+    ref_model_sync_steps: Annotated[int, Field(ge=1)] = Field(
+        512, description="Optimizer steps after which the reference follows"
+    )
+
+    @model_validator(mode="after")
+    def _nothing_follows_in_vain(self) -> KlOptions:
+        strength = self._kl_strength
+        if self.sync_ref_model and not getattr(self, strength):
+            raise ValueError(
+                f"sync_ref_model moves the reference of the KL divergence, and there is none with {strength} 0: leave "
+                f"it out, or choose a {strength} above 0"
+            )
+        for name in ("ref_model_mixup_alpha", "ref_model_sync_steps"):
+            if not self.sync_ref_model and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is about a reference that follows the policy: choose sync_ref_model true")
+        return self
 
     @property
     def kl_kind(self) -> KlEstimator:

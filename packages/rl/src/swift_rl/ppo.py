@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from swift.contracts import LossSums, ModelRole, ModelView, Need
 from swift.objectives.base import BaseObjective, viewed
-from swift_rl.critic import critic_role, learned_tokens
+from swift_rl.critic import check_shared, critic_role, learned_tokens, value_sums
 from swift_rl.encoding import PromptEncoding
 from swift_rl.objective import POLICY_DEFAULTS, counted, movement
 from swift_rl.ppo_options import PpoOptions
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Ppo(BaseObjective[PpoOptions]):
-    """Policy gradients whose baseline is a critic (arXiv 1707.06347), which is a model of its own.
+    """Policy gradients whose baseline is a critic (arXiv 1707.06347): a model of its own, or a head on the policy's.
 
     The plan gives each token `advantages` and `old_logps`, where they are needed `is_weights` (what corrects for the
     engine), and for the critic `returns` and `old_values`. A token is learned from where its weight is 1.
@@ -31,11 +32,20 @@ class Ppo(BaseObjective[PpoOptions]):
     encoding = PromptEncoding()
     defaults: ClassVar[Mapping[str, tuple[Any, str]]] = POLICY_DEFAULTS
 
+    def __init__(self, options: PpoOptions) -> None:
+        super().__init__(options)
+        self.needs = frozenset({Need.TOKEN_LOGPS, *([Need.VALUES] if options.critic == "shared" else ())})
+
     def roles(self, config: Config) -> list[ModelRole]:
-        """Return the critic, and the reference where there is one apart from the policy."""
+        """Return the critic, where it is a model of its own, and so the reference."""
         from swift_rl.rounds.reference import reference_roles
 
-        return [critic_role(config, self.options), *(reference_roles(config) if self.options.kl_coef > 0 else ())]
+        if self.options.critic == "shared":
+            check_shared(config)
+            critic = []
+        else:
+            critic = [critic_role(config, self.options)]
+        return [*critic, *(reference_roles(config, self.options) if self.options.kl_coef > 0 else ())]
 
     def plan(self, context: PlanContext) -> Plan:
         """Return the plan that lets the model answer prompts, in rounds."""
@@ -60,7 +70,12 @@ class Ppo(BaseObjective[PpoOptions]):
         each = policy.loss * values["is_weights"] if "is_weights" in values else policy.loss
         metrics = movement(policy, log_ratio.detach())
         tokens = counts.to(each.dtype)
-        return LossSums(
+        sums = LossSums(
             loss=counted(tokens, each).sum(),
             metrics={name: (counted(tokens, value).sum(), tokens.sum()) for name, value in metrics.items()},
         )
+        if self.options.critic == "separate":
+            return sums
+        critic = value_sums(viewed(view.values, Need.VALUES), batch, self.options)
+        sums.metrics |= {f"critic/{name}": value for name, value in critic.metrics.items()}
+        return replace(sums, loss=sums.loss + critic.loss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -13,6 +13,8 @@ from swift_rl.policy_options import CorrectionOptions, KlOptions
 
 class PpoOptions(KlOptions, CorrectionOptions, OnlineOptions):
     """Options of `ppo`."""
+
+    _kl_strength = "kl_coef"
 
     num_generations: Annotated[int, Field(ge=1)] = Field(1, description="Answers to each prompt")
     num_ppo_epochs: Annotated[int, Field(ge=1)] = Field(4, description="How often each answer is learned from")
@@ -39,6 +41,11 @@ class PpoOptions(KlOptions, CorrectionOptions, OnlineOptions):
         0.2, description="A value counts as at most so far from what it was when the round began"
     )
     vf_coef: PositiveFloat = Field(0.1, description="Factor of the critic's loss")
+    critic: Literal["separate", "shared"] = Field(
+        "separate",
+        description="A critic that is a model of its own, or a head on the policy's own layers (shared), whose loss "
+        "is added to the policy's with vf_coef",
+    )
     critic_model: Name | None = Field(
         None,
         description="Model that the critic begins as, such as the reward model; default: the policy's with a new head",
@@ -52,6 +59,12 @@ class PpoOptions(KlOptions, CorrectionOptions, OnlineOptions):
     def _only_what_applies(self) -> PpoOptions:
         if self.dynamic_sample:
             raise ValueError("dynamic_sample replaces groups whose answers have equal rewards, and ppo compares none")
+        for name in ("critic_model", "critic_lr", "critic_warmup") if self.critic == "shared" else ():
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} is about a critic that is a model of its own, and critic shared is a head on the "
+                    "policy's layers that learns in the policy's own steps: leave it out, or choose critic separate"
+                )
         return self
 
     @property

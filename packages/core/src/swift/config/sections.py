@@ -79,6 +79,11 @@ class ModelSection(Section):
     pooling: Literal["last", "mean", "cls"] = Field(
         "last", description="The vector of a text: the hidden state of its last token, of its first, or their mean"
     )
+    value_head: bool = Field(
+        False,
+        description="Put a head next to the unembedding that returns a value of every token, for objectives that train "
+        "it (ppo with --critic shared sets this); exports leave it out",
+    )
 
 
 class DataSection(Section):

@@ -84,6 +84,9 @@ def for_objective(section: ModelSection, objective: Objective) -> ModelSection:
                 hint="Leave model.num_labels out.",
             )
         settings["num_labels"] = labels
+    causal = settings.get("task", section.task) == CAUSAL_LM
+    if causal and Need.VALUES in objective.needs and objective.needs & _OF_LOGITS:
+        settings["value_head"] = True
     return section.model_copy(update=settings)
 
 
@@ -125,11 +128,18 @@ def check_task(section: ModelSection, objective: Objective) -> None:
     check_labels(section)
     task = section.task
     needs = frozenset(objective.needs) - {Need.REFERENCE_LOGPS}
-    missing = needs - _VIEWS_OF[task] - {Need.POOLED}
+    own_head = frozenset({Need.VALUES}) if section.value_head and task == CAUSAL_LM else frozenset()
+    missing = needs - _VIEWS_OF[task] - {Need.POOLED} - own_head
     if not missing and needs and not needs & _VIEWS_OF[task]:
         missing = needs
     if Need.VALUES in needs and task == "seq_cls" and section.num_labels != 1:
         missing = frozenset({Need.VALUES})
+    if section.value_head and not own_head & needs:
+        raise ConfigError(
+            f"model.value_head puts a second head on a causal language model, and the objective {objective.name!r} "
+            f"with model.task {task} does not train one.",
+            hint="Leave model.value_head out.",
+        )
     if missing:
         views = ", ".join(sorted(missing))
         fitting = [each for each, own in _VIEWS_OF.items() if needs <= own | {Need.POOLED} and needs & own]

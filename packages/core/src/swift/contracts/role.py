@@ -40,6 +40,9 @@ class ModelRole:
     """Learning rate by the role's own steps; None makes it of `optim`, over as many steps as the policy has."""
     trained: bool = True
     """A role that is not trained is asked only: it is not saved, and reads its weights again on a resume."""
+    follows: bool = False
+    """Whether a role that is not trained moves towards the policy (`OpenRole.follow`): it is saved then. It has the
+    policy's model, and all of its weights."""
     optional: bool = False
     """Whether a run goes without it where its backend holds too few models at once."""
 
@@ -67,3 +70,6 @@ class OpenRole(Protocol):
 
     def train_step(self, batch: Batch, objective: Objective) -> StepResult:
         """Make one optimizer step of the role over one global batch."""
+
+    def follow(self, part: float) -> None:
+        """Move a role that `follows`: its weights become `part` of the policy's and the rest of their own."""

@@ -36,7 +36,7 @@ def base_of(checkpoint: Checkpoint, say: Say, *, trust_remote_code: bool = False
     )
     if model is not None:
         section = section.model_copy(update={"path": model})
-    source = open_source(section, say=say, seed=facts.seed)
+    source = open_source(section, say=say, seed=facts.seed).as_exported()
     if source.fingerprint != facts.model_fingerprint:
         raise CheckpointError(
             f"The model {section.path} is not the one that training started from.",

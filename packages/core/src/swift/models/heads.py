@@ -7,7 +7,7 @@ transformers has no such class for an architecture, or one with another head, on
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
@@ -15,9 +15,15 @@ import xxhash
 from swift.config.tasks import EMBEDDING
 from swift.errors import ModelError
 
+if TYPE_CHECKING:
+    from swift.contracts import WeightStream
+
 HEAD_MODULE = "score"
 HEAD = f"{HEAD_MODULE}.weight"
 """Its name on disk."""
+VALUE_HEAD_MODULE = "value_head"
+VALUE_HEAD = f"{VALUE_HEAD_MODULE}.weight"
+"""The name in checkpoints of a head for values next to an unembedding. Exports have no such head."""
 
 
 def class_of_task(config: Any, task: str) -> Any:
@@ -65,6 +71,23 @@ def initial_head(shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
 def head_of(model: Any) -> Any:
     """Return the head of a transformers model, or the wrapper that PEFT has put around it; None where it has none."""
     return getattr(model, HEAD_MODULE, None) if model.get_output_embeddings() is None else None
+
+
+def value_head_of(model: Any) -> Any:
+    """Return the head for values that a causal language model has next to its unembedding; None where it has none."""
+    return getattr(model, VALUE_HEAD_MODULE, None) if model.get_output_embeddings() is not None else None
+
+
+def add_value_head(model: torch.nn.Module, config: Any, dtype: torch.dtype) -> torch.nn.Linear:
+    """Put a head for values next to the unembedding, whose weight is not set, and return it."""
+    head = torch.nn.Linear(config.get_text_config().hidden_size, 1, bias=False, dtype=dtype)
+    model.add_module(VALUE_HEAD_MODULE, head)
+    return head
+
+
+def exported(weights: WeightStream) -> WeightStream:
+    """Yield the weights of a model as others know it: without a head for values next to the unembedding."""
+    return ((name, tensor) for name, tensor in weights if name != VALUE_HEAD)
 
 
 def apply_head(head: Any, hidden: torch.Tensor) -> torch.Tensor:

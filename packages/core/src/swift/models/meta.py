@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.models.heads import add_value_head, value_head_of
+
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
 
@@ -17,6 +19,8 @@ def meta_model(source: ModelSource, dtype: torch.dtype) -> torch.nn.Module:
     skeleton: Any = source.build(dtype=dtype, weights=False)
     with init_empty_weights(include_buffers=False):
         model: Any = type(skeleton)(skeleton.config)
+        if value_head_of(skeleton) is not None:
+            add_value_head(model, skeleton.config, dtype)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.tie_weights()

@@ -22,6 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from swift.errors import ModelError
+from swift.models.heads import add_value_head, value_head_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -182,6 +183,8 @@ def _meta_copy(model: PreTrainedModel) -> PreTrainedModel:
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         skeleton: PreTrainedModel = type(model)(config)
+        if value_head_of(model) is not None:
+            add_value_head(skeleton, config, torch.float32)
         skeleton.tie_weights()
     return skeleton
 

@@ -19,7 +19,7 @@ from swift.errors import ModelError
 from swift.models.classes import auto_class, causal_name, has_tower
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
-from swift.models.heads import HEAD, HEAD_MODULE, class_of_task, initial_head
+from swift.models.heads import HEAD, HEAD_MODULE, VALUE_HEAD, add_value_head, class_of_task, initial_head, value_head_of
 from swift.models.locate import locate
 from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
@@ -142,7 +142,7 @@ class HfSource:
         if self.random:
             owner, piece = self.name_map.owner(name)
             return piece.view_of(self._random_state[owner])
-        if name == HEAD and self._fresh:
+        if name == VALUE_HEAD or (name == HEAD and self._fresh):
             return initial_head(self.shape(name), seed=self._seed)
         stored = self._stored_name(name)
         tensor = self._files.read(stored)
@@ -171,6 +171,11 @@ class HfSource:
         # PEFT writes this into the adapter's configuration: the name that others can find, not our cache.
         model.name_or_path = self.name  # type: ignore[assignment]  # a plain attribute of PreTrainedModel
         return model
+
+    def as_exported(self) -> HfSource:
+        """Return the model as others know it: without a head for values next to its unembedding."""
+        section = self._section.model_copy(update={"value_head": False})
+        return HfSource(self.name, self.folder, section, seed=self._seed, say=self._say)
 
     def write_assets(self, folder: Path, dtype: str) -> None:
         """Put next to exported weights what makes them a model: config, generation config, tokenizer, template.
@@ -263,6 +268,8 @@ class HfSource:
         trust = self._section.trust_remote_code
         auto = auto_class(self.config)
         model: torch.nn.Module = auto.from_config(self.config, dtype=dtype, trust_remote_code=trust)
+        if self._section.value_head:
+            add_value_head(model, self.config, dtype)
         return model
 
     @torch.no_grad()
@@ -270,6 +277,9 @@ class HfSource:
         if self._fresh:
             weight = model.get_submodule(HEAD_MODULE).weight
             assert isinstance(weight, torch.Tensor)
+            weight.copy_(initial_head(tuple(weight.shape), seed=self._seed))
+        if self._section.value_head:
+            weight = value_head_of(model).weight
             weight.copy_(initial_head(tuple(weight.shape), seed=self._seed))
 
     def _task_settings(self, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -339,6 +349,9 @@ class HfSource:
                     model, info = self._class.from_pretrained(self.folder, config=self.config, **settings)
         except ModelError as error:
             raise self._misfit() or error from error
+        if self._section.value_head:
+            with torch.random.fork_rng(devices=[]):
+                add_value_head(model, self.config, dtype)
         self._start_head(model)
         missing = sorted(set(info["missing_keys"]) - ({HEAD} if self._fresh else set()))
         if missing:
@@ -370,6 +383,11 @@ class HfSource:
                         hint=_COPY_AGAIN,
                     )
         return None
+
+
+def as_exported(source: ModelSource) -> ModelSource:
+    """Return a model as others know it: without what a run has added that no export has."""
+    return source.as_exported() if isinstance(source, HfSource) else source
 
 
 def architecture_of(source: ModelSource) -> str:

@@ -18,7 +18,7 @@ from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import ModelError
 from swift.models.attention import FLASH, VARLEN, AttentionChoice, packing_of, use_attention
-from swift.models.heads import apply_head, head_of
+from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
 from swift.models.logps import TokenViews, token_logps, token_logps_of_module, tokens_per_chunk
 from swift.models.logps_autograd import chunks
@@ -58,6 +58,7 @@ class ViewModule(nn.Module):
         self._transform = transform_of(causal_lm.config)
         self._unembeds = causal_lm.get_output_embeddings() is not None
         self._has_head = head_of(causal_lm) is not None
+        self._has_value_head = value_head_of(causal_lm) is not None
         self._has_rows_of_positions = hasattr(causal_lm.base_model, "get_rope_index")
         if not any(parameter.is_meta for parameter in model.parameters()):
             self.self_check()
@@ -89,6 +90,8 @@ class ViewModule(nn.Module):
         view = views.laid_out(spread, needs)
         if hidden is not None and Need.POOLED in needs:
             view.pooled = self._pooled(hidden, batch)
+        if hidden is not None and Need.VALUES in needs:
+            view.values = _values(value_head_of(causal_lm), hidden, batch)
         return view
 
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:
@@ -125,7 +128,8 @@ class ViewModule(nn.Module):
         """Return which views this model has."""
         of_hidden = frozenset() if self.own_logits else frozenset({Need.POOLED})
         if self._unembeds:
-            return HEAD_NEEDS | of_hidden | {Need.REFERENCE_LOGPS}
+            of_value_head = {Need.VALUES} if self._has_value_head and not self.own_logits else set()
+            return HEAD_NEEDS | of_hidden | {Need.REFERENCE_LOGPS} | of_value_head
         return of_hidden | {Need.SCORES, Need.VALUES} if self._has_head else of_hidden
 
     def pooling_weights(self, batch: MicroBatch, how: str) -> torch.Tensor:
@@ -141,9 +145,7 @@ class ViewModule(nn.Module):
             ends = self.pooling_weights(batch, "last")
             view.scores = pooled_scores(hidden, batch.segment_ids, ends, batch.segments, head)
         if Need.VALUES in needs:
-            rows, columns = batch.weights.nonzero(as_tuple=True)
-            values = head(hidden[rows, columns])[:, 0]
-            view.values = values.new_zeros(batch.weights.shape).index_put((rows, columns), values)
+            view.values = _values(head_of(causal_lm_of(self.model)), hidden, batch)
         return view
 
     def _pooled(self, hidden: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
@@ -337,6 +339,13 @@ class _Asked:
             candidates=self.candidates,
             want=self.needs,
         )
+
+
+def _values(head: Any, hidden: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    """Return what a head says of every position with weight."""
+    rows, columns = batch.weights.nonzero(as_tuple=True)
+    values = apply_head(head, hidden[rows, columns])[:, 0]
+    return values.new_zeros(batch.weights.shape).index_put((rows, columns), values)
 
 
 def causal_lm_of(model: nn.Module) -> Any:

@@ -18,35 +18,47 @@ A test of one's own looks on while a run trains:
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from swift.testing.layouts import Layout
 
 if TYPE_CHECKING:
+    from swift.testing.cases import CASES, Case
     from swift.testing.conformance import BackendConformance
     from swift.testing.engine_conformance import EngineConformance
+    from swift.testing.reference import Expected, Recipe, run_reference
     from swift.train.loop import Loop
     from swift.train.prepare import open_job
 
-__all__ = ["BackendConformance", "EngineConformance", "Layout", "Loop", "open_job"]
+__all__ = [
+    "CASES",
+    "BackendConformance",
+    "Case",
+    "EngineConformance",
+    "Expected",
+    "Layout",
+    "Loop",
+    "Recipe",
+    "open_job",
+    "run_reference",
+]
+
+_PLACES = {
+    "CASES": "swift.testing.cases",
+    "BackendConformance": "swift.testing.conformance",
+    "Case": "swift.testing.cases",
+    "EngineConformance": "swift.testing.engine_conformance",
+    "Expected": "swift.testing.reference",
+    "Loop": "swift.train.loop",
+    "Recipe": "swift.testing.reference",
+    "open_job": "swift.train.prepare",
+    "run_reference": "swift.testing.reference",
+}
 
 
 def __getattr__(name: str) -> Any:
     # pytest is needed for the classes alone, and is not installed with core.
-    if name == "BackendConformance":
-        from swift.testing.conformance import BackendConformance
-
-        return BackendConformance
-    if name == "EngineConformance":
-        from swift.testing.engine_conformance import EngineConformance
-
-        return EngineConformance
-    if name == "Loop":
-        from swift.train.loop import Loop
-
-        return Loop
-    if name == "open_job":
-        from swift.train.prepare import open_job
-
-        return open_job
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

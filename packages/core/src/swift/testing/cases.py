@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift.contracts import Capabilities, Need, Reads
 from swift.testing import third_party
 from swift.testing.layouts import Layout
 from swift.testing.subjects import Row, conversations, pairs
+
+if TYPE_CHECKING:
+    from swift.testing.reference import Expected, Recipe
 
 STEPS = 10
 EVALUATED_EVERY = 5
@@ -68,6 +71,10 @@ class Case:
     """What the optimizer of this case reads, which a backend must have declared to serve."""
     weighed: bool = False
     """Whether memory is looked at while weights are streamed, which takes time."""
+    objectives: tuple[type[Any], ...] = ()
+    """Objectives that are made known by their `name` for this case, which no distribution has entry points for."""
+    reference: Callable[[Recipe], Expected] | None = None
+    """Training written down plainly, that this case is compared with; None is the kit's own."""
 
     def applies_to(self, capabilities: Capabilities) -> bool:
         """Whether a backend claims what this case takes."""

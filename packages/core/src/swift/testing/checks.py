@@ -60,6 +60,8 @@ class Checks:
                 if not result.skipped:
                     near(f"{at}: gradient norm", result.grad_norm, expected.grad_norms[step - 1], of_norm)
                 near(f"{at}: learning rate", result.learning_rate, expected.rates[step - 1], 1e-6)
+                for name, values in expected.metrics.items():
+                    near(f"{at}: {name}", result.metrics[name], values[step - 1], of_norm)
 
     def processes_agree(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
         """Check that the result of a step is the same on every process, to the last bit."""

@@ -45,6 +45,8 @@ class BackendConformance:
     """Of the model that is trained, as transformers names it."""
     shape: ClassVar[Mapping[str, Any]] = {}
     """Other keys of its configuration."""
+    cases: ClassVar[Sequence[Case]] = CASES
+    """The trainings that it is tried with. Plugins have more: `cases = (*CASES, *swift_rl.testing.CASES)`."""
     deviations: ClassVar[Mapping[str, str]] = {}
     """Test → why this backend replaces or leaves it out. The reason is shown; without one nothing can be replaced."""
 
@@ -133,9 +135,9 @@ class BackendConformance:
         if wanted == {"layout"}:
             metafunc.parametrize("layout", [pytest.param(layout, id=str(layout)) for layout in self.layouts])
         elif wanted == {"layout", "case"}:
-            metafunc.parametrize(("layout", "case"), self._claimed(CASES))
+            metafunc.parametrize(("layout", "case"), self._claimed(self.cases))
         elif wanted == {"layout", "about_tokens"}:
-            metafunc.parametrize(("layout", "about_tokens"), self._claimed(case for case in CASES if case.tokens))
+            metafunc.parametrize(("layout", "about_tokens"), self._claimed(case for case in self.cases if case.tokens))
         elif wanted == {"layout", "dropout"}:
             metafunc.parametrize(("layout", "dropout"), self._claimed([DROPOUT]))
         elif wanted == {"layout", "resumed"}:
@@ -179,6 +181,7 @@ class BackendConformance:
             preload=cls.preload,
             fresh=cls.fresh_processes,
             subject=Subject(cls.architecture, cls.blocks, tuple(cls.shape.items())),
+            cases=cls.cases,
         )
         return Checks(trials, cls.layouts, _parameters(cls, request.session.items))
 

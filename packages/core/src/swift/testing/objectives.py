@@ -14,7 +14,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift.config.sections import Section
 from swift.contracts import LossSums, ModelView, Need
@@ -117,16 +117,17 @@ class Negatives(AcrossRows[Section]):
 
 
 @cache
-def install_objectives() -> None:
-    """Make the kit's objectives known by name in this process and in those that are forked from it."""
+def install_objectives(*more: type[Any]) -> None:
+    """Make the kit's objectives, or others, known by name in this process and in those that are forked from it."""
     site = Path(mkdtemp(prefix="swift-testing-objectives-"))
     atexit.register(shutil.rmtree, site, ignore_errors=True)
-    info = site / "swift_testing_objectives-1.0.dist-info"
+    kinds: tuple[type[Any], ...] = more or (FitScores, FitValues, FitVectors, Negatives, LearnSurprises)
+    name = "-".join(["swift-testing", *(each.name for each in more)] if more else ["swift-testing-objectives"])
+    info = site / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: swift-testing-objectives\nVersion: 1.0\nRequires-Dist: swift-core>=0.1\n"
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: swift-core>=0.1\n"
     )
-    kinds = (FitScores, FitValues, FitVectors, Negatives, LearnSurprises)
     points = (f"{each.name} = {each.__module__}:{each.__name__}\n" for each in kinds)
     (info / "entry_points.txt").write_text("[swift.objectives]\n" + "".join(points))
     sys.path.append(str(site))

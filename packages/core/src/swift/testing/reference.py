@@ -70,6 +70,10 @@ class Recipe:
     """Arguments of PEFT's LoraConfig."""
     adapter_start: Callable[[str, tuple[int, ...]], torch.Tensor] | None = None
     """Where the adapter matrix of a PEFT name starts."""
+    loss: Callable[[Any, Recipe, Sequence[int]], torch.Tensor] | None = None
+    """`loss(model, recipe, batch)`, divided by the weight of the batch, of an objective that is not the kit's."""
+    prepare: Callable[[Any, Recipe], None] | None = None
+    """`prepare(model, recipe)` changes the model before training, to one with another head for example."""
 
 
 @dataclass
@@ -87,6 +91,8 @@ class Expected:
     """Sample → values of its tokens before the first step, of the first batch and the held-out samples."""
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     """At the end, as transformers or PEFT itself writes them to disk."""
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """By name, the value after each step of what is logged besides."""
 
 
 def tokens_of(tokenizer: Any, question: str, answer: str) -> Tokens:
@@ -131,6 +137,8 @@ def run_reference(recipe: Recipe) -> Expected:
     """Train from the first step to the last."""
     torch.manual_seed(0)
     base = _base(recipe)
+    if recipe.prepare is not None:
+        recipe.prepare(base, recipe)
     past = copy.deepcopy(base) if recipe.objective == "dpo" else None
     model: Any = base if recipe.adapter is None else _with_adapter(base, recipe)
     model.eval()  # nothing that is compared has dropout
@@ -185,6 +193,8 @@ class _Momentum(torch.optim.SGD):
 
 
 def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.Tensor:
+    if recipe.loss is not None:
+        return recipe.loss(model, recipe, batch)
     samples = [recipe.samples[index] for index in batch]
     if recipe.objective == "dpo":
         return torch.stack([_dpo(recipe, model, past, *sample) for sample in samples]).mean()

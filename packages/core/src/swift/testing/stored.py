@@ -25,12 +25,12 @@ FOLDER = "SWIFT_TESTING_REFERENCES"
 """Environment variable with a folder of this session."""
 
 
-def shared_reference(about: str, recipe: Recipe) -> Expected:
+def shared_reference(about: str, recipe: Recipe, compute: Callable[[Recipe], Expected] = run_reference) -> Expected:
     """Return the results of a recipe; `about` tells those with the same model apart."""
     folder = os.environ.get(FOLDER)
     if not folder:
-        return run_reference(recipe)
-    return stored(Path(folder) / f"{_digest(about, recipe.model)}.safetensors", recipe, run_reference)
+        return compute(recipe)
+    return stored(Path(folder) / f"{_digest(about, recipe.model)}.safetensors", recipe, compute)
 
 
 def stored(file: Path, recipe: Recipe, compute: Callable[[Recipe], Expected]) -> Expected:
@@ -73,6 +73,7 @@ def _write(file: Path, expected: Expected) -> None:
         "rates": expected.rates,
         "evaluations": list(expected.evaluations.items()),
         "tokens": list(expected.tokens.items()),
+        "metrics": expected.metrics,
     }
     tensors = {f"start/{name}": tensor for name, tensor in expected.start.items()}
     tensors |= {f"weights/{name}": tensor for name, tensor in expected.weights.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from swift.plugins.load import load_backend, load_objective
 from swift.plugins.objective import make_objective
 from swift.terminal import say_nothing
 from swift.testing import third_party
-from swift.testing.cases import BY_NAME, EVALUATED_EVERY, HELD_OUT, STEPS, Case
+from swift.testing.cases import CASES, HELD_OUT, STEPS, Case
 from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
 from swift.testing.objectives import install_objectives
-from swift.testing.reference import Expected, Recipe, ending_of, samples_of
+from swift.testing.reference import Expected, Recipe, ending_of, run_reference, samples_of
 from swift.testing.roles import train_both
 from swift.testing.stored import shared_reference
 from swift.testing.subjects import Subject, shared_model
@@ -46,8 +46,12 @@ class Trials:
         preload: Sequence[str] = (),
         fresh: bool = False,
         subject: Subject | None = None,
+        cases: Sequence[Case] = CASES,
     ) -> None:
         install_objectives()
+        for case in cases:
+            if case.objectives:
+                install_objectives(*case.objectives)  # type: ignore[arg-type]  # classes can be hashed
         third_party.install()
         self.backend = backend
         self._subject = subject or Subject()
@@ -127,7 +131,7 @@ class Trials:
 
     def expected_of_critic(self, case: Case) -> Expected:
         """Return the reference's results for a run that trains the critic alone."""
-        return _expected(case.name, self.critic())
+        return _expected(case, self.critic())
 
     def answers(self, layout: Layout, jobs: dict[tuple[Any, ...], Job]) -> dict[tuple[Any, ...], list[Any]]:
         """Run jobs under a layout and return their results by rank; known results are not computed again."""
@@ -141,13 +145,22 @@ class Trials:
 
     def expected(self, case: Case) -> Expected:
         """Return the reference's results for a case."""
-        return _expected(case.name, self.model(case))
+        return _expected(case, self.model(case))
 
 
-@cache
-def _expected(name: str, model: Path) -> Expected:
-    case = BY_NAME[name]
-    parsed = _settings(name, model)
+_KNOWN: dict[tuple[str, Path], Expected] = {}
+"""Results of the reference, by case and model."""
+
+
+def _expected(case: Case, model: Path) -> Expected:
+    known = (case.name, model)
+    if known not in _KNOWN:
+        _KNOWN[known] = shared_reference(case.name, _recipe(case, model), case.reference or run_reference)
+    return _KNOWN[known]
+
+
+def _recipe(case: Case, model: Path) -> Recipe:
+    parsed = _settings(case, model)
     config = parsed.config
     samples = samples_of(model, case.rows)
     adapter: dict[str, Any] | None = None
@@ -155,12 +168,12 @@ def _expected(name: str, model: Path) -> Expected:
         tuner = config.tuner.options(LoraOptions)
         adapter = {"r": tuner.rank, "lora_alpha": tuner.alpha, "lora_dropout": tuner.dropout, "use_dora": tuner.dora}
     optim, adam = config.optim, config.optim.options(AdamOptions)
-    recipe = Recipe(
+    return Recipe(
         model=model,
         samples=samples,
         batches=batches_of(case, model),
         held_out=range(HELD_OUT),
-        evaluated_every=EVALUATED_EVERY,
+        evaluated_every=int(config.train.eval_steps or 0),
         objective="tokens" if case.tokens else config.objective.name,
         task=config.model.task,
         labels=config.model.num_labels or 1,
@@ -180,17 +193,15 @@ def _expected(name: str, model: Path) -> Expected:
         adapter=adapter,
         adapter_start=lambda name, shape: initial_adapter(name, shape, config.tuner, seed=config.train.seed),
     )
-    return shared_reference(name, recipe)
 
 
-@cache
-def _settings(case: str, model: Path) -> Parsed:
-    return config_from_mapping({**BY_NAME[case].settings(), "model.path": str(model)})
+def _settings(case: Case, model: Path) -> Parsed:
+    return config_from_mapping({**case.settings(), "model.path": str(model)})
 
 
 def batches_of(case: Case, model: Path) -> list[list[int]]:
     """Return which samples each step takes: the order belongs to the run, so that core knows it without any backend."""
-    parsed = _settings(case.name, model)
+    parsed = _settings(case, model)
     config = parsed.config
     source = open_source(config.model, say=say_nothing)
     objective = make_objective(load_objective(config.objective.name), parsed.objective_options, model=config.model)

@@ -51,9 +51,9 @@ class Job:
     """Models besides the policy, by name."""
 
     @property
-    def trained_roles(self) -> list[RoleModel]:
-        """Return the roles that checkpoints hold."""
-        return [each for each in self.roles.values() if each.role.trained]
+    def saved_roles(self) -> list[RoleModel]:
+        """Return the roles that checkpoints hold: those whose weights change."""
+        return [each for each in self.roles.values() if each.role.trained or each.role.follows]
 
     @property
     def topology(self) -> Topology:

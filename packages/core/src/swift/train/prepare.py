@@ -29,6 +29,7 @@ from swift.data.pipeline import DataPreparation, PreparedData, holds_media, pict
 from swift.data.store import ReferencedSamples, hash_of
 from swift.errors import ConfigError, DataError
 from swift.models.classes import has_tower
+from swift.models.heads import exported
 from swift.models.media import PictureReader
 from swift.models.pictures import PictureProcessor
 from swift.models.positions import check_longest, limit_note
@@ -208,7 +209,12 @@ def _prepare(
     state = model.state = load_model(setup, source)
     if mode == "cached":
         score_reference(setup, objective, samples, state, source.fingerprint)
-    model.roles = opened = {role.name: open_role(role, run, setup.hooks, sources[role.name]) for role in roles}
+    model.roles = opened = {
+        role.name: open_role(
+            role, run, setup.hooks, sources[role.name], lambda: exported(setup.hooks.iter_weights(run, state))
+        )
+        for role in roles
+    }
 
     job = Job(
         run=run,
@@ -363,7 +369,7 @@ def load_model(setup: Setup, source: ModelSource) -> TrainState:
         state = hooks.shard(run, hooks.wrap_model(run, source))
 
     def send(inference: InferenceEngine | None) -> None:
-        weights = hooks.iter_weights(run, state)
+        weights = exported(hooks.iter_weights(run, state))
         send_weights(inference, weights, source=source, adapter=run.adapter_config, version=state.step)
 
     run.send_weights = send

@@ -123,7 +123,7 @@ def resume(job: Job, folder: Path, *, again: bool) -> None:
     job.hooks.load_checkpoint(job.run, job.state, checkpoint)
     step = checkpoint.facts.step
     job.state.step = step
-    for role in job.trained_roles:
+    for role in job.saved_roles:
         role.load(checkpoint)
     others = sorted(checkpoint.facts.roles.keys() - job.roles.keys())
     if others:

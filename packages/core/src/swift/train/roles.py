@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swift.checkpoint.load import Checkpoint
 from swift.checkpoint.manifest import RoleRecord
 from swift.checkpoint.owners import OwnedWriter
+from swift.checkpoint.save import before_update
 from swift.config.capabilities import check_capabilities
 from swift.config.tasks import check_labels
 from swift.contracts import ForwardResult, ModelRole, Objective, Run, StepResult, TrainState, WeightStream
@@ -17,6 +18,7 @@ from swift.models.source import open_source
 from swift.optim.schedule import Schedule
 from swift.plugins.hooks import Hooks
 from swift.plugins.load import load_tuner
+from swift.train.following import follow
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
@@ -69,6 +71,8 @@ class RoleModel:
     hooks: Hooks
     source: ModelSource
     state: TrainState
+    policy_weights: Callable[[], WeightStream] | None = None
+    """Stream the policy's weights, for a role that follows it."""
 
     @property
     def name(self) -> str:
@@ -85,12 +89,20 @@ class RoleModel:
         """Compute the objective's sums without gradient."""
         return self.hooks.forward(self.run, self.state, batch, objective)
 
+    def follow(self, part: float) -> None:
+        """Make each weight a mixture: `part` of the policy's, and the rest of its own."""
+        if not self.role.follows or self.policy_weights is None:
+            raise ValueError(f"{self.name} does not follow the policy in this run")
+        before_update()  # a checkpoint that is written in the background has its weights as they were
+        with follow(self.iter_weights(), self.policy_weights(), part, self.run.folder) as mixture:
+            self.hooks.load_checkpoint(self.run, self.state, mixture)
+
     def iter_weights(self) -> WeightStream:
         """Stream whole tensors by their Hugging Face names; every process reads it to its end."""
         return self.hooks.iter_weights(self.run, self.state)
 
     def save(self, writer: CheckpointWriter) -> None:
-        """Hand everything trained to the writer of the run's checkpoint, under names that the role owns."""
+        """Hand everything that changes to the writer of the run's checkpoint, under names that the role owns."""
         self.hooks.save_checkpoint(self.run, self.state, OwnedWriter(writer, self.name))
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -142,7 +154,13 @@ def check_vocabularies(sources: Mapping[str, ModelSource], policy: ModelSource) 
             )
 
 
-def open_role(role: ModelRole, policy: Run, hooks: Hooks, source: ModelSource) -> RoleModel:
+def open_role(
+    role: ModelRole,
+    policy: Run,
+    hooks: Hooks,
+    source: ModelSource,
+    policy_weights: Callable[[], WeightStream] | None = None,
+) -> RoleModel:
     """Let the backend build, distribute and fill the model of a role, in the processes that hold the policy."""
     run = policy.for_role(role)
     hooks.check_plan(run)
@@ -152,4 +170,4 @@ def open_role(role: ModelRole, policy: Run, hooks: Hooks, source: ModelSource) -
         run.config = run.config.model_copy(update={"optim": optim})
     run.schedule = role.schedule or Schedule.from_config(optim, run.config.learning_rate, policy.total_steps)
     state = hooks.shard(run, hooks.wrap_model(run, source))
-    return RoleModel(role, run, hooks, source, state)
+    return RoleModel(role, run, hooks, source, state, policy_weights)

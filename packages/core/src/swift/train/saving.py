@@ -21,6 +21,7 @@ from swift.checkpoint.folders import (
 from swift.checkpoint.save import PendingSave, save_checkpoint, wait_for_saves
 from swift.checkpoint.weights_only import WeightsOnlyWriter
 from swift.contracts import StepRecord
+from swift.models.heads import exported
 from swift.train.planning import plan_state
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class CheckpointSaver:
             update={
                 "step": record.step,
                 "adapter": job.run.adapter_config,
-                "roles": {role.name: role.record() for role in job.trained_roles},
+                "roles": {role.name: role.record() for role in job.saved_roles},
                 "metrics": metrics,
                 "facts": {"progress": {"best": job.best.to_json(), "epoch": record.epoch, **plan_state(job.plan)}},
             }
@@ -84,12 +85,13 @@ class CheckpointSaver:
             return
         from swift.export.job import ExportJob, installed_exporter
         from swift.export.state import export_state
+        from swift.models.source import as_exported
 
         self._settle()
         export = ExportJob(
             installed_exporter(options.to),
             options.to,
-            job.source,
+            as_exported(job.source),
             job.run.adapter_config,
             options,
             options.out or job.run.folder / f"export-{options.to}",
@@ -97,7 +99,7 @@ class CheckpointSaver:
             job.run,
             objective=job.run.config.objective.model_dump(mode="json"),
         )
-        export_state(export, job.hooks.iter_weights(job.run, job.state), is_main=job.is_main)
+        export_state(export, exported(job.hooks.iter_weights(job.run, job.state)), is_main=job.is_main)
 
     def wait(self) -> None:
         """Wait for work in the background, and raise the error of a save that failed."""
@@ -109,7 +111,7 @@ class CheckpointSaver:
         if not self._job.run.config.checkpoint.optimizer_state:
             writer = WeightsOnlyWriter(writer)
         self._job.hooks.save_checkpoint(self._job.run, self._job.state, writer)
-        for role in self._job.trained_roles:
+        for role in self._job.saved_roles:
             role.save(writer)
 
     def _model_weights(self) -> Callable[[StoredTensors], None]:
@@ -119,8 +121,9 @@ class CheckpointSaver:
         """
         from swift.export.precision import export_dtypes
         from swift.export.stored import write_model_weights
+        from swift.models.source import as_exported
 
-        source, adapter = self._job.source, self._job.run.adapter_config
+        source, adapter = as_exported(self._job.source), self._job.run.adapter_config
         if self._job.is_main and adapter is None and not self._source_is_known:
             # The source keeps what it has to build to answer, and building draws random numbers: not during training.
             export_dtypes(source, "auto")

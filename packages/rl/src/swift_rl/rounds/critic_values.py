@@ -37,6 +37,11 @@ class CriticValuer(Valuer[PpoOptions]):
         if self._reference is not None:
             self._reference.close()
 
+    def before_step(self, step: int) -> None:
+        """Let the reference follow the policy where that is asked for."""
+        if self._reference is not None:
+            self._reference.before_step(step, self.options)
+
     def value(self, answers: Sequence[DrawnAnswer]) -> list[float]:
         """Fill in summed rewards; return the spread of each group's rewards in order."""
         assert self.judge is not None
@@ -86,7 +91,9 @@ class CriticValuer(Valuer[PpoOptions]):
         return 0.0 if step < self.options.critic_warmup else planned
 
     def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
-        """Let the critic learn from the answers of a step."""
+        """Let the critic learn from the answers of a step, where it does not learn in the policy's."""
+        if self.options.critic == "shared":
+            return {}
         result = self._critic.train_step(batch, ValueLoss(self.options))
         told = {"grad_norm": result.grad_norm, "learning_rate": result.learning_rate, **result.metrics}
         return {f"critic/{name}": value for name, value in told.items()}
@@ -96,8 +103,9 @@ class CriticValuer(Valuer[PpoOptions]):
         return self.context.role(CRITIC)
 
     def _values(self, taken: TakenAnswers) -> list[np.ndarray]:
+        forward = None if self.options.critic == "shared" else self._critic.forward
         said = values_of_answers(
-            self.context, taken.samples, TokenValues(self.options), temperature=1.0, forward=self._critic.forward
+            self.context, taken.samples, TokenValues(self.options), temperature=1.0, forward=forward
         )
         return taken.of_answers([each["values"] for each in said])
 

@@ -34,6 +34,11 @@ class GroupValuer(Valuer[GrpoOptions]):
         if self._reference is not None:
             self._reference.close()
 
+    def before_step(self, step: int) -> None:
+        """Let the reference follow the policy where that is asked for."""
+        if self._reference is not None:
+            self._reference.before_step(step, self.options)
+
     def value(self, answers: Sequence[DrawnAnswer]) -> list[float]:
         """Fill in advantages and summed rewards; return the spread of each group's rewards in order."""
         return self._value(answers, None)

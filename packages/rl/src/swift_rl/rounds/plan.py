@@ -94,6 +94,7 @@ class RolloutPlan:
 
     def batch(self, step: int, data_rank: int, data_size: int) -> Batch:
         """Return one process's slice of the answers that a step learns from."""
+        self._valuer.before_step(step)
         number, within = divmod(step, self._steps_per_round)
         if self._round is None or self._round.number != number:
             self._round = self._begin(number, step, within)

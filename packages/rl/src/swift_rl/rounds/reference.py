@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from swift.config.sections import Config
     from swift.contracts import InferenceEngine, PlanContext
     from swift.data.samples import Encoded
+    from swift_rl.policy_options import KlOptions
 
 Ask = Callable[[TokenLogps], list[Mapping[str, np.ndarray]]]
 
@@ -31,15 +32,35 @@ def is_apart(config: Config) -> bool:
     return tuner.kind == "full" or tuner.adapter is not None or biases
 
 
-def reference_roles(config: Config) -> list[ModelRole]:
-    """Return the frozen role that the reference is, where it is a model of its own.
+def reference_roles(config: Config, options: KlOptions) -> list[ModelRole]:
+    """Return the role that the reference is, where it is a model of its own: frozen, or following the policy.
 
     A run that continues from an adapter has that adapter, as it began, for its reference.
     """
+    if options.sync_ref_model:
+        _check_follows(config)
     if not is_apart(config):
         return []
     begun = config.tuner if config.tuner.adapter is not None else None
-    return [ModelRole(REFERENCE, config.model, tuner=begun, trained=False, optional=True)]
+    model = config.model.model_copy(update={"value_head": False})
+    follows = options.sync_ref_model  # which an inference engine in place of the role could not
+    return [ModelRole(REFERENCE, model, tuner=begun, trained=False, follows=follows, optional=not follows)]
+
+
+def _check_follows(config: Config) -> None:
+    """Raise `ConfigError` where there are no weights that could follow those of the policy."""
+    if not is_apart(config):
+        raise ConfigError(
+            "sync_ref_model moves the weights of the reference, and where new adapters are trained the reference is "
+            "the policy's own model with them switched off: it has no weights that could move.",
+            hint="Type --train_type full, or leave --sync_ref_model out.",
+        )
+    if config.tuner.kind != "full":
+        raise ConfigError(
+            "sync_ref_model mixes weights, and a mixture of the matrices of two adapters is not the mixture of the "
+            "models that they make.",
+            hint="Type --train_type full, or leave --sync_ref_model out.",
+        )
 
 
 class RunReference:
@@ -61,6 +82,11 @@ class RunReference:
                 f"at temperature 1, and answers are drawn at {temperature}.",
                 hint="Train adapters (--train_type lora), leave the KL out, or draw at --temperature 1.",
             )
+
+    def before_step(self, step: int, options: KlOptions) -> None:
+        """Let the reference follow the policy, where it is time after so many steps. Called on every process."""
+        if options.sync_ref_model and step and step % options.ref_model_sync_steps == 0:
+            self._context.role(REFERENCE).follow(options.ref_model_mixup_alpha)
 
     def logps(self, samples: Sequence[Encoded], ask: Ask) -> list[np.ndarray]:
         """Return the log-probabilities of each sample's tokens. Called on every process."""

@@ -103,6 +103,9 @@ class Valuer(ABC, Generic[Options]):
         made.facts |= gap(made, probe=probed, truncated=truncated, trainer_version=step)
         made.facts |= {**figures(made.answers, self.names), "dropped_groups": float(len(made.dropped))}
 
+    def before_step(self, step: int) -> None:
+        """Change other models than the policy by what has been learned in so many steps; then rounds are made."""
+
     def train_roles(self, step: int, batch: Batch) -> Mapping[str, float]:
         """Make the steps of other models than the policy, before its own; return what is logged of them."""
         return {}

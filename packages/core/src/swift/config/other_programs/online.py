@@ -34,7 +34,7 @@ OPTIONS: Mapping[str, Arity] = {
             "episode_timeout", "template_drift",
             "num_ppo_epochs", "num_mini_batches", "gamma", "lam", "kl_coef", "kl_target", "kl_horizon",
             "missing_eos_penalty", "cliprange", "cliprange_value", "vf_coef", "critic_model", "critic_lr",
-            "critic_warmup",
+            "critic_warmup", "critic", "ref_model_mixup_alpha", "ref_model_sync_steps",
             "teacher_model", "teacher_adapters", "teacher_engine", "teacher_dtype", "teacher_device",
             "teacher_batch_size", "lmbda", "sft_alpha", "divergence_temperature",
         ),
@@ -43,7 +43,7 @@ OPTIONS: Mapping[str, Arity] = {
     **dict.fromkeys(
         (
             "kl_in_reward", "use_bias_correction_kl", "overlong_filter", "log_entropy", "dynamic_sample",
-            "leave_one_out", "whiten_rewards", "seq_kd",
+            "leave_one_out", "whiten_rewards", "seq_kd", "sync_ref_model",
         ),
         "switch",
     ),
@@ -259,8 +259,6 @@ ROWS: dict[tuple[str, ...], Meaning] = {
         "Type --teacher_dtype bfloat16, --teacher_device cuda or --teacher_options {...}",
     ),
     ("use_liger_gkd_loss",): NotNeeded("the logits of all tokens are never in memory at once"),
-    ("sync_ref_model",): off("the reference is the model that training begins with.", "Leave it out."),
-    ("ref_model_mixup_alpha", "ref_model_sync_steps"): _OF_ANOTHER,
     ("reward_adapters",): Refused(
         "a reward model is named with its adapter.", "Type --reward_model FOLDER, the adapter's own folder"
     ),
