@@ -25,7 +25,8 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 
 def noted(recipe: Recipe, calls: list[int]) -> Expected:
     calls.append(len(recipe.batches))
-    return run_reference(recipe)
+    found = run_reference(recipe)
+    return replace(found, metrics={"of another model": found.losses})
 
 
 def alike(one: Any, other: Any) -> bool:
