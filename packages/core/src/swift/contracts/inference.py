@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from swift.contracts.model import WeightStream
+    from swift.data.media import MediaRef
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,28 @@ class EngineRequest:
     trust_remote_code: bool = False
     task: str = "causal_lm"
     """What the model returns: a value of `model.task`. Other values are for engines with a method `outputs`."""
+    max_pixels: int | None = None
+    """Pictures of prompts with more pixels are made smaller; None leaves it to the model's processor."""
+    min_pixels: int | None = None
+    """Pictures with fewer are made larger."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The engine's own settings, by its own names."""
     say: Callable[[str], None] = print
     """Prints a line for the user."""
+
+
+class PicturedPrompt(tuple[int, ...]):
+    """Tokens of a prompt, some of which stand for pictures; a prompt of text alone may be any sequence of tokens."""
+
+    media: tuple[MediaRef, ...] = ()
+    """The pictures, in order; their files are there until the prompt is answered."""
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], media: Sequence[MediaRef]) -> PicturedPrompt:
+        """Return tokens with the pictures that some of them stand for."""
+        prompt = cls(tokens)
+        prompt.media = tuple(media)
+        return prompt
 
 
 class InferenceEngine(Protocol):
@@ -138,6 +157,9 @@ class InferenceEngine(Protocol):
     trains adapters: `update_adapter(weights, config)` puts the tensors of a PEFT adapter, by their names on disk, on
     the model as it was opened, in place of the adapter before. It was opened with their configuration
     (`EngineRequest.trained_adapter`).
+
+    An engine whose attribute `media` holds 'image' is given prompts with pictures (`PicturedPrompt.media`) by all of
+    `generate`, `stream` and `score`; others never are.
     """
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:

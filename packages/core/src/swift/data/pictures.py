@@ -26,6 +26,14 @@ NOT_READ = ("videos", "video", "audios", "audio")
 """Columns of what no encoding reads yet: a row that has them is refused rather than learned without them."""
 TAG = "<image>"
 """Stands for the next picture of the column in a text."""
+_KINDS = {
+    "image/png": b"\x89PNG",
+    "image/jpeg": b"\xff\xd8",
+    "image/gif": b"GIF8",
+    "image/webp": b"RIFF",
+    "image/bmp": b"BM",
+}
+"""How files of pictures begin."""
 _TURNED = frozenset({5, 6, 7, 8})
 """Orientations of EXIF by which width and height change places."""
 
@@ -108,6 +116,18 @@ def measure(picture: Picture, folder: Path, *, decode: bool = False) -> Measured
         raise Unusable("missing picture", f"there is no file {path}") from None
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:  # what decoders raise
         raise Unusable("broken picture", f"{path} cannot be read as a picture: {error}") from None
+
+
+def as_url(picture: Picture) -> str:
+    """Return a picture as a data URI; `Unusable` where its file is missing."""
+    content = picture.content
+    if picture.path:
+        try:
+            content = Path(picture.path).read_bytes()
+        except OSError:
+            raise Unusable("missing picture", f"there is no file {picture.path}") from None
+    kind = next((kind for kind, marks in _KINDS.items() if content.startswith(marks)), "image/png")
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def open_picture(path: str) -> Image:

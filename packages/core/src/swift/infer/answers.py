@@ -32,6 +32,10 @@ class Speaker(Protocol):
     multi_turn: bool
     """Whether a conversation may have several rounds. Without a chat template a model only continues a text."""
 
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether messages may hold pictures."""
+
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[tuple[int, Answer]]:
         """Yield (index of the question, its answer), in the order in which answers are ready."""
 

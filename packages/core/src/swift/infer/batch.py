@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from swift.contracts import Sampling
 from swift.infer.answers import Answer, Speaker
 from swift.infer.journal import Journal
+from swift.infer.picture_messages import written
 from swift.infer.questions import Question
 from swift.terminal import progress
 
@@ -96,7 +97,7 @@ def write_answers(
 
 def line_of(question: Question, answer: Answer) -> Mapping[str, Any]:
     """Return the line written for an answer: the conversation, the expected answer, and the row's other columns."""
-    line: dict[str, Any] = {"messages": [*question.messages, {"role": "assistant", "content": answer.text}]}
+    line: dict[str, Any] = {"messages": [*written(question.messages), {"role": "assistant", "content": answer.text}]}
     if question.expected is not None:
         line["expected"] = question.expected
     if answer.finish_reason != "stop":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import Queue
 from threading import Thread
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,13 +14,16 @@ from swift.contracts import Completion
 from swift.infer.decoding import Ending, Tokens
 from swift.infer.sampling import GenerateSampler, Sampler
 
+Inputs = Mapping[str, torch.Tensor]
+"""What a model reads besides tokens, by its own names: pictures."""
+
 
 def answered(
-    model: Any, prompts: Sequence[Tokens], sampler: Sampler, ending: Ending
+    model: Any, prompts: Sequence[Tokens], sampler: Sampler, ending: Ending, inputs: Inputs = MappingProxyType({})
 ) -> Iterator[tuple[int, Completion]]:
     """Yield (index of the prompt, its answer), all of them when the longest is over."""
     processor = GenerateSampler(sampler)
-    output = _generate(model, prompts, processor, ending)
+    output = _generate(model, prompts, processor, ending, inputs=inputs)
     logprobs = torch.stack(processor.logprobs, dim=1).tolist()
     for place, (ids, logps) in enumerate(zip(output, logprobs, strict=True)):
         length = next(length for length in range(1, len(ids) + 1) if ending.reason(ids[:length]) is not None)
@@ -28,13 +32,15 @@ def answered(
         yield place, Completion(ids[:length], logps[:length], reason)
 
 
-def streamed(model: Any, prompt: Tokens, sampler: Sampler, ending: Ending) -> Iterator[int]:
+def streamed(
+    model: Any, prompt: Tokens, sampler: Sampler, ending: Ending, inputs: Inputs = MappingProxyType({})
+) -> Iterator[int]:
     """Yield the tokens of one answer; `generate` runs in a thread, and what it fails with is raised here."""
     tokens = _Tokens()
 
     def work() -> None:
         try:
-            _generate(model, [prompt], GenerateSampler(sampler), ending, streamer=tokens)
+            _generate(model, [prompt], GenerateSampler(sampler), ending, inputs=inputs, streamer=tokens)
         except BaseException as failure:
             tokens.queue.put(failure)
         else:
@@ -54,7 +60,13 @@ def streamed(model: Any, prompt: Tokens, sampler: Sampler, ending: Ending) -> It
 
 @torch.no_grad()
 def _generate(
-    model: Any, prompts: Sequence[Tokens], processor: GenerateSampler, ending: Ending, streamer: Any = None
+    model: Any,
+    prompts: Sequence[Tokens],
+    processor: GenerateSampler,
+    ending: Ending,
+    *,
+    inputs: Inputs,
+    streamer: Any = None,
 ) -> list[list[int]]:
     """Generate the continuation of each prompt, padding included.
 
@@ -84,6 +96,7 @@ def _generate(
         logits_processor=LogitsProcessorList([processor]),
         stopping_criteria=StoppingCriteriaList(over),
         streamer=streamer,
+        **{name: tensor.to(model.device) for name, tensor in inputs.items()},
     )
     answers: list[list[int]] = output[:, longest:].tolist()
     return answers

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from swift.contracts import Sampling
+from swift.data.conversation import Unusable
+from swift.data.pictures import Picture, measure
 from swift.errors import UsageError
 from swift.infer.answers import Speaker
+from swift.infer.picture_messages import question_with, written
 from swift.infer.questions import with_system
 from swift.terminal import waiting
 from swift.untrusted import check_unicode
@@ -19,6 +22,7 @@ from swift.untrusted import check_unicode
 COMMANDS = {
     "/help": "show these commands",
     "/system TEXT": "give the model a system message, and begin anew; without a text show the one in force",
+    "/image FILE": "show the model a picture with the next question; may be repeated",
     "/clear": "forget the conversation",
     "/save FILE": "write the conversation to a file, as a line of JSON that swift sft reads",
     "/exit": "leave; so do /quit, exit, quit and Ctrl-D",
@@ -73,10 +77,13 @@ class _Conversation:
         self._messages: list[dict[str, Any]] = []
         """What the model is told; empty again after each answer of a model without a chat template."""
         self._record: list[dict[str, Any]] = []
+        self._shown: list[Path] = []
+        """Pictures of the next question."""
 
     def answer(self, words: str, sampling: Sampling) -> Iterator[str]:
         """Yield the pieces of an answer."""
-        question = {"role": "user", "content": words}
+        question = question_with(words, self._shown)
+        self._shown.clear()
         self._messages.append(question)
         answer = ""
         for piece in self._speaker.stream(with_system(self._messages, self._system), sampling):
@@ -95,6 +102,7 @@ class _Conversation:
         commands: dict[str, Callable[[str], list[str]]] = {
             "/help": lambda _: _listed(),
             "/system": self._set_system,
+            "/image": self._show,
             "/clear": self._clear,
             "/save": self._save,
         }
@@ -111,9 +119,23 @@ class _Conversation:
         self._system = text
         return ["The conversation begins anew with this system message."]
 
+    def _show(self, name: str) -> list[str]:
+        if not name:
+            return ["Which one? Type: /image FILE"]
+        if not self._speaker.reads_pictures:
+            return [f"{self._speaker.name} reads text alone."]
+        path = Path(name).expanduser().absolute()
+        try:
+            seen = measure(Picture(str(path)), path.parent)
+        except Unusable as unusable:
+            return [f"{unusable.detail}."]
+        self._shown.append(path)
+        return [f"{path.name}, {seen.width}×{seen.height} pixels, goes with the next question."]
+
     def _clear(self, _: str) -> list[str]:
         self._messages.clear()
         self._record.clear()
+        self._shown.clear()
         return ["Forgotten."]
 
     def _save(self, name: str) -> list[str]:
@@ -122,7 +144,7 @@ class _Conversation:
         if not self._record:
             return ["Nothing has been said yet."]
         path = Path(name).expanduser()
-        line = json.dumps({"messages": with_system(self._record, self._system)}, ensure_ascii=False)
+        line = json.dumps({"messages": written(with_system(self._record, self._system))}, ensure_ascii=False)
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")

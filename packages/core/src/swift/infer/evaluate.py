@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from swift.config.sections import DataSection
+from swift.contracts import PicturedPrompt
+from swift.data.samples import Segment
 from swift.errors import DataError
 from swift.infer.answers import Answer
 from swift.infer.batch import WINDOW, Asked
+from swift.infer.picture_messages import written
 from swift.infer.questions import Question
 from swift.infer.speaker import EngineSpeaker
 from swift.terminal import progress, say_nothing
@@ -28,7 +31,12 @@ def with_answers(questions: Asked) -> list[Question]:
 def judged(question: Question, answer: Answer) -> dict[str, Any]:
     """Return a line that says whether the answer equals the expected one, ignoring white space at its ends."""
     right = answer.text.strip() == str(question.expected).strip()
-    asked = {"messages": question.messages, "answer": answer.text, "expected": question.expected, "right": right}
+    asked = {
+        "messages": written(question.messages),
+        "answer": answer.text,
+        "expected": question.expected,
+        "right": right,
+    }
     return {**question.extras, **asked}
 
 
@@ -47,7 +55,9 @@ def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, 
     from swift.data.pipeline import prepare_data  # imports torch, which counting right answers does without
 
     section = DataSection(train=tuple(names), columns=columns, system=speaker.system)
-    data = prepare_data(section, speaker.tokenizer, encoding="chat", seed=0, say=say_nothing)
+    data = prepare_data(
+        section, speaker.tokenizer, encoding="chat", seed=0, say=say_nothing, pictures=speaker.picture_rules
+    )
     assert data.train is not None
     samples = data.train.samples
     loss = weight = right = counted = 0.0
@@ -55,7 +65,7 @@ def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, 
     def work() -> Any:
         for start in range(0, len(samples), WINDOW):
             some = [samples[index].segments[0] for index in range(start, min(start + WINDOW, len(samples)))]
-            for place, score in speaker.engine.score([segment.input_ids.tolist() for segment in some]):
+            for place, score in speaker.engine.score([_prompt(segment) for segment in some]):
                 yield some[place].weights[1:].tolist(), score
 
     for weights, score in progress(work(), "scoring", total=len(samples)):
@@ -64,3 +74,7 @@ def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, 
                 loss, weight = loss - each * logprob, weight + each
                 right, counted = right + likeliest, counted + 1
     return {"loss": loss / weight, "token_acc": right / counted, "tokens": counted}
+
+
+def _prompt(segment: Segment) -> PicturedPrompt:
+    return PicturedPrompt.of(segment.input_ids.tolist(), segment.media)

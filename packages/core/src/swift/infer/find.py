@@ -47,6 +47,8 @@ class WeightsLocation:
     """The system message of the run's data section."""
     objective: Mapping[str, Any] = field(default_factory=dict)
     """The `objective` section of the run; empty where no run is known."""
+    pixels: Mapping[str, int] = field(default_factory=dict)
+    """The limits of pictures of the run's data section: 'max_pixels', 'min_pixels'."""
 
 
 def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: bool = False) -> WeightsLocation:
@@ -182,16 +184,18 @@ def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) 
     model = section_from_file(
         ModelSection.model_validate(config["model"]), folder / MANIFEST, trust_remote_code=trust_remote_code
     )
-    system = config.get("data", {}).get("system")
+    data = config.get("data", {})
+    system = data.get("system")
+    pixels = {name: data[name] for name in ("max_pixels", "min_pixels") if isinstance(data.get(name), int)}
     objective = config.get("objective", {})
     if manifest.adapter is not None:
         if not (folder / ADAPTER_FILE).is_file():
             raise ModelError(
                 f"{folder} holds no adapter ready to load.", hint=f"Type: swift export {folder} --to adapter"
             )
-        return WeightsLocation(model, adapter or folder, system, objective)
+        return WeightsLocation(model, adapter or folder, system, objective, pixels)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no weights ready to load.", hint=f"Type: swift export {folder} --to hf")
     return WeightsLocation(
-        model.model_copy(update={"path": str(folder), "random_weights": False}), adapter, system, objective
+        model.model_copy(update={"path": str(folder), "random_weights": False}), adapter, system, objective, pixels
     )

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from swift.errors import DataError
+from swift.infer.picture_messages import written
 from swift.infer.questions import Question
 from swift.untrusted import open_regular, read_json
 
@@ -131,7 +132,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _hash_of(question: Question) -> int:
-    held = [question.messages, list(question.tools), question.expected, dict(question.extras)]
+    held = [written(question.messages), list(question.tools), question.expected, dict(question.extras)]
     text = json.dumps(held, sort_keys=True, ensure_ascii=False, default=str)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import suppress
 from dataclasses import replace
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from swift.config.sections import ModelSection
+from swift.config.sections import DataSection, ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING
-from swift.contracts import Completion, EngineRequest, Need, Sampling, Score, WeightStream
+from swift.contracts import Completion, EngineRequest, Need, PicturedPrompt, Sampling, Score, WeightStream
 from swift.data.batch import collate
+from swift.data.media import MediaRef
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError, ModelError, UsageError, did_you_mean
 from swift.infer import by_generate, decoding
@@ -25,7 +27,9 @@ from swift.infer.likeliest import scores_with_likeliest
 from swift.infer.sampling import Sampler
 from swift.models.attention import FLASH, AttentionChoice, choose_attention, use_attention
 from swift.models.load_adapter import load_adapter
+from swift.models.media import PictureReader
 from swift.models.names import base_model, name_map
+from swift.models.pictures import PictureProcessor
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.source import open_source
 from swift.models.view import ViewModule
@@ -57,6 +61,8 @@ class LocalEngine:
         self._model: Any = model if request.adapter is None else load_adapter(model, request.adapter, trainable=False)
         self._model.eval()
         self._task, self._pooling = source.task, source.pooling
+        self._source = source
+        self._pixels = DataSection(max_pixels=request.max_pixels, min_pixels=request.min_pixels)
         self._longest = request.max_length
         self._batch = request.batch_size
         self._say = request.say
@@ -66,17 +72,37 @@ class LocalEngine:
         for prompt in prompts:
             self._check_length(prompt, sampling)
         answered = decoding.answered if self._decodes else by_generate.answered
-        for places in self._batches(prompts, sampling):
+        plain = [place for place, prompt in enumerate(prompts) if not media_of(prompt)]
+        for batch in self._batches([prompts[place] for place in plain], sampling):
+            places = [plain[row] for row in batch]
             asked = [prompts[place] for place in places]
             sampler = Sampler(sampling, places, asked, self._device)
             for row, completion in answered(self._decoder, asked, sampler, self._ending(sampling)):
+                yield places[row], completion
+        yield from self._generate_pictured(prompts, sampling)
+
+    def _generate_pictured(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield the answers to prompts with pictures."""
+        pictured = [place for place, prompt in enumerate(prompts) if media_of(prompt)]
+        for batch in by_length([prompts[place] for place in pictured], self._batch or BATCH):
+            places = [pictured[row] for row in batch]
+            asked = [prompts[place] for place in places]
+            sampler = Sampler(sampling, places, asked, self._device)
+            inputs = self._inputs(asked)
+            for row, completion in by_generate.answered(self._decoder, asked, sampler, self._ending(sampling), inputs):
                 yield places[row], completion
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Yield the tokens of one answer as they are computed."""
         self._check_length(prompt, sampling)
-        streamed = decoding.streamed if self._decodes else by_generate.streamed
         sampler = Sampler(sampling, [0], [prompt], self._device)
+        if media_of(prompt):
+            inputs = self._inputs([prompt])
+            yield from by_generate.streamed(self._decoder, prompt, sampler, self._ending(sampling), inputs)
+            return
+        streamed = decoding.streamed if self._decodes else by_generate.streamed
         yield from streamed(self._decoder, prompt, sampler, self._ending(sampling))
 
     @torch.no_grad()
@@ -84,7 +110,9 @@ class LocalEngine:
         """Score as in training: the output head sees tokens in chunks, so that logits are never all in memory."""
         for places in by_length(prompts, self._batch or BATCH):
             samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
-            batch = collate(samples, flat=False).to(self._device)
+            pictured = any(media_of(prompts[place]) for place in places)
+            made = self._reader.collated(samples, flat=False) if pictured else collate(samples, flat=False)
+            batch = made.to(self._device)
             if top:
                 yield from zip(places, scores_with_likeliest(self._view, batch, top), strict=True)
                 continue
@@ -155,6 +183,21 @@ class LocalEngine:
     def _decodes(self) -> bool:
         return decoding.decodes(self._decoder)
 
+    @property
+    def media(self) -> frozenset[str]:
+        """Kinds of media that prompts may hold besides text."""
+        return frozenset() if self._source.processor is None else frozenset({"image"})
+
+    @cached_property
+    def _reader(self) -> PictureReader:
+        return PictureReader.of(self._source, PictureProcessor(self._source.processor, self._pixels))
+
+    def _inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+        """Return the pictures of prompts as the model takes them."""
+        taken = inspect.signature(base_model(self._decoder).forward).parameters
+        made = self._reader.of_prompts(prompts)
+        return {name: tensor for name, tensor in made.items() if name != "mm_token_type_ids" or name in taken}
+
     @cached_property
     def _room(self) -> Room:
         return Room(self._decoder)
@@ -205,10 +248,15 @@ def _section(request: EngineRequest) -> ModelSection:
     return ModelSection(path=str(request.model), trust_remote_code=request.trust_remote_code, **settings)
 
 
+def media_of(prompt: Sequence[int]) -> tuple[MediaRef, ...]:
+    """Return the pictures of a prompt."""
+    return prompt.media if isinstance(prompt, PicturedPrompt) else ()
+
+
 def _whole(prompt: Sequence[int]) -> Segment:
     weights = np.ones(len(prompt), dtype=np.float32)
     weights[0] = 0
-    return Segment(np.array(prompt, dtype=np.int32), weights)
+    return Segment(np.array(prompt, dtype=np.int32), weights, media=media_of(prompt))
 
 
 def device_of(requested: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
 from swift.config.options import Aliases, Argument, Parts, Section, Verbatim
@@ -14,6 +14,8 @@ from swift.errors import UsageError
 from swift.plugins.known import TRANSFORMERS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from swift.contracts import Sampling
 
 
@@ -63,6 +65,12 @@ class ModelOptions(Section):
         description='The engine\'s own options: {"max_num_seqs": 64}. transformers has attention: sdpa, eager or '
         "flash_attention_2",
     )
+    max_pixels: PositiveInt | None = Field(
+        None, description="Pictures with more pixels are made smaller; default: as the run was trained"
+    )
+    min_pixels: PositiveInt | None = Field(
+        None, description="Pictures with fewer pixels are made larger; default: as the run was trained"
+    )
     api_key: str | None = Field(None, description="For a server; default: SWIFT_API_KEY or OPENAI_API_KEY")
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model: only if you trust who made it"
@@ -81,6 +89,11 @@ class ModelOptions(Section):
     @classmethod
     def _by_another_name(cls, engine: str) -> str:
         return TRANSFORMERS if engine in ("pt", "hf", "huggingface") else engine
+
+    def pixels(self, trained: Mapping[str, int]) -> dict[str, int]:
+        """Return the limits of pictures: as the user says, else as the run was trained."""
+        given = {"max_pixels": self.max_pixels, "min_pixels": self.min_pixels}
+        return {**trained, **{name: value for name, value in given.items() if value is not None}}
 
     @property
     def template_arguments(self) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from swift.data.conversation import Conversation, Unusable
 from swift.data.corpus import Part, open_parts
 from swift.data.encodings import ChatEncoding
 from swift.data.formats import ANSWER, MESSAGES, QUESTION, SYSTEM, rename
+from swift.data.pictures import COLUMNS
 from swift.data.roles import RoleTags
 from swift.data.sources.rows import RowData
 from swift.errors import DataError
 from swift.untrusted import is_unicode
 
-_CONVERSATION = frozenset({*MESSAGES, *QUESTION, *ANSWER, *SYSTEM, "input", "history", "tools", "text"})
+_CONVERSATION = frozenset({*MESSAGES, *QUESTION, *ANSWER, *SYSTEM, "input", "history", "tools", "text", *COLUMNS})
 """Columns that are part of the question or of what is expected."""
 _PROBE = "?"
 _ENCODING = ChatEncoding()
@@ -85,11 +86,6 @@ def _question(part: Part, index: int, system: str | None) -> Question:
         conversation, expected = _unanswered(part, renamed, place, unusable), None
     else:
         expected = str(conversation.messages[-1]["content"])
-    if conversation.pictures:
-        raise DataError(
-            f"{place}: the question has pictures, and engines are asked by text alone here.",
-            hint="Ask with transformers: AutoModelForImageTextToText.from_pretrained(EXPORT) reads what swift writes.",
-        )
     messages = list(conversation.messages[:-1])
     if not messages:
         raise DataError(f"{place}: nothing is asked in this row.", hint="Rows of text alone are learned by swift pt.")
@@ -109,7 +105,7 @@ def _unanswered(part: Part, row: RowData, place: str, unusable: Unusable) -> Con
             raise _cannot_be_asked(unusable, place)
         row = {**row, ANSWER[0]: _PROBE}
     try:
-        return _ENCODING.understand(row, place, part.tags).conversation
+        return _ENCODING.understand(row, place, part.tags, part.root).conversation
     except Unusable as still:
         raise _cannot_be_asked(still, place) from None
 

@@ -8,6 +8,7 @@ from typing import Any
 from swift.contracts import Sampling
 from swift.infer.answers import Answer, Messages
 from swift.infer.openai_server import OpenAiServer, at_once
+from swift.infer.picture_messages import for_servers
 from swift.infer.questions import Question, with_system
 
 AT_A_TIME = 16
@@ -18,6 +19,7 @@ class RemoteSpeaker:
     """Implements `swift.infer.answers.Speaker`."""
 
     multi_turn = True
+    reads_pictures = True  # as far as is known here: the server refuses what its model does not read
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class RemoteSpeaker:
     def _body(self, messages: Messages, sampling: Sampling, place: int) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.name,
-            "messages": with_system(messages, self._system),
+            "messages": for_servers(with_system(messages, self._system)),
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

@@ -20,6 +20,7 @@ from swift.errors import DataError
 from swift.infer.batch import WINDOW
 from swift.infer.find import is_asked
 from swift.infer.journal import Journal
+from swift.infer.picture_messages import has_pictures
 from swift.infer.questions import Question, Questions, with_system
 from swift.infer.scorer import Outputs, Scorer, Tokens
 from swift.infer.yes_no import YesNo, yes_no_of
@@ -68,6 +69,8 @@ class TextRows(Questions):
                 hint='Rename columns with --columns \'{"yours": "document"}\'.',
             )
         asked = super().of(part, index)
+        if has_pictures(asked.messages):
+            raise DataError(f"{asked.place}: this row has pictures, and scores are those of text alone.")
         if asked.expected is None:
             return asked
         whole = [*asked.messages, {"role": "assistant", "content": asked.expected}]

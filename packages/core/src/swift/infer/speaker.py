@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift.config.sections import DataSection
 from swift.config.tasks import check_generates
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
 from swift.data.rendering import render_chat
 from swift.errors import DataError, ModelError, SwiftError, UsageError
 from swift.infer.answers import Answer, Messages, Speaker
 from swift.infer.options import ModelOptions, is_address
+from swift.infer.picture_messages import has_pictures
 from swift.infer.questions import Question, with_system
 from swift.infer.stop import StopStrings
 from swift.plugins.inference import open_inference
@@ -23,7 +26,9 @@ from swift.plugins.load import LoadedPlugin, load_engine
 from swift.terminal import IMPORTING, waiting
 
 if TYPE_CHECKING:
+    from swift.data.picture_tokens import PictureRules
     from swift.infer.find import WeightsLocation
+    from swift.infer.pictured import PicturePromptWriter
     from swift.models.source import HfSource
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -104,6 +109,7 @@ def open_local(
     """Return the model, loaded by its engine."""
     # The tokenizer is read once, here: engines are handed tokens.
     tokenizer = found.source.tokenizer
+    pixels = options.pixels(found.location.pixels)
     request = EngineRequest(
         model=found.source.folder,
         adapter=found.location.adapter,
@@ -114,6 +120,8 @@ def open_local(
         max_length=options.max_length,
         end_tokens=end_tokens(tokenizer),
         trust_remote_code=found.location.weights.trust_remote_code,
+        max_pixels=pixels.get("max_pixels"),
+        min_pixels=pixels.get("min_pixels"),
         options=options.engine_options,
         say=say,
     )
@@ -125,6 +133,7 @@ def open_local(
         options.system or found.location.system,
         found.name,
         template_arguments=options.template_arguments,
+        pictures=lambda: _pictured(found, options),
     )
 
 
@@ -139,8 +148,11 @@ class EngineSpeaker:
         name: str,
         *,
         template_arguments: Mapping[str, Any] | None = None,
+        pictures: Callable[[], PicturePromptWriter] | None = None,
     ) -> None:
+        """Take an engine and the tokenizer of its model; `pictures` opens what writes prompts with pictures."""
         self.engine = engine
+        self._open_pictures = pictures
         self._template_arguments = dict(template_arguments or {})
         self.tokenizer = tokenizer
         self.system = system
@@ -148,9 +160,31 @@ class EngineSpeaker:
         self.name = name
         self.multi_turn = tokenizer.chat_template is not None
 
-    def prompt(self, messages: Messages, tools: Sequence[Any] | None = None) -> list[int]:
+    @cached_property
+    def pictures(self) -> PicturePromptWriter:
+        """The writer of prompts with pictures; `DataError` where the model reads text alone."""
+        if self._open_pictures is None:
+            raise _reads_text(self.name)
+        return self._open_pictures()
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether messages may hold pictures: the engine and the model read them."""
+        return "image" in getattr(self.engine, "media", ()) and self.picture_rules is not None
+
+    @property
+    def picture_rules(self) -> PictureRules | None:
+        """The rules by which pictures become tokens; None where the model reads text alone."""
+        try:
+            return self.pictures.rules
+        except DataError:
+            return None
+
+    def prompt(self, messages: Messages, tools: Sequence[Any] | None = None) -> Sequence[int]:
         """Return the tokens up to where the assistant speaks; plain text where there is no chat template."""
         messages = with_system(messages, self.system)
+        if has_pictures(messages):
+            return self.pictures.prompt(messages, tools or ())
         if not self.multi_turn:
             if len(messages) != 1:
                 raise DataError(
@@ -203,6 +237,26 @@ class EngineSpeaker:
     def close(self) -> None:
         """Close the engine."""
         self.engine.close()
+        if "pictures" in self.__dict__:
+            self.pictures.close()
+
+
+def _pictured(found: FoundModel, options: ModelOptions) -> PicturePromptWriter:
+    """Return what writes prompts with pictures for a model."""
+    from swift.infer.pictured import PicturePromptWriter
+
+    processor = found.source.processor
+    if processor is None:
+        raise _reads_text(found.name)
+    pixels = options.pixels(found.location.pixels)
+    return PicturePromptWriter(processor, DataSection(template_kwargs=options.template_arguments, **pixels))
+
+
+def _reads_text(name: str) -> DataError:
+    return DataError(
+        f"{name} is asked about a picture, and reads text alone.",
+        hint="Leave the picture out, or name a model that reads pictures, in a folder with its processor's files.",
+    )
 
 
 def end_tokens(tokenizer: Any) -> tuple[int, ...]:
@@ -242,6 +296,8 @@ def _nothing_to_load(options: ModelOptions) -> None:
         "--max_length": options.max_length,
         "--engine_options": options.engine_options,
         "--trust_remote_code": options.trust_remote_code,
+        "--max_pixels": options.max_pixels,
+        "--min_pixels": options.min_pixels,
     }
     for flag, value in given.items():
         if value:

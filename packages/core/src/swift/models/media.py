@@ -102,6 +102,21 @@ class PictureReader:
         assert batch.media is not None
         return replace(batch, media=replace(batch.media, positions=None))
 
+    def of_prompts(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+        """Return what the towers are given for prompts whose ends are aligned, and which tokens stand for what."""
+        longest = max(map(len, prompts))
+        images = []
+        kinds = torch.zeros((len(prompts), longest), dtype=torch.int64)
+        ids = torch.full_like(kinds, -1)
+        for row, prompt in enumerate(prompts):
+            start = longest - len(prompt)
+            ids[row, start:] = torch.tensor(prompt)
+            for each in getattr(prompt, "media", ()):
+                images.append(self._open(each))
+                kinds[row, start + each.start : start + each.start + each.length] = _KINDS[each.kind]
+        kinds[~torch.isin(ids, self._placeholders)] = 0
+        return {**(self._pictures.inputs(images) if images else {}), "mm_token_type_ids": kinds}
+
     @property
     def _placeholders(self) -> torch.Tensor:
         return torch.tensor([each for each in self._pictures.processor.image_token_ids if each is not None])
@@ -134,17 +149,8 @@ class PictureReader:
 
     def _read(self, reference: MediaRef, batch: MicroBatch, segment: int) -> Image:
         """Return a picture; an error names the row that it belongs to."""
-        from PIL import Image
-
-        if reference.source.startswith(BLANK):
-            return Image.new("RGB", (reference.width, reference.height))
         try:
-            if reference.size and Path(reference.source).stat().st_size != reference.size:
-                raise OSError("it is not what it was when it was tokenised")
-            image = self._pictures.open(reference.source)
-            if image.size != self._pictures.size_of(reference.width, reference.height):
-                raise OSError(f"it has {image.width}×{image.height} pixels, and its header says otherwise")
-            return image
+            return self._open(reference)
         except (OSError, SyntaxError, ValueError) as error:
             ends = torch.cumsum(batch.sample_segments, 0)
             sample = batch.sample_ids[int((ends <= segment).sum())]
@@ -152,6 +158,19 @@ class PictureReader:
                 f"{self._place(sample)}: the picture {reference.source} cannot be read: {error}",
                 hint="Put it right and resume. --data.media_check decode finds broken pictures before training.",
             ) from None
+
+    def _open(self, reference: MediaRef) -> Image:
+        """Return a picture; raise what Pillow raises, and `OSError` for one that has changed."""
+        from PIL import Image
+
+        if reference.source.startswith(BLANK):
+            return Image.new("RGB", (reference.width, reference.height))
+        if reference.size and Path(reference.source).stat().st_size != reference.size:
+            raise OSError("it is not what it was when it was tokenised")
+        image = self._pictures.open(reference.source)
+        if image.size != self._pictures.size_of(reference.width, reference.height):
+            raise OSError(f"it has {image.width}×{image.height} pixels, and its header says otherwise")
+        return image
 
 
 def _segments(

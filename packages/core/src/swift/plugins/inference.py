@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from swift.contracts import Completion, EngineRequest, InferenceEngine, Sampling, Score, ServeRequest, WeightStream
-from swift.errors import PluginError
+from swift.contracts import (
+    Completion,
+    EngineRequest,
+    InferenceEngine,
+    PicturedPrompt,
+    Sampling,
+    Score,
+    ServeRequest,
+    WeightStream,
+)
+from swift.errors import DataError, PluginError
 from swift.hookspecs import EngineHooks
 from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
@@ -73,6 +82,7 @@ class CheckedEngine:
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield one answer per prompt, in the order in which they are ready."""
+        self._check_media(prompts)
         make: Callable[[], Iterable[Any]] = lambda: self.engine.generate(prompts, sampling)  # noqa: E731
         for place, answer in self._placed("generate", len(prompts), make):
             completion = self._completion(answer)
@@ -80,6 +90,7 @@ class CheckedEngine:
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Yield the tokens of one answer."""
+        self._check_media([prompt])
         for token in self._each("stream", lambda: self.engine.stream(prompt, sampling)):
             if not isinstance(token, int):
                 raise wrong(self._entry, "stream", "tokens as whole numbers", token)
@@ -87,6 +98,7 @@ class CheckedEngine:
 
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
         """Score each prompt's tokens, with so many of the likeliest ones in place of each."""
+        self._check_media(prompts)
         if top and "top" not in inspect.signature(self.engine.score).parameters:
             raise PluginError(
                 f"{self._entry} tells the log-probabilities of a text's own tokens alone, not of the likeliest ones.",
@@ -139,6 +151,16 @@ class CheckedEngine:
     def __getattr__(self, name: str) -> Any:
         """Forward attributes that are the engine's own."""
         return getattr(self.__dict__["engine"], name)
+
+    def _check_media(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Refuse prompts with pictures that the engine would take for text."""
+        pictured = any(isinstance(prompt, PicturedPrompt) and prompt.media for prompt in prompts)
+        if pictured and "image" not in getattr(self.engine, "media", ()):
+            raise DataError(
+                f"{self._entry} is given a question with a picture, and reads text alone.",
+                hint=f"Leave --engine out ({TRANSFORMERS} reads pictures where the model does), or start a server and "
+                "name its address: --engine http://HOST:PORT",
+            )
 
     def _check_top(self, score: Score, shape: tuple[int, int]) -> None:
         """Check the shapes of the likeliest tokens, where they were asked for."""

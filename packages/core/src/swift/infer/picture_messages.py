@@ -1,0 +1,57 @@
+"""Messages that hold pictures: as they are typed, written into files, and sent to servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from swift.data.conversation import IMAGE, Conversation, Unusable, parts_of
+from swift.data.pictures import Picture, as_url, read_picture
+from swift.data.placing import placed
+from swift.errors import DataError
+from swift.infer.answers import Messages
+
+
+def has_pictures(messages: Messages) -> bool:
+    """Return whether any message holds a picture."""
+    return any(part["type"] == IMAGE for message in messages for part in parts_of(message))
+
+
+def question_with(text: str, pictures: Sequence[str | Path]) -> dict[str, Any]:
+    """Return the user's message: pictures at the tags of its text, or before it."""
+    message = {"role": "user", "content": text}
+    if not pictures:
+        return message
+    try:
+        read = [read_picture(str(each), None) for each in pictures]
+        return dict(placed(Conversation((message,), (1.0,)), read).messages[0])
+    except Unusable as unusable:
+        raise DataError(f"{unusable.reason}: {unusable.detail}.", hint="Name a file for each picture.") from None
+
+
+def written(messages: Messages) -> list[dict[str, Any]]:
+    """Return messages as they are written into files: a picture by its path, or as a data URI where it has none."""
+    return _with(messages, lambda picture: {"type": "image", "path": picture.path} if picture.path else _sent(picture))
+
+
+def for_servers(messages: Messages) -> list[dict[str, Any]]:
+    """Return messages as OpenAI's API has them, every picture as a data URI; `DataError` where a file is missing."""
+    try:
+        return _with(messages, _sent)
+    except Unusable as unusable:
+        raise DataError(f"{unusable.reason}: {unusable.detail}.", hint="Name a picture that can be read.") from None
+
+
+def _with(messages: Messages, spell: Callable[[Picture], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with each picture spelled as the function says."""
+    return [
+        {**message, "content": [spell(part[IMAGE]) if part["type"] == IMAGE else part for part in parts]}
+        if (parts := parts_of(message))
+        else message
+        for message in messages
+    ]
+
+
+def _sent(picture: Picture) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": as_url(picture)}}

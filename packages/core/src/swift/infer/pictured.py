@@ -1,0 +1,49 @@
+"""Prompts with pictures: what training makes of a conversation, up to where the assistant speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from swift.config.limits import LARGEST
+from swift.config.sections import DataSection
+from swift.contracts import PicturedPrompt
+from swift.data.conversation import Conversation, Unusable
+from swift.data.conversation_tokens import ConversationEncoder
+from swift.data.offsets import TextEncoder
+from swift.data.picture_tokens import PictureTokens
+from swift.errors import DataError
+from swift.infer.answers import Messages
+from swift.models.pictures import PictureProcessor
+
+
+class PicturePromptWriter:
+    """Writes prompts as samples of training are written: by chat template, processor and tokenizer of one model."""
+
+    def __init__(self, processor: Any, section: DataSection) -> None:
+        """Take a model's processor; the section says which limits of pixels and arguments of the template hold."""
+        self.rules = PictureProcessor(processor, section)
+        self._kept = TemporaryDirectory(prefix="swift-pictures-")
+        tokens = PictureTokens(self.rules, Path(self._kept.name))
+        long = section.model_copy(update={"max_length": LARGEST})
+        self._encoder = ConversationEncoder(processor.tokenizer, long, "assistant", tokens)
+        self._texts = TextEncoder(processor.tokenizer)
+
+    def prompt(self, messages: Messages, tools: Sequence[Any]) -> PicturedPrompt:
+        """Return the tokens of a question and its pictures; `DataError` where a picture is missing or broken."""
+        steps = self._encoder.prompt(Conversation(tuple(messages), (1.0,) * len(messages), tuple(tools)), "The prompt")
+        try:
+            with self._encoder.limits():
+                texts = next(steps)
+            steps.send(self._texts.segments(list(texts)))
+        except StopIteration as done:
+            return PicturedPrompt.of(done.value.input_ids.tolist(), done.value.media)
+        except Unusable as unusable:
+            raise DataError(f"{unusable.reason}: {unusable.detail}.", hint="Name a picture that can be read.") from None
+        raise AssertionError("a prompt is one text")
+
+    def close(self) -> None:
+        """Remove what was kept of pictures without a file."""
+        self._kept.cleanup()
