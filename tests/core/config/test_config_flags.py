@@ -219,8 +219,8 @@ def test_a_command_without_data_or_model_shows_a_line_that_works(verb: str) -> N
 @pytest.mark.parametrize(
     ("line", "sentence", "hint"),
     [
-        ("--init_lora_weights pissa_niter_4", "puts a part of each base weight into the adapter", ""),
-        ("--init_weights olora", "puts a part of each base weight", ""),
+        ("--init_lora_weights pissa --use_dora true", "tuner.dora would scale again", "Leave one"),
+        ("--init_weights eva", "reads training data before it starts", ""),
         ("--init_lora_weights loftq", "quantises the base weights", ""),
         ("--tuner.init orthogonal --lora_rank 3", "takes even ranks", "--lora_rank 8"),
         ("--target_modules all-router", "routers of mixtures", ""),

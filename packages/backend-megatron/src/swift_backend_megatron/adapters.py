@@ -8,7 +8,7 @@ module keeps its A and B; the tensor map has the rows of the fused output each B
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from swift.errors import UnsupportedPlan
-from swift.toolkit import ADAPTER, HEAD, adapter_names, base_model, name_map
+from swift.toolkit import ADAPTER, HEAD, START, adapter_names, base_model, name_map
 from swift_backend_megatron.tensor_map import MappedTensor, ShardBox
 
 if TYPE_CHECKING:
@@ -40,6 +40,13 @@ class AdapterSpec:
     rank: int
     scaling: float
     dropout: float
+    start: tuple[str, str] | None = None
+    """Names of the frozen factors that are subtracted, where the adapter begins as a part of the weight."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names on disk of all its matrices, frozen ones first."""
+        return (*(self.start or ()), self.a, self.b)
 
 
 @dataclass(frozen=True)
@@ -66,12 +73,20 @@ class LoraAdapter(nn.Module):
         self.spec = spec
         self.a = nn.Parameter(torch.zeros(spec.rank, inputs, dtype=dtype, device=device))
         self.b = nn.Parameter(torch.zeros(outputs, spec.rank, dtype=dtype, device=device))
+        if spec.start is not None:
+            self.start_a = nn.Parameter(torch.zeros_like(self.a), requires_grad=False)
+            self.start_b = nn.Parameter(torch.zeros_like(self.b), requires_grad=False)
 
     def forward(self, hidden: torch.Tensor, exchange: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Return what is added to the layer's output; `exchange` sends the few columns between A and B."""
-        hidden = nn.functional.dropout(hidden, self.spec.dropout, self.training)
-        squeezed = exchange(nn.functional.linear(hidden.to(self.a.dtype), self.a))
-        return nn.functional.linear(squeezed, self.b) * self.spec.scaling
+        dropped = nn.functional.dropout(hidden, self.spec.dropout, self.training)
+        squeezed = nn.functional.linear(dropped.to(self.a.dtype), self.a)
+        if self.spec.start is None:
+            return nn.functional.linear(exchange(squeezed), self.b) * self.spec.scaling
+        beginning = nn.functional.linear(hidden.to(self.a.dtype), self.start_a)
+        both = torch.tensor_split(exchange(torch.cat([squeezed, beginning], dim=-1)), 2, dim=-1)
+        added = nn.functional.linear(both[0], self.b) - nn.functional.linear(both[1], self.start_b)
+        return added * self.spec.scaling
 
 
 class AdaptedLinear(nn.Module):
@@ -177,8 +192,10 @@ def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str
     shapes = {weight: built.tensor_map[weight].shape for weight in specs}
     for each in specs.values():
         outputs, inputs = shapes[each.weight]
-        built.tensor_map[each.a] = MappedTensor((each.rank, inputs))
-        built.tensor_map[each.b] = MappedTensor((outputs, each.rank))
+        for name in each.tensors[::2]:
+            built.tensor_map[name] = MappedTensor((each.rank, inputs))
+        for name in each.tensors[1::2]:
+            built.tensor_map[name] = MappedTensor((outputs, each.rank))
     for (_, path), members in found.items():
         chunk = modules[_, path]
         layer: Any = chunk.get_submodule(path)
@@ -186,7 +203,7 @@ def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str
         added = _outputs([boxes for _, boxes in members], layer.weight.shape[0], device)
         parent, _, attribute = path.rpartition(".")
         setattr(chunk.get_submodule(parent), attribute, AdaptedLinear(layer, own, added, built.config))
-    return frozenset(name for each in specs.values() for name in (each.a, each.b))
+    return frozenset(name for each in specs.values() for name in each.tensors)
 
 
 def train_head(built: MegatronModel, meta_copy: nn.Module) -> frozenset[str]:
@@ -230,6 +247,7 @@ def _specs(meta_copy: nn.Module) -> list[AdapterSpec]:
                 hint="Name the modules: --tuner.targets q_proj k_proj v_proj o_proj, or type --backend fsdp.",
             )
         dropout = module.lora_dropout[ADAPTER]
+        starts = START in module.lora_A
         found.append(
             AdapterSpec(
                 weight=pieces[0].name,
@@ -238,10 +256,15 @@ def _specs(meta_copy: nn.Module) -> list[AdapterSpec]:
                 rank=module.r[ADAPTER],
                 scaling=float(module.scaling[ADAPTER]),
                 dropout=float(getattr(dropout, "p", 0.0)),
+                start=(_start(on_disk, path, "A"), _start(on_disk, path, "B")) if starts else None,
             )
         )
     assert base_model(meta_copy) is not meta_copy
     return found
+
+
+def _start(on_disk: Mapping[str, str], path: str, part: str) -> str:
+    return on_disk[f"{path}.lora_{part}.{START}.weight"]
 
 
 def _check_linear(
@@ -269,13 +292,17 @@ def _adapter(
     if any(box.offset[1] != first or box.sizes[1] != columns for box in boxes):
         raise UnsupportedPlan(f"{spec.weight} is sharded in a way that no adapter fits to.", hint="Type --backend fsdp")
     adapter = LoraAdapter(spec, columns, rows, built.dtype, device)
-    built.tensor_map[spec.a].boxes.append(ShardBox((0, first), (spec.rank, columns), adapter.a, 0))
-    start = 0
-    for box in boxes:
-        height = box.sizes[0]
-        corner = (box.offset[0], 0)
-        built.tensor_map[spec.b].boxes.append(ShardBox(corner, (height, spec.rank), adapter.b, start * spec.rank))
-        start += height
+    pairs = [(spec.a, adapter.a, spec.b, adapter.b)]
+    if spec.start is not None:
+        pairs.append((spec.start[0], adapter.start_a, spec.start[1], adapter.start_b))
+    for name_a, a, name_b, b in pairs:
+        built.tensor_map[name_a].boxes.append(ShardBox((0, first), (spec.rank, columns), a, 0))
+        start = 0
+        for box in boxes:
+            height = box.sizes[0]
+            corner = (box.offset[0], 0)
+            built.tensor_map[name_b].boxes.append(ShardBox(corner, (height, spec.rank), b, start * spec.rank))
+            start += height
     return adapter
 
 

@@ -19,6 +19,7 @@ from swift.toolkit import (
     choose_attention,
     experts_of,
     meta_model,
+    read_starts,
     resolve_dtype,
     summary_of,
     transform_of,
@@ -263,6 +264,7 @@ def _tune(run: Run, built: MegatronModel) -> None:
     # Transformers and PEFT themselves decide, on a model without weights.
     meta_copy = apply_tuner(meta_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)
     run.adapter_config = adapter_config(meta_copy)
+    run.adapter_start = read_starts(run, built.source, meta_copy)
     _note_weights(run, *weight_counts(meta_copy))
     if tuner.kind == "full":
         _freeze(built, meta_copy)

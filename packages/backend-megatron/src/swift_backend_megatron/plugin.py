@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import EVERY_VIEW, HOOK_API, Capabilities
+from swift.contracts import EVERY_VIEW, HOOK_API, Capabilities, Trains
 from swift.hookspecs import hookimpl
 from swift_backend_megatron.config import MegatronConfig
 
@@ -41,7 +41,7 @@ class MegatronBackend:
     capabilities = Capabilities(
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "pp", "vpp", "cp", "ep", "etp", "sequence_parallel"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
-        tuners=frozenset({"full", "lora"}),
+        tuners=frozenset({Trains.FULL, Trains.LORA, Trains.START}),
         quantisers=frozenset(),
         # `optimizers` is left open: of core's own it takes AdamW (`plan.py` refuses the others), of a plugin's none.
         provides=EVERY_VIEW,

@@ -147,8 +147,8 @@ def _fill(run: Run, state: MegatronState) -> None:
             continue
         if name not in adapters:
             whole = source.read(name)
-        elif name in given:
-            whole = given[name]
+        elif name in given or name in run.adapter_start:
+            whole = given[name] if name in given else run.adapter_start[name]
         elif name in state.built.saved_with_adapters:
             whole = source.read(state.built.saved_with_adapters[name])
         else:
@@ -157,6 +157,7 @@ def _fill(run: Run, state: MegatronState) -> None:
             region = tuple(slice(start, start + size) for start, size in zip(box.offset, box.sizes, strict=True))
             shard_values = whole[region]
             state.masters.write(box, shard_values if not box.shift else shard_values - box.shift)
+    run.adapter_start = {}
     state.masters.publish()
 
 

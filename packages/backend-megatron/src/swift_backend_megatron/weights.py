@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from swift.toolkit import as_plain_lora
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.checkpoint import views_of
 
@@ -21,6 +22,10 @@ Box = tuple["Offset", "Offset"]
 
 def stream(state: MegatronState) -> WeightStream:
     """Yield every tensor, whole, on every process. Collective: all read it to its end."""
+    yield from as_plain_lora(_whole_tensors(state))
+
+
+def _whole_tensors(state: MegatronState) -> WeightStream:
     streamed = state.built.adapter_tensors or state.tensor_map.keys()
     owned = _owned(state)
     for name, mapped in state.tensor_map.items():

@@ -30,6 +30,7 @@ from swift.models.memory import available_bytes, check_memory, model_bytes
 from swift.models.meta import meta_model
 from swift.models.names import (
     ADAPTER,
+    START,
     Piece,
     adapter_names,
     base_model,
@@ -39,6 +40,7 @@ from swift.models.names import (
     name_map,
     whole_shape,
 )
+from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.quantize import quantized_build
@@ -46,6 +48,7 @@ from swift.models.quiet import without_bitsandbytes
 from swift.models.sequence import SequenceView, sequence_attention
 from swift.models.sizes import check_heads, check_widths, experts_of
 from swift.models.source import architecture_of
+from swift.models.starts import keep_starts, read_starts
 from swift.models.tensor_plan import COLUMNS, ROWS, TensorPlan, tensor_plan
 from swift.models.tuners import (
     adapter_config,
@@ -75,6 +78,7 @@ __all__ = [
     "FLASH",
     "HEAD",
     "ROWS",
+    "START",
     "VALUE_HEAD",
     "VALUE_HEAD_MODULE",
     "VARLEN",
@@ -100,6 +104,7 @@ __all__ = [
     "apply_head",
     "apply_tuner",
     "architecture_of",
+    "as_plain_lora",
     "available_bytes",
     "base_model",
     "before_update",
@@ -126,6 +131,7 @@ __all__ = [
     "initial_adapter",
     "initial_head",
     "join_group",
+    "keep_starts",
     "kept",
     "leave_group",
     "load_pickle",
@@ -145,6 +151,7 @@ __all__ = [
     "print_note",
     "progress",
     "quantized_build",
+    "read_starts",
     "resolve_dtype",
     "score",
     "sequence_attention",

@@ -98,6 +98,21 @@ def adapter_without_lora() -> SwiftError:
     return ConfigError("tuner.adapter continues from an adapter, and tuner.kind is full.", hint="Use lora.")
 
 
+def started_in_few_bits(init: str, quantize: str) -> SwiftError:
+    """Return the error for adapters that begin as a part of weights which are stored in few bits."""
+    return ConfigError(
+        f"tuner.init {init} decomposes weights, and tuner.quantize {quantize} stores them in few bits.",
+        hint="Type --tuner.quantize none, or --tuner.init default.",
+    )
+
+
+def started_twice(init: str) -> SwiftError:
+    """Return the error for continuing from an adapter that is to begin anew."""
+    return ConfigError(
+        f"tuner.adapter continues from an adapter, and tuner.init {init} begins a new one.", hint="Leave one out."
+    )
+
+
 def no_such_module(target: str, modules: Collection[str]) -> SwiftError:
     """Return the error for an adapter on modules that the model does not have."""
     return ConfigError(

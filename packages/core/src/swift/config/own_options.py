@@ -89,19 +89,16 @@ _OTHER_TARGETS = {
     "all-embedding": "name the embedding's module instead, embed_tokens in most models",
     "all-norm": "norms get no adapters; --tuner.modules_to_save trains modules in full",
 }
-_CHANGES_BASE = (
-    "puts a part of each base weight into the adapter at the start, so that the adapter would be wrong on the model as "
-    "it is on disk, where it is resumed, exported and served"
-)
+FACTORED = ("pissa", "olora")
+"""Ways to begin that take factors of each weight into its adapter."""
 _OTHER_STARTS = {
-    "pissa": _CHANGES_BASE,
-    "olora": _CHANGES_BASE,
-    "corda": _CHANGES_BASE,
+    "corda": "reads training data before it starts",
     "loftq": "quantises the base weights in a way of its own",
     "eva": "reads training data before it starts",
     "lora-ga": "reads gradients of training data before it starts",
     "false": "starts from an adapter that changes the model",
 }
+_PISSA_ITERATIONS = re.compile(r"pissa_niter_(\d+)", re.IGNORECASE)
 _STARTS = {"true": "default", "kaiming": "default", "random": "default"}
 
 
@@ -128,7 +125,12 @@ class LoraOptions(Section):
     dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
     rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
     lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
-    init: Literal["default", "gaussian", "orthogonal"] = Field("default", description="How adapters start")
+    init: Literal["default", "gaussian", "orthogonal", "pissa", "olora"] = Field(
+        "default", description="How adapters start; pissa and olora as a part of the weights, and without dropout"
+    )
+    init_iterations: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        None, description="Iterations of a randomised decomposition, which is faster than the whole one (pissa)"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -139,6 +141,16 @@ class LoraOptions(Section):
         if isinstance(one, str) and set("*+?|()[]^$\\") & set(one) and values.get("target_regex") is None:
             return {**{key: value for key, value in values.items() if key != "targets"}, "target_regex": one}
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_in_weights(cls, values: Any) -> Any:
+        """Take PEFT's pissa_niter_N apart; dropout would fall on what the weights have lost to the adapter."""
+        if not isinstance(values, dict) or not isinstance(values.get("init"), str):
+            return values
+        if randomised := _PISSA_ITERATIONS.fullmatch(values["init"]):
+            values = {"init_iterations": int(randomised[1]), **values, "init": "pissa"}
+        return {"dropout": 0.0, **values} if values["init"].lower() in FACTORED else values
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -160,9 +172,9 @@ class LoraOptions(Section):
     def _usual_starts(cls, value: Any) -> Any:
         """Take PEFT's words, and say of the ways to start that are not here why."""
         word = str(value).lower()
-        name = "pissa" if word.startswith("pissa_niter") else word.replace("_", "-")
+        name = word.replace("_", "-")
         if reason := _OTHER_STARTS.get(name):
-            raise ValueError(f"is default, gaussian or orthogonal ({name} {reason})")
+            raise ValueError(f"is default, gaussian, orthogonal, pissa or olora ({name} {reason})")
         return _STARTS.get(word, word)
 
     @model_validator(mode="after")
@@ -170,6 +182,19 @@ class LoraOptions(Section):
         if self.init == "orthogonal" and any(rank % 2 for rank in (self.rank, *self.rank_pattern.values())):
             raise ConfigError(
                 "tuner.init orthogonal takes even ranks.", hint="Type --lora_rank 8, or --tuner.init default"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_goes_with_a_start(self) -> LoraOptions:
+        if self.init_iterations is not None and self.init != "pissa":
+            raise ConfigError(
+                f"tuner.init_iterations is about tuner.init pissa, and tuner.init is {self.init}.", hint="Leave it out."
+            )
+        if self.init in FACTORED and self.dora:
+            raise ConfigError(
+                f"tuner.init {self.init} begins with directions of the weights, which tuner.dora would scale again.",
+                hint="Leave one of the two out.",
             )
         return self
 

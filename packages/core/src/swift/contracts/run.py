@@ -15,6 +15,7 @@ from swift.contracts.facts import ModelFacts, RunFacts
 from swift.contracts.role import POLICY, ModelRole
 
 if TYPE_CHECKING:
+    import torch
     from pydantic import BaseModel
 
     from swift.config.sections import Config
@@ -96,6 +97,8 @@ class Run:
     total_steps: int = 0
     adapter_config: dict[str, Any] | None = None
     """PEFT configuration of the adapters in training, as JSON values; set by `swift_wrap_model` where there are any."""
+    adapter_start: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What adapters begin with that the weights decide, by names on disk; set by `swift_wrap_model`."""
     send_weights: Callable[[InferenceEngine | None], None] | None = None
     """Updates an inference engine to the weights in training, adapters merged in. Called on every process between two
     steps, each with an engine of its own or None; set once there is a model."""

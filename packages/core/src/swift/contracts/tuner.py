@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Trains(StrEnum):
     """Requirement of a tuner. A backend lists those it can serve in `Capabilities.tuners`.
 
-    The first three are what core's own tuners ask for, which a backend may implement in a way of its own. The last two
+    The first four are what core's own tuners ask for, which a backend may implement in a way of its own. The last two
     are for any other tuner: a backend that builds its model by `swift.toolkit.build_view` serves both.
     """
 
@@ -27,6 +27,9 @@ class Trains(StrEnum):
     """All weights of the model, or some by pattern."""
     LORA = "lora"
     DORA = "dora"
+    START = "start"
+    """LoRA that begins as a part of the weights, which a second, frozen adapter takes out again (PiSSA, OLoRA). Served
+    by `swift.toolkit.build_view` with `fill`; a backend with adapters of its own calls `read_starts`."""
     WEIGHTS = "weights"
     """Any choice of the model's own weights, which `attach` makes on a transformers model."""
     MODULES = "modules"

@@ -10,6 +10,8 @@ from swift.config.sections import Config, OptimSection
 from swift.contracts import ModelSource, TrainedState
 from swift.convert.hf_folder import ADAM
 from swift.convert.trainer_order import pieces_by_parameter, skeleton_of, trainer_groups
+from swift.errors import CheckpointError
+from swift.models.plain_lora import is_start
 from swift.models.tuners import apply_tuner
 from swift.optim.schedule import Schedule
 from swift.terminal import say_nothing
@@ -26,6 +28,12 @@ class StoredState(TrainedState):
         self._checkpoint = checkpoint
         self.source = source
         self._stored = frozenset(checkpoint.names())
+        if any(map(is_start, self._stored)):
+            raise CheckpointError(
+                f"{checkpoint.folder} holds an adapter that began as a part of the weights: its optimizer's state is "
+                "of a part of the plain LoRA that other programs read.",
+                hint=f"Type: swift export {checkpoint.folder} --to adapter",
+            )
         self.step = facts.step
         self.rows_per_step = facts.rows_per_step
         self.total_steps = int(str(facts.schedule.get("total_steps") or 0))

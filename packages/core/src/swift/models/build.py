@@ -14,6 +14,7 @@ from swift.models.media import PictureReader
 from swift.models.meta import meta_model
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import Place, quantized_build
+from swift.models.starts import keep_starts, read_starts
 from swift.models.tuners import adapter_config, apply_tuner, weight_counts
 from swift.models.view import ViewModule
 from swift.tuners.selected import tuner_of
@@ -59,6 +60,10 @@ def build_view(
         _apply_liger(model)
     model = apply_tuner(model, config.tuner, seed=config.train.seed, say=run.say)
     run.adapter_config = adapter_config(model)
+    run.adapter_start = read_starts(run, source, model)
+    if weights:
+        keep_starts(model, run.adapter_start, torch.Tensor.copy_)
+        run.adapter_start = {}
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if tuner_of(config.tuner).adapter:

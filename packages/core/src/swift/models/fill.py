@@ -38,6 +38,7 @@ def fill(run: Run, model: torch.nn.Module, source: ModelSource, keep: Keep) -> N
         _start_magnitude(model, name, whole, keep)
     if hasattr(model, "peft_config"):
         _fill_adapters(run, model, keep)
+        run.adapter_start = {}
 
 
 def _copies(model: torch.nn.Module) -> dict[str, list[torch.Tensor]]:
@@ -62,8 +63,8 @@ def _fill_adapters(run: Run, model: torch.nn.Module, keep: Keep) -> None:
         if memory not in parameters:
             continue
         parameter = parameters[memory]
-        if disk in given:
-            keep(parameter, given[disk])
+        if disk in given or disk in run.adapter_start:
+            keep(parameter, given[disk] if disk in given else run.adapter_start[disk])
         else:
             first = selected.initial(disk, torch.Size(whole_shape(parameter)), run.config.train.seed)
             if first is not None:

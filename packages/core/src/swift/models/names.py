@@ -19,16 +19,20 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
+import xxhash
 from torch.overrides import TorchFunctionMode
 
 from swift.errors import ModelError
 from swift.models.heads import add_value_head, value_head_of
+from swift.models.plain_lora import as_plain_lora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER = "default"
 """The name under which PEFT holds the one adapter of a model in memory; it is not part of names on disk."""
+START = "start"
+"""The name of the frozen adapter that is subtracted where adapters begin as a part of the weights."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,14 @@ def canonical_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the stream of `swift_iter_weights`: all weights in fp32 and persistent buffers, or the adapters.
 
-    `whole` gathers the whole tensor from the process's shard.
+    `whole` gathers the whole tensor from the process's shard. Adapters are plain LoRA, however they began.
     """
+    yield from as_plain_lora(_whole_weights(model, whole))
+
+
+def _whole_weights(
+    model: torch.nn.Module, whole: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
     for pieces, tensor in chain(canonical_parameters(model), canonical_buffers(model)):
         gathered = whole(tensor)
         for piece in pieces:
@@ -128,15 +138,22 @@ def canonical_weights(
 
 
 def adapter_names(model: torch.nn.Module) -> dict[str, str]:
-    """Name in memory → name on disk of everything that PEFT saves for this model."""
+    """Name in memory → name on disk of everything that PEFT saves for this model.
+
+    Frozen factors, of adapters that begin as a part of the weights, come before all others: `start_A` and `start_B`.
+    """
     from peft import get_peft_model_state_dict
 
     state = {name: torch.empty(0, device="meta") for name, _ in model.named_parameters(remove_duplicate=False)}
     state |= {name: torch.empty(0, device="meta") for name, _ in model.named_buffers(remove_duplicate=False)}
     memory_names = {id(tensor): name for name, tensor in state.items()}
-    saved = get_peft_model_state_dict(model, dict(state), adapter_name=ADAPTER, save_embedding_layers=False)
-    names = {memory_names[id(tensor)]: name for name, tensor in saved.items()}
     peft_configs: Any = model.peft_config
+    names: dict[str, str] = {}
+    if START in peft_configs:
+        saved = get_peft_model_state_dict(model, dict(state), adapter_name=START, save_embedding_layers=False)
+        names |= {memory_names[id(tensor)]: name.replace(".lora_", ".start_") for name, tensor in saved.items()}
+    saved = get_peft_model_state_dict(model, dict(state), adapter_name=ADAPTER, save_embedding_layers=False)
+    names |= {memory_names[id(tensor)]: name for name, tensor in saved.items()}
     if getattr(peft_configs[ADAPTER], "bias", "none") == "lora_only":
         # PEFT trains and reads these, and looks for them by the wrong name when it saves.
         names |= {name: name for name in state if name.endswith(".base_layer.bias")}
@@ -155,6 +172,11 @@ def _canonical(
     for name in names.parameters():
         if name in tensors:
             yield name, list(names.pieces(name)), tensors[name]
+
+
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """Return a generator that depends on nothing but the seed and a name."""
+    return torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(f"{seed}:{name}".encode()) >> 1)
 
 
 def whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:

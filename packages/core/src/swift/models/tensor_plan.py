@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from swift.errors import UnsupportedPlan
-from swift.models.names import ADAPTER, base_model
+from swift.models.names import base_model
 from swift.models.sizes import check_width
 
 COLUMNS, ROWS = "colwise", "rowwise"
@@ -72,4 +72,5 @@ def _linear_modules(name: str, module: nn.Module, how: str) -> Iterator[str]:
         yield name
         return
     yield f"{name}.base_layer"
-    yield f"{name}.{'lora_B' if how == COLUMNS else 'lora_A'}.{ADAPTER}"
+    side = "lora_B" if how == COLUMNS else "lora_A"
+    yield from (f"{name}.{side}.{adapter}" for adapter in getattr(module, side, ()))

@@ -18,18 +18,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import xxhash
 
 from swift.config.obstacles import no_such_module
-from swift.config.own_options import ALL_LINEAR, FullOptions, LoraOptions
+from swift.config.own_options import ALL_LINEAR, FACTORED, FullOptions, LoraOptions
 from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
 from swift.models.adapter_file import check_patterns, read_adapter_config
 from swift.models.heads import head_of
 from swift.models.load_adapter import load_adapter
-from swift.models.names import ADAPTER, adapter_names, base_model, canonical_parameters, name_map
+from swift.models.names import (
+    ADAPTER,
+    START,
+    adapter_names,
+    base_model,
+    canonical_parameters,
+    generator_of,
+    name_map,
+)
 from swift.models.parts import freeze_parts, frozen_parts, modules_of
+from swift.models.plain_lora import plain_config
 from swift.models.quiet import without_bitsandbytes
+from swift.models.starts import add_start
 from swift.terminal import summary_of
 from swift.tuners.selected import tuner_of
 
@@ -60,6 +69,8 @@ def adapter_config(model: torch.nn.Module) -> dict[str, Any] | None:
     config["inference_mode"] = True
     if config.get("modules_to_save"):  # PEFT names the head again whenever it puts an adapter on
         config["modules_to_save"] = list(dict.fromkeys(config["modules_to_save"]))
+    if START in configs:
+        config = plain_config(config)
     # Sets have another order in every process, and enumerations are not JSON.
     return {key: _plain(value) for key, value in config.items()}
 
@@ -110,7 +121,7 @@ def initial_matrix(name: str, shape: Sequence[int], options: LoraOptions, *, see
     `orthogonal`, A and B are both drawn, with rows and columns at right angles, so that B·A is zero. An embedding's A
     is zero and its B standard normal.
     """
-    generator = _generator(seed, name)
+    generator = generator_of(seed, name)
     matrix = torch.zeros(tuple(shape))
     if ".lora_embedding_B" in name:
         return matrix.normal_(generator=generator)
@@ -124,16 +135,12 @@ def initial_matrix(name: str, shape: Sequence[int], options: LoraOptions, *, see
     return matrix
 
 
-def _generator(seed: int, name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(f"{seed}:{name}".encode()) >> 1)
-
-
 def _orthogonal(name: str, shape: Sequence[int], seed: int, generator: torch.Generator) -> torch.Tensor:
     """Return A or B of a pair: random mixtures of rows of one orthogonal matrix, odd ones for A and even ones for B."""
     of_a = ".lora_A" in name
     rank, width = (shape[0], math.prod(shape[1:])) if of_a else (shape[1], shape[0])
     pair = name.replace(".lora_A", ".lora_AB").replace(".lora_B", ".lora_AB")
-    rows, _ = torch.linalg.qr(torch.randn(rank, rank, generator=_generator(seed, pair), dtype=torch.float64))
+    rows, _ = torch.linalg.qr(torch.randn(rank, rank, generator=generator_of(seed, pair), dtype=torch.float64))
     mixture = torch.randn(width, rank // 2, generator=generator, dtype=torch.float64)
     matrix: torch.Tensor = mixture @ rows[0 if of_a else 1 :: 2] / 10
     return (matrix.T.reshape(tuple(shape)) if of_a else matrix.reshape(tuple(shape))).float().contiguous()
@@ -238,6 +245,8 @@ def attach_adapter(
                 parameter = parameters[memory]
                 if not parameter.is_meta:
                     parameter.copy_(initial_matrix(disk, parameter.shape, options, seed=seed))
+    if options.init in FACTORED:
+        add_start(tuned)
     return tuned
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from swift.config.obstacles import adapter_without_lora, trained_in_few_bits
-from swift.config.own_options import FullOptions, LoraOptions
+from swift.config.obstacles import adapter_without_lora, started_in_few_bits, started_twice, trained_in_few_bits
+from swift.config.own_options import FACTORED, FullOptions, LoraOptions
 from swift.contracts.tuner import Trains, TunerContext
 
 if TYPE_CHECKING:
@@ -54,14 +54,22 @@ class Lora:
     learning_rate = 1e-4
 
     def needs(self, options: LoraOptions) -> frozenset[str]:
-        """Return what is trained next to the matrices: magnitudes under DoRA, and biases of the model."""
-        beside = {Trains.DORA: options.dora, Trains.WEIGHTS: options.bias != "none"}
+        """Return what is next to the matrices: magnitudes under DoRA, biases of the model, factors of weights."""
+        beside = {
+            Trains.DORA: options.dora,
+            Trains.WEIGHTS: options.bias != "none",
+            Trains.START: options.init in FACTORED,
+        }
         return frozenset({Trains.LORA, *(need for need, present in beside.items() if present)})
 
     def attach(self, model: torch.nn.Module, options: LoraOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model with adapters: those of a folder, or new ones."""
         from swift.models.tuners import attach_adapter, resume_adapter
 
+        if options.init in FACTORED and context.quantize != "none":
+            raise started_in_few_bits(options.init, context.quantize)
+        if context.adapter is not None and options.init in FACTORED:
+            raise started_twice(options.init)
         if context.adapter is not None:
             dropout = options.dropout if "dropout" in options.model_fields_set else None
             return resume_adapter(model, context.adapter, context.say, dropout=dropout)

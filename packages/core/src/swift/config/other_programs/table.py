@@ -280,7 +280,7 @@ TUNERS: Rows = {
         "Leave it out.",
     ),
     ("lora_modules",): Refused("in ms-swift it names adapters for inference.", "To continue one: --adapters FOLDER"),
-    ("pissa_init",): off("PiSSA changes the base weights.", "Type: --init_lora_weights gaussian"),
+    ("pissa_init",): off("it is a way for adapters to begin.", "Type: --init_lora_weights pissa, or pissa_niter_16"),
     ("additional_target",): Refused("modules next to the adapters have a flag.", "Type: --modules_to_save NAMES"),
 }
 
