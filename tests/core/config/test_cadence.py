@@ -90,7 +90,6 @@ def test_what_has_no_effect_is_one_line_of_note(flags: str, note: str) -> None:
         ("--ddp_timeout soon", "--ddp_timeout 1800"),
         ("--resume_only_model true", "--resume_from_checkpoint output/MODEL/RUN/checkpoint-100"),
         ("--load_best_model_at_end true --merge_lora true", "swift export RUN/best-checkpoint"),
-        ("--neftune_noise_alpha 5", "Leave it out"),
         ("--auto_find_batch_size true", "--per_device_train_batch_size"),
         ("--predict_with_generate true", "swift eval"),
         ("--average_tokens_across_devices false", "Leave it out"),

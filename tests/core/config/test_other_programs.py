@@ -262,7 +262,6 @@ NOTED = """
 --use_logits_to_keep true
 --use_galore false
 --use_unsloth 0
---neftune_noise_alpha 0
 --loss_type cross_entropy
 --dataset_text_field text
 --bf16 false
@@ -292,7 +291,6 @@ REFUSED: list[tuple[str, str]] = [
     ("--auto_find_batch_size true", "--per_device_train_batch_size"),
     ("--batch_size 4", "--global_batch_size"),
     ("--train_batch_size 16", "--per_device_train_batch_size"),
-    ("--neftune_noise_alpha 5", "NEFTune"),
     ("--use_dft_loss true", "cross entropy"),
     ("--enable_dft_loss true", "cross entropy"),
     ("--loss_type dft", "cross entropy"),

@@ -258,9 +258,12 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]], list[str], str]] = {
             "model": {"dtype": "bfloat16"},
             "tuner": {"kind": "full"},
             "optim": {"lr": 3e-5, "schedule": "linear", "warmup_ratio": 0.1, "weight_decay": 0.0, **ADAM},
-            "train": {"max_steps": 30, "micro_batch": 4, "accumulation": 1, "gradient_checkpointing": False},
+            "train": {
+                "max_steps": 30, "micro_batch": 4, "accumulation": 1, "gradient_checkpointing": False,
+                "neftune_alpha": 5.0,
+            },
         },
-        ["neftune_noise_alpha"],
+        [],
         "swift sft made.yaml",
     ),
 }  # fmt: skip

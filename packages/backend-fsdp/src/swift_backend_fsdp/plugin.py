@@ -42,7 +42,14 @@ class FsdpBackend:
         provides=EVERY_VIEW,
         async_checkpoint=True,
         calls_before_update=True,
-        features=frozenset({"train.compile", "train.gradient_checkpointing", "data.padding_free"}),
+        features=frozenset(
+            {
+                "train.compile",
+                "train.gradient_checkpointing",
+                "data.padding_free",
+                "train.neftune_alpha",
+            }
+        ),
         roles=8,
     )
 

@@ -37,9 +37,11 @@ from swift.models.names import (
     canonical_buffers,
     canonical_parameters,
     canonical_weights,
+    generator_of,
     name_map,
     whole_shape,
 )
+from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
 from swift.models.precision import DTYPES, resolve_dtype
@@ -105,6 +107,7 @@ __all__ = [
     "apply_tuner",
     "architecture_of",
     "as_plain_lora",
+    "attach_peft",
     "available_bytes",
     "base_model",
     "before_update",
@@ -126,6 +129,7 @@ __all__ = [
     "experts_of",
     "fill",
     "flat_boxes",
+    "generator_of",
     "head_of",
     "heartbeat",
     "initial_adapter",
@@ -153,6 +157,7 @@ __all__ = [
     "quantized_build",
     "read_starts",
     "resolve_dtype",
+    "resume_adapter",
     "score",
     "sequence_attention",
     "set_learning_rate",

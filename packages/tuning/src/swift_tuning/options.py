@@ -1,4 +1,4 @@
-"""The options of the optimizers. Importable without torch."""
+"""The options of the optimizers and tuners. Importable without torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from swift import Section
+from swift.config.own_options import TargetOptions
 
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -42,3 +43,46 @@ class MuonOptions(Section):
     beta1: BelowOne = Field(0.9, description="Adam's first moment")
     beta2: BelowOne = Field(0.95, description="Adam's second moment")
     eps: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1e-8, description="Adam's epsilon")
+
+
+Rank = Annotated[int, Field(ge=1, le=2**16)]
+Alpha = Annotated[float, Field(gt=0.0)]
+
+
+class MissOptions(TargetOptions):
+    """Options of `miss`."""
+
+    rank: Rank = Field(64, description="Rank of the adapters")
+    dropout: BelowOne = Field(0.0, description="Dropout on the adapters' input")
+
+
+class OftOptions(TargetOptions):
+    """Options of `oft`."""
+
+    block_size: Annotated[int, Field(ge=2, le=2**16)] = Field(
+        32, description="Inputs that are rotated together: a divisor of the width of every module (oft)"
+    )
+
+
+class HiraOptions(TargetOptions):
+    """Options of `hira`."""
+
+    rank: Rank = Field(32, description="Rank of the adapters")
+    dropout: BelowOne = Field(0.0, description="Dropout on the adapters' input")
+
+
+class LohaOptions(TargetOptions):
+    """Options of `loha`."""
+
+    rank: Rank = Field(8, description="Rank of the adapters")
+    alpha: Alpha = Field(8.0, description="Scale of the adapters (divided by the rank)")
+
+
+class LokrOptions(TargetOptions):
+    """Options of `lokr`."""
+
+    rank: Rank = Field(8, description="Rank of the adapters")
+    alpha: Alpha = Field(8.0, description="Scale of the adapters (divided by the rank)")
+    factor: Annotated[int, Field(ge=2, le=2**16)] | None = Field(
+        None, description="Into how many blocks a side of a weight is cut; default: near its square root (lokr)"
+    )

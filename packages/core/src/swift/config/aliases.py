@@ -20,7 +20,6 @@ from swift.config.other_programs.values import (
     DEVICES_ELSEWHERE,
     LOSS_SCALES_ELSEWHERE,
     TASKS_ELSEWHERE,
-    TUNERS_ELSEWHERE,
 )
 
 RENAMED: dict[str, tuple[str, ...]] = {
@@ -105,6 +104,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "train.accumulation": ("gradient_accumulation_steps",),
     "train.global_batch": ("global_batch_size",),
     "train.gradient_checkpointing": ("gradient_checkpointing",),
+    "train.neftune_alpha": ("neftune_noise_alpha", "neft_alpha"),
     "train.compile": ("torch_compile",),
     "train.seed": ("seed",),
     "train.data_seed": ("data_seed",),
@@ -167,7 +167,7 @@ _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
         ("train_type", "tuner_type", "sft_type", "finetuning_type"),
         "tuner.kind",
         "value",
-        to.choice(to.TRAIN_TYPES, TUNERS_ELSEWHERE),
+        to.tuner,
     ),
     (("optimizer", "optim"), "optim.name", "value", to.optimizer),
     (("lr_scheduler_type", "lr_scheduler"), "optim.schedule", "value", to.schedule),

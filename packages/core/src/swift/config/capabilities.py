@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift.config.tasks import view_of
 from swift.contracts import Capabilities, Need, Reads, Trains
@@ -19,8 +19,16 @@ if TYPE_CHECKING:
     from swift.config.sections import Config
     from swift.contracts import Objective
 
-SWITCHES = ("train.compile", "train.gradient_checkpointing", "model.liger")
-"""Switches that a backend must declare among its features before they may be on."""
+SWITCHES: Mapping[str, tuple[Any, str]] = {
+    "train.compile": (True, "false"),
+    "train.gradient_checkpointing": (True, "false"),
+    "train.neftune_alpha": (5.0, "0"),
+    "model.liger": (True, "false"),
+}
+"""Switches that a backend must declare among its features before they may be on: a value that turns them on, and what
+is typed to turn them off."""
+MODULES_UNDER_TP = "parallel.tp with modules"
+"""Feature of a backend that cuts any modules of PEFT as it cuts what they are attached to."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +109,12 @@ def _requirements(config: Config, objective: Objective | None) -> Iterator[Requi
     if config.model.dtype != "auto":
         dtype = config.model.dtype
         yield Requirement(f"model.dtype {dtype}", "precisions", dtype, "--torch_dtype auto")
-    for need in sorted(_needs_of_tuner(config)):
+    needs = _needs_of_tuner(config)
+    for need in sorted(needs):
         yield _of_tuner(config.tuner.kind, need)
+    if Trains.MODULES in needs and config.parallel.tp > 1:
+        what = f"parallel.tp with the modules of tuner.kind {config.tuner.kind}, which nobody has said how to cut"
+        yield Requirement(what, "features", MODULES_UNDER_TP, "--parallel.tp 1")
     if config.tuner.quantize != "none":
         quantize = config.tuner.quantize
         yield Requirement(f"tuner.quantize {quantize}", "quantisers", quantize, "--tuner.quantize none")
@@ -115,10 +127,10 @@ def _requirements(config: Config, objective: Objective | None) -> Iterator[Requi
     if config.checkpoint.asynchronous:
         item = "checkpoint.asynchronous"
         yield Requirement(item, "async_checkpoint", item, f"--{item} false")
-    for switch in SWITCHES:
+    for switch, (_, off) in SWITCHES.items():
         section, _, key = switch.partition(".")
         if getattr(getattr(config, section), key):
-            yield Requirement(switch, "features", switch, f"--{switch} false")
+            yield Requirement(switch, "features", switch, f"--{switch} {off}")
 
 
 def _of_layout(config: Config) -> Iterator[Requirement]:

@@ -102,35 +102,14 @@ _PISSA_ITERATIONS = re.compile(r"pissa_niter_(\d+)", re.IGNORECASE)
 _STARTS = {"true": "default", "kaiming": "default", "random": "default"}
 
 
-class LoraOptions(Section):
-    """Options of low-rank adapters."""
+class TargetOptions(Section):
+    """Options of adapters that say which modules get one."""
 
-    rank: Rank = Field(8, description="Rank of the adapters")
-    alpha: PositiveFloat = Field(32.0, description="Scale of the adapters (divided by the rank)")
-    rank_pattern: dict[Pattern, Rank] = Field(
-        default_factory=dict, description='Ranks of single modules: {"q_proj": 16}'
-    )
-    alpha_pattern: dict[Pattern, PositiveFloat] = Field(
-        default_factory=dict, description='Scales of single modules: {"q_proj": 64}'
-    )
-    dropout: BelowOne = Field(0.05, description="Dropout on the adapters' input")
     targets: tuple[Pattern, ...] = Field((ALL_LINEAR,), description="Modules that get an adapter")
     target_regex: Expression | None = Field(
         None, description="Regular expression that the whole names of modules with an adapter match, instead of targets"
     )
     modules_to_save: tuple[Pattern, ...] = Field((), description="Modules trained in full next to the adapters")
-    bias: Literal["none", "all", "lora_only"] = Field(
-        "none", description="Biases of the model to train as well: all, or those of modules with an adapter"
-    )
-    dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
-    rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
-    lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
-    init: Literal["default", "gaussian", "orthogonal", "pissa", "olora"] = Field(
-        "default", description="How adapters start; pissa and olora as a part of the weights, and without dropout"
-    )
-    init_iterations: Annotated[int, Field(ge=1, le=100)] | None = Field(
-        None, description="Iterations of a randomised decomposition, which is faster than the whole one (pissa)"
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -141,16 +120,6 @@ class LoraOptions(Section):
         if isinstance(one, str) and set("*+?|()[]^$\\") & set(one) and values.get("target_regex") is None:
             return {**{key: value for key, value in values.items() if key != "targets"}, "target_regex": one}
         return values
-
-    @model_validator(mode="before")
-    @classmethod
-    def _start_in_weights(cls, values: Any) -> Any:
-        """Take PEFT's pissa_niter_N apart; dropout would fall on what the weights have lost to the adapter."""
-        if not isinstance(values, dict) or not isinstance(values.get("init"), str):
-            return values
-        if randomised := _PISSA_ITERATIONS.fullmatch(values["init"]):
-            values = {"init_iterations": int(randomised[1]), **values, "init": "pissa"}
-        return {"dropout": 0.0, **values} if values["init"].lower() in FACTORED else values
 
     @field_validator("targets", mode="before")
     @classmethod
@@ -166,6 +135,50 @@ class LoraOptions(Section):
         if every and len(names) > 1:
             raise ValueError(f"is either {ALL_LINEAR} or names of modules")
         return (ALL_LINEAR,) if every else tuple(names)
+
+    @model_validator(mode="after")
+    def _one_way_of_naming(self) -> TargetOptions:
+        if self.target_regex is not None and self.targets != (ALL_LINEAR,):
+            raise ConfigError(
+                "tuner.target_regex and tuner.targets both name the modules with an adapter.", hint="Keep one."
+            )
+        return self
+
+
+class LoraOptions(TargetOptions):
+    """Options of low-rank adapters."""
+
+    rank: Rank = Field(8, description="Rank of the adapters")
+    alpha: PositiveFloat = Field(32.0, description="Scale of the adapters (divided by the rank)")
+    rank_pattern: dict[Pattern, Rank] = Field(
+        default_factory=dict, description='Ranks of single modules: {"q_proj": 16}'
+    )
+    alpha_pattern: dict[Pattern, PositiveFloat] = Field(
+        default_factory=dict, description='Scales of single modules: {"q_proj": 64}'
+    )
+    dropout: BelowOne = Field(0.05, description="Dropout on the adapters' input")
+    bias: Literal["none", "all", "lora_only"] = Field(
+        "none", description="Biases of the model to train as well: all, or those of modules with an adapter"
+    )
+    dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
+    rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
+    lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
+    init: Literal["default", "gaussian", "orthogonal", "pissa", "olora"] = Field(
+        "default", description="How adapters start; pissa and olora as a part of the weights, and without dropout"
+    )
+    init_iterations: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        None, description="Iterations of a randomised decomposition, which is faster than the whole one (pissa)"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_in_weights(cls, values: Any) -> Any:
+        """Take PEFT's pissa_niter_N apart; dropout would fall on what the weights have lost to the adapter."""
+        if not isinstance(values, dict) or not isinstance(values.get("init"), str):
+            return values
+        if randomised := _PISSA_ITERATIONS.fullmatch(values["init"]):
+            values = {"init_iterations": int(randomised[1]), **values, "init": "pissa"}
+        return {"dropout": 0.0, **values} if values["init"].lower() in FACTORED else values
 
     @field_validator("init", mode="before")
     @classmethod
@@ -195,13 +208,5 @@ class LoraOptions(Section):
             raise ConfigError(
                 f"tuner.init {self.init} begins with directions of the weights, which tuner.dora would scale again.",
                 hint="Leave one of the two out.",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_way_of_naming(self) -> LoraOptions:
-        if self.target_regex is not None and self.targets != (ALL_LINEAR,):
-            raise ConfigError(
-                "tuner.target_regex and tuner.targets both name the modules with an adapter.", hint="Keep one."
             )
         return self

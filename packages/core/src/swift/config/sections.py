@@ -272,6 +272,9 @@ class TrainSection(Section):
         None,
         description="Rows per optimizer step over all processes; accumulation, or else micro_batch, follows from it",
     )
+    neftune_alpha: Annotated[float, Field(ge=0.0, le=1e6)] = Field(
+        0.0, description="NEFTune: size of the noise on embeddings while training; 0 is none"
+    )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass")
     compile: bool = Field(False, description="torch.compile the model")
     seed: Seed = Field(42, description="Seed of initial adapters, order of samples and dropout")

@@ -123,5 +123,5 @@ class PlanContext:
     role: Callable[[str], OpenRole]
     """Return one of them; from the first batch on."""
     adapter: Callable[[], Mapping[str, Any] | None]
-    """Return the PEFT configuration of the adapters in training, None where the model's own weights are trained; from
-    the first batch on."""
+    """Return the PEFT configuration of the LoRA in training, None where anything else is trained; from the first batch
+    on."""

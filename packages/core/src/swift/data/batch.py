@@ -49,6 +49,8 @@ class MicroBatch:
     sample_ids: list[int]
     seed: int
     """Seeds dropout: the same for the same rows at the same step, however many processes there are."""
+    step_seed: int = 0
+    """The same for all micro-batches of a step: what is drawn by the place of a token begins with it."""
     token_values: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per position, [rows, width] or [rows, width, ...], laid out and shifted as `weights`: the value at position t
     belongs to the token `targets[t]`."""
@@ -243,10 +245,12 @@ class Batch:
         stands_in = self._lacks_media(samples)
         if stands_in:
             samples.append(self._stand_in(samples[0]))
-        seed = (self.seed * 1_000_003 + self.step) * 1_000_003 + row
+        step_seed = self.seed * 1_000_003 + self.step
+        seed = step_seed * 1_000_003 + row
         micro_batch = collate(samples, flat=self.flat, seed=seed % 2**63, pad_to_multiple=self.pad_to_multiple)
         ready = replace(
             micro_batch,
+            step_seed=step_seed % 2**63,
             temperature=self.temperature,
             candidates=self._candidates(micro_batch),
             media=self._media(samples, micro_batch),

@@ -64,7 +64,7 @@ TABLE: Table = {
     "compile.enabled": to("train.compile"),
     "clip_grad_norm.max_norm": to("optim.max_grad_norm"),
     "fp8.enabled": absent("FP8 is the Megatron backend's: --backend megatron"),
-    "neftune.noise_alpha": absent("noise on the embeddings (NEFTune) is not available"),
+    "neftune.noise_alpha": to("train.neftune_alpha"),
     "loss_fn._target_": unneeded("the likelihood of the answer is what sft learns from"),
     "dist_env.timeout_minutes": unneeded("a process that stops answering is named after train.timeout_minutes"),
     "freeze_config.freeze_embeddings": absent("name the weights that stay as they are in tuner.freeze"),

@@ -53,6 +53,45 @@ class _AdapterConfig(BaseModel):
     layer_replication: list[tuple[Layer, Layer]] | None = Field(None, max_length=256)
 
 
+class _ModulesConfig(BaseModel):
+    """Settings that swift acts on, or that decide about sizes, of adapters other than LoRA's."""
+
+    model_config = ConfigDict(extra="allow")
+
+    r: Annotated[StrictInt, Field(ge=0, le=_RANK)] = 8
+    mini_r: Rank = 1
+    alpha: Alpha = 8
+    oft_block_size: Annotated[StrictInt, Field(ge=0, le=_RANK)] = 32
+    num_cayley_neumann_terms: Annotated[StrictInt, Field(ge=1, le=64)] = 5
+    decompose_factor: Annotated[StrictInt, Field(ge=-1, le=_RANK)] = -1
+    target_modules: Name | list[Name] | None = None
+    exclude_modules: Name | list[Name] | None = None
+    modules_to_save: list[Name] | None = None
+    layers_to_transform: Layer | list[Layer] | None = None
+    layers_pattern: StrictStr | list[Name] | None = None
+    rank_pattern: dict[Name, Rank] | None = None
+    alpha_pattern: dict[Name, Alpha] | None = None
+    bias: Literal["none"] = "none"
+    fan_in_fan_out: Literal[False] | None = False
+    inference_mode: StrictBool | None = False
+    init_weights: StrictBool | StrictStr | None = True
+    base_model_name_or_path: StrictStr | None = None
+    revision: StrictStr | None = None
+    task_type: StrictStr | None = None
+
+
+KINDS: dict[str, type[BaseModel]] = {
+    "LORA": _AdapterConfig,
+    **dict.fromkeys(("MISS", "OFT", "HIRA", "LOHA", "LOKR"), _ModulesConfig),
+}
+"""PEFT's names of the kinds of adapters that are read, merged and trained on."""
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """Return PEFT's name of the kind of an adapter, such as LORA."""
+    return str(getattr(config.get("peft_type"), "value", config.get("peft_type")))
+
+
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """Return the configuration of the adapter in a folder; `ModelError` where there is none, or a broken one."""
     file = folder / ADAPTER_CONFIG
@@ -65,18 +104,19 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def checked_adapter(config: Mapping[str, Any], source: str, error: Failure = ModelError) -> dict[str, Any]:
-    """Return PEFT's settings of a LoRA adapter when they are ones; `source` names the file in messages."""
+    """Return PEFT's settings of an adapter when they are ones; `source` names the file in messages."""
     kind = getattr(config.get("peft_type"), "value", config.get("peft_type"))
-    if kind != "LORA":
+    model = KINDS.get(kind) if isinstance(kind, str) else None
+    if model is None:
         found = f"of type {kind}" if isinstance(kind, str) else f"whose peft_type is {json_kind(kind)}"
         raise error(
             f"{shown(source)} describes an adapter {found:.100}, not LORA.",
-            hint="swift works with LoRA and its variants; merge others with PEFT.",
+            hint=f"swift works with {', '.join(KINDS)}; merge others with PEFT.",
         )
     if is_deeper(config, 8):
         raise error(f"{shown(source)}: its values are nested too deeply.")
     try:
-        _AdapterConfig.model_validate(config)
+        model.model_validate(config)
     except ValidationError as problems:
         first = problems.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:1])

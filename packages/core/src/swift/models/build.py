@@ -71,6 +71,8 @@ def build_view(
             model.enable_input_require_grads()
     view = view_class(model, attention=attention, say=run.say)
     view.pooling = config.model.pooling
+    if config.train.neftune_alpha:
+        view.add_noise(config.train.neftune_alpha)
     if isinstance(run.media_reader, PictureReader) and weights:
         view.check_pictures(run.media_reader)
     if config.train.compile:

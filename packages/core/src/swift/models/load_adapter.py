@@ -49,7 +49,7 @@ def load_adapter(
     config = peft_config(adapter_config, model, str(folder / ADAPTER_CONFIG))
     config.inference_mode = not trainable
     if dropout is not None:
-        config.lora_dropout = dropout
+        config.lora_dropout = dropout  # of LoRA, whose tuner alone asks for it
     with without_bitsandbytes(), as_model_error(f"The adapter in {folder} does not fit this model", hint=_OWN):
         tuned: torch.nn.Module = PeftModel.from_pretrained(
             model, str(folder), ADAPTER, is_trainable=trainable, config=config

@@ -12,7 +12,8 @@ import torch
 
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
-from swift.models.adapter_file import check_patterns
+from swift.models.adapter_file import check_patterns, kind_of
+from swift.models.merge_modules import merged_by_peft
 
 _PREFIX = "base_model.model."
 _PART = re.compile(
@@ -40,8 +41,10 @@ def merged(
     `adapters` are the tensors by their PEFT names on disk, `config` PEFT's adapter configuration. What cannot be
     merged exactly is refused by name, before the first weight.
     """
-    merge = _Merge(base, dict(adapters.items() if isinstance(adapters, Mapping) else adapters), config)
-    return merge.stream()
+    tensors = dict(adapters.items() if isinstance(adapters, Mapping) else adapters)
+    if kind_of(config) != "LORA":
+        return merged_by_peft(base, tensors, config)
+    return _Merge(base, tensors, config).stream()
 
 
 class _Merge:
@@ -141,9 +144,6 @@ class _Merge:
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
-    kind = str(getattr(config.get("peft_type"), "value", config.get("peft_type")))
-    if kind != "LORA":
-        raise ExportError(f"{kind} adapters cannot be merged; LoRA with its variants can.", hint=_KEEP_ADAPTER)
     used = [name for name in _UNSUPPORTED if config.get(name)]
     start = config.get("init_lora_weights", True)
     if start not in (*_STARTS_BESIDE, *_STARTS_INSIDE):

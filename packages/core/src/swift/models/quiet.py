@@ -41,14 +41,32 @@ def without_bitsandbytes() -> Iterator[None]:
     hidden if it is imported already, as it is for quantising.
     """
     if "bitsandbytes" in sys.modules:
-        yield
+        with _without_old_torchao():
+            yield
         return
     sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # what Python takes for: not there
     try:
-        yield
+        with _without_old_torchao():
+            yield
     finally:
         del sys.modules["bitsandbytes"]
         from peft import import_utils
 
         for remembered in (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available):
             remembered.cache_clear()
+
+
+@contextmanager
+def _without_old_torchao() -> Iterator[None]:
+    """Keep PEFT's MiSS from looking for classes of torchao that newer ones have dropped: the import would fail."""
+    try:
+        from peft.utils import quantization_utils
+    except ImportError:  # an older PEFT, which does not look
+        yield
+        return
+    asked = quantization_utils.is_torchao_available
+    quantization_utils.is_torchao_available = lambda: False
+    try:
+        yield
+    finally:
+        quantization_utils.is_torchao_available = asked

@@ -133,6 +133,9 @@ class SequenceView(ViewModule):
             **{name: whole(getattr(view, name)) for name in POSITION_VIEWS},
         )
 
+    def _whole_segments(self, batch: MicroBatch) -> torch.Tensor:
+        return batch.segment_ids if self._shard is None else self._shard.segment_ids
+
     def pooling_weights(self, batch: MicroBatch, how: str) -> torch.Tensor:
         """Return the weights of this process's positions; which token is a segment's last is seen in whole rows."""
         if self._shard is None:

@@ -13,29 +13,23 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.config.obstacles import no_such_module
-from swift.config.own_options import ALL_LINEAR, FACTORED, FullOptions, LoraOptions
+from swift.config.own_options import FACTORED, FullOptions, LoraOptions
 from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
-from swift.models.adapter_file import check_patterns, read_adapter_config
-from swift.models.heads import head_of
-from swift.models.load_adapter import load_adapter
 from swift.models.names import (
     ADAPTER,
     START,
-    adapter_names,
-    base_model,
     canonical_parameters,
     generator_of,
-    name_map,
 )
 from swift.models.parts import freeze_parts, frozen_parts, modules_of
+from swift.models.peft_modules import attach_peft
 from swift.models.plain_lora import plain_config
 from swift.models.quiet import without_bitsandbytes
 from swift.models.starts import add_start
@@ -215,111 +209,32 @@ def attach_adapter(
 ) -> torch.nn.Module:
     """Return the model with new adapters, drawn from the seed and their names; `frozen` modules get none."""
     with without_bitsandbytes():
-        from peft import LoraConfig, get_peft_model
+        from peft import LoraConfig
 
-    config = LoraConfig(
-        task_type=_peft_task(model),
+    make = partial(
+        LoraConfig,
         r=options.rank,
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
-        target_modules=_targets(model, options, say),
-        exclude_modules=sorted(frozen) or None,
         rank_pattern=dict(options.rank_pattern),
         alpha_pattern=dict(options.alpha_pattern),
         bias=options.bias,
-        modules_to_save=list(options.modules_to_save) or None,
         use_dora=options.dora,
         use_rslora=options.rslora,
         init_lora_weights="gaussian" if options.init == "gaussian" else True,
     )
-    try:
-        # PEFT draws from the global generator; what it draws is replaced, and the generator put back.
-        with torch.random.fork_rng(devices=[]), without_bitsandbytes():
-            tuned: torch.nn.Module = get_peft_model(model, config, adapter_name=ADAPTER)
-    except ValueError as error:
-        raise ConfigError(f"The adapter does not fit this model: {error}", hint="Check tuner.targets.") from error
-    with torch.no_grad():
-        parameters = dict(tuned.named_parameters())
-        for memory, disk in adapter_names(tuned).items():
-            if ".lora_A" in disk or ".lora_B" in disk or ".lora_embedding_" in disk:
-                parameter = parameters[memory]
-                if not parameter.is_meta:
-                    parameter.copy_(initial_matrix(disk, parameter.shape, options, seed=seed))
+    context = TunerContext(seed, say, frozen=frozenset(frozen))
+    tuned = attach_peft(model, options, context, make, partial(initial_lora, options=options, seed=seed))
     if options.init in FACTORED:
         add_start(tuned)
     return tuned
 
 
-def _targets(model: torch.nn.Module, options: LoraOptions, say: Callable[[str], None]) -> str | list[str]:
-    """Return the modules that PEFT adapts: 'all-linear', or names of modules that all exist."""
-    experts = _fused_expert_modules(model)
-    modules = {name.rpartition(".")[2] for name, _ in model.named_modules()} | experts
-    if options.target_regex is not None:
-        return _regex(model, options.target_regex)
-    if options.targets != (ALL_LINEAR,):
-        for target in options.targets:
-            if target.rpartition(".")[2] not in modules:
-                raise no_such_module(target, modules)
-        if experts & {target.rpartition(".")[2] for target in options.targets} and options.dropout > 0:
-            raise ConfigError("Adapters on the experts of a mixture take no dropout.", hint="Add --tuner.dropout 0")
-        return list(options.targets)
-    if not experts:
-        return ALL_LINEAR
-    # PEFT would put 'all-linear' on the experts too, which are one stacked tensor per layer and take no dropout.
-    head = base_model(model).get_output_embeddings() or head_of(base_model(model))
-    linear = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
-    }
-    say(
-        f"adapters are attached to {', '.join(sorted(linear - experts))}; to adapt the experts as well, add "
-        f"--tuner.targets {' '.join(sorted(linear | experts))} --tuner.dropout 0"
-    )
-    return sorted(linear - experts)
-
-
-def _regex(model: torch.nn.Module, expression: str) -> str:
-    """Return an expression that matches the whole name of a module at least."""
-    names = [name for name, _ in model.named_modules() if name]
-    check_patterns({"target_modules": expression}, names, "tuner.target_regex", ConfigError)
-    if not any(re.fullmatch(expression, name) for name in names):
-        linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
-        raise ConfigError(
-            f"tuner.target_regex: {expression!r} matches no module of this model.",
-            hint=f"It is matched against whole names such as {next(linear, names[-1])}.",
-        )
-    return expression
-
-
-def _fused_expert_modules(model: torch.nn.Module) -> set[str]:
-    """Names on disk ('gate_proj') of modules that are stacked into one parameter per layer in memory."""
-    names = name_map(model)
-    stacked = [names.pieces(name) for name in names.parameters() if len(names.pieces(name)) > 1]
-    return {piece.name.removesuffix(".weight").rpartition(".")[2] for pieces in stacked for piece in pieces}
-
-
-def _peft_task(model: torch.nn.Module) -> str:
-    """Return PEFT's word for what a model is for: with SEQ_CLS the head is trained whole and saved with the adapter."""
-    base = base_model(model)
-    if head_of(base) is not None:
-        return "SEQ_CLS"
-    return "FEATURE_EXTRACTION" if base.get_output_embeddings() is None else "CAUSAL_LM"
-
-
-def resume_adapter(
-    model: torch.nn.Module, folder: Path, say: Callable[[str], None], *, dropout: float | None = None
-) -> torch.nn.Module:
-    """Return the model with the adapter of a folder, to be trained further; without `dropout`, with its own."""
-    task = read_adapter_config(folder).get("task_type")
-    if head_of(base_model(model)) is not None and task != "SEQ_CLS":
-        raise ModelError(
-            f"The adapter in {folder} was trained for {task}: it has no head for a model that returns scores.",
-            hint="Merge it into its model first: swift export ADAPTER --to hf, and start from what that writes.",
-        )
-    tuned = load_adapter(model, folder, trainable=True, dropout=dropout)
-    say(f"continuing from the adapter in {folder}; its rank, alpha and targets are in force")
-    return tuned
+def initial_lora(name: str, shape: Sequence[int], options: LoraOptions, seed: int) -> torch.Tensor | None:
+    """Return where A and B begin; None for magnitudes, biases and whole modules, which begin as the weights."""
+    if ".lora_A" in name or ".lora_B" in name or ".lora_embedding_" in name:
+        return initial_matrix(name, shape, options, seed=seed)
+    return None
 
 
 def _count(parameter: torch.nn.Parameter) -> int:

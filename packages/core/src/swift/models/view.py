@@ -23,6 +23,7 @@ from swift.models.logits import LogitTransform
 from swift.models.logps import TokenViews, token_logps, token_logps_of_module, tokens_per_chunk
 from swift.models.logps_autograd import chunks
 from swift.models.media import PictureReader
+from swift.models.noise import EmbeddingNoise
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
 
 HEAD_NEEDS = frozenset(
@@ -52,6 +53,7 @@ class ViewModule(nn.Module):
         """True when the model is given a mask for padding; causal models need none, padding being on the right."""
         self.pooling = "last"
         """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
+        self._noise: EmbeddingNoise | None = None
         self._say = say
         causal_lm = causal_lm_of(model)
         use_attention(causal_lm, attention)
@@ -63,8 +65,22 @@ class ViewModule(nn.Module):
         if not any(parameter.is_meta for parameter in model.parameters()):
             self.self_check()
 
+    def add_noise(self, alpha: float) -> None:
+        """Add NEFTune's noise to embeddings from now on, while training."""
+        self._noise = EmbeddingNoise(causal_lm_of(self.model).get_input_embeddings(), alpha)
+
     def forward(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         """Return the views of `batch`. Tokens without weight are not looked at: their values are zero."""
+        if self._noise is None:
+            return self._views(batch, needs)
+        with self._noise.around(batch, self._whole_segments(batch)):
+            return self._views(batch, needs)
+
+    def _whole_segments(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the segment ids of whole rows, of which a process may have a part."""
+        return batch.segment_ids
+
+    def _views(self, batch: MicroBatch, needs: Collection[Need]) -> ModelView:
         if missing := set(needs) - self.provides():
             raise ModelError(f"This model cannot be viewed as {', '.join(sorted(missing))}.")
         causal_lm = causal_lm_of(self.model)

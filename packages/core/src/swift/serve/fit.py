@@ -9,7 +9,7 @@ from typing import Any
 
 from swift.checkpoint.manifest import MANIFEST, read_manifest
 from swift.errors import ModelError
-from swift.models.adapter_file import read_adapter_config
+from swift.models.adapter_file import kind_of, read_adapter_config
 from swift.models.config_file import read_config
 from swift.models.files import SafetensorsFolder
 from swift.terminal import say_nothing
@@ -23,6 +23,11 @@ _LAYER = re.compile(r"\.\d+\.")
 def read_adapter(folder: Path) -> dict[str, Any]:
     """Return the configuration of an adapter; `ModelError` where the folder is not one."""
     config = read_adapter_config(folder)
+    if kind_of(config) != "LORA":
+        raise ModelError(
+            f"{folder} is an adapter of the kind {kind_of(config)}, and inference engines take LoRA alone.",
+            hint=f"Merge it into its model: swift export {folder} --to hf, and serve that.",
+        )
     if not (folder / WEIGHTS).is_file():
         raise ModelError(f"{folder} is not a complete adapter: {WEIGHTS} is missing.", hint="Copy it again.")
     return config

@@ -339,7 +339,7 @@ def unclaimed(capabilities: Any) -> list[dict[str, Any]]:
         requests.append({"tuner.kind": "lora", "tuner.dora": True})
     if not capabilities.async_checkpoint:
         requests.append({"checkpoint.asynchronous": True})
-    requests += [{switch: True} for switch in SWITCHES if switch not in capabilities.features]
+    requests += [{switch: on} for switch, (on, _) in SWITCHES.items() if switch not in capabilities.features]
     return requests
 
 

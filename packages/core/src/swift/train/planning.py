@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import PlanContext, ResumablePlan
 from swift.data.plans import BatchLayout, default_plan, rows_in_memory
 from swift.errors import CheckpointError
+from swift.models.adapter_file import kind_of
 from swift.train.reference import Mode, to_be_scored
 
 if TYPE_CHECKING:
@@ -52,10 +53,11 @@ class ModelInTraining:
         return self.roles[name]
 
     def adapter(self) -> Mapping[str, Any] | None:
-        """Return the PEFT configuration of the adapters in training, if there are any."""
+        """Return the PEFT configuration of the LoRA in training, which is what engines take, if there is one."""
         if self.state is None:
             raise _too_early("adapter")
-        return self.run.adapter_config
+        config = self.run.adapter_config
+        return config if config is not None and kind_of(config) == "LORA" else None
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ class Lora:
 
     def attach(self, model: torch.nn.Module, options: LoraOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model with adapters: those of a folder, or new ones."""
-        from swift.models.tuners import attach_adapter, resume_adapter
+        from swift.models.peft_modules import resume_adapter
+        from swift.models.tuners import attach_adapter
 
         if options.init in FACTORED and context.quantize != "none":
             raise started_in_few_bits(options.init, context.quantize)
@@ -77,11 +78,9 @@ class Lora:
 
     def initial(self, name: str, shape: Sequence[int], options: LoraOptions, seed: int) -> torch.Tensor | None:
         """Return where A and B begin, in PEFT's distributions; magnitudes and whole modules begin as the weights."""
-        from swift.models.tuners import initial_matrix
+        from swift.models.tuners import initial_lora
 
-        if ".lora_A" in name or ".lora_B" in name or ".lora_embedding_" in name:
-            return initial_matrix(name, shape, options, seed=seed)
-        return None
+        return initial_lora(name, shape, options, seed)
 
     def lr_scale(self, name: str, options: LoraOptions) -> float:
         """Return LoRA+'s factor for the matrices B."""

@@ -43,7 +43,15 @@ class TorchBackend:
         async_checkpoint=True,
         modalities=frozenset({"text", "image"}),
         calls_before_update=True,
-        features=frozenset({"train.compile", "train.gradient_checkpointing", "model.liger", "data.padding_free"}),
+        features=frozenset(
+            {
+                "train.compile",
+                "train.gradient_checkpointing",
+                "model.liger",
+                "data.padding_free",
+                "train.neftune_alpha",
+            }
+        ),
         roles=8,
     )
 

@@ -79,12 +79,6 @@ LOOP: Rows = {
         "DeepSpeed means the rows of an optimizer step over all processes by it, others those of one process.",
         "Type --global_batch_size N for a step, or --per_device_train_batch_size N for a process.",
     ),
-    ("neftune_noise_alpha", "neft_alpha"): Default(
-        ("0", "0.0", "none", "null"),
-        "embeddings get no noise",
-        "NEFTune's noise on the embeddings is not implemented.",
-        "Leave it out.",
-    ),
     ("use_dft_loss", "enable_dft_loss"): off(
         "the DFT loss is not implemented.", "Leave it out; sft takes the cross entropy of the tokens that are learned."
     ),
@@ -105,7 +99,7 @@ OPTIMIZER: Rows = {
     ),
     ("use_badam",): off("BAdam is not implemented.", _LITTLE_MEMORY),
     ("use_lomo", "use_apollo", "use_adam_mini"): off("this optimizer is not implemented.", _LITTLE_MEMORY),
-    ("use_muon",): off("Muon is not implemented.", "Leave it out for --optim adamw."),
+    ("use_muon",): off("an optimizer is chosen by name.", "Type: --optim muon"),
     ("lisa_activated_layers", "lisa_step_interval"): Default(
         ("0",), "all layers are trained in every step", "LISA is not implemented.", _LITTLE_MEMORY
     ),

@@ -18,6 +18,7 @@ from swift.config.other_programs.online import LOSSES_ELSEWHERE as LOSSES_OF_GRP
 from swift.config.other_programs.table import other_programs
 from swift.config.other_programs.values import (
     OPTIMIZERS_ELSEWHERE,
+    TUNERS_ELSEWHERE,
 )
 from swift.config.sections import Shape
 from swift.config.values import as_number, as_switch, coerce, divided, quoted
@@ -72,6 +73,14 @@ def optimizer(source: str, value: Any) -> Settings:
     if name in OPTIMIZERS or not any(entry.name == str(value) for entry in list_plugins("swift.optimizers")):
         return choice(OPTIMIZERS, OPTIMIZERS_ELSEWHERE)(source, value)
     return {"optim.name": value}
+
+
+def tuner(source: str, value: Any) -> Settings:
+    """Take core's names, then installed plugins' names; of well-known others say that they are not there."""
+    name = str(value).lower()
+    if name in TRAIN_TYPES or not any(entry.name == str(value) for entry in list_plugins("swift.tuners")):
+        return choice(TRAIN_TYPES, TUNERS_ELSEWHERE)(source, value)
+    return {"tuner.kind": value}
 
 
 def loss_type(source: str, value: Any) -> Settings:
@@ -199,6 +208,7 @@ TRAIN_TYPES: dict[str, Settings] = {
     "qlora": {"tuner.kind": "lora", "tuner.quantize": "bnb-nf4"},
     "dora": {"tuner.kind": "lora", "tuner.dora": True},
     "rslora": {"tuner.kind": "lora", "tuner.rslora": True},
+    **{name: {"tuner.kind": name} for name in ("miss", "oft", "hira", "loha", "lokr")},
     "pt": {"objective.name": "pt"},
     "cpt": {"objective.name": "pt"},
     **{

@@ -17,7 +17,8 @@ _OPTIMIZERS = (
     "docs/how-to/write-an-optimizer.md"
 )
 _TUNERS = (
-    "Type --train_type lora (or dora, rslora, qlora) or full; a plugin can bring another: docs/how-to/write-a-tuner.md"
+    "Type --train_type lora (or dora, rslora, qlora), miss, oft, hira, loha, lokr or full; a plugin can bring another: "
+    "docs/how-to/write-a-tuner.md"
 )
 _NO_OPTIMIZER = Refused("this optimizer is not implemented.", _OPTIMIZERS)
 
@@ -71,11 +72,12 @@ OPTIMIZERS_ELSEWHERE = {
 TUNERS_ELSEWHERE = {
     **dict.fromkeys(
         (
-            "longlora", "adalora", "ia3", "vera", "vblora", "oft", "boft", "bone", "fourierft", "reft", "llamapro",
-            "adapter", "loha", "lokr", "prompt", "prefix", "lora_ga",
+            "longlora", "adalora", "ia3", "vera", "vblora", "boft", "fourierft", "reft", "llamapro",
+            "adapter", "prompt", "prefix", "lora_ga",
         ),
         Refused("this tuner is not implemented.", _TUNERS),
     ),
+    "bone": Refused("MiSS has taken its place.", "Type --train_type miss"),
     "freeze": Refused(
         "there is no tuner of this name; some of the weights are trained by --train_type full and patterns.",
         "Type --train_type full --trainable_parameters model.layers.27. lm_head",

@@ -19,6 +19,7 @@ from swift.errors import ExportError
 from swift.models.load_adapter import peft_config
 from swift.models.names import name_map
 from swift.models.pooling import pooled, pooling_weights
+from swift.models.quiet import without_bitsandbytes
 
 Prompt = list[int]
 LogProbabilities = Callable[[list[Prompt]], list[list[float]]]
@@ -171,7 +172,8 @@ class PlainState:
         from peft import get_peft_model, set_peft_model_state_dict
 
         settings = peft_config(config, self._model, "the adapter's configuration")
-        self._model = get_peft_model(self._model, settings)
+        with without_bitsandbytes():
+            self._model = get_peft_model(self._model, settings)
         unplaced = set_peft_model_state_dict(self._model, dict(adapters)).unexpected_keys
         if unplaced:
             raise ExportError(f"The adapter's {unplaced[0]} has no place in the model.")

@@ -24,6 +24,7 @@ from swift.export.verify.rendering import compare_rendering
 from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
 from swift.models.classes import auto_class
 from swift.models.heads import class_of_task, loads_in_transformers
+from swift.models.quiet import without_bitsandbytes
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _CONFIGURATION = (
@@ -141,7 +142,9 @@ def reload(folder: Path, source: ModelSource) -> torch.nn.Module:
     if (folder / ADAPTER_WEIGHTS).is_file():
         from peft import PeftModel
 
-        adapted: torch.nn.Module = PeftModel.from_pretrained(source.build(dtype=torch.float32), folder)
+        base = source.build(dtype=torch.float32)
+        with without_bitsandbytes():
+            adapted: torch.nn.Module = PeftModel.from_pretrained(base, folder)
         return adapted
     model, info = _loader(source).from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=trusted(source)

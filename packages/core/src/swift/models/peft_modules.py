@@ -1,0 +1,157 @@
+"""Putting modules of PEFT into a model: which modules get one, where its parameters begin, and adapters of a folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swift.config.obstacles import no_such_module
+from swift.config.own_options import ALL_LINEAR, LoraOptions, TargetOptions
+from swift.contracts import TunerContext
+from swift.errors import ConfigError, ModelError
+from swift.models.adapter_file import check_patterns, kind_of, read_adapter_config
+from swift.models.heads import head_of
+from swift.models.load_adapter import load_adapter
+from swift.models.names import ADAPTER, adapter_names, base_model, name_map
+from swift.models.quiet import without_bitsandbytes
+
+Initial = Callable[[str, Sequence[int]], "torch.Tensor | None"]
+
+
+def attach_peft(
+    model: torch.nn.Module,
+    options: TargetOptions,
+    context: TunerContext,
+    make: Callable[..., Any],
+    initial: Initial,
+) -> torch.nn.Module:
+    """Return the model with new modules of PEFT on what the options name, except what `context` leaves frozen.
+
+    `make` is called with `task_type`, `target_modules`, `exclude_modules` and `modules_to_save`, and returns PEFT's
+    configuration. `initial` is called with the name on disk and the shape of each parameter, and returns what it begins
+    with, or None to leave it as PEFT made it.
+    """
+    with without_bitsandbytes():
+        from peft import get_peft_model
+
+    config = make(
+        task_type=_peft_task(model),
+        target_modules=_targets(model, options, context.say),
+        exclude_modules=sorted(context.frozen) or None,
+        modules_to_save=list(options.modules_to_save) or None,
+    )
+    try:
+        # PEFT draws from the global generator; what it draws is replaced, and the generator put back.
+        with torch.random.fork_rng(devices=[]), without_bitsandbytes():
+            tuned: torch.nn.Module = get_peft_model(model, config, adapter_name=ADAPTER)
+    except ValueError as error:
+        raise ConfigError(f"The adapter does not fit this model: {error}", hint="Check tuner.targets.") from error
+    parameters = dict(tuned.named_parameters())
+    with torch.no_grad():
+        for memory, disk in adapter_names(tuned).items():
+            parameter = parameters.get(memory)
+            if parameter is None or parameter.is_meta:
+                continue
+            first = initial(disk, parameter.shape)
+            if first is not None:
+                parameter.copy_(first)
+    return tuned
+
+
+def _targets(model: torch.nn.Module, options: TargetOptions, say: Callable[[str], None]) -> str | list[str]:
+    """Return the modules that PEFT adapts: 'all-linear', or names of modules that all exist."""
+    experts = _fused_expert_modules(model)
+    modules = {name.rpartition(".")[2] for name, _ in model.named_modules()} | experts
+    if options.target_regex is not None:
+        return _regex(model, options.target_regex)
+    if options.targets != (ALL_LINEAR,):
+        for target in options.targets:
+            if target.rpartition(".")[2] not in modules:
+                raise no_such_module(target, modules)
+        if experts & {target.rpartition(".")[2] for target in options.targets}:
+            _check_on_experts(options)
+        return list(options.targets)
+    if not experts:
+        return ALL_LINEAR
+    # PEFT would put 'all-linear' on the experts too, which are one stacked tensor per layer and take no dropout.
+    head = base_model(model).get_output_embeddings() or head_of(base_model(model))
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    more = f"--tuner.targets {' '.join(sorted(linear | experts))} --tuner.dropout 0"
+    told = f"; to adapt the experts as well, add {more}" if isinstance(options, LoraOptions) else ""
+    say(f"adapters are attached to {', '.join(sorted(linear - experts))}{told}")
+    return sorted(linear - experts)
+
+
+def _check_on_experts(options: TargetOptions) -> None:
+    if not isinstance(options, LoraOptions):
+        raise ConfigError(
+            "The experts of a mixture are one tensor for each layer, on which PEFT has LoRA alone.",
+            hint="Type --tuner.kind lora, or leave the experts out of tuner.targets.",
+        )
+    if options.dropout > 0:
+        raise ConfigError("Adapters on the experts of a mixture take no dropout.", hint="Add --tuner.dropout 0")
+
+
+def _regex(model: torch.nn.Module, expression: str) -> str:
+    """Return an expression that matches the whole name of a module at least."""
+    names = [name for name, _ in model.named_modules() if name]
+    check_patterns({"target_modules": expression}, names, "tuner.target_regex", ConfigError)
+    if not any(re.fullmatch(expression, name) for name in names):
+        linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+        raise ConfigError(
+            f"tuner.target_regex: {expression!r} matches no module of this model.",
+            hint=f"It is matched against whole names such as {next(linear, names[-1])}.",
+        )
+    return expression
+
+
+def _fused_expert_modules(model: torch.nn.Module) -> set[str]:
+    """Names on disk ('gate_proj') of modules that are stacked into one parameter per layer in memory."""
+    names = name_map(model)
+    stacked = [names.pieces(name) for name in names.parameters() if len(names.pieces(name)) > 1]
+    return {piece.name.removesuffix(".weight").rpartition(".")[2] for pieces in stacked for piece in pieces}
+
+
+def _peft_task(model: torch.nn.Module) -> str:
+    """Return PEFT's word for what a model is for: with SEQ_CLS the head is trained whole and saved with the adapter."""
+    base = base_model(model)
+    if head_of(base) is not None:
+        return "SEQ_CLS"
+    return "FEATURE_EXTRACTION" if base.get_output_embeddings() is None else "CAUSAL_LM"
+
+
+def resume_adapter(
+    model: torch.nn.Module,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    dropout: float | None = None,
+    kind: str = "LORA",
+) -> torch.nn.Module:
+    """Return the model with the adapter of a folder, to be trained further; without `dropout`, with its own.
+
+    `kind` is PEFT's name of the kind of adapter that it must be.
+    """
+    config = read_adapter_config(folder)
+    if kind_of(config) != kind:
+        raise ModelError(
+            f"The adapter in {folder} is of the kind {kind_of(config)}, and this tuner continues those of {kind}.",
+            hint=f"Type --tuner.kind {kind_of(config).lower()}",
+        )
+    if head_of(base_model(model)) is not None and config.get("task_type") != "SEQ_CLS":
+        raise ModelError(
+            f"The adapter in {folder} was trained for {config.get('task_type')}: it has no head for a model that "
+            "returns scores.",
+            hint="Merge it into its model first: swift export ADAPTER --to hf, and start from what that writes.",
+        )
+    tuned = load_adapter(model, folder, trainable=True, dropout=dropout)
+    say(f"continuing from the adapter in {folder}; its rank, alpha and targets are in force")
+    return tuned

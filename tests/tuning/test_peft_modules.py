@@ -1,0 +1,118 @@
+"""Adapters of PEFT other than LoRA: PEFT's own numbers, on several processes, merged and loaded by PEFT."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import plain_torch
+import pytest
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from plain_torch import batches_of, conversation_tokens, likelihood_trajectory
+from processes import on_processes, succeeded
+from safetensors.torch import load_file
+from tiny_runs import Trained, conversations, run_training, write_model
+
+from swift.config.sections import ExportSection
+from swift.errors import SwiftError
+from swift.export.run import export_checkpoint
+from swift.models.quiet import without_bitsandbytes
+
+STEPS = 5
+ROWS = conversations(16)
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "miss": ({"tuner.rank": 12}, {"r": 12}),
+    "oft": ({"tuner.block_size": 8}, {"r": 0, "oft_block_size": 8}),
+    "hira": ({"tuner.rank": 4}, {"r": 4}),
+    "loha": ({"tuner.rank": 4, "tuner.alpha": 8.0}, {"r": 4, "alpha": 8}),
+    "lokr": ({"tuner.rank": 2, "tuner.factor": 4}, {"r": 2, "alpha": 8, "decompose_factor": 4}),
+}
+"""Options of swift, and PEFT's."""
+SHARED: dict[str, Any] = {
+    "optim.lr": 5e-3,
+    "train.max_steps": STEPS,
+    "train.global_batch": 8,
+    "optim.eps": 1e-8,
+    "checkpoint.save_last": True,
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "two processes": {},
+    "fsdp": {"backend.name": "fsdp"},
+    "zero 2": {"backend.name": "deepspeed", "backend.config": "zero2"},
+    "zero 3": {"backend.name": "deepspeed", "backend.config": "zero3"},
+}
+
+
+def trained(model: Path, out: Path, kind: str, changes: dict[str, Any]) -> Trained:
+    settings = {**SHARED, "tuner.kind": kind, **KINDS[kind][0], "logging.run_name": kind, **changes}
+    return run_training(model, out, ROWS, settings)
+
+
+def adapter_of(run: Trained, step: int = STEPS) -> dict[str, torch.Tensor]:
+    return load_file(run.folder / f"checkpoint-{step}" / "adapter_model.safetensors")
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    found: torch.Tensor = model.eval()(input_ids=torch.arange(5, 25)[None]).logits
+    return found
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.full if kind > "l" else ()) for kind in KINDS])
+def test_other_adapters_follow_peft_are_merged_and_load(tmp_path: Path, kind: str) -> None:
+    model = write_model(tmp_path / "tiny")
+    # The first step has a learning rate of 0: it saves what the adapters begin with.
+    start = trained(model, tmp_path / "start", kind, {"train.max_steps": 1})
+    run = trained(model, tmp_path, kind, {})
+    config = PeftConfig.from_peft_type(peft_type=kind.upper(), target_modules=LINEAR, **KINDS[kind][1])
+    with without_bitsandbytes():  # and without torchao, whose newest version PEFT's MiSS does not know
+        tuned = get_peft_model(plain_torch.load_model(model), config)
+    assert not set_peft_model_state_dict(tuned, adapter_of(start, 1)).unexpected_keys
+    torch.testing.assert_close(logits(tuned), logits(plain_torch.load_model(model)), rtol=1e-5, atol=1e-5)
+    batches = batches_of(conversation_tokens(model, ROWS), 8, STEPS)
+    losses, norms = likelihood_trajectory(tuned, batches, steps=STEPS, lr=5e-3)
+    assert run.losses == pytest.approx(losses, rel=1e-5)
+    assert run.grad_norms == pytest.approx(norms, rel=1e-5)
+    assert losses[-1] < losses[0] - 0.005
+
+    checkpoint = run.folder / f"checkpoint-{STEPS}"
+    after = logits(tuned)
+    with without_bitsandbytes():
+        loaded = PeftModel.from_pretrained(plain_torch.load_model(model), checkpoint)
+    torch.testing.assert_close(logits(loaded), after, rtol=1e-4, atol=1e-4)
+    said: list[str] = []
+    out = export_checkpoint(checkpoint, to="hf", options=ExportSection(out=tmp_path / "hf"), say=said.append)
+    torch.testing.assert_close(logits(plain_torch.load_model(out)), after, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_adapters_have_the_numbers_of_one_process(tmp_path: Path, layout: str) -> None:
+    model = write_model(tmp_path / "tiny")
+    plan = {**LAYOUTS[layout], "optim.eps": 1e-6}
+    alone = {kind: trained(model, tmp_path / "torch", kind, {"optim.eps": 1e-6}) for kind in KINDS}
+    answers = on_processes(2, *[partial(trained, model, tmp_path / "runs", kind, plan) for kind in KINDS])
+    for (kind, expected), answer in zip(alone.items(), answers, strict=True):
+        run = succeeded(answer)[0]
+        assert run.losses == pytest.approx(expected.losses, rel=1e-4), kind
+        assert run.grad_norms == pytest.approx(expected.grad_norms, rel=1e-4), kind
+        found = adapter_of(run)
+        for name, value in adapter_of(expected).items():
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4, msg=f"{kind}: {name}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"backend.name": "megatron"}, "megatron backend does not have what the tuner 'miss' needs"),
+        ({"tuner.quantize": "bnb-nf4"}, "is for LoRA"),
+        ({"backend.name": "fsdp", "parallel.tp": 2}, "nobody has said how to cut"),
+    ],
+)
+def test_other_adapters_are_refused_where_they_cannot_be(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    model = write_model(tmp_path / "tiny")
+    with pytest.raises(SwiftError, match=reason):
+        trained(model, tmp_path, "miss", changes)
