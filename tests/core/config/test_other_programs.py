@@ -503,7 +503,7 @@ SLIPS = [
     ("num_epochs", "num_train_epochs"),
 ]
 FOREIGN = (
-    "evaluation_strategy", "tf32", "neftune_noise_alpha", "lora_bias", "init_lora_weights", "quant_method",
+    "evaluation_strategy", "tf32", "lora_bias", "init_lora_weights", "quant_method",
     "use_peft", "fsdp_config", "use_unsloth", "val_size", "mix_strategy", "max_samples", "logging_dir", "add_version",
     "hub_token", "hub_strategy", "ddp_backend", "load_best_model_at_end", "use_galore", "group_by_length",
     "length_column_name", "ddp_timeout", "data_seed", "agent_template", "model_author", "vit_lr", "aligner_lr",

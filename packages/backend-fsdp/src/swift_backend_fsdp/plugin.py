@@ -43,12 +43,15 @@ class FsdpBackend:
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset(
-            {
-                "train.compile",
-                "train.gradient_checkpointing",
-                "data.padding_free",
-                "train.neftune_alpha",
-            }
+            features=frozenset(
+                {
+                    "train.compile",
+                    "train.gradient_checkpointing",
+                    "data.padding_free",
+                    "train.neftune_alpha",
+                    "optim.gradient_view",
+                }
+            ),
         ),
         roles=8,
     )

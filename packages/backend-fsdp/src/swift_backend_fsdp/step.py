@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from swift.toolkit import accumulate, score, update
+from swift.toolkit import accumulate, gradient_view, score, update
 from swift_backend_fsdp import gradients
 
 if TYPE_CHECKING:
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 def train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> StepResult:
     """Accumulate micro-batches, add gradients up across processes after the last one, clip, update."""
+    with gradient_view(state.optimizer):
+        return _train_step(run, state, batch, objective)
+
+
+def _train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> StepResult:
     root, scaler = state.root, state.arithmetic.scaler
 
     @contextlib.contextmanager

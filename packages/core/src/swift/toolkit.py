@@ -69,7 +69,7 @@ from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
 from swift.processes.device import choose_device, join_group, leave_group, share_of_cores
 from swift.processes.watchdog import heartbeat
 from swift.terminal import print_note, progress, summary_of, waiting
-from swift.train.steps import Arithmetic, accumulate, score, update
+from swift.train.steps import Arithmetic, accumulate, gradient_view, score, update
 from swift.train.sums import GlobalSums, NonFiniteStep
 from swift.untrusted_pickle import check_archive, load_pickle
 
@@ -130,6 +130,7 @@ __all__ = [
     "fill",
     "flat_boxes",
     "generator_of",
+    "gradient_view",
     "head_of",
     "heartbeat",
     "initial_adapter",

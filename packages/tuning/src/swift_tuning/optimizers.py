@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import Reads, Slot
-from swift_tuning.options import LionOptions, MuonOptions, SgdOptions
+from swift_tuning.options import LionOptions, MuonOptions, ScheduleFreeOptions, SgdOptions
 
 if TYPE_CHECKING:
     import torch
@@ -64,3 +64,30 @@ class Muon:
         from swift_tuning.muon import OrthogonalMomentum
 
         return OrthogonalMomentum(groups, options)
+
+
+class ScheduleFree:
+    """Schedule-free AdamW: weights are the average of the steps, so that no learning rate has to fall."""
+
+    options_model = ScheduleFreeOptions
+    reads = Reads.ELEMENTS
+    slots = (
+        Slot("z"),
+        Slot("exp_avg_sq"),
+        Slot("step", "scalar"),
+        Slot("weight_sum", "scalar", "float64"),
+        Slot("lr_max", "scalar", "float64"),
+    )
+    gradient_view = True
+
+    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
+        """Return the bytes of z and of the second moment in fp32."""
+        return 8.0
+
+    def make(
+        self, groups: list[dict[str, Any]], options: ScheduleFreeOptions, device: torch.device
+    ) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        from swift_tuning.schedule_free import ScheduleFreeAdam
+
+        return ScheduleFreeAdam(groups, options)

@@ -45,6 +45,16 @@ class MuonOptions(Section):
     eps: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1e-8, description="Adam's epsilon")
 
 
+class ScheduleFreeOptions(Section):
+    """Options of `schedule_free`."""
+
+    beta1: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.9, description="Where gradients are taken, between the steps (0) and their average (1)"
+    )
+    beta2: BelowOne = Field(0.95, description="Adam's second moment")
+    eps: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1e-8, description="Adam's epsilon")
+
+
 Rank = Annotated[int, Field(ge=1, le=2**16)]
 Alpha = Annotated[float, Field(gt=0.0)]
 

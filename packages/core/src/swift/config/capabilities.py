@@ -109,16 +109,11 @@ def _requirements(config: Config, objective: Objective | None) -> Iterator[Requi
     if config.model.dtype != "auto":
         dtype = config.model.dtype
         yield Requirement(f"model.dtype {dtype}", "precisions", dtype, "--torch_dtype auto")
-    needs = _needs_of_tuner(config)
-    for need in sorted(needs):
-        yield _of_tuner(config.tuner.kind, need)
-    if Trains.MODULES in needs and config.parallel.tp > 1:
-        what = f"parallel.tp with the modules of tuner.kind {config.tuner.kind}, which nobody has said how to cut"
-        yield Requirement(what, "features", MODULES_UNDER_TP, "--parallel.tp 1")
+    yield from _of_tuner_needs(config)
     if config.tuner.quantize != "none":
         quantize = config.tuner.quantize
         yield Requirement(f"tuner.quantize {quantize}", "quantisers", quantize, "--tuner.quantize none")
-    yield _of_optimizer(config.optim.name)
+    yield from _of_optimizer(config.optim.name)
     if objective is not None:
         yield from _of_objective(objective)
     elif (view := view_of(config.model.task)) is not None:
@@ -131,6 +126,15 @@ def _requirements(config: Config, objective: Objective | None) -> Iterator[Requi
         section, _, key = switch.partition(".")
         if getattr(getattr(config, section), key):
             yield Requirement(switch, "features", switch, f"--{switch} {off}")
+
+
+def _of_tuner_needs(config: Config) -> Iterator[Requirement]:
+    needs = _needs_of_tuner(config)
+    for need in sorted(needs):
+        yield _of_tuner(config.tuner.kind, need)
+    if Trains.MODULES in needs and config.parallel.tp > 1:
+        what = f"parallel.tp with the modules of tuner.kind {config.tuner.kind}, which nobody has said how to cut"
+        yield Requirement(what, "features", MODULES_UNDER_TP, "--parallel.tp 1")
 
 
 def _of_layout(config: Config) -> Iterator[Requirement]:
@@ -171,8 +175,8 @@ def _of_tuner(kind: str, need: str) -> Requirement:
     return Requirement(name, "tuners", need, "--train_type full")
 
 
-def _of_optimizer(name: str) -> Requirement:
-    """Return what an optimizer asks. A backend of hook API 1.0 refuses by name what it lacks of core's own."""
+def _of_optimizer(name: str) -> Iterator[Requirement]:
+    """Yield what an optimizer asks. A backend of hook API 1.0 refuses by name what it lacks of core's own."""
     optimizer = load_optimizer(name)
     reads = optimizer.object.reads
     label = f"whole {reads} of weights, which the optimizer {name!r} must see"
@@ -181,7 +185,10 @@ def _of_optimizer(name: str) -> Requirement:
     elif reads == Reads.ELEMENTS:
         label = f"the optimizer {name!r} (it declares none that read {reads})"
     by_core = optimizer.entry.distribution == CORE
-    return Requirement(label, "optimizers", reads, "--optim.name adamw", undeclared=by_core)
+    yield Requirement(label, "optimizers", reads, "--optim.name adamw", undeclared=by_core)
+    if getattr(optimizer.object, "gradient_view", False):
+        what = f"the two views of weights that the optimizer {name!r} takes turns with"
+        yield Requirement(what, "features", "optim.gradient_view", "--optim.name adamw")
 
 
 def _other_backends(name: str) -> Iterator[tuple[str, Capabilities]]:

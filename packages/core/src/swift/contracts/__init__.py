@@ -24,7 +24,7 @@ from swift.contracts.inference import (
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RunSummary, StepRecord
-from swift.contracts.optimizer import Matrix, Optimizer, Placement, Reads, Slot, StoresSlots
+from swift.contracts.optimizer import Matrix, Optimizer, Placement, Reads, Slot, StoresSlots, TakesGradientsElsewhere
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
 from swift.contracts.reward import Reward, RewardItem
 from swift.contracts.role import POLICY, ModelRole, OpenRole
@@ -85,6 +85,7 @@ __all__ = [
     "StepRecord",
     "StepResult",
     "StoresSlots",
+    "TakesGradientsElsewhere",
     "Topology",
     "TrainState",
     "TrainedState",

@@ -99,6 +99,21 @@ class Optimizer(Protocol):
 
 
 @runtime_checkable
+class TakesGradientsElsewhere(Protocol):
+    """A `torch.optim.Optimizer` whose gradients are taken at other weights than those that are saved and served.
+
+    Its plugin has the attribute `gradient_view = True`, so that backends without the feature `optim.gradient_view`
+    refuse it. Outside of a step, weights are those that are saved: nobody has to switch.
+    """
+
+    def to_gradient_view(self) -> None:
+        """Make weights those at which gradients are taken. Called before the first micro-batch of a step."""
+
+    def to_weights(self) -> None:
+        """Make weights those that are saved, where `step` has not done it: after a step that was left out."""
+
+
+@runtime_checkable
 class StoresSlots(Protocol):
     """A `torch.optim.Optimizer` that keeps its slots in another form than they have in a checkpoint."""
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.checkpoint import before_update
+from swift.contracts import TakesGradientsElsewhere
 from swift.models.precision import resolve_dtype
 from swift.models.tuners import adapters_off
 from swift.optim.build import set_learning_rate
@@ -94,6 +95,20 @@ def _passes(batch: Batch, least: int) -> Iterator[tuple[MicroBatch, bool]]:
         heartbeat()
         yield micro_batch, True
     yield from ((batch.dummy(), False) for _ in range(least - len(batch)))
+
+
+@contextlib.contextmanager
+def gradient_view(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Inside, weights are those at which the optimizer takes gradients; its update makes them those that are saved."""
+    if not isinstance(optimizer, TakesGradientsElsewhere):
+        yield
+        return
+    before_update()
+    optimizer.to_gradient_view()
+    try:
+        yield
+    finally:
+        optimizer.to_weights()
 
 
 def update(

@@ -46,10 +46,15 @@ class TorchBackend:
         features=frozenset(
             {
                 "train.compile",
+        features=frozenset(
+            {
                 "train.gradient_checkpointing",
                 "model.liger",
                 "data.padding_free",
                 "train.neftune_alpha",
+                "optim.gradient_view",
+            }
+        ),
             }
         ),
         roles=8,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from swift.train.steps import accumulate, score, update
+from swift.train.steps import accumulate, gradient_view, score, update
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 def train_step(run: Run, state: TorchState, batch: Batch, objective: Objective) -> StepResult:
     """Accumulate micro-batches, add gradients up across processes after the last one, clip, update."""
+    with gradient_view(state.optimizer):
+        return _train_step(run, state, batch, objective)
+
+
+def _train_step(run: Run, state: TorchState, batch: Batch, objective: Objective) -> StepResult:
     replica = state.replica
 
     def around(last: bool) -> AbstractContextManager[Any]:

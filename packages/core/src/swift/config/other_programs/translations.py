@@ -275,7 +275,8 @@ OPTIMIZERS: dict[str, Settings] = {
     **{name: {"optim.name": "adamw_8bit"} for name in ("adamw_8bit", "adamw_bnb_8bit")},
     **{name: {"optim.name": "adamw_4bit"} for name in ("adamw_4bit", "adamw_torch_4bit")},
     **{name: {"optim.name": "lion"} for name in ("lion", "lion_32bit")},
-    **{name: {"optim.name": name} for name in ("adafactor", "muon", "sgd")},
+    **{name: {"optim.name": name} for name in ("adafactor", "muon", "schedule_free", "sgd")},
+    **{name: {"optim.name": "schedule_free"} for name in ("schedule_free_adamw", "adamw_schedule_free")},
 }
 LOSS_SCALES: dict[str, Settings] = {
     "default": {"data.loss_on": "assistant"},

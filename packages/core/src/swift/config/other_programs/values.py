@@ -13,7 +13,7 @@ ENGINE_OPTIONS = {f"vllm_{name}": name for name in ENGINE_SETTINGS}
 """Flags of other programs for a setting of vLLM → the setting's own name."""
 _KERNELS = "Type --attn_impl flash_attn (FlashAttention 2), or leave it out for the fastest that this machine has."
 _OPTIMIZERS = (
-    "Type --optim adamw, adamw_8bit, adamw_4bit, adafactor, muon, lion or sgd; a plugin can bring another: "
+    "Type --optim adamw, adamw_8bit, adamw_4bit, adafactor, muon, schedule_free, lion or sgd; a plugin can bring another: "
     "docs/how-to/write-an-optimizer.md"
 )
 _TUNERS = (
@@ -63,7 +63,7 @@ OPTIMIZERS_ELSEWHERE = {
         (
             "lion_8bit", "rmsprop", "adagrad", "adalomo", "lomo", "grokadamw",
             "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "q_galore_adamw8bit", "apollo_adamw",
-            "schedule_free_adamw", "schedule_free_sgd", "ademamix", "ademamix_8bit", "adamw_anyprecision",
+            "schedule_free_sgd", "ademamix", "ademamix_8bit", "adamw_anyprecision",
             "adamw_apex_fused", "adam_mini", "came_pytorch", "stable_adamw", "dion",
         ),
         _NO_OPTIMIZER,
