@@ -43,15 +43,13 @@ class FsdpBackend:
         async_checkpoint=True,
         calls_before_update=True,
         features=frozenset(
-            features=frozenset(
-                {
-                    "train.compile",
-                    "train.gradient_checkpointing",
-                    "data.padding_free",
-                    "train.neftune_alpha",
-                    "optim.gradient_view",
-                }
-            ),
+            {
+                "train.compile",
+                "train.gradient_checkpointing",
+                "data.padding_free",
+                "train.neftune_alpha",
+                "optim.gradient_view",
+            }
         ),
         roles=8,
     )

@@ -24,6 +24,7 @@ class ConvertOptions(Section):
     examples = (
         "swift convert output/checkpoint-500 --model qwen3-0.6b --out converted",
         "swift convert output/my-model/v0-20260101-120000 --to trainer --out checkpoint-500",
+        "swift convert qwen3-0.6b --expand-blocks 4 --out longer",
     )
     checkpoint: Annotated[FilePath, Argument("CHECKPOINT")] = Field(
         description="Folder that the other program saved; with --to, one of swift's"
@@ -41,6 +42,9 @@ class ConvertOptions(Section):
     task: Literal["causal_lm", "seq_cls", "reward", "value", "embedding"] | None = Field(
         None, description="What the model returns, as model.task; default: what the checkpoint says"
     )
+    expand_blocks: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        None, description="Make a model's folder longer by so many blocks that compute nothing yet (LLaMA Pro)"
+    )
     weights_only: bool = Field(False, description="Do not convert the optimizer's state")
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model: only if you trust who made it"
@@ -52,11 +56,29 @@ def run(verb: str, args: list[str]) -> int:
     return run_verb(verb, args, ConvertOptions, convert)
 
 
+def _expand(options: ConvertOptions, blocks: int) -> int:
+    """Make a model with more blocks."""
+    if options.model or options.adapter_config or options.weights_only or options.task or options.to:
+        raise UsageError("--expand-blocks takes a model's folder and --out.", hint="Leave the other options out.")
+    if not (options.checkpoint / "config.json").is_file():
+        raise UsageError(
+            f"{options.checkpoint} is not a model's folder, which --expand-blocks starts from.",
+            hint=f"Of a run: swift export {options.checkpoint} --to hf, and then what that writes.",
+        )
+    from swift.convert.expand import expand_blocks
+
+    trusted = options.trust_remote_code
+    expand_blocks(options.checkpoint, blocks=blocks, out=options.out, say=print_line, trust_remote_code=trusted)
+    return 0
+
+
 def convert(options: ConvertOptions) -> int:
     """Convert in the direction that the checkpoint and --to say."""
     from swift.checkpoint.folders import is_checkpoint
 
     path, trusted = options.checkpoint, options.trust_remote_code
+    if options.expand_blocks is not None:
+        return _expand(options, options.expand_blocks)
     if is_checkpoint(path):
         if options.to is None:
             raise UsageError(f"{path} is a checkpoint of swift already.", hint=f"Add --to {FORMATS}.")

@@ -44,7 +44,9 @@ OPTIMIZERS = {
     for name in names
 }  # fmt: skip
 
-NO_OPTIMIZER = "swift has no such optimizer: it has adamw, adamw_8bit, adamw_4bit, adafactor, muon, lion and sgd"
+NO_OPTIMIZER = (
+    "swift has no such optimizer: it has adamw, adamw_8bit, adamw_4bit, adafactor, muon, schedule_free, lion and sgd"
+)
 
 TABLE: Table = {
     **each(

@@ -46,15 +46,11 @@ class TorchBackend:
         features=frozenset(
             {
                 "train.compile",
-        features=frozenset(
-            {
                 "train.gradient_checkpointing",
                 "model.liger",
                 "data.padding_free",
                 "train.neftune_alpha",
                 "optim.gradient_view",
-            }
-        ),
             }
         ),
         roles=8,

@@ -13,8 +13,8 @@ ENGINE_OPTIONS = {f"vllm_{name}": name for name in ENGINE_SETTINGS}
 """Flags of other programs for a setting of vLLM → the setting's own name."""
 _KERNELS = "Type --attn_impl flash_attn (FlashAttention 2), or leave it out for the fastest that this machine has."
 _OPTIMIZERS = (
-    "Type --optim adamw, adamw_8bit, adamw_4bit, adafactor, muon, schedule_free, lion or sgd; a plugin can bring another: "
-    "docs/how-to/write-an-optimizer.md"
+    "Type --optim adamw, adamw_8bit, adamw_4bit, adafactor, muon, schedule_free, lion or sgd; a plugin can bring "
+    "another: docs/how-to/write-an-optimizer.md"
 )
 _TUNERS = (
     "Type --train_type lora (or dora, rslora, qlora), miss, oft, hira, loha, lokr or full; a plugin can bring another: "
@@ -72,10 +72,13 @@ OPTIMIZERS_ELSEWHERE = {
 TUNERS_ELSEWHERE = {
     **dict.fromkeys(
         (
-            "longlora", "adalora", "ia3", "vera", "vblora", "boft", "fourierft", "reft", "llamapro",
+            "longlora", "adalora", "ia3", "vera", "vblora", "boft", "fourierft", "reft",
             "adapter", "prompt", "prefix", "lora_ga",
         ),
         Refused("this tuner is not implemented.", _TUNERS),
+    ),
+    "llamapro": Refused(
+        "blocks are added before training.", "Type: swift convert MODEL --expand-blocks 4 --out OUT   and train these"
     ),
     "bone": Refused("MiSS has taken its place.", "Type --train_type miss"),
     "freeze": Refused(
