@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import yaml
+
 from swift.config.other_programs.online import FLAGS, LOSSES, OWN_OPTIONS
-from swift.config.parse import parse
+from swift.config.parse import config_from_mapping, parse
+from swift.imports.run import ImportedRun, imported, read_runs
 from swift_rl.distill.options import GkdOptions
 from swift_rl.options import GrpoOptions
 from swift_rl.ppo_options import PpoOptions
@@ -25,6 +31,48 @@ def test_ppo_as_people_type_it_is_typed_by_the_options() -> None:
     expected |= {"vf_coef": 0.5, "cliprange_value": 0.3, "gamma": 0.99, "lam": 0.9, "missing_eos_penalty": 1.0}
     expected |= {"max_completion_length": 64, "critic_lr": 1e-5, "critic_warmup": 3, "kl_target": 0.1}
     expected |= {"reward_model": ("rm",), "temperature": 0.7}
+    assert objective.items() >= expected.items()
+
+
+def carried(command: str) -> tuple[ImportedRun, dict[str, Any]]:
+    """What becomes of a recipe, and its objective as the options of this package settle it."""
+    run = imported(read_runs(command)[0])
+    parsed = config_from_mapping(yaml.safe_load(run.text), "rlhf")
+    return run, parsed.objective_options.model_dump()
+
+
+def test_recipes_of_ppo_are_carried_over_with_the_reward_model_as_the_critic() -> None:
+    run, objective = carried(
+        "trl ppo --model_name_or_path tokenizer --sft_model_path policy --reward_model_path judge --dataset_name d/p "
+        "--num_mini_batches 2 --num_ppo_epochs 3 --response_length 64 --missing_eos_penalty 1.0 --kl_estimator k3 "
+        "--stop_token eos --total_episodes 1000"
+    )
+    assert [each.key for each in run.lost] == ["total_episodes"]
+    assert yaml.safe_load(run.text)["model"]["path"] == "policy"
+    expected = {"reward_model": ("judge",), "critic_model": "judge", "num_mini_batches": 2, "num_ppo_epochs": 3}
+    expected |= {"max_completion_length": 64, "missing_eos_penalty": 1.0, "kl_estimator": "k3", "temperature": 0.7}
+    expected |= {"num_generations": 1, "kl_coef": 0.05, "cliprange": 0.2, "cliprange_value": 0.2, "vf_coef": 0.1}
+    assert objective.items() >= expected.items()
+    run, objective = carried("swift rlhf --rlhf_type ppo --model m --dataset d.jsonl --reward_model judge --lam 0.9")
+    assert not run.lost
+    assert objective.items() >= {"critic_model": "judge", "lam": 0.9, "temperature": 0.9}.items()
+    assert [each.key for each in carried("trl ppo --model_name_or_path m --dataset_name d/p")[0].lost] == [
+        "reward_model_path"
+    ]
+
+
+def test_a_recipe_of_grpo_for_axolotl_has_the_settings_of_its_section_for_trl(tmp_path: Path) -> None:
+    file = tmp_path / "grpo.yaml"
+    file.write_text(
+        "base_model: m\nrl: grpo\ndatasets: [{path: d/p, type: chat_template}]\nmicro_batch_size: 4\n"
+        "trl: {beta: 0.02, num_generations: 4, reward_funcs: [accuracy, mine.shape], use_vllm: true, epsilon: 0.1,\n"
+        "  max_completion_length: 96, vllm_server_host: 10.0.0.7, vllm_server_port: 8100, sync_ref_model: true}\n"
+    )
+    run, objective = carried(str(file))
+    assert [each.key for each in run.lost] == ["reward_funcs"]
+    expected = {"beta": 0.02, "num_generations": 4, "epsilon": 0.1, "max_completion_length": 96, "loss_type": "dapo"}
+    expected |= {"reward_funcs": ("accuracy",), "rollout_engine": "http://10.0.0.7:8100"}
+    expected |= {"sync_ref_model": True, "ref_model_mixup_alpha": 0.9, "ref_model_sync_steps": 64}
     assert objective.items() >= expected.items()
 
 

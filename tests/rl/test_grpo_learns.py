@@ -77,6 +77,27 @@ def test_what_is_rewarded_becomes_what_is_said(tmp_path: Path, changes: dict[str
     assert found[-1] > 0.5
 
 
+PPO = {
+    "objective.name": "ppo",
+    "objective.num_generations": 1,
+    "objective.num_ppo_epochs": 2,
+    "objective.kl_coef": 0.0,
+    "objective.vf_coef": 0.5,
+    "train.max_steps": 56,
+}
+
+
 @pytest.mark.full
-def test_rewards_that_mean_nothing_teach_nothing(tmp_path: Path) -> None:
-    assert max(shares(tmp_path, "noise")) < 0.1
+@pytest.mark.parametrize(
+    "changes", [{"objective.critic": "shared"}, {"objective.critic_lr": 1e-2}], ids=["shared", "separate"]
+)
+def test_with_a_critic_one_answer_to_each_prompt_is_enough(tmp_path: Path, changes: dict[str, Any]) -> None:
+    found = shares(tmp_path, "share", **PPO, **changes)
+    assert found[0] < 0.05
+    assert found[-1] > 0.9
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("changes", [{}, {**PPO, "objective.critic": "shared"}], ids=["grpo", "ppo"])
+def test_rewards_that_mean_nothing_teach_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert max(shares(tmp_path, "noise", **changes)) < 0.1

@@ -423,7 +423,6 @@ def test_recipes_of_models_that_score_are_carried_over_and_read_again(command: s
 
 NOT_TRAINED = {
     "trl rloo --model_name_or_path m": "RLOO",
-    "swift rlhf --rlhf_type ppo --model m": "PPO",
     "llamafactory-cli train --stage ppo --model_name_or_path m": "PPO",
     "llamafactory-cli export merge.yaml": "trains nothing",
     "swift infer --model m": "trains nothing",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from swift.imports import trainer
-from swift.imports.carrying import Carrying, NotTrainable, is_off, number, share, words
+from swift.imports import online, trainer
+from swift.imports.carrying import Carrying, is_off, number, share, words
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, to, unneeded, when_on
 
 NAME = "axolotl"
@@ -175,7 +175,10 @@ def translate(run: Carrying) -> None:
     trainer.resuming(run)
     trainer.trust(run)
     run.take("report_to")
-    apply(run, TABLE)
+    if run.get("objective.name") == "grpo":
+        online.trl(run, TABLE)
+    else:
+        apply(run, TABLE)
     run.default("data.max_length", 512)
     run.default("data.truncation", "delete")
     run.default("optim.schedule", "cosine")
@@ -201,10 +204,8 @@ def _objective(run: Carrying) -> None:
     if not is_off(run.take("process_reward_model")):
         raise trainer.refuse(run, "a model that rewards steps")
     if method == "grpo":
-        raise NotTrainable(
-            f"{run.recipe.source} is {run.program}'s recipe of GRPO, whose rewards are functions of a Python package.",
-            hint="Type it by hand: swift rlhf --rlhf_type grpo --reward_funcs FILE.py:FUNCTION",
-        )
+        _grpo(run)
+        return
     if (method and method not in _RL) or run.values.get("diffusion"):
         raise trainer.refuse(run, method.upper() or "diffusion")
     if scores:
@@ -221,6 +222,23 @@ def _objective(run: Carrying) -> None:
         run.set("objective.loss", "ipo", "rl")
     chosen = next((each for each in (beta, dpo_beta, orpo) if each is not None), 0.1)
     run.set("objective.beta", chosen, "rl_beta")
+
+
+def _grpo(run: Carrying) -> None:
+    """Take the settings of the section `trl` for those of TRL's trainer, which axolotl hands them to."""
+    run.verb = "rlhf"
+    run.set("objective.name", "grpo", "rl")
+    section = run.take("trl")
+    for key, value in section.items() if isinstance(section, dict) else ():
+        if value is not None:
+            run.values.setdefault(key, value)
+    if not is_off(run.values.get("use_vllm")):
+        run.values.setdefault("vllm_mode", "server")  # which `axolotl vllm-serve` starts
+    if is_off(run.values.get("sync_ref_model")):
+        run.take("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps")
+    else:
+        run.values.setdefault("ref_model_mixup_alpha", 0.9)
+        run.values.setdefault("ref_model_sync_steps", 64)
 
 
 def _reward(run: Carrying) -> None:
@@ -309,7 +327,11 @@ def _name(run: Carrying, key: str, entry: Any) -> str | None:
     if path is None:
         return None
     kind = entry.get("type")
-    if kind not in (None, "completion", "chat_template", "alpaca", "sharegpt") or isinstance(kind, dict):
+    if run.get("objective.name") == "grpo" and kind is not None and kind != "chat_template":
+        run.lose(
+            f"{key}.type", kind, "a function of a package makes the prompts: write its rows to a file, and name that"
+        )
+    elif kind not in (None, "completion", "chat_template", "alpaca", "sharegpt") or isinstance(kind, dict):
         run.changed(f"{key}.type", kind, "swift reads columns by their names: compare with config show --sample 1")
     first = re.fullmatch(r"train(?:\[:(\d+)\])?", split)
     if first is None:

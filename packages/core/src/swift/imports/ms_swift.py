@@ -11,13 +11,14 @@ import math
 from typing import Any
 
 from swift.config.other_programs.environment import MEDIA, OPTIONS_OF
-from swift.imports import distilling, online, trainer
+from swift.imports import critics, distilling, online, trainer
 from swift.imports.carrying import Carrying, Verb, is_off, number, share, words
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, renamed, unneeded
 
 NAME = "ms-swift"
 
-OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo", "gkd")
+OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo", "gkd", "ppo")
+_ONLINE = {"grpo": online, "gkd": distilling, "ppo": critics}
 SCORING = ("seq_cls", "embedding", "reranker", "generative_reranker")
 """Tasks of `swift sft` that are objectives here."""
 VARIABLES_OF_MEDIA = (
@@ -134,14 +135,14 @@ def translate(run: Carrying) -> None:
             "max_length", "", "ms-swift takes the model's own length; here it is data.max_length, 2048 by default"
         )
     run.default("data.truncation", "delete")
-    if run.verb == "rlhf" and run.get("objective.name") not in ("rm", "grpo", "gkd"):
+    if run.verb == "rlhf" and run.get("objective.name") not in ("rm", *_ONLINE):
         run.default("objective.beta", _BETAS.get(str(run.get("objective.name")), 0.1))
 
 
 def _trainer(run: Carrying) -> None:
     trainer.shared(run)
-    if run.get("objective.name") in ("grpo", "gkd"):
-        (online if run.get("objective.name") == "grpo" else distilling).ms_swift(run, TABLE)
+    if (online_program := _ONLINE.get(str(run.get("objective.name")))) is not None:
+        online_program.ms_swift(run, TABLE)
     else:
         _accumulate(run)
         apply(run, TABLE)
@@ -164,8 +165,8 @@ def _megatron(run: Carrying) -> None:
     trainer.evaluation(run)
     floor = number(run.take("min_lr"))
     run.default("tuner.kind", "full")
-    if run.get("objective.name") in ("grpo", "gkd"):
-        (online if run.get("objective.name") == "grpo" else distilling).ms_swift(run, MEGATRON)
+    if (online_program := _ONLINE.get(str(run.get("objective.name")))) is not None:
+        online_program.ms_swift(run, MEGATRON)
     else:
         apply(run, MEGATRON)
     _peak(run)

@@ -88,7 +88,8 @@ def ms_swift(run: Carrying, table: Table) -> None:
 
 def _begin(run: Carrying, origin: str) -> None:
     run.verb = "rlhf"
-    run.set("objective.name", "grpo", origin)
+    if "objective.name" not in run.settings:
+        run.set("objective.name", "grpo", origin)
     if str(run.values.get("vllm_mode", "")).lower() == "server":
         run.changed(
             "vllm_mode", "server", f"{run.program}'s server has a protocol of its own: swift rollout MODEL starts one",

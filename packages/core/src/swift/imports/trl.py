@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import ConfigError
-from swift.imports import distilling, online, trainer
+from swift.imports import critics, distilling, online, trainer
 from swift.imports.carrying import Carrying, is_off, number, words
 from swift.imports.rules import Table, absent, apply, changed, each, to, unneeded
 from swift.untrusted import open_regular
@@ -33,7 +33,8 @@ TASKS = (
     "prm",
     "bco",
 )
-_RATES = {"sft": 2e-5, "reward": 1e-4}
+_RATES = {"sft": 2e-5, "reward": 1e-4, "ppo": 5e-5}
+_ONLINE = {"grpo": online, "gkd": distilling, "ppo": critics}
 _LINE = 1 << 20
 _LINE_BREAK = (
     "TRL counts all that a chat template writes after an answer as part of it; here an answer ends with the token that "
@@ -84,15 +85,15 @@ TABLE: Table = {
 def translate(run: Carrying) -> None:
     """Translate what trains by a loss that swift has; raises `NotTrainable` for others."""
     task = _task(run)
-    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "grpo", "gkd"):
+    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "grpo", "gkd", "ppo"):
         raise trainer.refuse(run, task.upper())
     run.verb = "sft" if task == "sft" else "rlhf"
     _adapters(run)
     _data(run)
-    if task in ("grpo", "gkd"):
+    if task in _ONLINE:
         precision_of_weights(run)
         trainer.shared(run)
-        (online if task == "grpo" else distilling).trl(run, TABLE)
+        _ONLINE[task].trl(run, TABLE)
         _defaults(run, task)
         return
     _preference(run, task)
@@ -134,7 +135,7 @@ def _task(run: Carrying) -> str:
         return run.recipe.command
     path = Path(run.recipe.source.split(":")[0])
     named = " ".join((path.name, path.parent.name, str(run.values.get("output_dir", "")))).lower()
-    for task in ("grpo", "gkd", "dpo", "kto", "orpo", "cpo", "reward", "sft"):
+    for task in ("grpo", "gkd", "ppo", "dpo", "kto", "orpo", "cpo", "reward", "sft"):
         if task in named:
             break
     else:
