@@ -24,7 +24,7 @@ PARTS = {
     "reward_models": "speed and losses of reward models against TRL's RewardTrainer",
     "embeddings": "speed and losses of embeddings against sentence-transformers' trainer",
     "grpo": "drawing answers and learning from them against TRL's GRPOTrainer",
-    "estimators": "what --like computes against the functions of verl and OpenRLHF, out of their packages",
+    "estimators": "what --like computes against the functions of verl, OpenRLHF and NeMo-RL, out of their packages",
     "imports": "losses and learning rates of recipes of ms-swift, LLaMA-Factory and TRL, there and imported",
 }
 """Modules of this package, in the order in which they run."""

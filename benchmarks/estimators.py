@@ -2,12 +2,16 @@
 
 A figure is the largest difference between a number here and the library's, over all answers and tokens, divided by the
 largest of the library's numbers. The libraries compute in float32, so 1e-5 is equality. TRL's loss is compared by a
-test, as TRL is installed there. NeMo-RL has no package in the index: its constants are tested by formula alone.
+test, as TRL is installed there. NeMo-RL's package in the index is an empty placeholder: its functions are taken out
+of a checkout that the environment variable NEMO_RL names, and left out where it names none.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,8 +66,17 @@ class Made:
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     """Figures, and what they were made of."""
-    figures = [Figure(what, value, unit="", at_most=EQUAL) for what, value in itertools.chain(_verl(), _openrlhf())]
-    return figures, {"verl": VERL, "openrlhf": OPENRLHF}
+    checkout = os.environ.get("NEMO_RL")
+    nemo = [] if checkout is None else _nemo(Path(checkout) / "nemo_rl" / "algorithms")
+    found = itertools.chain(_verl(), _openrlhf(), nemo)
+    figures = [Figure(what, value, unit="", at_most=EQUAL) for what, value in found]
+    return figures, {"verl": VERL, "openrlhf": OPENRLHF, "nemo": _commit_of(checkout)}
+
+
+def _commit_of(checkout: str | None) -> str:
+    if checkout is None:
+        return "left out: NEMO_RL names no checkout"
+    return subprocess.check_output(["git", "-C", checkout, "rev-parse", "HEAD"], text=True).strip()
 
 
 def _apart(ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Tensor) -> float:
@@ -185,6 +198,87 @@ def _openrlhf_advantages(maker: Any, made: Made, name: str) -> torch.Tensor:
     )  # fmt: skip
     (result,) = maker.compute_advantages_and_returns(this, [experience])
     return result.advantages
+
+
+class _Plain:
+    """Stands in for the base classes of a module's own, which may be given arguments."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__()
+
+
+class _Words:
+    """Stands in for an enumeration: each name is its own value."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+NEMO_LOSSES: dict[str, dict[str, Any]] = {
+    "dapo": {},
+    "grpo": {"token_level_loss": False},
+    "gspo": {"token_level_loss": False, "sequence_level_importance_ratios": True},
+    "cispo": {"use_cispo": True},
+}
+"""Names here → settings there."""
+
+
+def _nemo(home: Path) -> list[tuple[str, float]]:
+    tools = vars(functions(home / "utils.py", "masked_mean", "calculate_kl", "calculate_baseline_and_std_per_prompt"))
+    kinds = functions(
+        home / "advantage_estimator.py", "GRPOAdvantageEstimator", "ReinforcePlusPlusAdvantageEstimator", **tools
+    )
+    made, found = Made(apart=0.6), []
+    for name, kind, settings in (
+        ("grpo", kinds.GRPOAdvantageEstimator, {}),
+        ("reinforce_plus_plus", kinds.ReinforcePlusPlusAdvantageEstimator, {"minus_baseline": False}),
+        ("reinforce_plus_plus_baseline", kinds.ReinforcePlusPlusAdvantageEstimator, {"minus_baseline": True}),
+    ):
+        config = SimpleNamespace(use_leave_one_out_baseline=True, normalize_rewards=True, **settings)
+        loss = SimpleNamespace(use_kl_in_reward=False, reference_policy_kl_penalty=0.0, reference_policy_kl_type="k3")
+        expected = _in_double(kind(config, loss), made)
+        ours = made.estimated(like="nemo", advantage_estimator=name)
+        found.append((f"nemo: advantages of {name}", _apart(ours, expected, made.mask)))
+    words = dict.fromkeys(("LossType", "LossInputType", "MetricNormalizer"), _Words())
+    theirs = functions(
+        home / "loss" / "loss_functions.py", "ClippedPGLossConfig", "ClippedPGLossFn",
+        BaseModel=_Plain, LossFunction=_Plain, **words, **tools,
+    )  # fmt: skip
+    for what, settings in NEMO_LOSSES.items():
+        config = theirs.ClippedPGLossConfig()
+        vars(config).update(ratio_clip_max=0.28, reference_policy_kl_penalty=0.0, **settings)
+        leaf = made.new.clone().requires_grad_()
+        loss, _ = theirs.ClippedPGLossFn(config)(
+            leaf, _of_nemo(made), torch.tensor(float(len(made.groups))), made.mask.sum()
+        )
+        options = {"like": "nemo", "loss_type": what, "epsilon_high": 0.28}
+        found += [(f"nemo: {part} of {what}", value) for part, value in _loss_apart(made, options, loss, leaf)]
+    for estimator in ("k1", "k2", "k3"):
+        far = Made(apart=12.0)
+        expected = tools["calculate_kl"](far.new, far.other, estimator)
+        found.append((f"nemo: {estimator}", _kl_apart(far, expected, "nemo", estimator)))
+    return found
+
+
+def _in_double(estimator: Any, made: Made) -> torch.Tensor:
+    """Its advantages in float64: what is left of a variance in float32 is more than the constant beside it."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        prompts = torch.from_numpy(made.groups)[:, None]
+        found: torch.Tensor = estimator.compute_advantage(prompts, torch.tensor(made.rewards), made.mask.double())
+        return found
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _of_nemo(made: Made) -> dict[str, torch.Tensor]:
+    """What its loss reads, with a first token that nothing predicts."""
+
+    def behind(values: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(values, (1, 0))
+
+    data = {"token_mask": behind(made.mask), "advantages": behind(made.signs), "prev_logprobs": behind(made.old)}
+    return {**data, "generation_logprobs": behind(made.old), "sample_mask": torch.ones(len(made.groups))}
 
 
 class _Config(SimpleNamespace):
