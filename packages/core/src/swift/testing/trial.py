@@ -86,7 +86,7 @@ class Trial:
 
     def whole(self) -> Outcome:
         """From the first step to the last, with a checkpoint on the way in some cases; then the weights."""
-        with _cleanliness(thawed=self.case.weighed) as left_behind:
+        with _cleanliness() as left_behind:
             outcome = self._whole()  # a function of its own, so that nothing of the run is held here when it is over
         outcome.left_behind = left_behind
         return outcome
@@ -205,21 +205,31 @@ def _stream(job: Job, *, weighed: bool) -> Streamed:
 
 @contextmanager
 def _new_tensors() -> Iterator[Callable[[], dict[int, int]]]:
-    """Inside, a function that tells the memory of all tensors made since: address → bytes, shared memory once."""
+    """Inside, a function that tells the memory of all tensors made since: address → bytes, shared memory once.
+
+    New objects are the youngest generation's, as long as nothing is collected. To freeze the others instead, and thaw
+    them in the end, would have the next collection look at, and so copy, everything that the crew's parent had made.
+    """
     gc.collect()
-    known = set(_memory_of_tensors())
-    gc.freeze()  # what there is now is not looked at again
+    known = set(_memory_of_tensors(gc.get_objects()))
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        yield lambda: {place: size for place, size in _memory_of_tensors().items() if place not in known}
+        yield lambda: {
+            place: size
+            for place, size in _memory_of_tensors(gc.get_objects(generation=0)).items()
+            if place not in known
+        }
     finally:
-        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
-def _memory_of_tensors() -> dict[int, int]:
+def _memory_of_tensors(objects: Sequence[object]) -> dict[int, int]:
     storages = {}
-    for thing in gc.get_objects():
+    for thing in objects:
         if issubclass(type(thing), torch.Tensor):
-            tensor = getattr(thing, "_local_tensor", thing)
+            tensor: Any = getattr(thing, "_local_tensor", thing)
             try:
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
@@ -230,11 +240,8 @@ def _memory_of_tensors() -> dict[int, int]:
 
 
 @contextmanager
-def _cleanliness(*, thawed: bool) -> Iterator[list[str]]:
-    """Compare this process before and after; the list holds the leftovers when the block has ended.
-
-    `thawed`: the block looks at every object, those that the crew had frozen as well.
-    """
+def _cleanliness() -> Iterator[list[str]]:
+    """Compare this process before and after; the list holds the leftovers when the block has ended."""
     found: list[str] = []
     process = psutil.Process()
     environment = dict(os.environ)
@@ -242,8 +249,6 @@ def _cleanliness(*, thawed: bool) -> Iterator[list[str]]:
     listening = set(_listening(process))
     yield found
     gc.collect()
-    if thawed:
-        gc.freeze()  # as the crew has done: what was there before is looked at once, not after every case
     if dist.is_initialized():
         found.append("a process group")
     changed = {name for name in {*environment, *os.environ} if environment.get(name) != os.environ.get(name)}
