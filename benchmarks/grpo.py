@@ -36,7 +36,7 @@ Steps = dict[str, list[dict[str, Any]]]
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     """Return ratios over TRL, of medians over steps."""
     _make_inputs()
-    steps = WARM_UP + (3 if quick else 12)
+    steps = WARM_UP + (3 if quick else 6)
     runs = {lengths: _turns(model, steps) for lengths, model in LENGTHS.items()}
     figures = [figure for lengths, run in runs.items() for figure in _figures(lengths, run)]
     details = {
