@@ -47,6 +47,7 @@ class DeepSpeedBackend:
         optimizers=frozenset({Reads.ELEMENTS}),
         provides=EVERY_VIEW,
         async_checkpoint=True,
+        modalities=frozenset({"text", "image"}),
         calls_before_update=True,
         features=frozenset(
             {

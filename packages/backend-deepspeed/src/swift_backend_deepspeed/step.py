@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from swift.errors import TrainingError
-from swift.toolkit import NonFiniteStep, accumulate, before_update, score, set_learning_rate
+from swift.toolkit import NonFiniteStep, accumulate, before_update, score, set_learning_rate, trains_on_pictures
 from swift_backend_deepspeed.advice import to_save_memory
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.tensor_parallel import tensor_shard_of
@@ -45,6 +46,7 @@ def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Object
         engine.backward(loss * (dist.get_world_size() // run.config.parallel.tp), scale_wrt_gas=False)
 
     state.watch.step_begins()
+    batch = _with_stand_ins(run, state, batch)
     passes = batch.most_micro_batches(run.topology.data_size)
     view = state.engine_view
     view.train()
@@ -61,6 +63,15 @@ def _train_step(run: Run, state: DeepSpeedState, batch: Batch, objective: Object
         raise NonFiniteStep(reduced[0] / batch.weight, grad_norm, sums.nonfinite_samples())
     state.step += 1
     return sums.step_result(batch, reduced, grad_norm=grad_norm, learning_rate=learning_rate, skipped=skipped)
+
+
+def _with_stand_ins(run: Run, state: DeepSpeedState, batch: Batch) -> Batch:
+    """Return the batch with a stand-in wherever a micro-batch without a picture would leave other processes waiting.
+
+    ZeRO 3 gathers the tower's weights when it is called, trained or not; below it, gradients alone are shared.
+    """
+    waits = run.media_reader is not None and (state.stage == 3 or trains_on_pictures(run, state.model))
+    return replace(batch, touch=frozenset({"image"})) if waits else batch
 
 
 def _update(state: DeepSpeedState) -> tuple[float, bool]:
@@ -99,6 +110,7 @@ def _norm_of(model: torch.nn.Module) -> float:
 
 def forward(run: Run, state: DeepSpeedState, batch: Batch, objective: Objective) -> ForwardResult:
     """Compute views and sums only."""
+    batch = _with_stand_ins(run, state, batch)
     passes = batch.most_micro_batches(run.topology.data_size)
     return score(
         state.engine_view, state.model, batch, objective, state.arithmetic, all_reduce=_add_up(run), passes=passes

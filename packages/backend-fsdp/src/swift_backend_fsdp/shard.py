@@ -23,6 +23,7 @@ from swift.toolkit import (
     parameter_groups,
     place,
     slots_of,
+    trains_on_pictures,
     value_head_of,
 )
 from swift_backend_fsdp.config import FsdpConfig
@@ -89,6 +90,8 @@ class FsdpState:
     arithmetic: Arithmetic
     meshes: Meshes
     step: int = 0
+    sees: bool = False
+    """Whether weights are trained that only pictures reach."""
 
     @property
     def view(self) -> ViewModule:
@@ -130,6 +133,7 @@ def shard(run: Run, built: MetaModel) -> FsdpState:
         slots=slots_of(run.config.optim),
         arithmetic=arithmetic,
         meshes=meshes,
+        sees=trains_on_pictures(run, built.view.model),
     )
 
 

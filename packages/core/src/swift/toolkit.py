@@ -41,6 +41,7 @@ from swift.models.names import (
     name_map,
     whole_shape,
 )
+from swift.models.parts import trains_on_pictures
 from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
@@ -168,6 +169,7 @@ __all__ = [
     "tensor_plan",
     "token_logps",
     "trainable_summary",
+    "trains_on_pictures",
     "transform_of",
     "update",
     "use_attention",

@@ -75,9 +75,17 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
 
 def lacking_media(capabilities: Capabilities, config: Config, kind: str) -> UnsupportedPlan | None:
     """Return the error for samples that hold pictures or sounds where the backend has none; None where it has them."""
-    if kind in capabilities.modalities:
-        return None
     name = config.backend.name
+    if kind in capabilities.modalities:
+        cut = next((each for each in ("cp", "ulysses") if getattr(config.parallel, each) > 1), None)
+        if cut is None or capabilities.cuts_media:
+            return None
+        return UnsupportedPlan(
+            f"parallel.{cut} {getattr(config.parallel, cut)} shares the tokens of a sample between processes, and rows "
+            f"have pictures, which the {name} backend keeps whole.",
+            hint=f"Type --parallel.{cut} 1. For long samples: --gradient_checkpointing true, or fewer tokens of each "
+            "picture by --max_pixels N.",
+        )
     others = [other for other, offer in _other_backends(name) if kind in offer.modalities]
     requirement = Requirement(f"samples with {kind}", "modalities", kind, "rows of text alone")
     advice = f"Type: --backend {others[0]}, or learn from rows of text alone" if others else _advice([requirement], [])

@@ -42,6 +42,8 @@ class Capabilities:
     scores and `swift.models.attention` keeps them apart without a mask."""
     modalities: frozenset[str] = frozenset({"text"})
     """What samples may hold: 'text', 'image', 'video', 'audio'. See `MicroBatch.media`."""
+    cuts_media: bool = False
+    """Whether the tokens of samples that hold more than text may be shared between processes (cp, ulysses)."""
     roles: int = 1
     """How many models a run may hold at once, the policy among them: each is a state of its own in the same process."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from swift.config.sections import TunerSection
+    from swift.contracts import Run
 
 VIT, ALIGNER, LLM = "vit", "aligner", "llm"
 PARTS = (VIT, ALIGNER, LLM)
@@ -104,6 +105,11 @@ def trained_parts(model: torch.nn.Module) -> frozenset[str]:
     return frozenset(
         part for name, part in parts.items() if any(each.requires_grad for each in inner[name].parameters())
     )
+
+
+def trains_on_pictures(run: Run, model: torch.nn.Module) -> bool:
+    """Return whether a run trains weights that only pictures reach: a process without one needs a stand-in."""
+    return run.media_reader is not None and not trained_parts(model) <= {LLM}
 
 
 def _parameters(model: torch.nn.Module, names: Collection[str]) -> Iterator[torch.nn.Parameter]:

@@ -174,8 +174,12 @@ class HfSource:
 
     def as_exported(self) -> HfSource:
         """Return the model as others know it: without a head for values next to its unembedding."""
+        if not self._section.value_head:
+            return self
         section = self._section.model_copy(update={"value_head": False})
-        return HfSource(self.name, self.folder, section, seed=self._seed, say=self._say)
+        source = HfSource(self.name, self.folder, section, seed=self._seed, say=self._say)
+        source.__dict__["processor"] = self.processor  # with the limits of pixels that are in force
+        return source
 
     def write_assets(self, folder: Path, dtype: str) -> None:
         """Put next to exported weights what makes them a model: config, generation config, tokenizer, template.

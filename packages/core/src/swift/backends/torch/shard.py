@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.config import TorchConfig
 from swift.backends.torch.gradients import add_up
-from swift.models.parts import LLM, trained_parts
+from swift.models.parts import trains_on_pictures
 from swift.optim.build import build_optimizer, parameter_groups
 from swift.optim.placements import place
 from swift.optim.selected import slots_of
@@ -60,7 +60,7 @@ def shard(run: Run, view: ViewModule) -> TorchState:
         optimizer=build_optimizer(groups, config.optim, config.learning_rate, arithmetic.device),
         slots=slots_of(config.optim),
         arithmetic=arithmetic,
-        sees=run.media_reader is not None and not trained_parts(view.model) <= {LLM},
+        sees=trains_on_pictures(run, view.model),
     )
 
 

@@ -1,0 +1,44 @@
+"""Rows with pictures on DeepSpeed: the numbers of one process of the torch backend."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from picture_runs import ALL, FLAT, LORA, assert_same_weights, picture_folder, trained_on_pictures
+from processes import on_processes, succeeded
+from tiny_pictures import picture_model
+
+SAVED = {"checkpoint.save_last": True}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "zero3": ("qwen2_5_vl", {**ALL, **SAVED}, {}),
+    "zero3, end to end": ("llava", {**ALL, **FLAT}, {}),
+    "zero3, frozen tower": ("qwen3_vl", {}, {}),
+    "zero3, adapters": ("qwen3_vl", {**LORA, **ALL}, {}),
+    "zero2": ("qwen2_5_vl", {**ALL, **FLAT}, {}),
+    "zero2, tensor parallel": ("llava", ALL, {"parallel.tp": 2}),
+    "zero1": ("llava", ALL, {}),
+    "zero0": ("qwen2_5_vl", ALL, {}),
+}
+"""ZeRO stage and more → model, what both runs do, and what the run on two processes does besides."""
+
+
+@pytest.mark.full
+def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    folder = picture_folder(tmp_path)
+    models = {kind: picture_model(tmp_path / kind, kind) for kind in ("llava", "qwen2_5_vl", "qwen3_vl")}
+    runs = []
+    for name, (kind, settings, sharded) in CASES.items():
+        stage = {"backend.name": "deepspeed", "backend.config": name.partition(",")[0]}
+        runs.append(partial(trained_on_pictures, models[kind], folder, f"ds {name}", {**settings, **sharded, **stage}))
+    # In the third step one of the two processes has no picture.
+    for (name, (kind, settings, _)), answers in zip(CASES.items(), on_processes(2, *runs), strict=True):
+        one = trained_on_pictures(models[kind], folder, f"torch {name}", settings)
+        two, _ = succeeded(answers)
+        assert two.losses == pytest.approx(one.losses, rel=1e-5), name
+        assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4), name
+        if settings.get("checkpoint.save_last"):
+            assert_same_weights(one, two)

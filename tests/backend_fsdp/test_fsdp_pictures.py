@@ -1,0 +1,67 @@
+"""Rows with pictures on FSDP2: the numbers of one process of the torch backend."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from picture_runs import ALL, FLAT, LORA, assert_same_weights, picture_folder, trained_on_pictures
+from processes import on_processes, succeeded
+from tiny_pictures import picture_model
+
+from swift.data.batch import Batch
+from swift.errors import UnsupportedPlan
+
+FSDP = {"backend.name": "fsdp"}
+SAVED = {"checkpoint.save_last": True}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "shards": ("qwen2_5_vl", {**ALL, **SAVED}, {}),
+    "end to end": ("qwen2_5_vl", {**ALL, **FLAT}, {}),
+    "replicas": ("qwen2_5_vl", ALL, {"parallel.dp_replicate": 2, "train.gradient_checkpointing": True}),
+    "tensor parallel": ("qwen2_5_vl", ALL, {"parallel.tp": 2}),
+    "adapters": ("qwen3_vl", {**LORA, **ALL}, {}),
+    "frozen tower": ("qwen3_vl", {}, {}),
+    "llava": ("llava", ALL, {}),
+    "llava, tensor parallel": ("llava", ALL, {"parallel.tp": 2}),
+}
+"""Name → model, what both runs do, and what the run on two processes does besides."""
+
+
+@pytest.mark.full
+def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path)
+    models = {kind: picture_model(tmp_path / kind, kind) for kind in ("llava", "qwen2_5_vl", "qwen3_vl")}
+    runs = []
+    for name, (kind, settings, sharded) in CASES.items():
+        more = {**settings, **sharded, **FSDP}
+        runs.append(partial(trained_on_pictures, models[kind], folder, f"fsdp {name}", more))
+    # In the third step one of the two processes has no picture.
+    for (name, (kind, settings, _)), answers in zip(CASES.items(), on_processes(2, *runs), strict=True):
+        one = trained_on_pictures(models[kind], folder, f"torch {name}", settings)
+        two, _ = succeeded(answers)
+        assert two.losses == pytest.approx(one.losses, rel=1e-5), name
+        assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4), name
+        if settings.get("checkpoint.save_last"):
+            assert_same_weights(one, two)
+
+
+@pytest.mark.full
+def test_without_stand_ins_the_run_ends_in_place_of_learning_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, model = picture_folder(tmp_path), picture_model(tmp_path / "model", "llava")
+    monkeypatch.setattr(Batch, "_lacks_media", lambda *_: False)
+    (answers,) = on_processes(2, partial(trained_on_pictures, model, folder, "none", {**ALL, **FSDP}), fresh=True)
+    assert not any(hasattr(answer, "losses") for answer in answers)
+
+
+@pytest.mark.parametrize("cut", ["cp", "ulysses"])
+def test_pictures_are_not_shared_between_processes(tmp_path: Path, cut: str) -> None:
+    folder, model = picture_folder(tmp_path), picture_model(tmp_path / "model", "llava")
+    case = partial(trained_on_pictures, model, folder, cut, {**ALL, **FSDP, f"parallel.{cut}": 2})
+    (answers,) = on_processes(2, case)
+    # The first process prepares the data; the other hears that it is gone.
+    refused = [str(answer) for answer in answers if isinstance(answer, UnsupportedPlan)]
+    assert f"parallel.{cut} 2 shares the tokens" in refused[0]
