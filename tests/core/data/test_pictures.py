@@ -18,7 +18,8 @@ from tiny_pictures import picture, picture_files, processor_of
 from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
 from swift.data.encode import SampleEncoder
-from swift.data.encodings import encoding_of
+from swift.data.encodings import Encoding, encoding_of
+from swift.data.encodings.classification import ClassificationEncoding
 from swift.data.pipeline import PreparedData, picture_tokens, prepare_data
 from swift.data.preview import preview
 from swift.data.samples import Encoded, Segment
@@ -166,11 +167,10 @@ def test_a_broken_body_is_found_where_all_of_a_picture_is_looked_at(folder: Path
         encode(row, folder, media_check="decode")
 
 
-@pytest.mark.parametrize("encoding", ["preference", "unpaired"])
-def test_an_objective_of_text_refuses_rows_with_pictures(encoding: str, folder: Path) -> None:
-    row = asked("<image>What?", images=["0.png"], rejected_response="blue", label=True)
+@pytest.mark.parametrize("encoding", ["text", ClassificationEncoding("single_label_classification", ["a", "b"])])
+def test_an_objective_of_text_refuses_rows_with_pictures(encoding: str | Encoding, folder: Path) -> None:
     with pytest.raises(Unusable, match="holds pictures"):
-        encoding_of(encoding).understand(row, "here", root=folder)
+        encoding_of(encoding).understand({"text": "What?", "label": 0, "images": ["0.png"]}, "here", root=folder)
 
 
 def test_a_model_of_text_refuses_rows_with_pictures(folder: Path) -> None:

@@ -128,6 +128,90 @@ def test_adapters_learn_from_pictures_and_leave_what_is_frozen_alone(models: dic
     assert run.losses[-1] < 0.9 * run.losses[0]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava"])
+def test_preferences_about_pictures_are_learned_as_by_plain_transformers(
+    models: dict[str, Path], folder: Path, kind: str
+) -> None:
+    from PIL import Image
+
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"<image>Is it {number}?"},
+                {"role": "assistant", "content": "yes, it is"},
+            ],
+            "rejected_response": "no",
+            "images": [f"{number}.png"],
+        }
+        for number in range(4)
+    ]
+    changes = {
+        **SETTINGS, **ALL, "objective.name": "dpo", "data.media_root": str(folder), "data.cache": str(folder / "cache"),
+        "logging.run_name": f"dpo-{kind}",
+    }  # fmt: skip
+    run = run_training(models[kind], folder / "runs", rows, changes)
+
+    processor = processor_of(kind)
+    model: Any = AutoModelForImageTextToText.from_pretrained(models[kind], dtype=torch.float32)
+
+    def logp(row: dict[str, Any], answer: str) -> torch.Tensor:
+        text = row["messages"][0]["content"].removeprefix("<image>")
+        messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+        prompt = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        images = [Image.open(folder / row["images"][0])]
+        whole = processor(
+            text=[f"{prompt}{answer}<|im_end|>"], images=images, return_tensors="pt", add_special_tokens=False
+        )
+        learned = len(processor.tokenizer(answer, add_special_tokens=False)["input_ids"]) + 1
+        logps = model(**whole).logits[0, :-1].log_softmax(-1)
+        total: torch.Tensor = logps.gather(-1, whole["input_ids"][0, 1:, None])[-learned:].sum()
+        return total
+
+    with torch.no_grad():
+        reference = [float(logp(row, "yes, it is") - logp(row, "no")) for row in rows]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
+    losses = []
+    for _ in range(STEPS):
+        margins = [
+            logp(row, "yes, it is") - logp(row, "no") - before for row, before in zip(rows, reference, strict=True)
+        ]
+        loss = -torch.nn.functional.logsigmoid(0.1 * torch.stack(margins)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert run.losses == pytest.approx(losses, rel=1e-4)
+
+
+@pytest.mark.full
+def test_verdicts_about_pictures_begin_at_the_reference(models: dict[str, Path], folder: Path) -> None:
+    rows = [
+        {"query": "<image>What?", "response": f"red {number}", "label": number % 2 == 0, "images": [f"{number}.png"]}
+        for number in range(4)
+    ]
+    paths = {"data.media_root": str(folder), "data.cache": str(folder / "cache"), "logging.run_name": "kto"}
+    run = run_training(models["llava"], folder / "runs", rows, {**SETTINGS, **ALL, **paths, "objective.name": "kto"})
+    # Policy and reference say the same of the same pictures: every sample's loss is 1 - sigmoid(0).
+    assert run.losses[0] == pytest.approx(0.5, abs=1e-6)
+    assert run.losses[-1] < 0.5
+
+
+def test_a_worse_answer_about_another_picture_is_no_pair(folder: Path) -> None:
+    from swift.data.conversation import Unusable
+    from swift.data.encodings import PreferenceEncoding
+
+    said = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "red"}]
+    worse = [said[0], {"role": "assistant", "content": "blue"}]
+    row = {"messages": said, "images": ["0.png"], "rejected_messages": worse, "rejected_images": ["0.png"]}
+    sample = PreferenceEncoding().understand(row, "row 1", root=folder)
+    assert sample.rejected is not None
+    assert sample.rejected.pictures == sample.conversation.pictures
+    assert not sample.extras
+    with pytest.raises(Unusable, match="different questions"):
+        PreferenceEncoding().understand({**row, "rejected_images": ["1.png"]}, "row 1", root=folder)
+
+
 def test_an_export_keeps_its_processor_with_the_limits_in_force(models: dict[str, Path], folder: Path) -> None:
     settings = {"train.max_steps": 1, "data.max_pixels": 28 * 28 * 4, "export.to": "hf"}
     run = trained(models["qwen2_5_vl"], folder, "export", settings)

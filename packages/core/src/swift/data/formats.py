@@ -132,10 +132,12 @@ class RowReader:
             added = answer if isinstance(answer, list | tuple) else [answer]
         return self.messages([*prompt, *added], tools=tools)
 
-    def messages(self, messages: object, tools: object = None, *, answered: bool = True) -> Conversation:
-        """Return the conversation that a list of messages is, with the row's system message and tools.
+    def messages(
+        self, messages: object, tools: object = None, *, answered: bool = True, pictures: str | None = None
+    ) -> Conversation:
+        """Return the conversation that a list of messages is, with the row's system message, tools and pictures.
 
-        With `answered` the assistant must have the last word.
+        With `answered` the assistant must have the last word. `pictures` is their column, where not the usual one.
         """
         if tools is None:
             tools = self._row.get("tools")
@@ -143,7 +145,7 @@ class RowReader:
         conversation = read_messages(
             messages, system=self._system(), tools=tools, tags=self._tags, answered=answered, picture_of=self._picture
         )
-        return placed(conversation, self._pictures())
+        return placed(conversation, self._pictures(pictures))
 
     def _question_and_answer(self) -> Conversation:
         plain = "prompt" in self._row and "completion" in self._row
@@ -163,9 +165,9 @@ class RowReader:
     def _picture(self, part: Mapping[str, Any]) -> Picture | None:
         return pictures.picture_of_part(part, self._root)
 
-    def _pictures(self) -> list[Picture] | None:
+    def _pictures(self, column: str | None = None) -> list[Picture] | None:
         """Return the pictures of the row's column; None where it has no such column."""
-        value = self.take(pictures.COLUMNS)
+        value = self.take(pictures.COLUMNS) if column is None else self.value(column)
         return None if value is None else pictures.read_pictures(value, self._root)
 
     def history(self, question: str) -> list[dict[str, str]]:

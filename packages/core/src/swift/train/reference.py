@@ -109,6 +109,7 @@ class ScoreCache:
         objective = SegmentScore(adapters_off=False)
         own: list[tuple[int, tuple[float, ...]]] = []
         for batch in progress(batches, "scoring", on=self._comms.rank == 0):
+            batch = replace(batch, media_reader=self._run.media_reader)
             segments = self._hooks.forward(self._run, self._state, batch, objective).segments
             for row in _attach(batch, segments).rows:
                 own += [(sample.sample_id, _values(sample)) for sample in row]

@@ -21,6 +21,7 @@ class PreferenceEncoding(Encoding):
     name = "preference"
     segment_names = ("chosen", "rejected")
     values = ("margin",)
+    media = frozenset({"image"})
 
     def read(self, row: RowReader) -> Sample:
         """Return the better and the worse conversation, which share the prompt."""
@@ -58,7 +59,8 @@ def _pair(row: RowReader) -> tuple[Conversation, Conversation]:
         return _completed(row, "chosen"), _completed(row, "rejected")
     if row.has("rejected_messages"):
         better = row.conversation()
-        return better, row.messages(row.value("rejected_messages"), tools=list(better.tools))
+        pictures = "rejected_images" if row.has("rejected_images") else None
+        return better, row.messages(row.value("rejected_messages"), tools=list(better.tools), pictures=pictures)
     if row.has("rejected_response"):
         better = row.conversation()
         prompt = better.messages[: better.last_round]

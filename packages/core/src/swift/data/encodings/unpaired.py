@@ -23,6 +23,7 @@ class UnpairedEncoding(Encoding):
     name = "unpaired"
     segment_names = ("completion", "completion of another sample")
     values = ("label",)
+    media = frozenset({"image"})
     needs_following = True
 
     def read(self, row: RowReader) -> Sample:
