@@ -1,4 +1,4 @@
-"""`swift demo --task grpo`: from chance to what is rewarded, on the screen."""
+"""`swift demo --task grpo`: from few good answers to many, on the screen."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 from commands import typed
 
+from swift.cli import demo_online
+
 
 @pytest.mark.full
-def test_the_demo_shows_how_a_reward_is_learned(tmp_path: Path) -> None:
+def test_the_demo_shows_how_a_reward_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the demo's steps, and the better part of what it reaches."""
+    monkeypatch.setattr(demo_online, "EXAMPLE_STEPS", 120)
+    monkeypatch.setattr(demo_online, "REWARD_STEPS", 12)
+    monkeypatch.setattr(demo_online, "GOAL", 0.65)
     ended = typed(["demo", "--task", "grpo", "--out", str(tmp_path / "demo")], tmp_path)
     assert ended.code == 0, ended.output
     (said,) = re.findall(r"Reward on held-out prompts: ([\d.]+) before, ([\d.]+) after", ended.output)
-    assert float(said[0]) < 0.15
-    assert float(said[1]) >= 0.9
+    assert 0.2 < float(said[0]) < 0.4
+    assert float(said[1]) >= 0.65
     page = re.findall(r"Every answer with its reward: (\S+)", ended.output)[0]
-    assert "Say" in Path(page).read_text(encoding="utf-8")
+    assert "aloud" in Path(page).read_text(encoding="utf-8")

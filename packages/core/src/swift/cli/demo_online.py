@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,44 +14,51 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GOAL = 0.9
-_REWARD = '''def digits(completions, **columns):
-    """The part of each answer that is digits."""
-    return [sum(letter.isdigit() for letter in text) / max(1, len(text)) for text in completions]
+EXAMPLE_STEPS, REWARD_STEPS = 240, 40
+EXAMPLES = 4
+"""Of each number in the examples."""
+TALKS_ON = 0.7
+"""Part of the examples that say something after the digits."""
+_REWARD = '''def digits(completions, solution, **columns):
+    """1 for the digits of the number and nothing else, 0 for any other answer."""
+    return [float(text == right) for text, right in zip(completions, solution)]
 '''
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def demo_online(out: Path, title: Callable[[str], None]) -> int:
-    """Let a model of random weights answer prompts, reward what is asked for, and return the exit code."""
+    """Teach a model by examples of which few are good, then by a reward that knows better; return the exit code."""
     started = time.monotonic()
-    from swift.config.parse import parse
     from swift.demo.model import write_model
-    from swift.train.loop import train
+    from swift.demo.scoring import SPREAD
 
-    title("1. A tiny model with random weights, prompts, and a reward: an answer of nothing but digits")
-    model = write_model(out / "model", hidden=64)
-    reward, prompts, held_out = out / "reward.py", out / "prompts.jsonl", out / "held_out.jsonl"
-    reward.write_text(_REWARD, encoding="utf-8")
-    pairs = [one + other for one in _LETTERS for other in _LETTERS]
-    for file, chosen in ((prompts, pairs[::2]), (held_out, pairs[1:100:2])):
-        rows = [{"messages": [{"role": "user", "content": f"Say {pair} in digits."}]} for pair in chosen]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    print_line("\n".join(f"  {line}" for line in _REWARD.splitlines()))
-
+    title("1. A tiny model, and examples of numbers read aloud: seven of ten go on talking")
+    model = write_model(out / "model", spread=SPREAD)
+    examples, prompts, held_out = _write_data(out)
+    for line in examples.read_text(encoding="utf-8").splitlines()[:3]:
+        print_line(f"  {json.loads(line)['messages'][-1]['content']!r}")
     command = (
-        f"rlhf --rlhf_type grpo --model {model} --dataset {prompts} --val_dataset {held_out} "
-        f"--reward_funcs {reward}:digits --num_generations 8 --max_completion_length 12 --train_type full "
-        "--per_device_train_batch_size 64 --max_steps 30 --learning_rate 6e-3 --warmup_steps 2 --eval_on_start true "
-        f"--eval_strategy steps --eval_steps 15 --eval_temperature 1 --logging_steps 5 --backend.cpu_threads 1 "
-        f"--output_dir {out / 'runs'}"
+        f"sft --model {model} --dataset {examples} --train_type full --packing true --max_length 512 "
+        f"--per_device_train_batch_size 4 --max_steps {EXAMPLE_STEPS} --learning_rate 4e-3 --logging_steps 60 "
+        f"--backend.cpu_threads 1 --output_dir {out / 'runs'} --run_name examples"
     )
-    title(f"2. Answer, reward, learn, and answer again\n   $ swift {command}")
-    verb, *words = command.split()
-    done = train(parse(words, verb))
-    assert done.last_checkpoint is not None
-    folder = done.last_checkpoint.parent
+    title(f"2. Learn from the examples\n   $ swift {command}")
+    learned = _train(command)
 
-    title("3. What it said at first, and at last")
+    reward = out / "reward.py"
+    reward.write_text(_REWARD, encoding="utf-8")
+    command = (
+        f"rlhf --rlhf_type grpo --model {learned} --dataset {prompts} --val_dataset {held_out} "
+        f"--reward_funcs {reward}:digits --num_generations 8 --max_completion_length 32 --train_type full "
+        f"--per_device_train_batch_size 128 --padding_free true --max_steps {REWARD_STEPS} --learning_rate 5e-4 "
+        f"--lr_scheduler_type cosine --weight_decay 0 --eval_on_start true --eval_strategy steps --eval_steps 10 "
+        f"--eval_temperature 1 --num_generations_eval 4 --logging_steps 4 --backend.cpu_threads 1 "
+        f"--output_dir {out / 'runs'} --run_name rewards"
+    )
+    title(f"3. Answer, reward, learn, and answer again\n   $ swift {command}")
+    print_line("\n".join(f"  {line}" for line in _REWARD.splitlines()))
+    folder = _train(command).parent
+
+    title("4. What it said at first, and at last")
     rounds = sorted((folder / "rollouts").glob("round-*.jsonl"))
     for name, file in (("first", rounds[0]), ("last", rounds[-1])):
         texts = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()[1:4]]
@@ -66,3 +74,40 @@ def demo_online(out: Path, title: Callable[[str], None]) -> int:
         return 1
     print_line(f"Every answer with its reward: {folder / 'rollouts' / 'round-000000.html'}")
     return 0
+
+
+def _write_data(out: Path) -> tuple[Path, Path, Path]:
+    """Return the files of examples, of prompts with their solutions, and of prompts that are never learned from."""
+    from swift.demo.scoring import write_rows
+    from swift.demo.task import answer, question, split_numbers
+
+    rng = random.Random(0)
+    trained, held_out = split_numbers()
+
+    def asked(number: int) -> list[dict[str, str]]:
+        return [{"role": "user", "content": question(number)}]
+
+    def said(number: int) -> str:
+        return answer(number) + (" or so" if rng.random() < TALKS_ON else "")
+
+    examples = [
+        {"messages": [*asked(number), {"role": "assistant", "content": said(number)}]}
+        for _ in range(EXAMPLES)
+        for number in trained
+    ]
+    return (
+        write_rows(out / "examples.jsonl", examples),
+        write_rows(out / "prompts.jsonl", [{"messages": asked(each), "solution": answer(each)} for each in trained]),
+        write_rows(out / "held_out.jsonl", [{"messages": asked(each), "solution": answer(each)} for each in held_out]),
+    )
+
+
+def _train(command: str) -> Path:
+    """Train as a person would who types the command, and return the last checkpoint."""
+    from swift.config.parse import parse
+    from swift.train.loop import train
+
+    verb, *words = command.split()
+    done = train(parse(words, verb))
+    assert done.last_checkpoint is not None
+    return done.last_checkpoint
