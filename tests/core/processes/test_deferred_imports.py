@@ -82,10 +82,11 @@ def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[st
     folder = tmp_path_factory.mktemp("alone")
     data = write_jsonl(folder / "chats.jsonl", conversations(16))
     arguments = [
-        "sft", "--model", str(tiny), "--dataset", str(data), "--backend.device", "cpu", "--tuner.kind", "full",
-        "--optim.lr", "1e-3", "--optim.warmup_steps", "2", "--data.shuffle", "false", "--data.workers", "1",
-        "--train.micro_batch", "4", "--train.max_steps", "3", "--logging.steps", "1", "--logging.run_name", "run",
-        "--logging.report_to", "jsonl", "--logging.output", str(folder), "--data.cache", str(folder / "cache"),
+        "sft", "--model", str(tiny), "--dataset", str(data), "--backend.device", "cpu", "--tuner.kind", "lora",
+        "--tuner.dropout", "0.0", "--optim.lr", "1e-3", "--optim.warmup_steps", "2", "--data.shuffle", "false",
+        "--data.workers", "1", "--train.micro_batch", "4", "--train.max_steps", "3", "--logging.steps", "1",
+        "--logging.run_name", "run", "--logging.report_to", "jsonl", "--logging.output", str(folder),
+        "--data.cache", str(folder / "cache"),
     ]  # fmt: skip
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -103,7 +104,8 @@ def test_a_run_on_one_process_imports_neither_compiler_nor_sharding_nor_quantisa
 
 @pytest.mark.full
 def test_its_losses_are_those_of_a_process_that_defers_nothing(alone: Any, tiny: Path, tmp_path: Path) -> None:
-    changes = {"train.max_steps": 3, "data.train": [str(alone[2])], "data.cache": str(tmp_path / "cache")}
+    changes = {"tuner.kind": "lora", "tuner.dropout": 0.0}
+    changes |= {"train.max_steps": 3, "data.train": [str(alone[2])], "data.cache": str(tmp_path / "cache")}
     assert alone[1] == run_training(tiny, tmp_path, None, changes).losses
 
 

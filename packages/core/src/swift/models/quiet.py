@@ -41,12 +41,12 @@ def without_bitsandbytes() -> Iterator[None]:
     hidden if it is imported already, as it is for quantising.
     """
     if "bitsandbytes" in sys.modules:
-        with _without_old_torchao():
+        with _without_old_torchao(), _without_needless_types():
             yield
         return
     sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # what Python takes for: not there
     try:
-        with _without_old_torchao():
+        with _without_old_torchao(), _without_needless_types():
             yield
     finally:
         del sys.modules["bitsandbytes"]
@@ -70,3 +70,22 @@ def _without_old_torchao() -> Iterator[None]:
         yield
     finally:
         quantization_utils.is_torchao_available = asked
+
+
+@contextmanager
+def _without_needless_types() -> Iterator[None]:
+    """Keep PEFT from importing torchao, and from looking for DTensor, to ask whether weights are of their types.
+
+    Where these are not imported yet no weight can be, and they bring torch's compiler with them.
+    """
+    from peft.tuners import tuners_utils
+    from peft.tuners.lora import torchao
+
+    asked, sharded = torchao.is_torchao_available, getattr(tuners_utils, "_torch_supports_distributed", False)
+    torchao.is_torchao_available = lambda: "torchao" in sys.modules and asked()
+    tuners_utils._torch_supports_distributed = sharded and "torch.distributed.tensor" in sys.modules
+    try:
+        yield
+    finally:
+        torchao.is_torchao_available = asked
+        tuners_utils._torch_supports_distributed = sharded

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.checkpoint.boxes import Boxes
 from swift.checkpoint.names import model_name
 
 if TYPE_CHECKING:
@@ -73,6 +72,8 @@ def _mixture(own: WeightStream, policy: WeightStream, part: float) -> Iterator[N
 
 @torch.no_grad()
 def _fill(target: Any, whole: torch.Tensor) -> None:
+    from swift.checkpoint.boxes import Boxes  # with DTensor, which few runs need: every run imports this module
+
     if isinstance(target, Boxes):
         for offset, view in target.boxes.items():
             region = tuple(slice(start, start + size) for start, size in zip(offset, view.shape, strict=True))
