@@ -102,6 +102,8 @@ class RowReader:
         if self.has(*QUESTION) and self.has(*ANSWER):
             return self._question_and_answer()
         if "text" in self._row:
+            if self.has(*pictures.COLUMNS):
+                raise Unusable("holds pictures", "a text by itself has no place for pictures: write messages")
             return raw_text(self.text("text"))
         raise self.unknown("no known columns")
 
