@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import megatron_imported  # noqa: F401
 import numpy as np
 import pytest
 import torch
+from processes import on_processes, succeeded
 from test_ppo_rounds import settings
 from test_rounds import ROWS, learned, rounds
-from tiny_runs import run_training
+from tiny_runs import Trained, run_training
 from transformers import AutoModelForCausalLM
 
 from swift.checkpoint import open_checkpoint
@@ -18,12 +21,15 @@ from swift.errors import SwiftError
 from swift.models.files import SafetensorsFolder
 from swift.testing import Layout
 from swift.testing.checks import near
-from swift.testing.crew import succeeded
 from swift.testing.trials import Trials
 from swift_rl.testing import CASES
 
 SHARED = {"objective.critic": "shared", "objective.vf_coef": 0.5, "optim.warmup_steps": 0}
 HEAD = "model.value_head.weight"
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "fsdp": (2, {"backend.name": "fsdp"}),
+    "megatron tp 2": (2, {"backend.name": "megatron", "parallel.tp": 2}),
+}
 
 
 def test_a_run_with_a_head_on_the_policy_is_resumed_to_the_same_bits_and_leaves_the_head_out_of_what_others_load(
@@ -65,6 +71,26 @@ def test_three_steps_have_the_numbers_of_plain_torch(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         near(f"loss of step {step}", outcome.results[step].loss, expected.losses[step - 1], 1e-5)
         near(f"gradient norm of step {step}", outcome.results[step].grad_norm, expected.grad_norms[step - 1], 1e-5)
+
+
+def trained(model: Path, out: Path, rewards: Path, changes: dict[str, Any]) -> Trained:
+    few = {"train.max_steps": 6, "optim.eps": 1e-6, "objective.cliprange_value": 0.05}
+    return run_training(model, out, ROWS, settings(rewards, **{**SHARED, **few, **changes}))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", LAYOUTS)
+def test_a_run_is_resumed_in_the_middle_of_a_round_on_another_backend(
+    tied: Path, rewards: Path, tmp_path: Path, backend: str
+) -> None:
+    processes, plan = LAYOUTS[backend]
+    whole = succeeded(on_processes(1, partial(trained, tied, tmp_path / "torch", rewards, {}))[0])[0]
+    resume = {**plan, "checkpoint.resume": str(whole.folder / "checkpoint-2")}
+    rest = succeeded(on_processes(processes, partial(trained, tied, tmp_path / "rest", rewards, resume))[0])[0]
+    for name in ("loss", "grad_norm", "critic/loss", "explained_variance"):
+        ours, theirs = ([line[name] for step, line in run.lines.items() if step > 2] for run in (rest, whole))
+        assert len(ours) == 4
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6), name
 
 
 @pytest.mark.parametrize(
