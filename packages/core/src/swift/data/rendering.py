@@ -171,12 +171,12 @@ def _joined(pieces: Iterator[str]) -> str:
     size = 0
     while True:
         some = list(islice(pieces, _PIECES))
-        taken += some
-        if len(some) < _PIECES:
-            return "".join(taken)
         size += sum(map(len, some))
         if size > CHARACTERS:
             raise _TooLarge
+        taken += some
+        if len(some) < _PIECES:
+            return "".join(taken)
 
 
 def _usual(messages: Sequence[Any], tools: Sequence[Any]) -> bool:
