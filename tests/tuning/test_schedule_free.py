@@ -14,6 +14,9 @@ from safetensors.torch import load_file
 from tiny_runs import Trained, conversations, run_training, write_model
 
 from swift.errors import SwiftError
+from swift.toolkit import gradient_view
+from swift_tuning.optimizers import ScheduleFree
+from swift_tuning.options import ScheduleFreeOptions
 
 STEPS, SAVED_AT, LR, DECAY, BETA = 8, 5, 3e-3, 0.1, 0.9
 ROWS = conversations(16)
@@ -106,6 +109,22 @@ def test_steps_evaluations_and_checkpoints_are_those_of_the_paper(tmp_path: Path
         **{"checkpoint.resume": str(run.folder / f"checkpoint-{SAVED_AT}"), "checkpoint.save_last": False},
     )
     assert again.losses == run.losses[SAVED_AT:]
+
+
+def test_a_step_that_is_left_out_leaves_the_averages() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(8, 8)
+    groups = [{"params": list(layer.parameters()), "lr": 0.1, "weight_decay": 0.0}]
+    optimizer = ScheduleFree().make(groups, ScheduleFreeOptions(), torch.device("cpu"))
+    for _ in range(3):
+        with gradient_view(optimizer):
+            layer(torch.randn(4, 8)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    averages = layer.weight.detach().clone()
+    with gradient_view(optimizer):
+        assert not torch.allclose(layer.weight, averages, atol=1e-4)
+    torch.testing.assert_close(layer.weight, averages, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.full

@@ -235,6 +235,46 @@ class GathersEverythingFirst(TorchBackend):
         yield from [(name, tensor.clone()) for name, tensor in stream(state)]
 
 
+PART = "a part of the weights"
+
+
+@caught_by("weights", PART)
+class DecaysWhatIsFrozen(TorchBackend):
+    """Weights without a gradient shrink as those with one do."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        result = step(run, state, batch, objective)
+        with torch.no_grad():
+            for parameter in state.model.parameters():
+                if not parameter.requires_grad:
+                    parameter.mul_(1 - result.learning_rate * run.config.optim.weight_decay)
+        return result
+
+
+@caught_by("trajectory", PART)
+class TrainsWhatIsFrozen(TorchBackend):
+    @hookimpl
+    def swift_wrap_model(self, run: Any, source: Any) -> Any:
+        from swift.backends.torch.model import build
+
+        return build(run, source).requires_grad_(True)
+
+
+@caught_by("trajectory", PART)
+class ForgetsAWeightInTheOptimizer(TorchBackend):
+    """It gets gradients, which are counted and clipped, and no updates."""
+
+    @hookimpl
+    def swift_shard(self, run: Any, model: Any) -> Any:
+        from swift.backends.torch.shard import shard
+
+        state = shard(run, model)
+        for group in state.optimizer.param_groups:
+            group["params"] = group["params"][1:]
+        return state
+
+
 @caught_by("trajectory")
 class DoublesGradients(TorchBackend):
     """Twice the gradient: clipping hides it from the loss, the gradient norm tells."""

@@ -121,6 +121,7 @@ CASES = (
     Case("clipped hard, tied", {"optim.max_grad_norm": 0.05, "optim.schedule": "linear"}, tied=True),
     Case("packed", _PACKED, global_batch=4),
     Case("checkpointed", {"train.gradient_checkpointing": True}, feature="train.gradient_checkpointing"),
+    Case("a part of the weights", {"tuner.freeze": ("*embed_tokens*", "*.self_attn.*")}),
     Case("lora", _LORA, tuner="lora"),
     Case(
         third_party.CASE,

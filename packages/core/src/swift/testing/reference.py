@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -66,6 +67,8 @@ class Recipe:
     """Updates with momentum instead of by AdamW."""
     clip: float = 1.0
     """0 does not clip."""
+    freeze: Sequence[str] = ()
+    """Patterns of names of weights that are not trained."""
     adapter: dict[str, Any] | None = None
     """Arguments of PEFT's LoraConfig."""
     adapter_start: Callable[[str, tuple[int, ...]], torch.Tensor] | None = None
@@ -142,6 +145,7 @@ def run_reference(recipe: Recipe) -> Expected:
     past = copy.deepcopy(base) if recipe.objective == "dpo" else None
     model: Any = base if recipe.adapter is None else _with_adapter(base, recipe)
     model.eval()  # nothing that is compared has dropout
+    _freeze(model, recipe.freeze)
     expected = Expected(start=_written(model))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -176,6 +180,12 @@ def run_reference(recipe: Recipe) -> Expected:
                 expected.evaluations[step] = _loss(recipe, model, past, recipe.held_out).item()
     expected.weights = _written(model)
     return expected
+
+
+def _freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+    for name, parameter in model.named_parameters():
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            parameter.requires_grad_(False)
 
 
 class _Momentum(torch.optim.SGD):

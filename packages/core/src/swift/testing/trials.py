@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swift.config.own_options import AdamOptions, LoraOptions
+from swift.config.own_options import AdamOptions, FullOptions, LoraOptions
 from swift.config.parse import Parsed, config_from_mapping
 from swift.contracts import Capabilities
 from swift.data.pipeline import prepare_data
@@ -190,6 +190,7 @@ def _recipe(case: Case, model: Path) -> Recipe:
         weight_decay=optim.weight_decay,
         momentum=third_party.MOMENTUM if optim.name == third_party.NAME else None,
         clip=optim.max_grad_norm,
+        freeze=config.tuner.options(FullOptions).freeze,
         adapter=adapter,
         adapter_start=lambda name, shape: initial_adapter(name, shape, config.tuner, seed=config.train.seed),
     )
