@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes
 import plain_torch
 import pytest
 import torch
@@ -125,6 +126,28 @@ def test_every_backend_begins_in_the_weights_alike_and_resumes(tmp_path: Path) -
                 torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4, msg=f"{name}: {key}")
 
 
+@pytest.mark.full
+def test_loftq_has_the_numbers_of_one_process_where_weights_are_sharded(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny", **WIDE)
+    settings = {**FOUR_BITS, "tuner.init": "loftq", "optim.eps": 1e-6, "checkpoint.save_last": True}
+    plans: dict[str, dict[str, Any]] = {
+        "two processes": {},
+        "fsdp": {"backend.name": "fsdp"},
+        "zero 3": {"backend.name": "deepspeed", "backend.config": "zero3"},
+    }
+    alone = trained(model, tmp_path / "torch", "run", settings)
+    answers = on_processes(
+        2, *[partial(trained, model, tmp_path / name, "run", {**settings, **plan}) for name, plan in plans.items()]
+    )
+    whole = load_file(alone.folder / f"checkpoint-{STEPS}" / "adapter_model.safetensors")
+    for name, answer in zip(plans, answers, strict=True):
+        run = succeeded(answer)[0]
+        assert run.losses == pytest.approx(alone.losses, rel=1e-4), name
+        found = load_file(run.folder / f"checkpoint-{STEPS}" / "adapter_model.safetensors")
+        for key, value in whole.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4, msg=f"{name}: {key}")
+
+
 def test_a_randomised_decomposition_finds_the_largest_directions(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny")
     exact = trained(model, tmp_path, "exact", {"tuner.init": "pissa", "train.max_steps": 3})
@@ -139,6 +162,7 @@ def test_a_randomised_decomposition_finds_the_largest_directions(tmp_path: Path)
     [
         ({"tuner.dora": True}, "tuner.dora"),
         ({"tuner.quantize": "bnb-nf4"}, "stores them in few bits"),
+        ({"tuner.init": "loftq"}, "tuner.quantize is none"),
         ({"tuner.targets": ["embed_tokens", "q_proj"]}, "embed_tokens"),
         ({"tuner.init_iterations": 3, "tuner.init": "olora"}, "init_iterations"),
     ],
@@ -153,3 +177,37 @@ def test_a_rank_beyond_the_directions_of_a_weight_begins_at_the_base_model_too(t
     model = write_model(tmp_path / "tiny")
     run = trained(model, tmp_path, "wide", {"tuner.init": "olora", "tuner.rank": 200, "train.max_steps": 2})
     assert run.losses[0] == pytest.approx(first_loss(model), rel=1e-5)
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+FOUR_BITS: dict[str, Any] = {"tuner.quantize": "bnb-nf4", "tuner.dropout": 0.0, "tuner.rank": 128, "tuner.alpha": 64.0}
+
+
+def test_loftq_begins_with_the_best_factors_of_what_four_bits_lose(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny", **WIDE)
+    base = first_loss(model)
+    losses = {}
+    for init in ("default", "loftq"):
+        run = trained(model, tmp_path, init, {**FOUR_BITS, "tuner.init": init, "checkpoint.save_steps": 1})
+        losses[init] = run.losses
+    assert abs(losses["loftq"][0] - base) < 0.5 * abs(losses["default"][0] - base)
+
+    # At a learning rate of 0 the plain adapter on the model in full precision adds nothing yet.
+    saved = load_file(run.folder / "checkpoint-1" / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.mlp.up_proj"
+    a, b = saved[f"{name}.lora_A.weight"], saved[f"{name}.lora_B.weight"]
+    assert a.shape[0] == 256
+    assert (b @ a).abs().max() < 1e-6
+    weight = load_file(model / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
+    codes, state = bitsandbytes.functional.quantize_4bit(
+        weight, blocksize=64, quant_type="nf4", compress_statistics=True, quant_storage=torch.float32
+    )
+    lost = weight - bitsandbytes.functional.dequantize_4bit(codes, state)
+    u, s, v = torch.linalg.svd(lost)
+    torch.testing.assert_close(0.5 * b[:, :128] @ a[:128], u[:, :128] * s[:128] @ v[:128], rtol=1e-4, atol=1e-6)
+
+    out = export_checkpoint(
+        run.folder / f"checkpoint-{STEPS}", to="hf", options=ExportSection(out=tmp_path / "hf"), say=lambda _: None
+    )
+    after = logits(plain_torch.load_model(out)) - logits(plain_torch.load_model(model))
+    assert after.abs().max() > 0

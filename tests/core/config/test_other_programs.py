@@ -388,7 +388,7 @@ OUT_OF_BOUNDS = """
 --max_length 0
 --per_device_train_batch_size 0
 --gradient_accumulation_steps auto
---init_weights loftq
+--init_weights eva
 """
 
 

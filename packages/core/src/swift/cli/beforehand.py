@@ -15,6 +15,7 @@ from swift.config.obstacles import (
     adapter_without_lora,
     endless_stream,
     flash_needs_gpu,
+    misfit_of_start,
     never_evaluated,
     no_bitsandbytes,
     no_cuda,
@@ -58,6 +59,8 @@ def check_anywhere(config: Config) -> None:
         raise trained_in_few_bits(tuner.quantize)
     if tuner.kind == "full" and tuner.adapter is not None:
         raise adapter_without_lora()
+    if tuner.kind == "lora":
+        _raise(misfit_of_start(tuner.options(LoraOptions).init, tuner.quantize))
     no_data = not data.validation and not data.split_ratio
     if (data.train and no_data) or config.train.eval_strategy == "no":
         _raise(never_evaluated(config, no_data=no_data))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swift.config.own_options import FACTORED
 from swift.errors import ConfigError, ModelError, SwiftError, UnsupportedPlan, did_you_mean
 
 if TYPE_CHECKING:
@@ -98,12 +99,19 @@ def adapter_without_lora() -> SwiftError:
     return ConfigError("tuner.adapter continues from an adapter, and tuner.kind is full.", hint="Use lora.")
 
 
-def started_in_few_bits(init: str, quantize: str) -> SwiftError:
-    """Return the error for adapters that begin as a part of weights which are stored in few bits."""
-    return ConfigError(
-        f"tuner.init {init} decomposes weights, and tuner.quantize {quantize} stores them in few bits.",
-        hint="Type --tuner.quantize none, or --tuner.init default.",
-    )
+def misfit_of_start(init: str, quantize: str) -> SwiftError | None:
+    """Return the error for adapters that begin with what the weights, as they are stored, do not have."""
+    if init in FACTORED and quantize != "none":
+        return ConfigError(
+            f"tuner.init {init} decomposes weights, and tuner.quantize {quantize} stores them in few bits.",
+            hint="Type --tuner.init loftq, --tuner.quantize none, or --tuner.init default.",
+        )
+    if init == "loftq" and quantize in ("none", "bnb-int8"):
+        return ConfigError(
+            f"tuner.init loftq begins with what weights lose in 4 bits, and tuner.quantize is {quantize}.",
+            hint="Type --tuner.quantize bnb-nf4, or --tuner.init default.",
+        )
+    return None
 
 
 def started_twice(init: str) -> SwiftError:

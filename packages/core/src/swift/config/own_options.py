@@ -91,9 +91,10 @@ _OTHER_TARGETS = {
 }
 FACTORED = ("pissa", "olora")
 """Ways to begin that take factors of each weight into its adapter."""
+STARTED = (*FACTORED, "loftq")
+"""Ways to begin that the weights decide. The last takes factors of what a weight loses in few bits."""
 _OTHER_STARTS = {
     "corda": "reads training data before it starts",
-    "loftq": "quantises the base weights in a way of its own",
     "eva": "reads training data before it starts",
     "lora-ga": "reads gradients of training data before it starts",
     "false": "starts from an adapter that changes the model",
@@ -163,8 +164,8 @@ class LoraOptions(TargetOptions):
     dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
     rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
     lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
-    init: Literal["default", "gaussian", "orthogonal", "pissa", "olora"] = Field(
-        "default", description="How adapters start; pissa and olora as a part of the weights, and without dropout"
+    init: Literal["default", "gaussian", "orthogonal", "pissa", "olora", "loftq"] = Field(
+        "default", description="How adapters start; pissa, olora and loftq by the weights, and without dropout"
     )
     init_iterations: Annotated[int, Field(ge=1, le=100)] | None = Field(
         None, description="Iterations of a randomised decomposition, which is faster than the whole one (pissa)"
@@ -178,7 +179,7 @@ class LoraOptions(TargetOptions):
             return values
         if randomised := _PISSA_ITERATIONS.fullmatch(values["init"]):
             values = {"init_iterations": int(randomised[1]), **values, "init": "pissa"}
-        return {"dropout": 0.0, **values} if values["init"].lower() in FACTORED else values
+        return {"dropout": 0.0, **values} if values["init"].lower() in STARTED else values
 
     @field_validator("init", mode="before")
     @classmethod
@@ -187,7 +188,7 @@ class LoraOptions(TargetOptions):
         word = str(value).lower()
         name = word.replace("_", "-")
         if reason := _OTHER_STARTS.get(name):
-            raise ValueError(f"is default, gaussian, orthogonal, pissa or olora ({name} {reason})")
+            raise ValueError(f"is default, gaussian, orthogonal, pissa, olora or loftq ({name} {reason})")
         return _STARTS.get(word, word)
 
     @model_validator(mode="after")
@@ -204,7 +205,7 @@ class LoraOptions(TargetOptions):
             raise ConfigError(
                 f"tuner.init_iterations is about tuner.init pissa, and tuner.init is {self.init}.", hint="Leave it out."
             )
-        if self.init in FACTORED and self.dora:
+        if self.init in STARTED and self.dora:
             raise ConfigError(
                 f"tuner.init {self.init} begins with directions of the weights, which tuner.dora would scale again.",
                 hint="Leave one of the two out.",

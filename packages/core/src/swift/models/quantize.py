@@ -49,13 +49,7 @@ def quantized_build(
     quantised weight before the next one is read, to leave a part of it in this process; all other weights are on the
     meta device then.
     """
-    quantisers: dict[str, Callable[[torch.nn.Module, str, torch.Tensor], None]] = {
-        "bnb-nf4": partial(_bnb_4bit, "nf4", section.double_quant),
-        "bnb-fp4": partial(_bnb_4bit, "fp4", section.double_quant),
-        "bnb-int8": _bnb_int8,
-        "torchao-nf4": _torchao_nf4,
-    }
-    quantise = quantisers[section.quantize]
+    quantise = _QUANTISERS[section.quantize](section)
     _import(section.quantize.partition("-")[0])
     model: Any = meta_model(source, dtype)
     names, head = name_map(model), model.get_output_embeddings() or head_of(model)
@@ -86,6 +80,20 @@ def quantized_build(
     model.eval()
     built: torch.nn.Module = model
     return built
+
+
+def in_few_bits(weight: torch.Tensor, section: TunerSection, dtype: torch.dtype) -> torch.Tensor:
+    """Return a matrix as 4 bits keep it, in fp32: what the quantised layer multiplies with."""
+    holder = torch.nn.Module()
+    outputs, inputs = weight.shape
+    holder.linear = torch.nn.Linear(inputs, outputs, bias=False, device="meta", dtype=dtype)
+    _QUANTISERS[section.quantize](section)(holder, "linear", weight.to(dtype))
+    packed: Any = holder.linear.weight
+    if section.quantize == "torchao-nf4":
+        kept: torch.Tensor = packed.data.get_original_weight()
+    else:
+        kept = _import("bnb").functional.dequantize_4bit(packed.data, packed.quant_state)
+    return kept.float()
 
 
 def _read_buffers(model: torch.nn.Module, source: ModelSource, device: torch.device | str) -> None:
@@ -150,6 +158,16 @@ def _torchao_nf4(model: torch.nn.Module, path: str, weight: torch.Tensor) -> Non
         )
     packed = nf4.to_nf4(weight, block_size=NF4_BLOCK, scaler_block_size=NF4_SCALER_BLOCK)
     model.get_submodule(path).weight = torch.nn.Parameter(packed, requires_grad=False)
+
+
+Quantise = Callable[[torch.nn.Module, str, torch.Tensor], None]
+
+_QUANTISERS: dict[str, Callable[[Any], Quantise]] = {
+    "bnb-nf4": lambda section: partial(_bnb_4bit, "nf4", section.double_quant),
+    "bnb-fp4": lambda section: partial(_bnb_4bit, "fp4", section.double_quant),
+    "bnb-int8": lambda _: _bnb_int8,
+    "torchao-nf4": lambda _: _torchao_nf4,
+}
 
 
 def _import(kind: str) -> Any:

@@ -1,10 +1,13 @@
-"""Adapters that begin as a part of the weights: PiSSA (arXiv:2404.02948) and OLoRA (arXiv:2406.01775).
+"""Adapters that begin as a part of the weights: PiSSA (arXiv:2404.02948), OLoRA (arXiv:2406.01775), LoftQ.
 
-Both put factors B₀·A₀ of a weight into the adapter and take their product out of the weight. Here the weight stays as
-it is on disk: a second adapter holds the factors, frozen, and is subtracted. The sum is the same,
+The first two put factors B₀·A₀ of a weight into the adapter and take their product out of the weight. Here the weight
+stays as it is on disk: a second adapter holds the factors, frozen, and is subtracted. The sum is the same,
 (W - s·B₀·A₀) + s·B·A = W + s·(B·A - B₀·A₀), and the right side is a plain LoRA of twice the rank on the published
 model. That is what leaves the run (`swift.models.plain_lora`), so that nobody who merges, serves or scores the adapter
 has to know how it began, and switching it off gives the model before training.
+
+LoftQ (arXiv:2310.08659) begins with factors of what a weight loses in 4 bits. The weights on disk have not lost it, so
+that the factors are subtracted in what leaves the run, and there alone.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.config.own_options import FACTORED, LoraOptions
+from swift.config.own_options import LoraOptions
 from swift.errors import ConfigError
 from swift.models.names import ADAPTER, START, adapter_names, base_model, generator_of, name_map
+from swift.models.precision import resolve_dtype
+from swift.models.quantize import in_few_bits
 from swift.models.quiet import without_bitsandbytes
 from swift.processes.comms import Comms
 
@@ -28,13 +33,12 @@ _OVERSAMPLED = 10
 """Columns beyond the rank in which a randomised decomposition looks for it."""
 
 
-def begins_in_weights(section: Any) -> bool:
-    """Return whether the `tuner` section asks for adapters that begin as a part of the weights."""
-    return section.kind == "lora" and section.options(LoraOptions).init in FACTORED
+def add_start(tuned: Any, *, subtracted: bool = True) -> None:
+    """Put the frozen adapter that is subtracted next to the trained one of a PEFT model.
 
-
-def add_start(tuned: Any) -> None:
-    """Put the frozen adapter that is subtracted next to the trained one of a PEFT model."""
+    Without `subtracted` it is only kept, to be subtracted in what leaves the run: LoftQ's, which stands for what the
+    weights in training lack and those on disk have.
+    """
     layers = _layers(tuned)
     for path, layer in layers:
         _check_matrix(tuned, path, layer)
@@ -44,7 +48,7 @@ def add_start(tuned: Any) -> None:
     with torch.random.fork_rng(devices=[]), without_bitsandbytes():
         tuned.add_adapter(START, config)
     for _, layer in layers:
-        layer.set_adapter([ADAPTER, START])
+        layer.set_adapter([ADAPTER, START] if subtracted else [ADAPTER])
         layer.scaling[START] = -layer.scaling[ADAPTER]
     for name, parameter in tuned.named_parameters():
         parameter.requires_grad_(name in trained)
@@ -66,7 +70,9 @@ def read_starts(run: Run, source: ModelSource, tuned: torch.nn.Module) -> dict[s
         for path, layer in _layers(tuned)[comms.rank :: comms.size]:
             (piece,) = names.pieces(f"{_inner(path)}.weight")
             weight = source.read(piece.name).to(run.topology.device, torch.float32)
-            weight = weight.T if layer.fan_in_fan_out else weight
+            if options.init == "loftq":
+                weight = weight - in_few_bits(weight, run.config.tuner, _compute_dtype(run))
+            weight = weight.T if getattr(layer, "fan_in_fan_out", False) else weight
             draw = generator_of(run.config.train.seed, piece.name)
             pair = _factors(weight, layer.r[ADAPTER], layer.scaling[ADAPTER], options, draw)
             for part, value in zip("AB", pair, strict=True):
@@ -86,6 +92,11 @@ def keep_starts(
     for memory, disk in adapter_names(model).items() if starts else ():
         if disk in starts:
             keep(parameters[memory], starts[disk])
+
+
+def _compute_dtype(run: Run) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, resolve_dtype(run.config.model.dtype, run.topology.device)[0])
+    return dtype
 
 
 def _layers(tuned: Any) -> list[tuple[str, Any]]:

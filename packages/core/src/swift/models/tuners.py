@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.config.own_options import FACTORED, FullOptions, LoraOptions
+from swift.config.own_options import FACTORED, STARTED, FullOptions, LoraOptions
 from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
 from swift.models.names import (
@@ -225,8 +225,8 @@ def attach_adapter(
     )
     context = TunerContext(seed, say, frozen=frozenset(frozen))
     tuned = attach_peft(model, options, context, make, partial(initial_lora, options=options, seed=seed))
-    if options.init in FACTORED:
-        add_start(tuned)
+    if options.init in STARTED:
+        add_start(tuned, subtracted=options.init in FACTORED)
     return tuned
 
 

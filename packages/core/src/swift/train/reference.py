@@ -41,7 +41,8 @@ def reference_mode(objective: Objective, requested: str, config: Config) -> Mode
     if Need.REFERENCE_LOGPS not in objective.needs:
         return "none"
     tuner = tuner_of(config.tuner)
-    alone = getattr(tuner.options, "bias", "none") == "none"  # else switching it off leaves biases as they are trained
+    # Else switching it off leaves biases as they are trained, or weights without what corrects their few bits.
+    alone = getattr(tuner.options, "bias", "none") == "none" and getattr(tuner.options, "init", "") != "loftq"
     has_adapter = tuner.adapter and config.tuner.adapter is None and alone
     if requested == "adapter" and not has_adapter:
         raise ConfigError(
@@ -92,8 +93,8 @@ class ScoreCache:
 
     def _path(self, dataset: SampleSet) -> Path | None:
         tuner = self._run.config.tuner
-        if tuner.adapter is not None:
-            return None  # The reference holds the adapter that training resumes from; its content is not hashed.
+        if tuner.adapter is not None or getattr(tuner_of(tuner).options, "init", "") == "loftq":
+            return None  # The reference holds the adapter that training begins with; its content is not hashed.
         key = hash_of("reference", self._model, dataset.fingerprint, self._precision(), tuner.quantize)
         return cache_folder(self._run.config.data) / f"reference-{key}.npy"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from swift.config.obstacles import adapter_without_lora, started_in_few_bits, started_twice, trained_in_few_bits
-from swift.config.own_options import FACTORED, FullOptions, LoraOptions
+from swift.config.obstacles import adapter_without_lora, misfit_of_start, started_twice, trained_in_few_bits
+from swift.config.own_options import STARTED, FullOptions, LoraOptions
 from swift.contracts.tuner import Trains, TunerContext
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Lora:
         beside = {
             Trains.DORA: options.dora,
             Trains.WEIGHTS: options.bias != "none",
-            Trains.START: options.init in FACTORED,
+            Trains.START: options.init in STARTED,
         }
         return frozenset({Trains.LORA, *(need for need, present in beside.items() if present)})
 
@@ -67,9 +67,9 @@ class Lora:
         from swift.models.peft_modules import resume_adapter
         from swift.models.tuners import attach_adapter
 
-        if options.init in FACTORED and context.quantize != "none":
-            raise started_in_few_bits(options.init, context.quantize)
-        if context.adapter is not None and options.init in FACTORED:
+        if (misfit := misfit_of_start(options.init, context.quantize)) is not None:
+            raise misfit
+        if context.adapter is not None and options.init in STARTED:
             raise started_twice(options.init)
         if context.adapter is not None:
             dropout = options.dropout if "dropout" in options.model_fields_set else None
