@@ -88,6 +88,7 @@ def by_the_paper(folder: Path) -> tuple[list[float], float, dict[str, torch.Tens
     return losses, evaluation, saved
 
 
+@pytest.mark.full
 def test_steps_evaluations_and_checkpoints_are_those_of_the_paper(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny")
     losses, evaluation, weights = by_the_paper(model)

@@ -67,6 +67,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("init", "rslora"), [("pissa", False), ("olora", True)], ids=["pissa", "olora with rank-stabilised scale"]
 )
@@ -148,6 +149,7 @@ def test_loftq_has_the_numbers_of_one_process_where_weights_are_sharded(tmp_path
             torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4, msg=f"{name}: {key}")
 
 
+@pytest.mark.full
 def test_a_randomised_decomposition_finds_the_largest_directions(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny")
     exact = trained(model, tmp_path, "exact", {"tuner.init": "pissa", "train.max_steps": 3})
@@ -183,6 +185,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 FOUR_BITS: dict[str, Any] = {"tuner.quantize": "bnb-nf4", "tuner.dropout": 0.0, "tuner.rank": 128, "tuner.alpha": 64.0}
 
 
+@pytest.mark.full
 def test_loftq_begins_with_the_best_factors_of_what_four_bits_lose(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny", **WIDE)
     base = first_loss(model)

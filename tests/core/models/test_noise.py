@@ -80,6 +80,7 @@ def evaluations(run: Trained) -> list[float]:
     return [line["eval_loss"] for line in run.lines.values() if "eval_loss" in line]
 
 
+@pytest.mark.full
 def test_a_run_with_noise_is_the_same_in_other_micro_batches_and_is_evaluated_without(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny")
     together = trained(model, tmp_path / "together", **{"train.micro_batch": 8})
