@@ -28,7 +28,9 @@ os.environ.update(
     TORCHINDUCTOR_VEC_ISA_OK="1",
     # Of the whole session: what one worker has compiled, the others find.
     TORCHINDUCTOR_CACHE_DIR=os.environ.setdefault("SWIFT_TESTS_COMPILED", str(CACHE / "inductor")),
-    # Also of the whole session: what the conformance kits compare with.
+    # Also of the whole session: what vLLM has found out about classes of models, by importing all of itself for each.
+    VLLM_CACHE_ROOT=os.environ.setdefault("SWIFT_TESTS_VLLM", str(CACHE / "vllm")),
+    # And what the conformance kits compare with.
     SWIFT_TESTING_REFERENCES=os.environ.get("SWIFT_TESTING_REFERENCES", str(CACHE / "references")),
 )
 # Hundreds of processes import the same modules: they are compiled once, whatever the machine's own setting.
