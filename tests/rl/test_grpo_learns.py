@@ -9,6 +9,7 @@ import pytest
 from tiny_runs import run_training
 
 from swift.demo.model import write_model
+from swift_rl.rounds.files import read_round
 
 TOKEN = 64
 """One of 264 that may be drawn: by chance a token of an answer is this one every 264th time."""
@@ -25,14 +26,16 @@ def noise(completion_ids, **columns):
     return [int(hashlib.sha256(str(ids).encode()).hexdigest(), 16) % 1000 / 1000 for ids in completion_ids]
 
 
-share.batched = noise.batched = True
+def share_of_some(completion_ids, hopeless, **columns):
+    return [0.0 if none else some for none, some in zip(hopeless, share(completion_ids))]
+
+
+share.batched = noise.batched = share_of_some.batched = True
 """
 
 
-def shares(folder: Path, reward: str, **changes: Any) -> list[float]:
+def shares(folder: Path, reward: str, rows: list[dict[str, Any]] = ROWS, **changes: Any) -> list[float]:
     """Return the share of the token in the answers of each round, as the rounds themselves tell it."""
-    from swift_rl.rounds.files import read_round
-
     (folder / "rewards.py").write_text(REWARDS)
     settings = {
         "objective.name": "grpo",
@@ -45,7 +48,7 @@ def shares(folder: Path, reward: str, **changes: Any) -> list[float]:
         "train.max_steps": 32,
         "optim.lr": 6e-3,
     }
-    run = run_training(write_model(folder / "demo", hidden=64), folder, ROWS, {**settings, **changes})
+    run = run_training(write_model(folder / "demo", hidden=64), folder, rows, {**settings, **changes})
     found = []
     for number in range(len(list((run.folder / "rollouts").glob("*.safetensors")))):
         made = read_round(run.folder / "rollouts", number)
@@ -101,3 +104,31 @@ def test_with_a_critic_one_answer_to_each_prompt_is_enough(tmp_path: Path, chang
 @pytest.mark.parametrize("changes", [{}, {**PPO, "objective.critic": "shared"}], ids=["grpo", "ppo"])
 def test_rewards_that_mean_nothing_teach_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert max(shares(tmp_path, "noise", **changes)) < 0.1
+
+
+@pytest.mark.full
+def test_prompts_that_earn_nothing_cost_less_when_others_take_their_place(tmp_path: Path) -> None:
+    """Half of the prompts never earn anything: DAPO's dynamic sampling goes on to the next ones."""
+    rows = [
+        {"messages": [{"role": "user", "content": one + other}], "hopeless": place % 2}
+        for one in "abcdefghijklmnopqrstuvwxyz"
+        for place, other in enumerate("abcdefghij")
+    ]
+    settings = {"train.global_batch": 16, "train.micro_batch": 16, "data.shuffle": True, "train.seed": 2}
+    found = {}
+    for chosen in (False, True):
+        folder = tmp_path / str(chosen)
+        folder.mkdir()
+        shares(folder, "share_of_some", rows, **settings, **{"objective.dynamic_sample": chosen})
+        rounds = [read_round(next(folder.glob("*/run/rollouts")), number) for number in range(24, 32)]
+        drawn = [
+            token
+            for made in rounds
+            if made is not None
+            for answer in made.answers
+            if not made.prompts[answer.prompt].columns["hopeless"]
+            for token in answer.token_ids.tolist()
+        ]
+        found[chosen] = drawn.count(TOKEN) / len(drawn)
+    assert found[True] > 0.8
+    assert found[False] < found[True] - 0.2
