@@ -529,4 +529,9 @@ def test_a_foreign_flag_is_not_answered_with_one_that_only_looks_like_it() -> No
             or words & set(re.split(r"[._]", guess))
             or (difflib.SequenceMatcher(None, typed, guess).ratio() >= 0.85)
         ), (typed, guess)
-    assert sum(nearest_flag(typed, own) is not None for typed in FOREIGN) <= 7
+    # Nobody is shown these guesses: each of these flags is explained or taken as it is.
+    assert {typed: guess for typed in FOREIGN if (guess := nearest_flag(typed, own))} == {
+        "init_lora_weights": "init_weights", "val_size": "eval_batch_size", "max_samples": "max_resample_times",
+        "data_seed": "train.data_seed", "ref_model": "sync_ref_model", "eval_on_start": "eval_at_start",
+        "train_on_prompt": "train_on_inputs",
+    }  # fmt: skip
