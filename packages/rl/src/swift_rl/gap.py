@@ -44,7 +44,7 @@ def gap(
     # log of the ratio: what the trainer gives the token over what the engine gave it.
     ratio = np.clip(trainer - engine, -_LARGEST, _LARGEST)
     weights = np.exp(ratio)
-    whole = np.exp(np.clip([float((known - said).sum()) for said, known in pairs], -_LARGEST, _LARGEST))
+    whole = np.exp(np.clip([float((known - stated).sum()) for stated, known in pairs], -_LARGEST, _LARGEST))
     size = np.abs(trainer - engine)
     return {
         "gap/mean": float(size.mean()),

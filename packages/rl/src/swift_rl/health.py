@@ -77,7 +77,7 @@ class Health:
         self._say = say
         self._idle = 0
         self._first: float | None = None
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def look(self, made: Round) -> Signs:
         """Take a round whose advantages are known; the same on every process."""
@@ -96,8 +96,8 @@ class Health:
             raise NothingToLearn(f"The last {rounds} taught nothing: {what}.", hint=f"{advice} (max_idle_rounds)")
         if gained and signs.constant:
             what, advice = f"every answer got the reward {signs.reward:g}", "There may be no more to learn."
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._reported:
+            self._reported.add(what)
             self._say(f"Round {made.number + 1} teaches nothing: {what}. {advice}")
         return signs
 

@@ -87,11 +87,11 @@ def _write_data(out: Path) -> tuple[Path, Path, Path]:
     def asked(number: int) -> list[dict[str, str]]:
         return [{"role": "user", "content": question(number)}]
 
-    def said(number: int) -> str:
+    def spoken(number: int) -> str:
         return answer(number) + (" or so" if rng.random() < TALKS_ON else "")
 
     examples = [
-        {"messages": [*asked(number), {"role": "assistant", "content": said(number)}]}
+        {"messages": [*asked(number), {"role": "assistant", "content": spoken(number)}]}
         for _ in range(EXAMPLES)
         for number in trained
     ]

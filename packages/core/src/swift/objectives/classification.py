@@ -157,10 +157,10 @@ class SeqCls(BaseObjective[SeqClsOptions]):
 
         weights = scores.new_tensor(self._weights) if self._weights else None
         losses = binary_cross_entropy_with_logits(scores, labels, pos_weight=weights, reduction="none").mean(dim=1)
-        said, true = (scores > 0).float(), (labels > 0.5).float()
-        both = ((said * true).sum(dim=1) * active).sum()
-        either = ((said + true).sum(dim=1) * active).sum()
-        right = ((said == true).float().mean(dim=1) * active).sum()
+        predicted, true = (scores > 0).float(), (labels > 0.5).float()
+        both = ((predicted * true).sum(dim=1) * active).sum()
+        either = ((predicted + true).sum(dim=1) * active).sum()
+        right = ((predicted == true).float().mean(dim=1) * active).sum()
         # The quotient of these sums is the F1 of all labels together: 2 TP / (2 TP + FP + FN).
         return losses, {"label_accuracy": (right, active.sum()), "micro_f1": (2 * both, either)}
 
@@ -196,15 +196,15 @@ def balanced_weights(samples: SampleSet, problem_type: str, columns: Sequence[st
     A label that no text has, or that every text has, weighs 1.
     """
     with_label: npt.NDArray[Any]
-    wanted: npt.NDArray[Any]
+    requested: npt.NDArray[Any]
     if problem_type == SINGLE:
         with_label = np.bincount(samples.column(columns[0]).astype(np.int64), minlength=labels).astype(np.float64)
-        wanted = np.full(labels, len(samples) / np.count_nonzero(with_label))
+        requested = np.full(labels, len(samples) / np.count_nonzero(with_label))
     else:
         with_label = np.array([samples.column(name).sum() for name in columns])
-        wanted = len(samples) - with_label
-    known = (with_label > 0) & (wanted > 0)
-    return tuple(np.divide(wanted, with_label, out=np.ones(labels), where=known).tolist())
+        requested = len(samples) - with_label
+    known = (with_label > 0) & (requested > 0)
+    return tuple(np.divide(requested, with_label, out=np.ones(labels), where=known).tolist())
 
 
 Judged = tuple["torch.Tensor", dict[str, tuple["torch.Tensor", "torch.Tensor | float"]]]

@@ -199,9 +199,9 @@ def _metrics(groups: Groups, counts: torch.Tensor) -> dict[str, tuple[torch.Tens
     ranked = right.any(1) & wrong.any(1)
     best = scores.masked_fill(~right, float("-inf")).amax(1, keepdim=True)
     rank = 1 + ((scores > best) & wrong).sum(1) + ((scores == best) & wrong).sum(1) / 2
-    said = (scores > 0) == groups.positive
+    predicted = (scores > 0) == groups.positive
     return {
         "mrr": ((ranked / rank).sum(), ranked.sum()),
         "accuracy": ((ranked & (rank == 1)).sum().float(), ranked.sum()),
-        "document_accuracy": ((said & counts).sum().float(), counts.sum()),
+        "document_accuracy": ((predicted & counts).sum().float(), counts.sum()),
     }

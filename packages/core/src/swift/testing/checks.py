@@ -256,10 +256,10 @@ class Checks:
     def refuses_what_it_does_not_claim(self) -> None:
         """Dimensions, precisions, tuners and switches beyond its capabilities are refused."""
         for changes in unclaimed(self.trials.capabilities):
-            said = ", ".join(f"{key} {value}" for key, value in changes.items())
+            settings = ", ".join(f"{key} {value}" for key, value in changes.items())
             refusal = _refusal(self.trials, changes)
-            assert refusal is not None, f"{said} is not among the capabilities, and was not refused"
-            assert refusal.message, f"{said}: refused without a reason"
+            assert refusal is not None, f"{settings} is not among the capabilities, and was not refused"
+            assert refusal.message, f"{settings}: refused without a reason"
 
     def claims_are_tried(self) -> None:
         """Every dimension that the backend claims is part of a layout."""

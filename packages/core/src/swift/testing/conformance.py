@@ -127,22 +127,22 @@ class BackendConformance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Which layouts and cases each test is made for."""
-        wanted = {
+        values = {
             name
             for name in ("layout", "case", "resumed", "reads", "about_tokens", "dropout")
             if name in metafunc.fixturenames
         }
-        if wanted == {"layout"}:
+        if values == {"layout"}:
             metafunc.parametrize("layout", [pytest.param(layout, id=str(layout)) for layout in self.layouts])
-        elif wanted == {"layout", "case"}:
+        elif values == {"layout", "case"}:
             metafunc.parametrize(("layout", "case"), self._claimed(self.cases))
-        elif wanted == {"layout", "about_tokens"}:
+        elif values == {"layout", "about_tokens"}:
             metafunc.parametrize(("layout", "about_tokens"), self._claimed(case for case in self.cases if case.tokens))
-        elif wanted == {"layout", "dropout"}:
+        elif values == {"layout", "dropout"}:
             metafunc.parametrize(("layout", "dropout"), self._claimed([DROPOUT]))
-        elif wanted == {"layout", "resumed"}:
+        elif values == {"layout", "resumed"}:
             metafunc.parametrize(("layout", "resumed"), self._claimed(BY_NAME[name] for name in RESUMED))
-        elif wanted == {"layout", "reads"}:
+        elif values == {"layout", "reads"}:
             pairs = [pytest.param(one, other, id=f"{one}-to-{other}") for one, other in self._resumes()]
             metafunc.parametrize(("layout", "reads"), pairs)
 

@@ -188,9 +188,9 @@ def scores_are_those_of_transformers(engine: InferenceEngine, reference: Transfo
     scores = dict(engine.score(reference.prompts))
     assert sorted(scores) == list(range(len(reference.prompts)))
     # An answer is made of the likeliest tokens, a random prompt is not.
-    said = [*reference.prompts[0], *reference.answer(reference.prompts[0])[0]]
-    ((_, of_answer),) = engine.score([said])
-    count = len(said) - len(reference.prompts[0])
+    ids = [*reference.prompts[0], *reference.answer(reference.prompts[0])[0]]
+    ((_, of_answer),) = engine.score([ids])
+    count = len(ids) - len(reference.prompts[0])
     assert all(of_answer.likeliest[-count:])
     for place, prompt in enumerate(reference.prompts):
         _close(scores[place].logprobs, _of(reference, prompt), reference.tolerance)
@@ -209,10 +209,12 @@ def likeliest_tokens_are_those_of_transformers(engine: InferenceEngine, referenc
         ids = torch.from_numpy(score.top_ids).long()
         assert all(len(set(row)) == TOP for row in ids.tolist())
         # Tokens that are alike to the last digit come in any order: how likely they are is compared.
-        said = torch.from_numpy(score.top_logprobs)
-        _close(said.flatten().tolist(), every.gather(-1, ids).flatten().tolist(), reference.tolerance)
+        logprobs = torch.from_numpy(score.top_logprobs)
+        _close(logprobs.flatten().tolist(), every.gather(-1, ids).flatten().tolist(), reference.tolerance)
         likeliest = every.topk(TOP).values
-        _close(said.sort(descending=True).values.flatten().tolist(), likeliest.flatten().tolist(), reference.tolerance)
+        _close(
+            logprobs.sort(descending=True).values.flatten().tolist(), likeliest.flatten().tolist(), reference.tolerance
+        )
         _close(score.logprobs, _of(reference, reference.prompts[place]), reference.tolerance)
 
 
@@ -253,8 +255,8 @@ def penalties_candidates_and_stops_are_those_of_transformers(
     """Check `repetition_penalty`, `top_k` and `is_over`."""
     penalised = dict(engine.generate(reference.prompts, Sampling(max_new_tokens=6, repetition_penalty=1.5)))
     for place, prompt in enumerate(reference.prompts):
-        said = penalised[place].token_ids
-        assert said == reference.penalised(prompt, 1.5)[: len(said)], f"prompt {place}"
+        given = penalised[place].token_ids
+        assert given == reference.penalised(prompt, 1.5)[: len(given)], f"prompt {place}"
 
     prompt = reference.prompts[2]
     likeliest = reference.logprobs([*prompt, 0])[-1].topk(3).indices.tolist()

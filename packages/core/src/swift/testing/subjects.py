@@ -85,7 +85,7 @@ def conversations(count: int, seed: int = 0, *, lengths: Sequence[int] = range(1
     for _ in range(count):
         number = draw.randint(100, 999)
         answer = "".join(draw.choices("abcdefgh", k=draw.choice(lengths))) + str(number)
-        rows.append({"messages": [_said("user", f"Write {number}"), _said("assistant", answer)]})
+        rows.append({"messages": [_message("user", f"Write {number}"), _message("assistant", answer)]})
     return rows
 
 
@@ -112,5 +112,5 @@ def write_jsonl(path: Path, rows: Sequence[Any]) -> Path:
     return path
 
 
-def _said(role: str, content: str) -> dict[str, str]:
+def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}

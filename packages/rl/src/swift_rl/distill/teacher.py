@@ -24,7 +24,7 @@ IN_PROCESS = "transformers"
 
 
 @dataclass(frozen=True)
-class Said:
+class TeacherScore:
     """A teacher's candidates for every token of a text after the first."""
 
     candidates: np.ndarray
@@ -33,7 +33,7 @@ class Said:
     """float32 [tokens, K]"""
 
     def of(self, segment: Segment, *, is_taught: bool) -> Segment:
-        """Return the segment that this was said of, with what was said."""
+        """Return the segment that was scored, with its scores."""
         nothing = np.zeros((1, self.candidates.shape[1]))
         values = {
             "teacher_logps": np.concatenate([nothing, self.logps]).astype(np.float32),
@@ -79,10 +79,12 @@ class Teacher:
     def annotated(self, batch: Batch, *, is_taught: bool) -> Batch:
         """Return a batch with what the teacher says of its tokens; `is_taught` where the student wrote none of them."""
         texts = [segment.input_ids.tolist() for row in batch.rows for sample in row for segment in sample.segments]
-        said = iter(self.said(texts))
+        scores = iter(self.scored(texts))
 
         def changed(sample: Encoded) -> Encoded:
-            return replace(sample, segments=tuple(next(said).of(each, is_taught=is_taught) for each in sample.segments))
+            return replace(
+                sample, segments=tuple(next(scored).of(each, is_taught=is_taught) for each in sample.segments)
+            )
 
         def blank(sample: Encoded) -> Encoded:
             return replace(sample, segments=tuple(self._nothing(each) for each in sample.segments))
@@ -92,7 +94,7 @@ class Teacher:
         temperature = self._options.divergence_temperature
         return replace(batch, rows=rows, spare_row=spare, temperature=temperature)
 
-    def said(self, texts: Sequence[Sequence[int]]) -> list[Said]:
+    def scored(self, texts: Sequence[Sequence[int]]) -> list[TeacherScore]:
         """Return what the teacher says of the texts of this process's slice, in order."""
         if not self._shares:
             return self._score(texts)
@@ -124,16 +126,16 @@ class Teacher:
             self._engine.close()
             self._engine = None
 
-    def _score(self, texts: Sequence[Sequence[int]]) -> list[Said]:
+    def _score(self, texts: Sequence[Sequence[int]]) -> list[TeacherScore]:
         if not texts:
             return []
-        found: dict[int, Said] = {}
+        found: dict[int, TeacherScore] = {}
         for place, score in self._opened().score(texts, top=self._asked):
             heartbeat()
             found[place] = self._kept_of(score)
         return [found[place] for place in range(len(texts))]
 
-    def _kept_of(self, score: Score) -> Said:
+    def _kept_of(self, score: Score) -> TeacherScore:
         assert score.top_ids is not None
         assert score.top_logprobs is not None
         ids, logps = score.top_ids, score.top_logprobs
@@ -151,7 +153,7 @@ class Teacher:
         if temperature != 1.0:
             warm = logps.astype(np.float64) / temperature
             logps = (warm - np.logaddexp.reduce(warm, axis=1, keepdims=True)).astype(np.float32)
-        return Said(ids, logps)
+        return TeacherScore(ids, logps)
 
     def _check_server(self) -> None:
         """Ask a server about two tokens, before the student is loaded."""
@@ -165,7 +167,7 @@ class Teacher:
 
     def _nothing(self, segment: Segment) -> Segment:
         shape = (len(segment) - 1, self._kept)
-        return Said(np.zeros(shape), np.zeros(shape)).of(segment, is_taught=False)
+        return TeacherScore(np.zeros(shape), np.zeros(shape)).of(segment, is_taught=False)
 
     def _opened(self) -> InferenceEngine:
         if self._engine is None:

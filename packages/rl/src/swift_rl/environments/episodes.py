@@ -209,9 +209,9 @@ class Episodes:
         if taken := len(ids) - stays:
             del each.token_ids[-taken:], each.written[-taken:], each.logps[-taken:]
         self._append(each, list(self._tokenizer(seen.text, add_special_tokens=False)["input_ids"]))
-        said = self._raw(ids[:stays]) + seen.text
+        so_far = self._raw(ids[:stays]) + seen.text
         last = each.messages[-1] if each.messages else {}
-        longer = _longer(last, said) if continued else {"role": "assistant", "content": said}
+        longer = _longer(last, so_far) if continued else {"role": "assistant", "content": so_far}
         each.messages = [*(each.messages[:-1] if continued else each.messages), longer]
 
     def _append(self, each: _Played, ids: Sequence[int]) -> None:

@@ -105,16 +105,16 @@ class GymEpisode:
         if name not in ENVS:
             raise LookupError(f"no environment {name!r} is registered; there are {', '.join(ENVS) or 'none'}")
         self._env = ENVS[name](config)
-        said, _, system = await self._env.reset(_request(start))
+        question, _, system = await self._env.reset(_request(start))
         first = [{"role": "system", "content": system}] if system else []
-        self._messages = [*first, {"role": "user", "content": said}]
+        self._messages = [*first, {"role": "user", "content": question}]
         return copy.deepcopy(self._messages)
 
     async def step(self, turn: Turn) -> Observation:
         """Return the next observation and the reward."""
         self._messages.append({"role": "assistant", "content": turn.text})
-        said, reward, done, info = await self._env.step(copy.deepcopy(self._messages))
-        told = [] if done else [{"role": "user", "content": said}]
+        reply, reward, done, info = await self._env.step(copy.deepcopy(self._messages))
+        told = [] if done else [{"role": "user", "content": reply}]
         self._messages += told
         return Observation(copy.deepcopy(told), float(reward), bool(done), info or {})
 
@@ -176,18 +176,18 @@ def _difference(
     same = len(before) - 1
     if list(after[:same]) != list(before[:same]) or len(after) <= same or after[same].get("role") != "assistant":
         raise ValueError("step changes earlier messages, and later turns must begin with what was drawn")
-    said, now = str(before[same]["content"]), str(after[same]["content"])
+    then, now = str(before[same]["content"]), str(after[same]["content"])
     added = [dict(message) for message in after[same + 1 :] if message.get("content")]
-    if now == said:
+    if now == then:
         return Observation(added, reward, not added, info)
     if added:
         raise ValueError("step changes the answer and adds messages: it does one or the other")
-    kept = next((at for at, (one, other) in enumerate(zip(said, now, strict=False)) if one != other), len(said))
+    kept = next((at for at, (one, other) in enumerate(zip(then, now, strict=False)) if one != other), len(then))
     kept = min(kept, len(now))
-    own = len(said) - len(turn.text)
+    own = len(then) - len(turn.text)
     if kept < own:
         raise ValueError("step changes an earlier answer, and later turns must begin with what was drawn")
-    keep = None if kept == len(said) else kept - own
+    keep = None if kept == len(then) else kept - own
     return Observation((), reward, info=info, text=now[kept:], keep=keep)
 
 

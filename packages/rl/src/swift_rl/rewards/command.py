@@ -68,8 +68,8 @@ class RewardsCommand:
 def _print_row(item: RewardItem, verdicts: dict[str, Verdict]) -> None:
     lines = [f"{item.place}: {item.completion}"]
     for name, verdict in verdicts.items():
-        said = verdict.failure or ("does not apply" if verdict.value is None else f"{verdict.value:g}")
-        lines.append(f"{name}: {said} ({verdict.seconds:.3f} s)")
+        shown = verdict.failure or ("does not apply" if verdict.value is None else f"{verdict.value:g}")
+        lines.append(f"{name}: {shown} ({verdict.seconds:.3f} s)")
         lines += [f"    {line}" for line in verdict.output.splitlines()]
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -11,12 +11,12 @@ _BOXED = "\\boxed{"
 
 def final_answer(text: str) -> str:
     """Return the last tagged answer, else the last boxed one, else all that comes after the thinking."""
-    said = text.rpartition("</think>")[2]
-    tagged = _TAGGED.findall(said)
+    rest = text.rpartition("</think>")[2]
+    tagged = _TAGGED.findall(rest)
     if tagged:
         return str(tagged[-1]).strip()
-    boxed = last_boxed(said)
-    return (said if boxed is None else boxed).strip()
+    boxed = last_boxed(rest)
+    return (rest if boxed is None else boxed).strip()
 
 
 def tagged_answer(text: str) -> str | None:

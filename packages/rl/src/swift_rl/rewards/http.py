@@ -20,7 +20,7 @@ def posted(address: str, body: Mapping[str, Any], *, key: str | None = None, sec
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             return json.loads(answer.read())
     except urllib.error.HTTPError as problem:
-        said = problem.read(500).decode("utf-8", "replace")
-        raise OSError(f"{address} answers {problem.code} {problem.reason}: {said}") from None
+        reply = problem.read(500).decode("utf-8", "replace")
+        raise OSError(f"{address} answers {problem.code} {problem.reason}: {reply}") from None
     except OSError as problem:
         raise OSError(f"{address} cannot be reached: {getattr(problem, 'reason', problem)}") from None

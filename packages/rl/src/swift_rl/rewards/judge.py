@@ -92,8 +92,8 @@ class JudgeReward:
         except (OSError, ValueError, LookupError, TypeError, ModelError) as problem:
             return problem
 
-    def _read(self, said: str) -> float:
-        scores = _SCORE.findall(said)
+    def _read(self, reply: str) -> float:
+        scores = _SCORE.findall(reply)
         if not scores or not 0 <= float(scores[-1]) <= self._options.most:
-            raise ModelError(f"The judge gives no score from 0 to {self._options.most:g}: {said[-200:]!r}.")
+            raise ModelError(f"The judge gives no score from 0 to {self._options.most:g}: {reply[-200:]!r}.")
         return float(scores[-1]) / self._options.most

@@ -48,11 +48,11 @@ class TargetLengthReward:
     isolation = "inline"
 
     def __init__(self, options: TargetLengthOptions) -> None:
-        self._wanted = _known(options.tokens, "target_length", 'reward_options \'{"target_length": {"tokens": 100}}\'')
+        self._target = _known(options.tokens, "target_length", 'reward_options \'{"target_length": {"tokens": 100}}\'')
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
         """Return a value for each item."""
-        return [-min(abs(len(item.completion_ids) - self._wanted) / self._wanted, 1.0) for item in items]
+        return [-min(abs(len(item.completion_ids) - self._target) / self._target, 1.0) for item in items]
 
 
 class SoftOverlongOptions(OverlongFields):

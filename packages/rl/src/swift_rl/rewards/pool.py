@@ -84,8 +84,8 @@ class RewardPool:
             self._end(worker for worker in [*self._workers] if worker.task is not None)
             raise
         for failed in failures.values():
-            if said := failed.summary():
-                self._say(said)
+            if summary := failed.summary():
+                self._say(summary)
         return verdicts
 
     def close(self) -> None:

@@ -133,8 +133,8 @@ class NumberReward:
         accepted = [number for each in solutions_of(item.columns) if (number := last_number(each)) is not None]
         if not accepted:
             return None
-        said = last_number(item.completion)
-        return float(said is not None and any(abs(said - each) <= self._tolerance * abs(each) for each in accepted))
+        found = last_number(item.completion)
+        return float(found is not None and any(abs(found - each) <= self._tolerance * abs(each) for each in accepted))
 
 
 def last_number(text: str) -> float | None:

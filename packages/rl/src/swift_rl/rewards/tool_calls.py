@@ -46,12 +46,12 @@ class ToolCallsReward:
 
     def _score(self, item: RewardItem) -> float | None:
         solution = item.columns.get("solution")
-        wanted = calls_in(solution) if isinstance(solution, str) else _listed(solution)
-        if wanted is None:
+        expected = calls_in(solution) if isinstance(solution, str) else _listed(solution)
+        if expected is None:
             return None
         made = calls_in(item.completion) or []
-        shared = _shared(wanted, made)
-        score = 2 * shared / (len(wanted) + len(made)) if wanted or made else 1.0
+        shared = _shared(expected, made)
+        score = 2 * shared / (len(expected) + len(made)) if expected or made else 1.0
         return score if self._partial or score == 1.0 else 0.0
 
 
@@ -83,10 +83,10 @@ def _json(text: str) -> Any:
         return text.strip()
 
 
-def _shared(wanted: Sequence[Call], made: Sequence[Call]) -> float:
-    """Return how much of the calls is the same: each wanted call is compared with the one that is most like it."""
+def _shared(expected: Sequence[Call], made: Sequence[Call]) -> float:
+    """Return how much of the calls is the same: each expected call is compared with the one that is most like it."""
     left, shared = list(made), 0.0
-    for call in wanted:
+    for call in expected:
         if not left:
             break
         best = max(left, key=lambda other: _alike(call, other))

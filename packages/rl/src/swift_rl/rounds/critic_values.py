@@ -104,10 +104,10 @@ class CriticValuer(Valuer[PpoOptions]):
 
     def _values(self, taken: TakenAnswers) -> list[np.ndarray]:
         forward = None if self.options.critic == "shared" else self._critic.forward
-        said = values_of_answers(
+        values = values_of_answers(
             self.context, taken.samples, TokenValues(self.options), temperature=1.0, forward=forward
         )
-        return taken.of_answers([each["values"] for each in said])
+        return taken.of_answers([each["values"] for each in values])
 
     def _divergences(self, taken: TakenAnswers) -> list[np.ndarray] | None:
         if self._reference is None:

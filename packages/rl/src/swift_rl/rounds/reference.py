@@ -95,10 +95,10 @@ class RunReference:
         if REFERENCE not in self._context.roles:
             return self._by_engine(samples)
         role = self._context.role(REFERENCE)
-        said = values_of_answers(
+        scored = values_of_answers(
             self._context, samples, TokenLogps(), temperature=self._temperature, forward=role.forward
         )
-        return [values["logps"] for values in said]
+        return [values["logps"] for values in scored]
 
     def _by_engine(self, samples: Sequence[Encoded]) -> list[np.ndarray]:
         if self._engine is None:

@@ -148,12 +148,12 @@ class Valuer(ABC, Generic[Options]):
 
     def ask_policy(self, taken: TakenAnswers, *, entropy: bool = False) -> None:
         """Fill in the old log-probabilities, and entropies where they are asked for."""
-        said = self.ask(taken, TokenLogps(entropy=entropy))
-        logps = taken.of_answers([values["logps"] for values in said])
+        scored = self.ask(taken, TokenLogps(entropy=entropy))
+        logps = taken.of_answers([values["logps"] for values in scored])
         for answer, each in zip(taken.answers, logps, strict=True):
             answer.old_logps = each
         if entropy:
-            entropies = taken.of_answers([values["entropies"] for values in said])
+            entropies = taken.of_answers([values["entropies"] for values in scored])
             for answer, each in zip(taken.answers, entropies, strict=True):
                 answer.entropies = each
 

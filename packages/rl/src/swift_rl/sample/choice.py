@@ -77,14 +77,14 @@ class Choice:
 
     def _best(self, scored: Sequence[SampledAnswer], passing: Sequence[SampledAnswer]) -> list[SampledAnswer]:
         """Return the answers to keep, the best first; of texts that are alike the first one."""
-        wanted = [
+        chosen = [
             answer
             for answer in (passing if self._filters else scored)
             if answer.finish_reason != "length" or self.options.keep_truncated
         ]
         if not self.weights:
-            return wanted
-        ranked = sorted(wanted, key=lambda answer: -(self.reward(answer) or 0.0))
+            return chosen
+        ranked = sorted(chosen, key=lambda answer: -(self.reward(answer) or 0.0))
         distinct = {answer.text: answer for answer in reversed(ranked)}
         return sorted(distinct.values(), key=ranked.index)[: self.options.n_best_to_keep]
 

@@ -76,8 +76,8 @@ def _values(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
     for index in batch:
         ((prompt, answer),) = recipe.samples[index]
         hidden = model.model(input_ids=torch.tensor([prompt + answer]), use_cache=False).last_hidden_state
-        said = model.score(hidden)[0, len(prompt) - 1 : -1, 0]
-        total = total + _squared(said, _numbers(recipe, index))
+        predicted = model.score(hidden)[0, len(prompt) - 1 : -1, 0]
+        total = total + _squared(predicted, _numbers(recipe, index))
     return VALUE_FACTOR * total / _tokens(recipe, batch)
 
 
@@ -96,11 +96,11 @@ def _both(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
     return _ppo(model, recipe, batch) + VALUE_FACTOR * total / _tokens(recipe, batch)
 
 
-def _squared(said: torch.Tensor, values: dict[str, torch.Tensor]) -> torch.Tensor:
+def _squared(predicted: torch.Tensor, values: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return half the squared error, or that of a value that moved as far as it may, whichever is larger."""
     old, returns = values["old_values"], values["returns"]
-    bounded = old + (said - old).clamp(-CLIP_VALUES, CLIP_VALUES)
-    return 0.5 * torch.max((said - returns).square(), (bounded - returns).square()).sum()
+    bounded = old + (predicted - old).clamp(-CLIP_VALUES, CLIP_VALUES)
+    return 0.5 * torch.max((predicted - returns).square(), (bounded - returns).square()).sum()
 
 
 def _gkd(model: Any, recipe: Recipe, batch: Sequence[int]) -> torch.Tensor:
