@@ -83,7 +83,7 @@ class Teacher:
 
         def changed(sample: Encoded) -> Encoded:
             return replace(
-                sample, segments=tuple(next(scored).of(each, is_taught=is_taught) for each in sample.segments)
+                sample, segments=tuple(next(scores).of(each, is_taught=is_taught) for each in sample.segments)
             )
 
         def blank(sample: Encoded) -> Encoded:
