@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from picture_runs import ALL, FLAT, LORA, assert_same_weights, picture_folder, trained_on_pictures
+from picture_runs import ALL, FLAT, LORA, RATES, assert_same_weights, picture_folder, trained_on_pictures
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model
 
@@ -17,7 +17,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "zero3, end to end": ("llava", {**ALL, **FLAT}, {}),
     "zero3, frozen tower": ("qwen3_vl", {}, {}),
     "zero3, adapters": ("qwen3_vl", {**LORA, **ALL}, {}),
-    "zero2": ("qwen2_5_vl", {**ALL, **FLAT}, {}),
+    "zero2": ("qwen2_5_vl", {**ALL, **FLAT, **RATES}, {}),
     "zero2, tensor parallel": ("llava", ALL, {"parallel.tp": 2}),
     "zero1": ("llava", ALL, {}),
     "zero0": ("qwen2_5_vl", ALL, {}),

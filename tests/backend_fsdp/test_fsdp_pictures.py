@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from picture_runs import ALL, FLAT, LORA, assert_same_weights, picture_folder, trained_on_pictures
+from picture_runs import ALL, FLAT, LORA, RATES, assert_same_weights, picture_folder, trained_on_pictures
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model
 
@@ -19,7 +19,7 @@ SAVED = {"checkpoint.save_last": True}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "shards": ("qwen2_5_vl", {**ALL, **SAVED}, {}),
     "end to end": ("qwen2_5_vl", {**ALL, **FLAT}, {}),
-    "replicas": ("qwen2_5_vl", ALL, {"parallel.dp_replicate": 2, "train.gradient_checkpointing": True}),
+    "replicas": ("qwen2_5_vl", {**ALL, **RATES}, {"parallel.dp_replicate": 2, "train.gradient_checkpointing": True}),
     "tensor parallel": ("qwen2_5_vl", ALL, {"parallel.tp": 2}),
     "adapters": ("qwen3_vl", {**LORA, **ALL}, {}),
     "frozen tower": ("qwen3_vl", {}, {}),

@@ -19,6 +19,7 @@ SETTINGS: dict[str, Any] = {
     "optim.schedule": "constant", "optim.warmup_steps": 0, "optim.max_grad_norm": 0.0, "optim.eps": 1e-6,
 }  # fmt: skip
 ALL = {"tuner.freeze_vit": False, "tuner.freeze_aligner": False}
+RATES = {"optim.vit_lr": 2e-4, "optim.aligner_lr": 3e-3}
 FLAT = {"data.padding_free": True}
 PACKED = {"data.packing": True, "data.max_length": 200, "train.global_batch": 2, "train.micro_batch": 1}
 LORA = {"tuner.kind": "lora", "tuner.dropout": 0.0, "tuner.init": "orthogonal"}

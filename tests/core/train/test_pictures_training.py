@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from picture_runs import ALL, FLAT, HELD, LORA, PACKED, SETTINGS, STEPS, picture_folder
+from picture_runs import ALL, FLAT, HELD, LORA, PACKED, RATES, SETTINGS, STEPS, picture_folder
 from picture_runs import trained_on_pictures as trained
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model, processor_of
@@ -31,14 +32,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: picture_model(tmp_path_factory.mktemp(kind), kind) for kind in kinds}
 
 
-def plain(kind: str, model_folder: Path, folder: Path, taught: str) -> tuple[list[float], list[float]]:
+def plain(
+    kind: str, model_folder: Path, folder: Path, taught: str, rate_of: Callable[[str], float] = lambda _: 1e-3
+) -> tuple[list[float], list[float]]:
     """Losses and gradient norms of a loop over rows, each of which is asked of the model alone."""
     from PIL import Image
 
     processor = processor_of(kind)
     model: Any = AutoModelForImageTextToText.from_pretrained(model_folder, dtype=torch.float32)
-    chosen = [parameter for name, parameter in model.named_parameters() if _is_taught(name, taught)]
-    optimizer = torch.optim.AdamW(chosen, lr=1e-3, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
+    named = [(name, parameter) for name, parameter in model.named_parameters() if _is_taught(name, taught)]
+    chosen = [parameter for _, parameter in named]
+    groups = [{"params": [parameter], "lr": rate_of(name)} for name, parameter in named]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
     losses, norms = [], []
     for step in range(STEPS):
         sums, count = torch.zeros(()), 0
@@ -126,6 +131,31 @@ def test_adapters_learn_from_pictures_and_leave_what_is_frozen_alone(models: dic
     losses, _ = plain("qwen3_vl", models["qwen3_vl"], folder, "language")
     assert run.losses[0] == pytest.approx(losses[0], rel=1e-5)
     assert run.losses[-1] < 0.9 * run.losses[0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava"])
+def test_tower_and_aligner_learn_at_rates_of_their_own(models: dict[str, Path], folder: Path, kind: str) -> None:
+    rates = {"vision_tower": 2e-4, "visual": 2e-4, "merger": 3e-3, "multi_modal_projector": 3e-3}
+
+    def rate_of(name: str) -> float:
+        return next((rate for part, rate in reversed(rates.items()) if part in name), 1e-3)
+
+    run = trained(models[kind], folder, f"rates-{kind}", {**ALL, **RATES})
+    losses, _ = plain(kind, models[kind], folder, "all", rate_of)
+    one_rate, _ = plain(kind, models[kind], folder, "all")
+    assert run.losses == pytest.approx(losses, rel=1e-5)
+    assert run.losses[1:] != pytest.approx(one_rate[1:], rel=1e-4)
+
+
+def test_a_rate_for_what_is_not_trained_is_refused(models: dict[str, Path], folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"optim\.vit_lr is a learning rate for weights that stay") as refused:
+        trained(models["llava"], folder, "frozen", {"optim.vit_lr": 1e-4})
+    assert "--freeze_vit false" in str(refused.value.hint)
+    text = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
+    paths = {"data.cache": str(folder / "cache"), "optim.aligner_lr": 1e-4}
+    with pytest.raises(ConfigError, match="no row of the data has a picture"):
+        run_training(models["llava"], folder / "runs", text * 4, {**SETTINGS, **paths})
 
 
 @pytest.mark.full

@@ -18,6 +18,7 @@ from swift.toolkit import (
     causal_lm_of,
     fill,
     parameter_groups,
+    rates_of_parts,
     slots_of,
 )
 from swift_backend_deepspeed import nvme
@@ -85,7 +86,9 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
         _shard_and_fill(run, built, root, config, compute)
     else:
         _to_precision(model, compute)
-    groups = parameter_groups(model.named_parameters(), run.config.optim, run.config.tuner)
+    groups = parameter_groups(
+        model.named_parameters(), run.config.optim, run.config.tuner, rates=rates_of_parts(run.config, model)
+    )
     offloaded_to = offload_device(config, "offload_optimizer")
     if offloaded_to != "none":
         config["zero_force_ds_cpu_optimizer"] = False

@@ -22,6 +22,7 @@ from swift.toolkit import (
     head_of,
     parameter_groups,
     place,
+    rates_of_parts,
     slots_of,
     trains_on_pictures,
     value_head_of,
@@ -116,7 +117,12 @@ def shard(run: Run, built: MetaModel) -> FsdpState:
     with torch.no_grad():
         root(None)
     root.reshard_all()
-    groups = parameter_groups(built.view.model.named_parameters(), run.config.optim, run.config.tuner)
+    groups = parameter_groups(
+        built.view.model.named_parameters(),
+        run.config.optim,
+        run.config.tuner,
+        rates=rates_of_parts(run.config, built.view.model),
+    )
     place(groups, built.view.model, region_of=lambda parameter: local_slice(parameter)[1], processes=meshes.parts)
     parts: list[TrainedShard] = []
     for group in groups:

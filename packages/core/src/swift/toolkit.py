@@ -41,7 +41,7 @@ from swift.models.names import (
     name_map,
     whole_shape,
 )
-from swift.models.parts import trains_on_pictures
+from swift.models.parts import rates_of_parts, trains_on_pictures
 from swift.models.peft_modules import attach_peft, resume_adapter
 from swift.models.plain_lora import as_plain_lora
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
@@ -157,6 +157,7 @@ __all__ = [
     "print_note",
     "progress",
     "quantized_build",
+    "rates_of_parts",
     "read_starts",
     "resolve_dtype",
     "resume_adapter",

@@ -80,6 +80,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "objective.negative_token": ("negative_token",),
     "objective.label_smoothing": ("label_smoothing", "label_smoothing_factor"),
     "optim.lr": ("learning_rate", "lr"),
+    "optim.vit_lr": ("vit_lr",),
+    "optim.aligner_lr": ("aligner_lr",),
     "optim.warmup_ratio": ("warmup_ratio", "lr_warmup_fraction"),
     "optim.warmup_steps": ("warmup_steps", "lr_warmup_iters"),
     "optim.min_lr": ("min_lr",),

@@ -202,6 +202,12 @@ class OptimSection(OpenSection):
     lr: Annotated[float, Field(gt=0.0, le=1e3)] | None = Field(
         None, description="Peak learning rate; default 1e-5 full, 1e-4 LoRA"
     )
+    vit_lr: Annotated[float, Field(gt=0.0, le=1e3)] | None = Field(
+        None, description="That of the tower which sees pictures; default: optim.lr"
+    )
+    aligner_lr: Annotated[float, Field(gt=0.0, le=1e3)] | None = Field(
+        None, description="That of what leads from the tower to the language model; default: optim.lr"
+    )
     schedule: Shape = Field("cosine", description="Shape after the warm-up")
     schedule_options: ScheduleOptions | None = Field(
         None, description='What some schedules take: {"num_cycles": 2}, {"power": 2.0}'

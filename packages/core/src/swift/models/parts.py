@@ -15,7 +15,7 @@ from swift.models.names import base_model
 if TYPE_CHECKING:
     import torch
 
-    from swift.config.sections import TunerSection
+    from swift.config.sections import Config, TunerSection
     from swift.contracts import Run
 
 VIT, ALIGNER, LLM = "vit", "aligner", "llm"
@@ -105,6 +105,18 @@ def trained_parts(model: torch.nn.Module) -> frozenset[str]:
     return frozenset(
         part for name, part in parts.items() if any(each.requires_grad for each in inner[name].parameters())
     )
+
+
+def rates_of_parts(config: Config, model: torch.nn.Module) -> dict[int, float]:
+    """Return factors on the learning rate by the identity of parameters; those that are not in it have 1."""
+    rates = {VIT: config.optim.vit_lr, ALIGNER: config.optim.aligner_lr}
+    inner = dict(base_model(model).named_modules())
+    return {
+        id(parameter): rate / config.learning_rate
+        for name, part in part_of_modules(model).items()
+        if (rate := rates.get(part)) is not None
+        for parameter in inner[name].parameters()
+    }
 
 
 def trains_on_pictures(run: Run, model: torch.nn.Module) -> bool:

@@ -6,7 +6,8 @@ A backend calls `parameter_groups` on whatever holds its weights, `build_optimiz
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,20 +24,25 @@ if TYPE_CHECKING:
 
 
 def parameter_groups(
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]], optim: OptimSection, tuner: TunerSection
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    optim: OptimSection,
+    tuner: TunerSection,
+    *,
+    rates: Mapping[int, float] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """Trainable parameters, grouped by weight decay and by learning rate.
 
     Weight decay falls on matrices (embeddings included), not on biases and norms: what has fewer than two dimensions.
     Every group has `lr_scale`, the tuner's factor on the scheduled learning rate, and `names` in the order of
-    `params`. Shapes are those of whole parameters, wherever a backend has put their shards.
+    `params`. Shapes are those of whole parameters, wherever a backend has put their shards. `rates` are further factors
+    by the identity of a parameter: `swift.toolkit.rates_of_parts`.
     """
     selected = tuner_of(tuner)
     members: dict[tuple[bool, float], tuple[list[str], list[torch.nn.Parameter]]] = {}
     for name, parameter in named_parameters:
         if not parameter.requires_grad:
             continue
-        scale = selected.lr_scale(name)
+        scale = selected.lr_scale(name) * rates.get(id(parameter), 1.0)
         names, parameters = members.setdefault((len(whole_shape(parameter)) >= 2, scale), ([], []))
         names.append(name)
         parameters.append(parameter)

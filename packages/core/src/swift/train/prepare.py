@@ -31,6 +31,7 @@ from swift.errors import ConfigError, DataError
 from swift.models.classes import has_tower
 from swift.models.heads import exported
 from swift.models.media import PictureReader
+from swift.models.parts import ALIGNER, VIT, frozen_parts
 from swift.models.pictures import PictureProcessor
 from swift.models.positions import check_longest, limit_note
 from swift.models.precision import resolve_dtype
@@ -64,6 +65,7 @@ from swift.train.resume import (
 from swift.train.roles import check_roles, check_vocabularies, fitting_roles, open_role, role_sources
 from swift.train.run_folder import RunClaim
 from swift.train.send_weights import send_weights
+from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
@@ -337,6 +339,25 @@ def check_tower(run: Run, source: ModelSource) -> None:
             "reach what they leave to train.",
             hint="Leave them out, or name a data set with pictures.",
         )
+    _check_rates(run)
+
+
+def _check_rates(run: Run) -> None:
+    """Refuse a learning rate of its own for a part that is not trained."""
+    tuner = run.config.tuner
+    for name, part in (("vit_lr", VIT), ("aligner_lr", ALIGNER)):
+        if getattr(run.config.optim, name) is None:
+            continue
+        if run.media_reader is None:
+            raise ConfigError(
+                f"optim.{name} is a learning rate for what only pictures reach, and no row of the data has a picture.",
+                hint="Leave it out, or name a data set with pictures.",
+            )
+        if part in frozen_parts(tuner, tuner_of(tuner).options):
+            raise ConfigError(
+                f"optim.{name} is a learning rate for weights that stay as they are.",
+                hint=f"Add --freeze_{part} false, or leave it out.",
+            )
 
 
 def report_data(run: Run, data: PreparedData) -> None:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.config import TorchConfig
 from swift.backends.torch.gradients import add_up
-from swift.models.parts import trains_on_pictures
+from swift.models.parts import rates_of_parts, trains_on_pictures
 from swift.optim.build import build_optimizer, parameter_groups
 from swift.optim.placements import place
 from swift.optim.selected import slots_of
@@ -52,7 +52,9 @@ class TorchState:
 def shard(run: Run, view: ViewModule) -> TorchState:
     """Nothing is cut here: every process keeps a whole replica, and gradients are added up."""
     config, arithmetic = run.config, Arithmetic.of(run)
-    groups = parameter_groups(view.model.named_parameters(), config.optim, config.tuner)
+    groups = parameter_groups(
+        view.model.named_parameters(), config.optim, config.tuner, rates=rates_of_parts(config, view.model)
+    )
     place(groups, view.model)
     return TorchState(
         view=view,

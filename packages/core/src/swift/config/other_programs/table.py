@@ -107,10 +107,6 @@ OPTIMIZER: Rows = {
         "an optimizer's options are flags of their own here.",
         "For AdamW: --adam_beta1 0.9 --adam_beta2 0.95 --adam_epsilon 1e-8; all: swift sft --help",
     ),
-    ("vit_lr", "aligner_lr"): Refused(
-        "tower, aligner and language model learn at one rate.",
-        "Leave it out; --learning_rate is for all, and --freeze_vit true leaves the tower as it is.",
-    ),
     ("embedding_lr", "embedding_learning_rate", "embedding_lr_scale"): Refused(
         "all weights have one learning rate (with LoRA+, the adapters' B have a larger one).",
         "Type --learning_rate LR, and with LoRA --lorap_lr_ratio 16",
