@@ -21,6 +21,8 @@ LONGEST_FIRST = (
     "tests/packaging/",
     "tests/backend_",
     "tests/engines/test_matrix.py",
+    "tests/tuning/",
+    "tests/rl/",
     "tests/core/train/test_scores_learn.py",
     "tests/malformed/test_data_rows.py",
     "tests/core/train/test_crash_safety.py",
