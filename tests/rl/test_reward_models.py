@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,54 @@ def test_a_folder_scores_whole_conversations_as_transformers_does(language_model
         found = [verdicts["reward_model"].value for verdicts in pool.score(items())]
     assert found == pytest.approx(expected, abs=1e-4)
     assert len({*expected}) == 3
+
+
+STEPS = [("min", min), ("prod", math.prod), ("last", lambda scores: scores[-1]), ("mean", statistics.fmean)]
+
+
+def test_a_process_reward_model_rewards_answers_by_their_steps(language_model: Path) -> None:
+    torch.manual_seed(1)
+    model = AutoModelForSequenceClassification.from_pretrained(language_model, num_labels=1)
+    folder = language_model.parent / "process-reward-model"
+    model.eval().save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(language_model)
+    tokenizer.save_pretrained(folder)
+    asked = [{"role": "user", "content": "What is 2 + 2?"}]
+    answers = ["Two and two\n\nis what?\nIt is 4.", "4", "  \n"]
+    scores = []
+    for answer in answers:
+        ids, found = tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"], []
+        for step in answer.splitlines():
+            if not step.strip():
+                continue
+            ids = [*ids, *tokenizer(step)["input_ids"], *tokenizer("\n")["input_ids"]]
+            with torch.no_grad():  # the score at the last token of what has been said so far
+                found.append(float(model(torch.tensor([ids])).logits[0, 0].sigmoid()))
+        scores.append(found)
+    assert [*map(len, scores)] == [3, 1, 0]
+    for kind, of_steps in STEPS:
+        options = RewardOptions(reward_model=(str(folder),), step_reward=kind)
+        with RewardPool(select_rewards([], options), options) as pool:
+            found = [
+                each["reward_model"].value for each in pool.score([RewardItem(asked, answer) for answer in answers])
+            ]
+        assert found == pytest.approx([of_steps(each) if each else 0.0 for each in scores], abs=1e-5)
+
+
+def test_rewards_of_steps_are_refused_where_they_cannot_be_had(language_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="step_reward is about the models of reward_model"):
+        RewardOptions(step_reward="min")
+    with pytest.raises(ValueError, match="choose step_reward min, or leave it out"):
+        RewardOptions(reward_model=("a",), step_separator="\n")
+    with pytest.raises(ValueError, match="scores whole answers: name the model's folder"):
+        RewardOptions(reward_model=("http://127.0.0.1:1",), step_reward="min")
+    with pytest.raises(ModelError, match="no process reward model"):
+        select_rewards([], RewardOptions(reward_model=(str(language_model),), step_reward="min"))
+    settings = {"objective.name": "prm", "train.max_steps": 1, "checkpoint.save_last": True}
+    row = {"prompt": "2 + 2?", "completions": ["4"], "labels": [True]}
+    trained = run_training(language_model, tmp_path, [row] * 4, settings)
+    with pytest.raises(ModelError, match="--step_reward min"):
+        select_rewards([], RewardOptions(reward_model=(str(trained.summary.last_checkpoint),)))
 
 
 def test_a_model_that_gives_no_score_is_refused_before_the_run(language_model: Path) -> None:

@@ -404,7 +404,7 @@ def test_a_value_that_cannot_be_is_refused_in_one_sentence(line: str) -> None:
     [
         ("--tp 2", "--parallel.tp 1"),
         ("--task_type value", "--model.task causal_lm"),
-        ("--task_type prm", "swift rlhf --rlhf_type rm"),
+        ("--task_type prm", "swift train --objective prm"),
         ("--loss_type sigmoid", "no key 'objective.loss' for the objective 'sft'"),
         ("--report_to nosuch", "swift plugins"),
     ],

@@ -164,7 +164,7 @@ class Unkeyed(LabelledEncoding):
     [
         (Undeclared(), "made a sample with the values label.*declares difficulty"),
         (Splitting(), "made a sample with 1 segments, and declares left, right"),
-        (Advising(), "more than tokens and weights, which tokenised data cannot hold"),
+        (Advising(), "made a sample with the token_values .*advantage.*and declares none"),
         (Forgetful(), "returned None"),
         (Impatient(), "should be a generator that returns an EncodedRow"),
         (Unkeyed(), "holds values that are not JSON"),

@@ -11,6 +11,11 @@ from swift.config.options import RunsCode, Section
 from swift.errors import ConfigError
 
 
+def is_address(model: str) -> bool:
+    """Return whether a reward model is named by the address of its server."""
+    return model.startswith(("http://", "https://"))
+
+
 class CosineFields(Section):
     """The bounds of `cosine`."""
 
@@ -58,6 +63,14 @@ class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
         (),
         description="Models that score answers: runs, checkpoints, exports, or http:// addresses of servers",
     )
+    step_reward: Literal["min", "prod", "last", "mean"] | None = Field(
+        None,
+        description="The models of reward_model score the steps of an answer (rlhf_type prm), and its reward is the "
+        "least, the product, the last or the mean of their scores",
+    )
+    step_separator: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Text between the steps of an answer; default: that of the model's run, or a line break"
+    )
     external_plugins: Annotated[tuple[FilePath, ...], RunsCode()] = Field(
         (), description="Python files, run as they are, that register rewards in `orms` as ms-swift's plugins do"
     )
@@ -83,6 +96,20 @@ class RewardOptions(CosineFields, RepetitionFields, OverlongFields):
     reward_max_failed: Fraction = Field(
         0.05, description="Part of a round's answers that may fail for one reward before the run stops; one always may"
     )
+
+    @model_validator(mode="after")
+    def _steps_have_a_model(self) -> RewardOptions:
+        if self.step_separator is not None and self.step_reward is None:
+            raise ValueError("step_separator divides answers for step_reward: choose step_reward min, or leave it out")
+        if self.step_reward is not None and not self.reward_model:
+            raise ValueError("step_reward is about the models of reward_model, and none is named: choose one")
+        served = next((each for each in self.reward_model if is_address(each)), None)
+        if self.step_reward is not None and served is not None:
+            raise ValueError(
+                f"step_reward asks for the score of each step, and the server {served} scores whole answers: name the "
+                "model's folder in reward_model"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_weight_each(self) -> RewardOptions:

@@ -64,6 +64,7 @@ def evaluate(options: EvalOptions) -> int:
         from swift.infer.speaker import find_model
 
         found = find_model(options, generates=False, say=print_note)
+        found.check_scores_texts()
         scores = evaluate_scores(found, options, options, say=print_note)
     elif options.tasks:
         from swift.infer.harness import TaskRequest, run_tasks

@@ -110,6 +110,7 @@ def _score(options: InferOptions) -> int:
     from swift.infer.speaker import find_model
 
     found = find_model(options, generates=False, say=print_note)
+    found.check_scores_texts()
     if options.prompt and is_asked(found.location.objective, options.task_type):
         raise UsageError(
             f"{options.model} scores documents, each for a query, and --prompt is one text.",

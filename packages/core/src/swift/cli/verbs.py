@@ -35,7 +35,7 @@ VERBS = {
         Verb(
             "rlhf",
             "Train",
-            "Learn from preferences (dpo, kto, orpo, simpo, cpo, rm), rewards (grpo, ppo) or a teacher (gkd)",
+            "Learn from preferences (dpo, kto, orpo, simpo, cpo, rm, prm), rewards (grpo, ppo) or a teacher (gkd)",
             "swift.cli.train:run",
         ),
         Verb("train", "Train", "Any objective, named by --train_type or --objective", "swift.cli.train:run"),
@@ -103,7 +103,8 @@ VERBS = {
 }
 
 KIN = {
-    name: ("rlhf", "--rlhf_type", name) for name in ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "gkd", "grpo", "ppo")
+    name: ("rlhf", "--rlhf_type", name)
+    for name in ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "gkd", "grpo", "ppo")
 }
 KIN |= {name.replace("_", "-"): ("sft", "--task_type", name) for name in ("seq_cls", "embedding", "reranker")}
 """Verbs of other programs → the verb and the flags that mean the same here."""

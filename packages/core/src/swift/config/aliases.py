@@ -19,7 +19,6 @@ from swift.config.other_programs.values import (
     ATTENTION_ELSEWHERE,
     DEVICES_ELSEWHERE,
     LOSS_SCALES_ELSEWHERE,
-    TASKS_ELSEWHERE,
 )
 
 RENAMED: dict[str, tuple[str, ...]] = {
@@ -75,6 +74,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "objective.desirable_weight": ("desirable_weight",),
     "objective.undesirable_weight": ("undesirable_weight",),
     "objective.center_rewards_coefficient": ("center_rewards_coefficient",),
+    "objective.step_separator": ("step_separator",),
+    "objective.train_on_last_step_only": ("train_on_last_step_only",),
     "objective.class_weights": ("class_weights",),
     "objective.positive_token": ("positive_token",),
     "objective.negative_token": ("negative_token",),
@@ -136,7 +137,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
 
 _TRANSLATED: tuple[tuple[tuple[str, ...], str, Arity, Translation], ...] = (
     (("model_type",), "model.path", "value", to.request("model_type")),
-    (("task_type",), "model.task", "value", to.choice(to.TASKS, TASKS_ELSEWHERE)),
+    (("task_type",), "model.task", "value", to.choice(to.TASKS)),
     (("torch_dtype", "dtype"), "model.dtype", "value", to.choice(to.DTYPES)),
     (("bf16",), "model.dtype", "switch", to.when_on({"model.dtype": "bfloat16"}, {"@no_bf16": True})),
     (("fp16", "use_fp16"), "model.dtype", "switch", to.when_on({"model.dtype": "float16"}, {"@no_fp16": True})),

@@ -158,7 +158,7 @@ class ObjectiveSection(OpenSection):
 
     name: Name = Field(
         "sft",
-        description="pt, sft, dpo, kto, orpo, simpo, cpo, rm, grpo, ppo, gkd, seq_cls, embedding, reranker, "
+        description="pt, sft, dpo, kto, orpo, simpo, cpo, rm, prm, grpo, ppo, gkd, seq_cls, embedding, reranker, "
         "generative_reranker, or an installed plugin's",
     )
 

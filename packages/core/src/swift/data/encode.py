@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
 from swift.data.conversation_tokens import ConversationEncoder
@@ -94,14 +96,19 @@ class SampleEncoder:
             if not encoding.segments_vary and len(sample.segments) != len(encoding.segment_names):
                 raise _undeclared(encoding, f"{len(sample.segments)} segments", "segment_names", encoding.segment_names)
             if any(
-                each.token_values or each.candidates is not None or each.values or (each.media and not self.pictures)
+                each.candidates is not None or each.values or (each.media and not self.pictures)
                 for each in sample.segments
             ):
                 raise PluginError(
-                    f"The encoding {encoding.name!r} made a segment with more than tokens and weights, which tokenised "
-                    "data cannot hold.",
-                    hint="Add values per token in a plan of the objective's own (Objective.plan).",
+                    f"The encoding {encoding.name!r} made a segment with more than tokens and numbers per token, which "
+                    "tokenised data cannot hold.",
+                    hint="Add candidates in a plan of the objective's own (Objective.plan).",
                 )
+            for each in sample.segments:
+                shapes = {name: np.shape(value) for name, value in each.token_values.items()}
+                if shapes != dict.fromkeys(encoding.token_values, (len(each),)):
+                    found = f"the token_values {shapes} in a segment of {len(each)} tokens"
+                    raise _undeclared(encoding, found, "token_values", encoding.token_values)
             if not sample.values.keys() <= set(encoding.values):
                 raise _undeclared(encoding, f"the values {', '.join(sample.values)}", "values", encoding.values)
 

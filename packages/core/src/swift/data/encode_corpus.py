@@ -70,7 +70,7 @@ def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
         if not encoder.encoding.keeps_columns:
             unused |= dict.fromkeys(extras)
     pictured = encoder.pictures is not None
-    arrays = pack_arrays(samples, encoder.encoding.values, media=pictured)
+    arrays = pack_arrays(samples, encoder.encoding.values, encoder.encoding.token_values, media=pictured)
     held = [each for _, sample in samples for segment in sample.segments for each in segment.media] if pictured else []
     return Chunk(
         arrays,

@@ -134,7 +134,8 @@ class DataPreparation:
                 return store
             self.say(f"{changed} is not what it was when it was tokenised: the data set is tokenised again")
             shutil.rmtree(folder, ignore_errors=True)
-        writer = StoreWriter(folder, self.encoder.encoding.values, media=self.encoder.pictures is not None)
+        encoding, media = self.encoder.encoding, self.encoder.pictures is not None
+        writer = StoreWriter(folder, encoding.values, encoding.token_values, media=media)
         try:
             report = encode_corpus(corpus, self.encoder, writer, workers=self.encoder.section.workers, say=self.say)
             report.check(strict=self.encoder.section.strict)

@@ -38,6 +38,8 @@ _NUMBERS = ("start", "length", "width", "height", "size")
 """What is kept of a picture, besides its path and the length of that."""
 _VALUE = "value."
 """How the column of a number begins that an encoding declares besides."""
+_TOKEN_VALUE = "token_value."
+"""The same of a number per token."""
 _BLOCK = 1 << 20
 
 
@@ -146,7 +148,8 @@ class Store(SampleSet):
         self.notes: dict[str, Any] = manifest["notes"]
         values = value_names(name.removeprefix(_VALUE) for name in manifest["lengths"] if name.startswith(_VALUE))
         self.may_hold_media = "media" in manifest["lengths"]
-        types = _types(values, media=self.may_hold_media)
+        of_tokens = [name.removeprefix(_TOKEN_VALUE) for name in manifest["lengths"] if name.startswith(_TOKEN_VALUE)]
+        types = _types(values, of_tokens, media=self.may_hold_media)
         arrays = {name: _map(folder / f"{name}.bin", dtype) for name, dtype in types.items()}
         if {name: len(array) for name, array in arrays.items()} != manifest["lengths"]:
             raise ValueError(f"{folder} is not whole")
@@ -154,6 +157,7 @@ class Store(SampleSet):
         self.rows: np.ndarray = arrays["rows"]
         """Per sample: the row of the source that it was made of."""
         self._ids, self._weights = arrays["ids"], arrays["weights"]
+        self._token_values = {name: arrays[f"{_TOKEN_VALUE}{name}"] for name in of_tokens}
         numbers = {name: arrays[_column(name)] for name in values}
         self._values = {name: array for name, array in numbers.items() if not np.isnan(array).all()}
         self._starts = _starts(arrays["segment_lengths"])
@@ -185,6 +189,7 @@ class Store(SampleSet):
             Segment(
                 np.asarray(self._ids[start:end]),
                 np.asarray(self._weights[start:end]),
+                {name: np.asarray(array[start:end]) for name, array in self._token_values.items()},
                 media=() if self._media is None else self._media.of_segment(first + number),
             )
             for number, (start, end) in enumerate(pairwise(bounds))
@@ -243,9 +248,11 @@ class Spilled:
 class StoreWriter:
     """Writes a store next to its final path, and renames it when it is complete."""
 
-    def __init__(self, folder: Path, values: Iterable[str] = (), *, media: bool = False) -> None:
+    def __init__(
+        self, folder: Path, values: Iterable[str] = (), token_values: Iterable[str] = (), *, media: bool = False
+    ) -> None:
         self._folder = folder
-        self._types = _types(value_names(values), media=media)
+        self._types = _types(value_names(values), token_values, media=media)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -336,28 +343,37 @@ def value_names(declared: Iterable[str]) -> tuple[str, ...]:
 
 
 def pack_arrays(
-    samples: Iterable[tuple[int, Encoded]], values: Iterable[str] = (), *, media: bool = False
+    samples: Iterable[tuple[int, Encoded]],
+    values: Iterable[str] = (),
+    token_values: Iterable[str] = (),
+    *,
+    media: bool = False,
 ) -> dict[str, np.ndarray]:
     """Return samples, each with the row that it was made of, as the flat arrays of a store.
 
-    `values` are the numbers that the encoding declares; `media` tells whether samples may hold pictures.
+    `values` and `token_values` are the numbers that the encoding declares; `media` tells whether samples may hold
+    pictures.
     """
-    names = value_names(values)
+    names, of_tokens = value_names(values), tuple(token_values)
     listed = list(samples)
     segments = [segment for _, sample in listed for segment in sample.segments]
     arrays: dict[str, Any] = {
-        "ids": np.concatenate([segment.input_ids for segment in segments]) if segments else [],
-        "weights": np.concatenate([segment.weights for segment in segments]) if segments else [],
+        "ids": _joined([segment.input_ids for segment in segments]),
+        "weights": _joined([segment.weights for segment in segments]),
         "segment_lengths": [len(segment) for segment in segments],
         "segment_counts": [len(sample.segments) for _, sample in listed],
         "rows": [row for row, _ in listed],
         **{_column(name): [each.values.get(name, np.nan) for _, each in listed] for name in names},
+        **{f"{_TOKEN_VALUE}{name}": _joined([each.token_values[name] for each in segments]) for name in of_tokens},
     }
     if media:
         arrays |= _media_arrays(segments)
-    return {
-        name: np.asarray(arrays[name], dtype=dtype).reshape(-1) for name, dtype in _types(names, media=media).items()
-    }
+    types = _types(names, of_tokens, media=media)
+    return {name: np.asarray(arrays[name], dtype=dtype).reshape(-1) for name, dtype in types.items()}
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> Any:
+    return np.concatenate(arrays) if arrays else []
 
 
 def _media_arrays(segments: Sequence[Segment]) -> dict[str, Any]:
@@ -371,9 +387,10 @@ def _media_arrays(segments: Sequence[Segment]) -> dict[str, Any]:
     }
 
 
-def _types(values: Iterable[str], *, media: bool = False) -> dict[str, Any]:
+def _types(values: Iterable[str], token_values: Iterable[str] = (), *, media: bool = False) -> dict[str, Any]:
     """Return the type of each column, by its name on disk."""
-    return {**_TYPES, **{_column(name): np.float64 for name in values}, **(_MEDIA if media else {})}
+    of_tokens = {f"{_TOKEN_VALUE}{name}": np.float32 for name in token_values}
+    return {**_TYPES, **{_column(name): np.float64 for name in values}, **of_tokens, **(_MEDIA if media else {})}
 
 
 def _column(value: str) -> str:

@@ -33,7 +33,7 @@ TASKS = (
     "prm",
     "bco",
 )
-_RATES = {"sft": 2e-5, "reward": 1e-4, "ppo": 5e-5}
+_RATES = {"sft": 2e-5, "reward": 1e-4, "prm": 1e-5, "ppo": 5e-5}
 _ONLINE = {"grpo": online, "gkd": distilling, "ppo": critics}
 _LINE = 1 << 20
 _LINE_BREAK = (
@@ -85,7 +85,7 @@ TABLE: Table = {
 def translate(run: Carrying) -> None:
     """Translate what trains by a loss that swift has; raises `NotTrainable` for others."""
     task = _task(run)
-    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "grpo", "gkd", "ppo"):
+    if task not in ("sft", "dpo", "kto", "orpo", "cpo", "simpo", "reward", "prm", "grpo", "gkd", "ppo"):
         raise trainer.refuse(run, task.upper())
     run.verb = "sft" if task == "sft" else "rlhf"
     _adapters(run)
@@ -99,7 +99,7 @@ def translate(run: Carrying) -> None:
     _preference(run, task)
     if task == "sft":
         _learned(run)
-    elif task != "reward" and "chat_template" not in run.values:
+    elif task not in ("reward", "prm") and "chat_template" not in run.values:
         run.changed("chat_template", "", _LINE_BREAK)
     longest = run.values.get("max_length", run.values.get("max_seq_length"))
     if "max_length" in run.empty or is_off(longest or 1):
@@ -135,7 +135,7 @@ def _task(run: Carrying) -> str:
         return run.recipe.command
     path = Path(run.recipe.source.split(":")[0])
     named = " ".join((path.name, path.parent.name, str(run.values.get("output_dir", "")))).lower()
-    for task in ("grpo", "gkd", "ppo", "dpo", "kto", "orpo", "cpo", "reward", "sft"):
+    for task in ("grpo", "gkd", "ppo", "dpo", "kto", "orpo", "cpo", "reward", "prm", "sft"):
         if task in named:
             break
     else:
@@ -153,6 +153,12 @@ def _preference(run: Carrying, task: str) -> None:
         return
     if task == "reward":
         run.set("objective.name", "rm", "trl reward")
+        return
+    if task == "prm":
+        run.set("objective.name", "prm", "trl prm")
+        for key in ("step_separator", "train_on_last_step_only"):
+            if (value := run.take(key)) is not None:
+                run.set(f"objective.{key}", value, key)
         return
     losses = words(run.take("loss_type") or [])
     run.set("objective.name", "simpo" if task == "cpo" and losses == ["simpo"] else task, f"trl {task}")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from swift.infer.openai_server import OpenAiServer, at_once
     from swift.infer.questions import Question, read_questions
     from swift.infer.sampling import draw_tokens
+    from swift.infer.steps import StepScorer
     from swift.infer.stop import StopStrings
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Journal",
     "OpenAiServer",
     "Question",
+    "StepScorer",
     "StopStrings",
     "answer_into",
     "at_once",
@@ -31,6 +33,7 @@ __all__ = [
     "find_source",
     "open_engine",
     "open_scorer",
+    "open_step_scorer",
     "quiet_libraries",
     "read_lines",
     "read_questions",
@@ -111,10 +114,29 @@ def open_scorer(
     return ConversationScorer(ModelOptions(model=str(model), dtype=dtype, device=device), batch_size=batch_size)
 
 
+def open_step_scorer(
+    model: str | Path,
+    separator: str | None = None,
+    *,
+    dtype: str = "auto",
+    device: str | None = None,
+    batch_size: int | None = None,
+) -> StepScorer:
+    """Open a process reward model, which scores each step of an answer: a run, a checkpoint, a folder or a hub id.
+
+    `separator` stands behind each step; None takes that of the run, or else a line break.
+    """
+    from swift.infer.options import ModelOptions
+    from swift.infer.steps import StepScorer
+
+    return StepScorer(ModelOptions(model=str(model), dtype=dtype, device=device), separator, batch_size=batch_size)
+
+
 _LATER = {
     "ConversationScorer": "conversations",
     "Journal": "journal",
     "Question": "questions",
+    "StepScorer": "steps",
     "StopStrings": "stop",
     "answer_into": "asking",
     "check_model": "asking",

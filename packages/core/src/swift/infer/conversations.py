@@ -25,7 +25,8 @@ class ConversationScorer:
         if task not in ("seq_cls", "reward") or self._found.source.config.num_labels != 1:
             raise ModelError(
                 f"{options.model} is no reward model: it does not give one score to a conversation.",
-                hint="A reward model is trained by: swift rlhf --rlhf_type rm",
+                hint="A reward model is trained by: swift rlhf --rlhf_type rm. One that scores the steps of an answer, "
+                "by prm, rewards with: --step_reward min",
             )
         self._options = options
         self._batch_size = batch_size

@@ -69,6 +69,16 @@ class Scorer:
             found = self._read(self._view(batch, {self._need}), batch)
             yield from zip(places, found.float().cpu().numpy(), strict=True)
 
+    @torch.no_grad()
+    def values(self, segments: Sequence[Segment]) -> Iterator[tuple[int, Outputs]]:
+        """Yield (place, outputs) of texts: the one number of the head before each token that has weight."""
+        for places in by_length([segment.input_ids for segment in segments], self._batch):
+            batch = collate([Encoded(place, (segments[place],)) for place in places], flat=False).to(self._device)
+            values = self._view(batch, {Need.VALUES}).values
+            assert values is not None
+            for place, row, weights in zip(places, values, batch.weights, strict=True):
+                yield place, row[weights > 0].float().cpu().numpy()
+
     @property
     def _need(self) -> Need:
         if self._reranker is not None:

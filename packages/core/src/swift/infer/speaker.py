@@ -66,6 +66,15 @@ class FoundModel:
         """Return what the labels of a classifier are, by its run or else by its config.json, in transformers' words."""
         return self.location.weights.problem_type or getattr(self.source.config, "problem_type", None)
 
+    def check_scores_texts(self) -> None:
+        """Raise `ModelError` where the model was trained to score the steps of answers, and not whole texts."""
+        if self.location.objective.get("name") == "prm":
+            raise ModelError(
+                f"{self.name} scores the steps of an answer (prm), not a text as a whole.",
+                hint="Score answers by their steps: swift sample MODEL --dataset FILE --reward_model "
+                f"{self.name} --step_reward min --result_path FILE",
+            )
+
     def facts(self) -> dict[str, str]:
         """Return facts that tell this model from others of the same name."""
         adapter = self.location.adapter

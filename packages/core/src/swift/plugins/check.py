@@ -319,13 +319,14 @@ def _check_encoding(entry: PluginEntry, encoding: object) -> None:
         return
     if not isinstance(getattr(encoding, "name", None), str):
         raise _faulty(entry, "has an encoding without a name", "It is a text")
-    for member in ("segment_names", "values"):
+    for member in ("segment_names", "values", "token_values"):
         names: object = getattr(encoding, member)
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
             raise _faulty(entry, f"has an encoding whose {member} are {names!r}", "It is a tuple of texts")
-    if not all(name.isidentifier() for name in encoding.values):
-        remedy = "Each is the name of a column: letters, digits and _"
-        raise _faulty(entry, f"has an encoding whose values are {encoding.values!r}", remedy)
+    for member in ("values", "token_values"):
+        if not all(name.isidentifier() for name in getattr(encoding, member)):
+            remedy = "Each is the name of a column: letters, digits and _"
+            raise _faulty(entry, f"has an encoding whose {member} are {getattr(encoding, member)!r}", remedy)
 
 
 def implementations(entry: PluginEntry, plugin: Any) -> list[Implementation]:

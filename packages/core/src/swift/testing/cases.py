@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import Capabilities, Need, Reads
 from swift.testing import third_party
 from swift.testing.layouts import Layout
-from swift.testing.subjects import Row, conversations, pairs
+from swift.testing.subjects import Row, conversations, marked_steps, pairs
 
 if TYPE_CHECKING:
     from swift.testing.reference import Expected, Recipe
@@ -26,6 +26,7 @@ LENGTHS = (1, 14, 27, 40)
 CHATS = tuple(conversations(21, lengths=LENGTHS))
 """Not a multiple of the rows of a step: the last batch of an epoch is short, and dealt out unevenly."""
 PAIRS = tuple(pairs(13, lengths=LENGTHS))
+MARKED_STEPS = tuple(marked_steps(13))
 HELD_OUT = 5
 """So many of the first rows are also evaluated on."""
 
@@ -140,6 +141,12 @@ CASES = (
         needs=frozenset({Need.SCORES}),
     ),
     Case("value", {"objective.name": "kit-values", "model.task": "value"}, needs=frozenset({Need.VALUES})),
+    Case(
+        "steps of answers",
+        {"objective.name": "prm", "model.task": "value"},
+        MARKED_STEPS,
+        needs=frozenset({Need.VALUES}),
+    ),
     Case(
         "embedding",
         {"objective.name": "kit-vectors", "model.task": "embedding", "model.pooling": "mean"},

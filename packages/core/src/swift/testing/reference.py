@@ -33,7 +33,7 @@ from swift.testing.token_inputs import ENTROPY, LEFT, RATIO, TEACHER, TEMPERATUR
 Tokens = tuple[list[int], list[int]]
 """The prompt, and what is learned."""
 Sample = tuple[Tokens, ...]
-"""One conversation; or a chosen and a rejected one."""
+"""One conversation; or a chosen and a rejected one; or a question, and steps with a label of each."""
 
 
 @dataclass
@@ -105,13 +105,20 @@ def tokens_of(tokenizer: Any, question: str, answer: str) -> Tokens:
 
 
 def samples_of(model: Path, rows: Sequence[dict[str, Any]]) -> list[Sample]:
-    """Rows of messages, or of a query with a chosen and a rejected answer."""
+    """Rows of messages, of a query with a chosen and a rejected answer, or of steps with labels."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     samples: list[Sample] = []
     for row in rows:
         if "messages" in row:
             question, answer = (message["content"] for message in row["messages"])
             samples.append((tokens_of(tokenizer, question, answer),))
+        elif "completions" in row:
+            asked = tokens_of(tokenizer, row["prompt"], "")[0]
+            steps = [
+                (tokenizer(f"{step}\n").input_ids, [int(label)])
+                for step, label in zip(row["completions"], row["labels"], strict=True)
+            ]
+            samples.append(((asked, []), *steps))
         else:
             answers = (row["response"], row["rejected_response"])
             samples.append(tuple(tokens_of(tokenizer, row["query"], answer) for answer in answers))
@@ -208,6 +215,8 @@ def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.
     samples = [recipe.samples[index] for index in batch]
     if recipe.objective == "dpo":
         return torch.stack([_dpo(recipe, model, past, *sample) for sample in samples]).mean()
+    if recipe.objective == "prm":
+        return torch.cat([_of_steps(model, sample) for sample in samples]).mean()
     if recipe.objective == "kit-negatives":
         return _negatives(recipe, model, samples)
     if recipe.task != "causal_lm":
@@ -250,6 +259,18 @@ def _least_squares(recipe: Recipe, model: Any, tokens: Tokens) -> torch.Tensor:
         return _squares(vector - length / SCALE) / len(vector)
     targets = length / SCALE * torch.arange(1, recipe.labels + 1)
     return _squares(model(**inputs).logits[0] - targets)
+
+
+def _of_steps(model: Any, sample: Sample) -> torch.Tensor:
+    """Return the cross entropy of each step's label, by what the head says at the last token of the step."""
+    ids = [token for tokens, _ in sample for token in tokens]
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    said = base.score(base.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state)[0, :, 0]
+    losses, end = [], 0
+    for tokens, labels in sample:
+        end += len(tokens)
+        losses += [F.logsigmoid(said[end - 1] if label else -said[end - 1]).neg() for label in labels]
+    return torch.stack(losses)
 
 
 def _negatives(recipe: Recipe, model: Any, samples: Sequence[Sample]) -> torch.Tensor:

@@ -106,6 +106,16 @@ def verdicts(count: int, seed: int = 0) -> list[Row]:
     ]
 
 
+def marked_steps(count: int, seed: int = 0) -> list[Row]:
+    """Return questions with answers in one to four steps, each of which is marked right or wrong."""
+    draw = random.Random(seed)
+    rows = []
+    for index in range(count):
+        steps = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 20))) for _ in range(1 + index % 4)]
+        rows.append({"prompt": f"Write {index}", "completions": steps, "labels": [len(step) < 10 for step in steps]})
+    return rows
+
+
 def write_jsonl(path: Path, rows: Sequence[Any]) -> Path:
     """Return one JSON object per line."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from statistics import fmean
 from typing import Any
 
 from swift.contracts import Reward, RewardItem
 from swift.errors import ModelError
+from swift_rl.reward_options import RewardOptions, is_address
 from swift_rl.rewards.http import posted
 
 _AT_ONCE = 8
 """Requests to a server."""
+_OF_STEPS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "min": min,
+    "prod": math.prod,
+    "last": lambda scores: scores[-1],
+    "mean": fmean,
+}
+"""What `step_reward` makes of the scores of steps."""
 
 
-def open_reward_model(address: str) -> Reward:
-    """Return the reward of a folder, or of a server's address; raise where a folder holds no reward model."""
-    return ServerReward(address) if address.startswith(("http://", "https://")) else ModelReward(address)
+def open_reward_model(address: str, options: RewardOptions) -> Reward:
+    """Return the reward of a folder, or of a server's address; raise where a folder holds no such model."""
+    if options.step_reward is not None:
+        return StepReward(address, options.step_reward, options.step_separator)
+    return ServerReward(address) if is_address(address) else ModelReward(address)
 
 
 class ModelReward:
@@ -30,6 +42,25 @@ class ModelReward:
     def score(self, items: Sequence[RewardItem]) -> list[float]:
         """Return the score of each conversation with its answer."""
         return self._scorer.scores([conversation_of(item) for item in items])
+
+    def close(self) -> None:
+        """Let the model go."""
+        self._scorer.close()
+
+
+class StepReward:
+    """A process reward model in this process: the scores of an answer's steps, made one number."""
+
+    def __init__(self, model: str, kind: str, separator: str | None) -> None:
+        from swift.infer import open_step_scorer
+
+        self._scorer = open_step_scorer(model, separator)
+        self._of_steps = _OF_STEPS[kind]
+
+    def score(self, items: Sequence[RewardItem]) -> list[float]:
+        """Return the reward of each answer, from 0 to 1; 0 of one without steps."""
+        scores = self._scorer.scores([(item.messages, item.completion) for item in items])
+        return [self._of_steps(each.tolist()) if len(each) else 0.0 for each in scores]
 
     def close(self) -> None:
         """Let the model go."""

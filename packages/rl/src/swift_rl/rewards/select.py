@@ -61,7 +61,7 @@ def select_rewards(names: Iterable[str], options: RewardOptions) -> list[Selecte
             selected.append(_installed(name, options, found.registered))
         else:
             selected.append(_of_a_file(name, in_files[name], facts))
-    selected += [_model(number, address) for number, address in enumerate(options.reward_model, 1)]
+    selected += [_model(number, address, options) for number, address in enumerate(options.reward_model, 1)]
     _check_names(selected, options)
     weights = options.reward_weights or (1.0,) * len(selected)
     return [replace(reward, weight=weight) for reward, weight in zip(selected, weights, strict=True)]
@@ -164,16 +164,18 @@ def _values(name: str, model: type[BaseModel] | None, options: RewardOptions) ->
         raise ConfigError(f"{where}: {first['msg']}, not {first['input']!r}.") from None
 
 
-def _model(number: int, address: str) -> SelectedReward:
+def _model(number: int, address: str, options: RewardOptions) -> SelectedReward:
     from swift_rl.rewards.models import open_reward_model
 
+    asked = {"step_reward": options.step_reward, "step_separator": options.step_separator}
+    of_steps = {name: value for name, value in asked.items() if value is not None}
     return SelectedReward(
         "reward_model" if number == 1 else f"reward_model_{number}",
-        {"kind": "model", "model": address},
+        {"kind": "model", "model": address, **of_steps},
         isolation="inline",
         batched=True,
-        reward=open_reward_model(address),
-        flags=("--reward_model", address),
+        reward=open_reward_model(address, options),
+        flags=("--reward_model", address, *(text for name, value in of_steps.items() for text in (f"--{name}", value))),
     )
 
 

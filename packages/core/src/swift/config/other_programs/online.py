@@ -28,6 +28,7 @@ OPTIONS: Mapping[str, Arity] = {
             "cosine_min_len_value_correct", "cosine_max_len_value_correct", "cosine_max_len", "repetition_n_grams",
             "repetition_max_penalty", "soft_max_length", "soft_cache_length", "reward_timeout", "reward_workers",
             "reward_memory", "reward_retries", "reward_on_error", "reward_max_failed", "max_resample_times",
+            "step_reward",
             "log_ratio_clamp", "kl_log_ratio_clamp", "kl_clamp", "lone_answer", "whiten_variance",
             "rollout_importance_sampling_min", "rollout_importance_sampling_aggregate", "environment",
             "environment_weight", "max_turns", "completion_length_limit_scope", "environment_timeout",

@@ -213,14 +213,14 @@ TRAIN_TYPES: dict[str, Settings] = {
     "cpt": {"objective.name": "pt"},
     **{
         name: {"objective.name": name}
-        for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo", "ppo", "gkd")
+        for name in ("sft", "dpo", "kto", "orpo", "simpo", "cpo", "rm", "prm", "grpo", "ppo", "gkd")
     },
 }
 TASKS: dict[str, Settings] = {
     **{name: {"model.task": name} for name in ("causal_lm", "seq_cls", "embedding", "reward", "value")},
-    **{name: {"objective.name": name} for name in ("reranker", "generative_reranker")},
+    **{name: {"objective.name": name} for name in ("reranker", "generative_reranker", "prm")},
 }
-"""ms-swift's tasks of a reranker are what an objective makes of a classifier, or of a language model."""
+"""ms-swift's tasks of a reranker, and its prm, are what an objective makes of a model of another task."""
 LOSSES_OF_RERANKERS: dict[str, Settings] = {
     "pointwise_reranker": {"?objective.name": "reranker", "objective.loss": "pointwise"},
     "listwise_reranker": {"?objective.name": "reranker", "objective.loss": "listwise"},

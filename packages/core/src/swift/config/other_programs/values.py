@@ -86,9 +86,3 @@ TUNERS_ELSEWHERE = {
         "Type --train_type full --trainable_parameters model.layers.27. lm_head",
     ),
 }  # fmt: skip
-TASKS_ELSEWHERE = {
-    "prm": Refused(
-        "a reward model scores whole answers here, not their steps.",
-        "Type --task_type seq_cls, or to learn from pairs of answers: swift rlhf --rlhf_type rm",
-    )
-}

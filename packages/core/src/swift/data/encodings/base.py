@@ -57,6 +57,8 @@ class Encoding(ABC):
     """Whether a sample may have fewer or more segments than names: the last name stands for all further ones."""
     values: tuple[str, ...] = ()
     """Numbers that a sample may carry (`Encoded.values`): columns of the store and keys of `MicroBatch.values`."""
+    token_values: tuple[str, ...] = ()
+    """Numbers that every token of every segment has, one each: `Segment.token_values`, `MicroBatch.token_values`."""
     needs_following: bool = False
     """Whether `encode` is given the next row too."""
     loss_on: LossOn = "last_round"

@@ -65,6 +65,8 @@ def _pair(row: RowReader) -> tuple[Conversation, Conversation]:
         better = row.conversation()
         prompt = better.messages[: better.last_round]
         return better, row.answered(prompt, row.value("rejected_response"), tools=list(better.tools))
+    if row.has("completions") and row.has("labels"):
+        raise row.unknown("steps with labels, which --rlhf_type prm learns, and no worse answer")
     raise row.unknown("no worse answer (rejected_response, rejected_messages, or chosen and rejected)")
 
 
