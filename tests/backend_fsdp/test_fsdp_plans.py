@@ -98,10 +98,15 @@ def test_presets_say_what_they_stand_for() -> None:
             assert getattr(parsed.backend_options, key) is True
 
 
-def test_replicas_are_kept_one_per_machine_when_asked() -> None:
-    from swift.config.sections import ParallelSection
-    from swift_backend_fsdp.plan import MeshSizes
+def test_replicas_are_kept_one_per_machine_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from swift.config.sections import Config
+    from swift_backend_fsdp.plan import layout_of
 
-    assert MeshSizes.of(ParallelSection(), 16, per_machine=8) == MeshSizes(2, 8, 1, 1)
-    assert MeshSizes.of(ParallelSection(tp=2), 16, per_machine=8) == MeshSizes(2, 4, 1, 2)
-    assert MeshSizes.of(ParallelSection(), 8, per_machine=8) == MeshSizes(1, 8, 1, 1)
+    def sizes(processes: int, **parallel: int) -> dict[str, int]:
+        config = Config.model_validate({"parallel": parallel, "backend": {"name": "fsdp", "hybrid": True}})
+        return layout_of(config, processes).named("dp_replicate", "dp_shard")
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert sizes(16) == {"dp_replicate": 2, "dp_shard": 8}
+    assert sizes(16, tp=2) == {"dp_replicate": 2, "dp_shard": 4, "tp": 2}
+    assert sizes(8) == {"dp_replicate": 1, "dp_shard": 8}

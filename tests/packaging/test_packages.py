@@ -24,13 +24,14 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_there_are_seven_packages() -> None:
+def test_there_are_eight_packages() -> None:
     assert [package.name for package in PACKAGES] == [
         "backend-deepspeed",
         "backend-fsdp",
         "backend-megatron",
         "core",
         "export-vllm",
+        "plan",
         "rl",
         "tuning",
     ]

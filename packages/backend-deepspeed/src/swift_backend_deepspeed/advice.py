@@ -10,7 +10,7 @@ from swift_backend_deepspeed.ds_json import offload_device, stage_of
 if TYPE_CHECKING:
     from swift.config.sections import Config
 
-_BUCKETS = {
+DEFAULTS = {
     "reduce_bucket_size": 500_000_000,
     "allgather_bucket_size": 500_000_000,
     "stage3_prefetch_bucket_size": 50_000_000,
@@ -30,7 +30,7 @@ def _measures(config: Config, content: dict[str, Any]) -> Iterator[str]:
         yield f"--train.micro_batch {train.micro_batch} (accumulation makes up for it)"
     if not train.gradient_checkpointing:
         yield "--gradient_checkpointing false (true recomputes activations)"
-    for name, usual in _BUCKETS.items():
+    for name, usual in DEFAULTS.items():
         if name.startswith("stage3_") == (stage == 3):
             yield f"{name} {zero.get(name, usual):,}"
     if stage < 3:

@@ -13,7 +13,7 @@ from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import PRESETS, implied_settings, preset_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from swift.contracts import (
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         CheckpointWriter,
         ForeignCheckpoint,
         ForwardResult,
+        LocalWeights,
         ModelSource,
         Objective,
         Run,
         StepResult,
         Topology,
+        Traffic,
         TrainedState,
         WeightStream,
     )
@@ -128,6 +130,24 @@ class DeepSpeedBackend:
 
         teardown(run)
         return True
+
+    @hookimpl
+    def swift_variants(self) -> Mapping[str, Sequence[str]]:
+        from swift_backend_deepspeed.estimate import VARIANTS
+
+        return VARIANTS
+
+    @hookimpl
+    def swift_estimate_memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float]:
+        from swift_backend_deepspeed.estimate import estimate_memory
+
+        return estimate_memory(run, weights)
+
+    @hookimpl
+    def swift_estimate_traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+        from swift_backend_deepspeed.estimate import estimate_traffic
+
+        return estimate_traffic(run, weights, micro_batches)
 
     @hookimpl
     def swift_core_settings(self, options: DeepSpeedOptions) -> Mapping[str, tuple[Any, str]]:

@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import LoraOptions
+from swift.contracts import ProcessLayout
 from swift.errors import UnsupportedPlan
 from swift.models.sizes import check_heads, check_widths
-from swift_backend_fsdp.config import FsdpConfig
 
 if TYPE_CHECKING:
-    from swift.config.sections import ParallelSection
+    from swift.config.sections import Config
     from swift.contracts import Run
 
 
-@dataclass(frozen=True)
-class MeshSizes:
-    """world = replicate × data × sequence × tp; parameters are sharded over data × sequence."""
+def layout_of(config: Config, world: int) -> ProcessLayout:
+    """Return the sizes of a run; with `backend.hybrid` there is a replica on every machine.
 
-    replicate: int
-    data: int
-    """Shards of one replica that train on samples of their own."""
-    sequence: int
-    """Processes that share each sample, a part of its tokens each (Ulysses or context parallel)."""
-    tp: int
-
-    @classmethod
-    def of(cls, parallel: ParallelSection, world: int, *, per_machine: int | None = None) -> MeshSizes:
-        """Return the sizes for so many processes.
-
-        What was left open is taken up by `dp_shard`, within a machine if told.
-        """
-        within_machines = per_machine is not None and parallel.dp_shard is None
-        replicas = max(1, world // per_machine) if within_machines and per_machine else None
-        replicate, data = parallel.data_parallel(world, replicas=replicas)
-        return cls(replicate, data, parallel.cp * parallel.ulysses, parallel.tp)
+    Parameters are sharded over shard × sequence processes. What was left open is taken up by `dp_shard`.
+    """
+    replicas = None
+    if getattr(config.backend, "hybrid", False) and config.parallel.dp_shard is None:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        replicas = max(1, world // here)
+    return ProcessLayout.of(config.parallel, world, replicas=replicas)
 
 
-def sizes_of(run: Run) -> MeshSizes:
-    """Return the sizes of a run; with `backend.hybrid` there is a replica on every machine."""
-    hybrid = run.options(FsdpConfig).hybrid
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size))
-    return MeshSizes.of(run.config.parallel, run.world.size, per_machine=here if hybrid else None)
+def sizes_of(run: Run) -> ProcessLayout:
+    """Return the sizes of a run."""
+    return layout_of(run.config, run.world.size)
 
 
 def check_plan(run: Run) -> None:

@@ -12,15 +12,21 @@ from swift.hookspecs import hookimpl
 from swift_backend_fsdp.config import FsdpConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from swift.config.sections import Config
     from swift.contracts import (
         CheckpointReader,
         CheckpointWriter,
         ForwardResult,
+        LocalWeights,
         ModelSource,
         Objective,
+        ProcessLayout,
         Run,
         StepResult,
         Topology,
+        Traffic,
         WeightStream,
     )
     from swift.data.batch import Batch
@@ -123,3 +129,21 @@ class FsdpBackend:
 
         teardown(run)
         return True
+
+    @hookimpl
+    def swift_layout(self, config: Config, processes: int) -> ProcessLayout:
+        from swift_backend_fsdp.plan import layout_of
+
+        return layout_of(config, processes)
+
+    @hookimpl
+    def swift_estimate_memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float]:
+        from swift_backend_fsdp.estimate import estimate_memory
+
+        return estimate_memory(run, weights)
+
+    @hookimpl
+    def swift_estimate_traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+        from swift_backend_fsdp.estimate import estimate_traffic
+
+        return estimate_traffic(run, weights, micro_batches)

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import _collective_utils, _redistribute, debug
 
-from swift.contracts import Topology
+from swift.contracts import ProcessLayout, Topology
 from swift.toolkit import choose_device, join_group, leave_group
 from swift_backend_fsdp.config import FsdpConfig
-from swift_backend_fsdp.plan import MeshSizes, sizes_of
+from swift_backend_fsdp.plan import sizes_of
 
 if TYPE_CHECKING:
     from swift.contracts import Run
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Meshes:
     """The groups of one process: what FSDP keeps in `run.backend_state`, shared by all models of the run."""
 
-    sizes: MeshSizes
+    sizes: ProcessLayout
     fsdp: DeviceMesh
     """What `fully_shard` is given: one dimension, or two where replicas are kept."""
     tp: DeviceMesh
@@ -50,7 +50,7 @@ def setup(run: Run) -> Topology:
     # FSDP wants a group even of one.
     join_group(device, run.world, timeout=run.timeout, alone=True)
     names = ("replicate", "data", "sequence", "tp")
-    root = init_device_mesh(device.type, (sizes.replicate, sizes.data, sizes.sequence, sizes.tp), mesh_dim_names=names)
+    root = init_device_mesh(device.type, (sizes.replicate, sizes.shard, sizes.sequence, sizes.tp), mesh_dim_names=names)
     shard = root["data", "sequence"]._flatten("shard")
     slices = root["replicate", "data"]._flatten("slices")
     run.backend_state = Meshes(
@@ -65,9 +65,9 @@ def setup(run: Run) -> Topology:
     return Topology(
         world=run.world,
         data_rank=slices.get_local_rank(),
-        data_size=sizes.replicate * sizes.data,
+        data_size=sizes.data,
         device=str(device),
-        layout=_layout(run, sizes),
+        layout=sizes.named("dp_shard"),
     )
 
 
@@ -76,18 +76,6 @@ def teardown(run: Run) -> None:
     run.backend_state = None
     _forget_meshes()
     leave_group()
-
-
-def _layout(run: Run, sizes: MeshSizes) -> dict[str, int]:
-    parallel = run.config.parallel
-    all_sizes = {
-        "dp_replicate": sizes.replicate,
-        "dp_shard": sizes.data,
-        "cp": parallel.cp,
-        "ulysses": parallel.ulysses,
-        "tp": sizes.tp,
-    }
-    return {name: size for name, size in all_sizes.items() if size > 1 or name == "dp_shard"}
 
 
 def _forget_meshes() -> None:

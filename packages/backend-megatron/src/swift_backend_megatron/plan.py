@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift.config.own_options import LoraOptions
+from swift.contracts import ProcessLayout
 from swift.errors import UnsupportedPlan
 from swift.models.sizes import check_widths, experts_of
 from swift_backend_megatron.config import MegatronConfig
@@ -15,57 +15,27 @@ if TYPE_CHECKING:
     from swift.contracts import Run
 
 
-@dataclass(frozen=True)
-class MegatronSizes:
-    """world = dp × pp × cp × tp, and for the experts' weights world = edp × pp × ep × etp."""
-
-    replicate: int
-    """Groups of data parallel processes that each keep all of the optimizer's state."""
-    shard: int
-    """Data parallel processes of one such group."""
-    pp: int
-    cp: int
-    tp: int
-    ep: int
-    etp: int
-    vpp: int
-
-    @classmethod
-    def of(cls, parallel: ParallelSection, world: int) -> MegatronSizes:
-        """Return the sizes for so many processes; data parallelism takes what was left open."""
-        replicate, shard = parallel.data_parallel(world)
-        own = cls(replicate, shard, parallel.pp, parallel.cp, parallel.tp, parallel.ep, parallel.etp, parallel.vpp)
-        dense = world // parallel.pp
-        if dense % (own.ep * own.etp):
-            raise UnsupportedPlan(
-                f"The experts' plan ep {own.ep} × etp {own.etp} takes {own.ep * own.etp} processes or a multiple of "
-                f"it in each pipeline stage, which has {dense} (tp {own.tp} × cp {own.cp} × dp {own.data}).",
-                hint=f"Start with --nproc {own.ep * own.etp * own.pp} or a multiple, or lower --parallel.ep.",
-            )
-        return own
-
-    @property
-    def data(self) -> int:
-        """Return how many slices a global batch has."""
-        return self.replicate * self.shard
-
-    def layout(self) -> dict[str, int]:
-        """Return those above 1, for people to read."""
-        named = {
-            "dp_replicate": self.replicate, "dp_shard": self.shard, "pp": self.pp, "vpp": self.vpp, "cp": self.cp,
-            "tp": self.tp, "ep": self.ep, "etp": self.etp,
-        }  # fmt: skip
-        return {name: size for name, size in named.items() if size > 1 or name == "dp_shard"}
-
-
 def options_of(run: Run) -> MegatronConfig:
     """Return the backend's own section."""
     return run.options(MegatronConfig)
 
 
-def sizes_of(run: Run) -> MegatronSizes:
+def layout_of(parallel: ParallelSection, world: int) -> ProcessLayout:
+    """Return the sizes for so many processes; data parallelism takes what was left open."""
+    own = ProcessLayout.of(parallel, world)
+    dense = world // parallel.pp
+    if dense % (own.ep * own.etp):
+        raise UnsupportedPlan(
+            f"The experts' plan ep {own.ep} × etp {own.etp} takes {own.ep * own.etp} processes or a multiple of "
+            f"it in each pipeline stage, which has {dense} (tp {own.tp} × cp {own.cp} × dp {own.data}).",
+            hint=f"Start with --nproc {own.ep * own.etp * own.pp} or a multiple, or lower --parallel.ep.",
+        )
+    return own
+
+
+def sizes_of(run: Run) -> ProcessLayout:
     """Return the sizes of a run."""
-    return MegatronSizes.of(run.config.parallel, run.world.size)
+    return layout_of(run.config.parallel, run.world.size)
 
 
 def shards_optimizer(run: Run) -> bool:
@@ -76,7 +46,7 @@ def shards_optimizer(run: Run) -> bool:
 
 def describe(parallel: ParallelSection, world: int) -> list[str]:
     """Return which rank has what, one line per rank."""
-    sizes = MegatronSizes.of(parallel, world)
+    sizes = layout_of(parallel, world)
     lines = []
     dense = world // sizes.pp
     for rank in range(world):

@@ -12,6 +12,7 @@ from swift.hookspecs import hookimpl
 from swift_backend_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from swift.config.sections import Config
@@ -20,11 +21,15 @@ if TYPE_CHECKING:
         CheckpointWriter,
         ForeignCheckpoint,
         ForwardResult,
+        LayerSizes,
+        LocalWeights,
         ModelSource,
         Objective,
+        ProcessLayout,
         Run,
         StepResult,
         Topology,
+        Traffic,
         TrainedState,
         WeightStream,
     )
@@ -119,6 +124,30 @@ class MegatronBackend:
 
         teardown(run)
         return True
+
+    @hookimpl
+    def swift_layout(self, config: Config, processes: int) -> ProcessLayout:
+        from swift_backend_megatron.plan import layout_of
+
+        return layout_of(config.parallel, processes)
+
+    @hookimpl
+    def swift_estimate_memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float]:
+        from swift_backend_megatron.estimate import estimate_memory
+
+        return estimate_memory(run, weights)
+
+    @hookimpl
+    def swift_estimate_activations(self, run: Run, layer: LayerSizes) -> float:
+        from swift_backend_megatron.estimate import estimate_activations
+
+        return estimate_activations(run, layer)
+
+    @hookimpl
+    def swift_estimate_traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+        from swift_backend_megatron.estimate import estimate_traffic
+
+        return estimate_traffic(run, weights, micro_batches)
 
     @hookimpl
     def swift_describe_plan(self, config: Config, processes: int) -> list[str]:

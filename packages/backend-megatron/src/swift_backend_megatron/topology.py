@@ -58,7 +58,7 @@ def setup(run: Run) -> Topology:
         tensor_parallel.model_parallel_cuda_manual_seed(run.config.train.seed)
         data_rank = parallel_state.get_data_parallel_rank()
     return Topology(
-        world=run.world, data_rank=data_rank, data_size=sizes.data, device=str(device), layout=sizes.layout()
+        world=run.world, data_rank=data_rank, data_size=sizes.data, device=str(device), layout=sizes.named("dp_shard")
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
         ForeignCheckpoint,
         ForwardResult,
         InferenceEngine,
+        LayerSizes,
+        LocalWeights,
         ModelSource,
         Objective,
+        ProcessLayout,
         Quantized,
         QuantizeRequest,
         Run,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
         StepRecord,
         StepResult,
         Topology,
+        Traffic,
         TrainedState,
         TrainState,
         WeightStream,
@@ -165,6 +169,42 @@ class BackendHooks:
 
         Raise `UnsupportedPlan` where the plan does not fit this number of processes.
         """
+
+    @hookspec(firstresult=True)
+    def swift_layout(self, config: Config, processes: int) -> ProcessLayout | None:
+        """Say how many processes each parallel dimension has. Optional: `ProcessLayout.of` is the answer otherwise.
+
+        Raise `UnsupportedPlan` where the plan does not fit this number of processes. Do not import torch. Since
+        HOOK_API 1.3, as are the next four.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_estimate_memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
+        """Say what the fullest process keeps at the peak of a training step, in bytes by name. Optional.
+
+        For `swift plan`: weights, gradients, the optimizer's state and buffers, from `run.config`,
+        `run.backend_options` and `run.world.size`. Activations are not among them. A name that begins with
+        `swift.contracts.HOST` is of the machine's memory. Do not import torch.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_estimate_traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic] | None:
+        """Say what a process sends in an optimizer step to keep weights and gradients together. Optional.
+
+        Not what cut layers and sequences exchange (tp, pp, cp, ulysses, ep): that is counted by who asks. Do not
+        import torch.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_estimate_activations(self, run: Run, layer: LayerSizes) -> float | None:
+        """Say how many bytes a layer keeps for its backward pass, for each token of this process. Optional.
+
+        Where nothing is recomputed. Without an answer it is what the layers of transformers keep. Do not import torch.
+        """
+
+    @hookspec(firstresult=True)
+    def swift_variants(self) -> Mapping[str, Sequence[str]] | None:
+        """Return the ways to set this backend up among which `swift plan` chooses: name → flags. Optional."""
 
     @hookspec(firstresult=True)
     def swift_presets(self) -> Mapping[str, str] | None:

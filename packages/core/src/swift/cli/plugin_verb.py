@@ -21,13 +21,17 @@ def run(name: str, args: Sequence[str]) -> int:
     command = plugin.object
     options = getattr(command, "options_model", None)
     given: Any = list(args)
+    passed_on: list[list[str]] = []
     if options is not None:
         if asks_for_help(args):
             show_help(name, command.summary, options)
             return 0
-        given = read_options(name, args, options).options
+        passes_on = bool(getattr(command, "passes_on", False))
+        typed = read_options(name, args, options, passes_on=passes_on)
+        given = typed.options
+        passed_on = [[*typed.words, *typed.passed_on]] if passes_on else []
     with failing(plugin.entry, f"swift {name}"):
-        code = command.run(given)
+        code = command.run(given, *passed_on)
     if not isinstance(code, int):
         raise PluginError(
             f"{plugin.entry} returns {code!r} from run, which is no exit code.",

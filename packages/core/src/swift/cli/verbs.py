@@ -114,10 +114,6 @@ NOT_THERE = {
     "web-ui": ("swift has no web interface.", _SCREEN),
     "app": ("swift has no web interface.", _SCREEN),
     "ui": ("swift has no web interface.", _SCREEN),
-    "plan": (
-        "swift has no verb for plans.",
-        "How a run is laid out: swift config show sft --model M --dataset FILE",
-    ),
 }
 """Verbs of other programs that swift does not have: what is missing, and what there is."""
 

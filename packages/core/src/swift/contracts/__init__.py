@@ -21,6 +21,7 @@ from swift.contracts.inference import (
     Score,
     ServeRequest,
 )
+from swift.contracts.layout import HOST, LayerSizes, LocalWeights, ProcessLayout, Traffic
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RunSummary, StepRecord
@@ -34,6 +35,7 @@ from swift.contracts.tuner import Trains, Tuner, TunerContext
 __all__ = [
     "EVERY_VIEW",
     "HOOK_API",
+    "HOST",
     "POLICY",
     "CalibrationRow",
     "Capabilities",
@@ -52,6 +54,8 @@ __all__ = [
     "ForeignCheckpoint",
     "ForwardResult",
     "InferenceEngine",
+    "LayerSizes",
+    "LocalWeights",
     "LossSums",
     "Matrix",
     "ModelFacts",
@@ -67,6 +71,7 @@ __all__ = [
     "Placement",
     "Plan",
     "PlanContext",
+    "ProcessLayout",
     "QuantizeRequest",
     "Quantized",
     "Reads",
@@ -87,6 +92,7 @@ __all__ = [
     "StoresSlots",
     "TakesGradientsElsewhere",
     "Topology",
+    "Traffic",
     "TrainState",
     "TrainedState",
     "Trains",
@@ -97,5 +103,5 @@ __all__ = [
     "World",
 ]
 
-HOOK_API = (1, 2)
+HOOK_API = (1, 3)
 """Version of the hooks that this core speaks: (major, minor)."""

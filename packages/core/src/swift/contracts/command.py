@@ -17,6 +17,9 @@ class Command(Protocol):
     With `options_model`, core makes flags, help and "did you mean" of its fields, as it does for its own verbs, and
     `run` gets the validated options. Without it (None, or no such member), `run` gets the words after the verb as a
     list of texts, and reads them itself. A `typer.Typer` app may be named in the place of such an object.
+
+    With `passes_on = True` beside an `options_model`, flags that are not among its fields are no error: `run` gets them
+    as a list of words after the options, for a verb that hands them on (`swift plan` to the verb that trains).
     """
 
     summary: str

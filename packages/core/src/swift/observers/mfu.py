@@ -9,17 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swift.contracts import Run
-
-PEAK_TFLOPS = {
-    "A100": 312.0,
-    "A800": 312.0,
-    "H100 80GB HBM3": 989.0,
-    "H800": 989.0,
-    "H200": 989.0,
-    "B200": 2250.0,
-    "L40S": 362.0,
-}
-"""Dense bfloat16 and float16 with float32 accumulation, from NVIDIA's data sheets, by part of the device's name."""
+from swift.hardware import device_called
 
 
 def mfu_of(run: Run) -> Callable[[float], float | None]:
@@ -42,5 +32,5 @@ def _peak_flops(run: Run) -> float | None:
     import torch
 
     device = torch.cuda.get_device_name()
-    peaks = [tflops for name, tflops in PEAK_TFLOPS.items() if name in device]
-    return peaks[0] * 1e12 * run.world.size if peaks else None
+    facts = device_called(device)
+    return facts.tflops * 1e12 * run.world.size if facts is not None else None

@@ -76,10 +76,11 @@ def mark(cause: BaseException, entry: PluginEntry, function: str) -> None:
 
 
 def interrupts(cause: BaseException) -> bool:
-    """Return whether this is Ctrl-C or another signal that ends the process, or a generator that is closed."""
+    """Return whether this is Ctrl-C or another signal that ends the process, a reader that has gone, or a generator
+    that is closed."""
     from swift.processes.signals import Stopped
 
-    return isinstance(cause, KeyboardInterrupt | GeneratorExit | Stopped)
+    return isinstance(cause, KeyboardInterrupt | GeneratorExit | BrokenPipeError | Stopped)
 
 
 def blamed(cause: BaseException) -> Blame | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
+from swift.contracts import ProcessLayout
 from swift.hookspecs import BackendHooks
 from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
@@ -64,6 +65,29 @@ def describe_plan(backend: LoadedPlugin, config: Config, processes: int) -> list
     if isinstance(came, str) or not isinstance(came, Collection) or not all(isinstance(line, str) for line in came):
         raise wrong(backend.entry, "swift_describe_plan", "a list of lines", came)
     return list(came)
+
+
+def layout_of(backend: LoadedPlugin, config: Config, processes: int) -> ProcessLayout:
+    """Return how many processes each parallel dimension has."""
+    came = _ask(backend, "swift_layout", config=config, processes=processes)
+    if came is None:
+        return ProcessLayout.of(config.parallel, processes)
+    if not isinstance(came, ProcessLayout):
+        raise wrong(backend.entry, "swift_layout", "a swift.contracts.ProcessLayout", came)
+    return came
+
+
+def variants(backend: LoadedPlugin) -> Mapping[str, Sequence[str]]:
+    """Return the ways to set a backend up, as flags by name; one without a name and flags where it has no answer."""
+    came = _ask(backend, "swift_variants")
+    if came is None:
+        return {"": ()}
+    if not isinstance(came, Mapping) or not all(
+        isinstance(name, str) and not isinstance(flags, str) and all(isinstance(flag, str) for flag in flags)
+        for name, flags in came.items()
+    ):
+        raise wrong(backend.entry, "swift_variants", "a mapping from names to lists of flags", came)
+    return came
 
 
 def presets(backend: LoadedPlugin) -> Mapping[str, str]:

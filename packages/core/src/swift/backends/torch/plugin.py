@@ -12,16 +12,20 @@ from swift.contracts import EVERY_VIEW, HOOK_API, Capabilities, Reads, Trains
 from swift.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from swift.backends.torch.shard import TorchState
     from swift.contracts import (
         CheckpointReader,
         CheckpointWriter,
         ForwardResult,
+        LocalWeights,
         ModelSource,
         Objective,
         Run,
         StepResult,
         Topology,
+        Traffic,
         WeightStream,
     )
     from swift.data.batch import Batch
@@ -118,3 +122,15 @@ class TorchBackend:
 
         leave_group()
         return True
+
+    @hookimpl
+    def swift_estimate_memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float]:
+        from swift.backends.torch.estimate import estimate_memory
+
+        return estimate_memory(run, weights)
+
+    @hookimpl
+    def swift_estimate_traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+        from swift.backends.torch.estimate import estimate_traffic
+
+        return estimate_traffic(run, weights, micro_batches)

@@ -1,0 +1,97 @@
+"""What a process keeps and sends, counted before anything is built. Imports neither torch nor DeepSpeed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from swift.contracts import HOST, Traffic
+from swift_backend_deepspeed.advice import DEFAULTS
+from swift_backend_deepspeed.config import DeepSpeedOptions
+from swift_backend_deepspeed.ds_json import offload_device, stage_in_force
+
+if TYPE_CHECKING:
+    from swift.contracts import LocalWeights, Run
+
+VARIANTS: Mapping[str, Sequence[str]] = {
+    name: ("--deepspeed", name) for name in ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+}
+
+
+def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
+    """Weights in the precision of the arithmetic, and fp32 masters and moments cut from stage 1 on."""
+    content = run.options(DeepSpeedOptions).content
+    stage, over = _stage(content, weights), weights.layout.data * weights.layout.sequence
+    compute, trained = weights.compute_bytes, weights.trained
+    frozen = weights.frozen_bytes * weights.frozen
+    kept = {
+        "weights": (compute * trained + frozen) / (over if stage == 3 else 1),
+        "gradients": compute * trained / (over if stage >= 2 else 1),
+        # Stage 0 updates the weights themselves.
+        "fp32 weights": 4 * trained / over if stage else 0.0,
+        "optimizer": weights.slot_bytes * trained / (over if stage else 1),
+    }
+    if offload_device(content, "offload_optimizer") != "none":
+        kept = _on_host(kept, "fp32 weights", "optimizer", "gradients")
+    if offload_device(content, "offload_param") != "none":
+        kept = _on_host(kept, "weights")
+    if stage >= 2:
+        kept["buckets of gradients"] = 2 * compute * min(_size(content, "reduce_bucket_size"), trained)
+    if stage == 3:
+        ahead = min(_size(content, "stage3_prefetch_bucket_size"), weights.all)
+        kept["gathered weights"] = compute * min(weights.all, 2 * weights.block + weights.ends + ahead)
+    return kept
+
+
+def _on_host(kept: Mapping[str, float], *names: str) -> dict[str, float]:
+    return {HOST + name if name in names else name: size for name, size in kept.items()}
+
+
+def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+    """Stage 1 and 2 add gradients up and gather updated weights; stage 3 gathers weights for every pass."""
+    content = run.options(DeepSpeedOptions).content
+    stage, layout = _stage(content, weights), weights.layout
+    over, compute = layout.data * layout.sequence, weights.compute_bytes
+    hidden = 0.7 if content.get("zero_optimization", {}).get("overlap_comm", stage == 3) else 0.0
+    gradients = compute * weights.trained
+    calls = max(1.0, weights.trained / _size(content, "reduce_bucket_size"))
+    host = list(_host_traffic(content, weights, over, micro_batches))
+    if stage == 0:
+        return [Traffic("gradients", "all_reduce", gradients, over, layout.tp, calls, hidden / micro_batches)]
+    if stage == 3:
+        blocks = micro_batches * 2 * max(1.0, weights.all / max(weights.block, 1.0))
+        weights_out = micro_batches * 2 * compute * weights.all
+        return [
+            *host,
+            Traffic("weights", "all_gather", weights_out, over, layout.tp, blocks, hidden),
+            Traffic(
+                "gradients", "reduce_scatter", micro_batches * gradients, over, layout.tp, micro_batches * calls, hidden
+            ),
+        ]
+    times = micro_batches if stage == 2 else 1
+    return [
+        *host,
+        Traffic("gradients", "reduce_scatter", times * gradients, over, layout.tp, times * calls, hidden / times),
+        Traffic("updated weights", "all_gather", gradients, over, layout.tp, calls),
+    ]
+
+
+def _host_traffic(content: dict[str, Any], weights: LocalWeights, over: int, micro_batches: int) -> Iterator[Traffic]:
+    """Yield what offloaded state sends between the device and the machine's memory, and what its update touches."""
+    compute, trained = weights.compute_bytes, weights.trained / over
+    if offload_device(content, "offload_optimizer") != "none":
+        yield Traffic("gradients and weights to the host", "host", 2 * compute * trained, 1)
+        yield Traffic("update on the host", "host", (12 + weights.slot_bytes) * trained, 1)
+    if offload_device(content, "offload_param") != "none":
+        moved = micro_batches * 2 * compute * weights.all / over
+        yield Traffic("weights from the host", "host", moved, 1, hidden=0.5)
+
+
+def _stage(content: dict[str, Any], weights: LocalWeights) -> int:
+    return stage_in_force(content, "float32" if weights.compute_bytes == 4 else "bfloat16")
+
+
+def _size(content: dict[str, Any], key: str) -> float:
+    """Return a bucket's size in values: what the JSON says, or DeepSpeed's own default."""
+    said = content.get("zero_optimization", {}).get(key)
+    return float(said) if isinstance(said, int | float) else float(DEFAULTS[key])

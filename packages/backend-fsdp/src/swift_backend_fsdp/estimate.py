@@ -1,0 +1,76 @@
+"""What a process keeps and sends, counted before anything is built. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from swift.contracts import HOST, Traffic
+from swift_backend_fsdp.config import FsdpConfig
+
+if TYPE_CHECKING:
+    from swift.contracts import LocalWeights, Run
+
+
+def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
+    """Shards of all state; blocks are gathered in the precision of the arithmetic as they are needed."""
+    options, layout = run.options(FsdpConfig), weights.layout
+    over = layout.shard * layout.sequence
+    state = {
+        "weights": (4 * weights.trained + weights.frozen_bytes * weights.frozen) / over,
+        "gradients": 4 * weights.trained / over,
+        "optimizer": weights.slot_bytes * weights.trained / over,
+    }
+    if options.offload:
+        state = {HOST + name: size for name, size in state.items()}
+    trained = weights.trained / weights.all if weights.all else 0.0
+    reduced = 4.0 if options.reduce_dtype == "float32" else weights.compute_bytes
+    # With accumulation, gradients stay whole until the last micro-batch is through, and are cut then.
+    whole = reduced * weights.trained if run.config.train.accumulation > 1 else 0.0
+    return {
+        **state,
+        "gathered weights": _gathered(options, weights) if over > 1 or weights.compute_bytes < 4 else 0.0,
+        "gradients on their way": max(whole, (weights.compute_bytes + reduced) * weights.block * trained),
+    }
+
+
+def _gathered(options: FsdpConfig, weights: LocalWeights) -> float:
+    """Return the bytes of what is whole at once: the ends for the whole pass, the block in use and those fetched ahead.
+
+    What is fetched arrives in one buffer, from which the block's own tensors are copied.
+    """
+    if not options.reshard_after_forward:
+        return weights.compute_bytes * weights.all
+    blocks = min((2 + options.prefetch) * weights.block, weights.all)
+    return weights.compute_bytes * (blocks + weights.ends)
+
+
+def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+    """Weights are gathered for each forward and backward pass, gradients cut once a step."""
+    options, layout = run.options(FsdpConfig), weights.layout
+    over = layout.shard * layout.sequence
+    blocks = max(1.0, weights.all / max(weights.block, 1.0))
+    passes = 2 if options.reshard_after_forward else 1
+    reduced = 4.0 if options.reduce_dtype == "float32" else weights.compute_bytes
+    traffic = [
+        Traffic(
+            "weights", "all_gather", micro_batches * passes * weights.compute_bytes * weights.all, over, layout.tp,
+            calls=micro_batches * passes * blocks, hidden=0.9,
+        ),
+        Traffic(
+            "gradients", "reduce_scatter", reduced * weights.trained, over, layout.tp, calls=blocks,
+            hidden=0.9 / micro_batches,
+        ),
+    ]  # fmt: skip
+    if options.offload:
+        moved = (micro_batches * passes * 4 * weights.all + 4 * weights.trained) / over
+        traffic.append(Traffic("weights and gradients to the host", "host", moved, 1))
+        traffic.append(Traffic("update on the host", "host", (16 + weights.slot_bytes) * weights.trained / over, 1))
+    if layout.replicate > 1:
+        traffic.append(
+            Traffic(
+                "gradients between replicas", "all_reduce", reduced * weights.trained / over, layout.replicate,
+                layout.tp * over, calls=blocks, hidden=0.9 / micro_batches,
+            )
+        )  # fmt: skip
+    return traffic

@@ -1,0 +1,61 @@
+"""What a process keeps and sends, counted before anything is built. Imports neither torch nor Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from swift.contracts import Traffic
+from swift_backend_megatron.plan import options_of, shards_optimizer
+
+if TYPE_CHECKING:
+    from swift.contracts import LayerSizes, LocalWeights, Run
+
+
+def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
+    """Weights in the precision of the arithmetic, gradients in fp32, and masters and moments cut over the data."""
+    layout, compute = weights.layout, weights.compute_bytes
+    sharded = shards_optimizer(run)
+    over = layout.shard * layout.cp if sharded else 1
+    experts_over = max(1, layout.expert_data // layout.replicate) if sharded else 1
+    dense, experts = weights.trained - weights.trained_experts, weights.trained_experts
+    cut = dense / over + experts / experts_over
+    # In fp32 the weights are their own masters, except where the optimizer has a part of them alone.
+    masters = 4.0 if compute < 4 or sharded else 0.0
+    return {
+        "weights": compute * weights.trained + weights.frozen_bytes * weights.frozen,
+        "gradients": 4 * weights.trained,
+        "fp32 weights": masters * cut,
+        "optimizer": weights.slot_bytes * cut,
+    }
+
+
+def estimate_activations(run: Run, layer: LayerSizes) -> float:
+    """Count a layer of Megatron's: two norms with their outputs, queries, keys, values, their result, and the MLP."""
+    tp, size = layer.layout.tp, layer.compute_bytes
+    everywhere = 4 * size * layer.hidden
+    mlp = (3 if layer.gated else 2) * layer.width
+    cut = size * (2 * layer.queries + 2 * layer.keys + mlp) + 4 * layer.heads
+    if layer.normed_heads:
+        cut += size * (layer.queries + layer.keys)
+    return everywhere / (tp if layer.layout.sequence_parallel else 1) + cut / tp
+
+
+def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+    """Gradients are added up once a step; with the distributed optimizer updated weights are gathered."""
+    layout, options = weights.layout, options_of(run)
+    dense, experts = weights.trained - weights.trained_experts, weights.trained_experts
+    groups = [("", dense, layout.data * layout.cp, layout.tp)]
+    if experts:
+        groups.append((" of experts", experts, layout.expert_data, layout.ep * layout.etp))
+    hidden = 0.8 / micro_batches if options.overlap else 0.0
+    traffic = []
+    for whose, values, ways, stride in groups:
+        calls = max(1.0, values / 40e6)
+        if not shards_optimizer(run):
+            traffic.append(Traffic(f"gradients{whose}", "all_reduce", 4 * values, ways, stride, calls, hidden))
+            continue
+        traffic.append(Traffic(f"gradients{whose}", "reduce_scatter", 4 * values, ways, stride, calls, hidden))
+        updated = weights.compute_bytes * values
+        traffic.append(Traffic(f"updated weights{whose}", "all_gather", updated, ways, stride, calls, hidden))
+    return traffic

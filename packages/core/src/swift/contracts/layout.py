@@ -1,0 +1,162 @@
+"""How processes share the work of a run, and what each of them keeps and sends: for plans, before anything is built.
+
+Importable without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from swift.config.sections import ParallelSection
+
+
+@dataclass(frozen=True)
+class ProcessLayout:
+    """Sizes of the parallel dimensions in force: world = dp × pp × cp × ulysses × tp, where dp = replicate × shard.
+
+    Experts' weights lie otherwise: world = edp × pp × ep × etp.
+    """
+
+    replicate: int = 1
+    """Groups of data parallel processes that each keep all of the state."""
+    shard: int = 1
+    """Data parallel processes of one such group."""
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    cp: int = 1
+    ulysses: int = 1
+    ep: int = 1
+    etp: int = 1
+    sequence_parallel: bool = False
+
+    @classmethod
+    def of(cls, parallel: ParallelSection, world: int, *, replicas: int | None = None) -> ProcessLayout:
+        """Return the layout of so many processes; `dp_shard` takes up what was left open.
+
+        `replicas` is for a backend that has a number of its own where `dp_replicate` is left open. Raises
+        `UnsupportedPlan` where the sizes do not multiply to `world`.
+        """
+        replicate, shard = parallel.data_parallel(world, replicas=replicas)
+        return cls(
+            replicate, shard, parallel.tp, parallel.pp, parallel.vpp, parallel.cp, parallel.ulysses, parallel.ep,
+            parallel.etp, parallel.sequence_parallel,
+        )  # fmt: skip
+
+    @property
+    def data(self) -> int:
+        """Into how many slices a global batch is cut."""
+        return self.replicate * self.shard
+
+    @property
+    def sequence(self) -> int:
+        """How many processes share the tokens of a sample."""
+        return self.cp * self.ulysses
+
+    @property
+    def world(self) -> int:
+        """How many processes there are."""
+        return self.data * self.sequence * self.tp * self.pp
+
+    @property
+    def expert_data(self) -> int:
+        """How many processes keep the same experts."""
+        return self.world // (self.pp * self.ep * self.etp)
+
+    def named(self, *always: str) -> dict[str, int]:
+        """Return the sizes above 1, and those that are always shown, as the `parallel` section calls them."""
+        sizes = {
+            "dp_replicate": self.replicate, "dp_shard": self.shard, "pp": self.pp, "vpp": self.vpp, "cp": self.cp,
+            "ulysses": self.ulysses, "tp": self.tp, "ep": self.ep, "etp": self.etp,
+        }  # fmt: skip
+        return {name: size for name, size in sizes.items() if size > 1 or name in always}
+
+
+@dataclass(frozen=True)
+class LocalWeights:
+    """The weights that one process computes with, where tensor, pipeline and expert parallelism alone have cut them.
+
+    Counted in values. Of the processes, that with the most.
+    """
+
+    layout: ProcessLayout
+    trained: float
+    """That the optimizer updates, experts among them."""
+    frozen: float
+    trained_experts: float = 0.0
+    """Those of `trained` that belong to experts which tokens are dealt out to."""
+    frozen_experts: float = 0.0
+    block: float = 0.0
+    """Of the largest layer."""
+    ends: float = 0.0
+    """Embedding and head, as far as this process has them."""
+    compute_bytes: float = 2.0
+    """Bytes of a value in the precision of the arithmetic."""
+    frozen_bytes: float = 2.0
+    """Bytes of a value that is not trained, as it is stored."""
+    slot_bytes: float = 8.0
+    """Bytes that the optimizer keeps for a trained value."""
+
+    @property
+    def all(self) -> float:
+        """Trained and frozen together."""
+        return self.trained + self.frozen
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """Widths of one decoder layer, whole, and how it is cut."""
+
+    layout: ProcessLayout
+    hidden: int
+    heads: int
+    """Of queries."""
+    queries: int
+    """Width of all heads of queries together."""
+    keys: int
+    """Width of all heads of keys together; that of the values is the same."""
+    width: float
+    """Of the MLP; of a mixture of experts that of all that a token passes through, together."""
+    gated: bool = True
+    """Whether the MLP has a gate (SwiGLU)."""
+    normed_heads: bool = False
+    """Whether queries and keys are normalised."""
+    compute_bytes: float = 2.0
+
+
+HOST = "host: "
+"""Begins the name of a term of `swift_estimate_memory` that lies in the machine's memory, not in the device's."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One kind of message of an optimizer step, as one process takes part in it."""
+
+    name: str
+    """For people: 'gradients', 'weights for the forward pass'."""
+    operation: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send", "host"]
+    bytes: float
+    """Of the whole tensor that is gathered or reduced; of what one process gives away, for `all_to_all` and `send`; of
+    what goes between a device and its machine's memory, for `host`."""
+    ways: int
+    """Processes of the group."""
+    stride: int = 1
+    """How far apart two neighbours of the group are, as ranks: it tells which links are between them."""
+    calls: float = 1.0
+    """How many messages it comes in."""
+    hidden: float = 0.0
+    """The part, from 0 to 1, during which the processes can compute."""
+
+    @property
+    def sent(self) -> float:
+        """Bytes that one process sends, where a ring passes them on."""
+        if self.operation == "host":
+            return self.bytes
+        if self.ways == 1:
+            return 0.0
+        if self.operation == "send":
+            return self.bytes
+        share = (self.ways - 1) / self.ways
+        return self.bytes * share * (2.0 if self.operation == "all_reduce" else 1.0)

@@ -1,0 +1,190 @@
+"""What a planner asks of installed backends: which layouts are legal, what they keep, and what they send.
+
+Nothing here imports torch, opens a model or starts a process. `swift plan` is made on it, and may be replaced by
+anything else that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pluggy
+
+from swift.config.capabilities import check_capabilities
+from swift.config.parse import Parsed, parse
+from swift.config.sections import ParallelSection
+from swift.contracts import LayerSizes, LocalWeights, ProcessLayout, Run, Traffic, World
+from swift.errors import ModelError, SwiftError
+from swift.hookspecs import BackendHooks
+from swift.models.config_file import StoredConfig, read_config
+from swift.models.locate import folder_of
+from swift.plugins.blame import failing
+from swift.plugins.discover import list_plugins
+from swift.plugins.guard import guarded
+from swift.plugins.load import LoadedPlugin, load_backend, load_optimizer, load_tuner
+from swift.plugins.outside import variants
+from swift.terminal import say_nothing
+
+if TYPE_CHECKING:
+    from swift.config.sections import Config
+
+
+@dataclass(frozen=True)
+class PlannedBackend:
+    """One backend, set up in one way, for the run that is planned."""
+
+    plugin: LoadedPlugin
+    variant: str
+    """Its name, as `swift_variants` gives it; empty where there is one way only."""
+    flags: tuple[str, ...]
+    """What is typed for it, besides `--backend`."""
+    parsed: Parsed
+
+    @property
+    def name(self) -> str:
+        """Return the backend's name, as `--backend` takes it."""
+        return self.plugin.entry.name
+
+    @property
+    def config(self) -> Config:
+        """Return the configuration of the run, before a layout is chosen."""
+        return self.parsed.config
+
+    @property
+    def dimensions(self) -> frozenset[str]:
+        """Return the fields of the parallel plan that it can set."""
+        capabilities = self.plugin.capabilities
+        return capabilities.parallel if capabilities is not None else frozenset()
+
+    @cached_property
+    def _hooks(self) -> Any:
+        manager = pluggy.PluginManager("swift")
+        manager.add_hookspecs(BackendHooks)
+        manager.register(guarded(self.plugin), name=str(self.plugin.entry))
+        return manager.hook
+
+    def run(self, parallel: Mapping[str, Any], processes: int, **train: Any) -> Run:
+        """Return the run on so many processes, with other values in the sections `parallel` and `train`."""
+        config = self.config
+        update: dict[str, Any] = {"parallel": ParallelSection.model_construct(**{**dict(config.parallel), **parallel})}
+        if train:
+            update["train"] = config.train.model_copy(update=train)
+        return Run(
+            config.model_copy(update=update), self.parsed.backend_options, Path(), World(size=processes), say_nothing
+        )
+
+    def layout(self, run: Run) -> ProcessLayout:
+        """Return the sizes of all parallel dimensions; `UnsupportedPlan` where they do not fit the processes."""
+        came = self._hooks.swift_layout(config=run.config, processes=run.world.size)
+        return cast("ProcessLayout", came or ProcessLayout.of(run.config.parallel, run.world.size))
+
+    def refusal(self, run: Run) -> SwiftError | None:
+        """Return the error with which core or the backend would refuse this plan, whatever the model."""
+        try:
+            if self.plugin.capabilities is not None:
+                check_capabilities(self.plugin.capabilities, run.config)
+            self._hooks.swift_check_plan(run=run)
+        except SwiftError as refused:
+            return refused
+        return None
+
+    def refusal_of_model(self, run: Run, config: Mapping[str, Any]) -> SwiftError | None:
+        """Return the error with which the backend would refuse a model, given as its config.json, under this plan."""
+        try:
+            self._hooks.swift_check_model(run=run, model_config=StoredConfig(config))
+        except SwiftError as refused:
+            return refused
+        except AttributeError:
+            return None  # a key that is left out, for which transformers knows a default
+        return None
+
+    def memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
+        """Return what the fullest process keeps, in bytes by name; None where the backend has no answer."""
+        return cast("Mapping[str, float] | None", self._hooks.swift_estimate_memory(run=run, weights=weights))
+
+    def activations(self, run: Run, layer: LayerSizes) -> float | None:
+        """Return what a layer keeps for its backward pass, in bytes a token; None where the backend has no answer."""
+        return cast("float | None", self._hooks.swift_estimate_activations(run=run, layer=layer))
+
+    def traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
+        """Return what keeps weights and gradients together; nothing where the backend has no answer."""
+        came = self._hooks.swift_estimate_traffic(run=run, weights=weights, micro_batches=micro_batches)
+        return cast("Sequence[Traffic]", came or ())
+
+    def slot_bytes(self, shape: Sequence[int]) -> float:
+        """Return what the run's optimizer keeps for each value of a weight of this shape."""
+        optimizer = load_optimizer(self.config.optim.name)
+        with failing(optimizer.entry, "bytes_per_parameter"):
+            return float(optimizer.object.bytes_per_parameter(shape))
+
+    def trained_values(self, rows: int, columns: int) -> float | None:
+        """Return how many values the run's tuner trains beside a matrix; None where it trains the matrix itself."""
+        tuner = load_tuner(self.config.tuner.kind)
+        if not tuner.object.adapter:
+            return None
+        options = self.config.tuner.options(tuner.object.options_model)
+        count = getattr(tuner.object, "values_beside", None)
+        with failing(tuner.entry, "values_beside"):
+            return float(count(rows, columns, options)) if count is not None else _low_rank(rows, columns, options)
+
+
+def _low_rank(rows: int, columns: int, options: Any) -> float:
+    """Return the values of two matrices of the rank that a tuner's options name."""
+    rank = next((getattr(options, name) for name in ("rank", "r") if isinstance(getattr(options, name, None), int)), 8)
+    return float(rank * (rows + columns))
+
+
+def planned_backends(words: Sequence[str], verb: str) -> tuple[list[PlannedBackend], dict[str, SwiftError]]:
+    """Return every way in which installed backends would take a run, and why the others would not, by name.
+
+    `words` are the flags of the run. With `--backend` among them, or a flag that names one (`--deepspeed`), it is that
+    backend alone; with a flag of a variant, its other ways are left out.
+    """
+    asked = parse(words, verb, complete=False)
+    typed = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    named = asked.config.backend.name
+    if named != "torch" or "__backend" in typed:
+        names = [named]
+    else:
+        names = [entry.name for entry in list_plugins("swift.backends") if entry.allowed]
+    taken: list[PlannedBackend] = []
+    refused: dict[str, SwiftError] = {}
+    for name in names:
+        try:
+            plugin = load_backend(name)
+            ways = variants(plugin)
+            if any(flag.replace("-", "_") in typed for flags in ways.values() for flag in flags if flag[:2] == "--"):
+                ways = {"": ()}
+        except SwiftError as error:
+            refused[name] = error
+            continue
+        own = [] if named == name else ["--backend", name]
+        for way, flags in ways.items():
+            try:
+                parsed = parse([*words, *own, *flags], verb, complete=False)
+            except SwiftError as error:
+                refused[way or name] = error
+                continue
+            taken.append(PlannedBackend(plugin, way, tuple(flags), parsed))
+    return taken, refused
+
+
+def model_config(name: str) -> dict[str, Any]:
+    """Return config.json of a model: of a folder, of the file itself, or of a name whose files are on this machine."""
+    path = Path(name)
+    if path.name == "config.json" and path.is_file():
+        return read_config(path.parent)
+    folder = folder_of(name)
+    if folder is None:
+        raise ModelError(
+            f"{name} is no folder of a model, and its files are not on this machine.",
+            hint="Give a folder, or a config.json: nothing else of a model is read.",
+        )
+    return read_config(folder)
+
+
+__all__ = ["PlannedBackend", "StoredConfig", "model_config", "planned_backends"]

@@ -1,0 +1,150 @@
+"""A search's result in lines for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from swift_plan import rule_of_thumb
+
+if TYPE_CHECKING:
+    from swift_plan.cluster import Cluster
+    from swift_plan.search import Candidate, Found
+    from swift_plan.shape import ModelShape
+    from swift_plan.workload import Workload
+
+_GIB = 2.0**30
+_DAY = 86400
+
+
+def label(candidate: Candidate) -> str:
+    """Return a plan in a few words: 'megatron tp 2 pp 4 dp 2'."""
+    sizes = candidate.layout.named()
+    sizes["dp"] = sizes.pop("dp_replicate", 1) * sizes.pop("dp_shard", 1)
+    described = [f"{dimension} {size}" for dimension, size in sizes.items() if size > 1]
+    return " ".join([candidate.backend.variant or candidate.backend.name, *described])
+
+
+def command(candidate: Candidate, words: Sequence[str], verb: str, cluster: Cluster, workload: Workload) -> str:
+    """Return what is typed for a plan."""
+    told = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    typed = ["swift", verb, *words]
+    if "__backend" not in told:
+        typed += ["--backend", candidate.backend.name]
+    typed += candidate.backend.flags
+    for name, value in candidate.parallel.items():
+        if name in ("dp_shard", "dp_replicate") and not (name == "dp_replicate" and value > 1):
+            continue  # what is left open is taken up
+        if value is True or (not isinstance(value, bool) and value > 1):
+            typed += [f"--parallel.{name}", "true" if value is True else str(value)]
+    if workload.rows_assumed:
+        typed += ["--global_batch_size", str(workload.rows)]
+    if not {"__per_device_train_batch_size", "__train.micro_batch"} & told:
+        typed += ["--per_device_train_batch_size", str(candidate.micro_batch)]
+    if candidate.recompute and "__gradient_checkpointing" not in told:
+        typed += ["--gradient_checkpointing", "true"]
+    if cluster.per_machine > 1:
+        typed += ["--nproc", str(cluster.per_machine)]
+    if cluster.machines > 1:
+        typed += ["--nnodes", str(cluster.machines)]
+    return " ".join(map(quote, typed))
+
+
+def reason(best: Candidate, other: Candidate) -> str:
+    """Return why a plan is slower than the best, by the term that differs most; or why it is behind at all."""
+    mine, theirs = best.time.terms(), other.time.terms()
+    more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in {*mine, *theirs}}
+    name = max(more, key=lambda each: more[each])
+    if other is best:
+        return ""
+    if other.time.total < 1.02 * best.time.total:
+        return f"as fast, with {other.peak / _GIB - best.peak / _GIB:+.1f} GiB"
+    if name == "arithmetic" and other.recompute and not best.recompute:
+        name = "recomputing activations"
+    return f"{name}: {more[max(more, key=lambda each: more[each])]:+.3g} s"
+
+
+def tokens_a_day(candidate: Candidate, workload: Workload) -> float:
+    """Return how many tokens a plan learns from in a day."""
+    return workload.tokens / candidate.time.total * _DAY
+
+
+def lines(found: Found, workload: Workload, cluster: Cluster, price: float | None) -> tuple[str, list[list[str]]]:
+    """Return a title and the rows of a table, headings first: what fits, or else what comes nearest."""
+    if found.fitting:
+        headings = ["", *_HEADINGS, "step", "tokens/day", *(["10⁹ tokens cost"] if price else [])]
+        rows = [
+            [str(index), *_row(candidate, workload, cluster, price)] for index, candidate in enumerate(found.fitting, 1)
+        ]
+        return "Plans that fit, fastest first (batch: rows at once on one device)", [headings, *rows]
+    rows = [[*_memory(candidate), _too_much(candidate, cluster)] for candidate in found.nearest]
+    return f"Nothing fits into {cluster.capacity / _GIB:.1f} GiB. Nearest:", [[*_HEADINGS, "too much"], *rows]
+
+
+_HEADINGS = ["plan", "batch", "recompute", "peak GiB"]
+
+
+def _memory(candidate: Candidate) -> list[str]:
+    recomputed = "yes" if candidate.recompute else "no"
+    return [label(candidate), str(candidate.micro_batch), recomputed, f"{candidate.peak / _GIB:.1f}"]
+
+
+def _too_much(candidate: Candidate, cluster: Cluster) -> str:
+    if candidate.peak > cluster.capacity:
+        return f"{(candidate.peak - cluster.capacity) / _GIB:.1f} GiB"
+    return f"{(candidate.host - cluster.host_capacity) / _GIB:.0f} GiB of the machine's memory"
+
+
+def _row(candidate: Candidate, workload: Workload, cluster: Cluster, price: float | None) -> list[str]:
+    row = [*_memory(candidate), seconds(candidate.time.total), f"{tokens_a_day(candidate, workload):.3g}"]
+    if price:
+        hours = cluster.devices * candidate.time.total / 3600 * 1e9 / workload.tokens
+        row.append(f"{hours * price:,.0f} ({hours:,.0f} h)")
+    return row
+
+
+def next_best(found: Found) -> str | None:
+    """Return why the plan after the first is behind it; None where there is no other one."""
+    if len(found.fitting) < 2:
+        return None
+    best = found.fitting[0]
+    other = next((each for each in found.fitting[1:] if each.backend != best.backend), found.fitting[1])
+    place = found.fitting.index(other) + 1
+    return f"Plan {place} ({label(other)}) is behind the first: {reason(best, other)}"
+
+
+def terms(candidate: Candidate) -> list[list[str]]:
+    """Return the memory and the time of a plan by term, as rows."""
+    rows = [["memory of the fullest process", "", "counted from sizes"]]
+    rows += [[name, f"{size / _GIB:.2f} GiB", ""] for name, size in candidate.memory.items() if size > 0]
+    rows.append(["one step", "", "assumed efficiencies"])
+    rows += [[name, seconds(size), ""] for name, size in candidate.time.terms().items()]
+    return rows
+
+
+def heading(shape: ModelShape, workload: Workload, cluster: Cluster) -> str:
+    """Return what is planned, in one line."""
+    active = f", {shape.active_parameters / 1e9:.3g} active" if shape.experts else ""
+    rows = f"{workload.rows} rows of {workload.length} tokens a step"
+    assumed = " (assumed: --global_batch_size says otherwise)" if workload.rows_assumed else ""
+    return f"{shape.name}: {shape.parameters / 1e9:.4g} billion weights{active}; {cluster}; {rows}{assumed}"
+
+
+def thumb(shape: ModelShape, workload: Workload) -> str:
+    """Return the articles' rule of thumb."""
+    size, choice = rule_of_thumb.estimate(shape, workload), rule_of_thumb.layout(shape, workload)
+    return f"The articles' rule of thumb, for comparison: {size}; {choice}"
+
+
+def seconds(value: float) -> str:
+    """Return a time as people read it."""
+    return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.3g} s" if value < 100 else f"{value:,.0f} s"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows with their columns below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

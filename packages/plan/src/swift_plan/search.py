@@ -1,0 +1,276 @@
+"""Which layouts there are, which of them fit, and which is fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil, isqrt
+from typing import TYPE_CHECKING, Any
+
+from swift.contracts import HOST
+from swift.errors import SwiftError
+from swift_plan.memory import Activations, Stage, peak, stages
+from swift_plan.timing import StepTime, Timing
+from swift_plan.workload import TrainedCount, Workload
+
+if TYPE_CHECKING:
+    from swift.contracts import ProcessLayout, Run
+    from swift.planning import PlannedBackend
+    from swift_plan.cluster import Cluster
+    from swift_plan.shape import ModelShape
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+_CUT = ("tp", "pp", "cp", "ulysses", "ep", "etp")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One layout of one backend with one micro-batch, and what it is expected to take."""
+
+    backend: PlannedBackend
+    layout: ProcessLayout
+    parallel: Mapping[str, Any]
+    micro_batch: int
+    recompute: bool
+    memory: Mapping[str, float]
+    """Bytes of the process with the most, by term."""
+    time: StepTime
+
+    @cached_property
+    def peak(self) -> float:
+        """Return the bytes that the process with the most has on its device."""
+        return sum(size for name, size in self.memory.items() if not name.startswith(HOST))
+
+    @cached_property
+    def host(self) -> float:
+        """Return the bytes that it has in its machine's memory, of what belongs to the training state."""
+        return sum(size for name, size in self.memory.items() if name.startswith(HOST))
+
+    def fits(self, cluster: Cluster) -> bool:
+        """Return whether there is memory enough."""
+        return self.peak <= cluster.capacity and self.host <= cluster.host_capacity
+
+
+@dataclass
+class Found:
+    """The result of a search."""
+
+    fitting: list[Candidate] = field(default_factory=list)
+    """Fastest first."""
+    nearest: list[Candidate] = field(default_factory=list)
+    """Of those that do not fit, with the least memory first."""
+    tried: int = 0
+    refused: dict[str, SwiftError] = field(default_factory=dict)
+    """By backend, why it takes no part; or an example of why a layout is not legal."""
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a number, from the least."""
+    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
+    return small + [number // each for each in reversed(small) if each * each != number]
+
+
+class BackendSearch:
+    """All layouts of one backend for one run on one cluster."""
+
+    def __init__(
+        self, backend: PlannedBackend, shape: ModelShape, config: Mapping[str, Any], cluster: Cluster, timing: Timing
+    ) -> None:
+        self.backend, self.shape, self.config, self.cluster, self.timing = backend, shape, config, cluster, timing
+        self.world = cluster.devices
+        self.workload = Workload.of(backend, processes=self.world, on_cpu=False)
+        self.trained = TrainedCount(backend, shape, self.workload)
+        self.slots = backend.slot_bytes((shape.hidden, shape.hidden))
+        self.refused: SwiftError | None = None
+        self.tried = 0
+
+    @cached_property
+    def _typed(self) -> dict[str, Any]:
+        """Return what the user has settled."""
+        parallel = self.backend.config.parallel
+        return {name: getattr(parallel, name) for name in parallel.model_fields_set}
+
+    def _ways(self, name: str) -> list[int]:
+        """Return the sizes of one dimension that are tried."""
+        if name in self._typed:
+            return [int(self._typed[name] or 1)]
+        if name not in self.backend.dimensions:
+            return [1]
+        if name == "tp":
+            # Past a machine, what every layer exchanges would go through the network.
+            limit = min(self.world, max(8, self.cluster.per_machine))
+            return [each for each in divisors(self.world) if each <= limit]
+        if name == "pp":
+            return [each for each in divisors(self.world) if each <= self.shape.layers]
+        if name in ("cp", "ulysses"):
+            return [each for each in divisors(self.world) if each <= max(1, self.workload.length // 1024)]
+        if name in ("ep", "etp"):
+            experts = self.shape.experts
+            most = experts if name == "ep" else (4 if experts else 1)
+            return [each for each in divisors(self.world) if each <= most] or [1]
+        return [1]
+
+    def _cuts(self) -> Iterator[dict[str, Any]]:
+        """Yield the sizes that decide what a process has of the model, of those that the backend takes for it."""
+        for tp in self._ways("tp"):
+            for pp in self._ways("pp"):
+                for ep in self._ways("ep"):
+                    for etp in self._ways("etp"):
+                        for vpp in self._virtual(pp):
+                            cut = {"tp": tp, "pp": pp, "vpp": vpp, "ep": ep, "etp": etp}
+                            if (
+                                "sequence_parallel" in self.backend.dimensions
+                                and "sequence_parallel" not in self._typed
+                            ):
+                                cut["sequence_parallel"] = tp > 1
+                            if self._legal_model(cut):
+                                yield cut
+
+    def _virtual(self, pp: int) -> list[int]:
+        if "vpp" in self._typed:
+            return [int(self._typed["vpp"] or 1)]
+        if pp == 1 or "vpp" not in self.backend.dimensions:
+            return [1]
+        per_stage = self.shape.layers // pp
+        return [each for each in divisors(per_stage) if each <= 8] if per_stage * pp == self.shape.layers else [1]
+
+    def _legal_model(self, cut: Mapping[str, Any]) -> bool:
+        run = self.backend.run(cut, self.world)
+        refused = self.backend.refusal_of_model(run, self.config)
+        if refused is not None:
+            self.refused = self.refused or refused
+        return refused is None
+
+    def layouts(self) -> Iterator[tuple[dict[str, Any], ProcessLayout, Run]]:
+        """Yield the legal layouts, as the `parallel` section and as sizes."""
+        for cut in self._cuts():
+            for sequence in ("cp", "ulysses"):
+                for ways in self._ways(sequence):
+                    if sequence == "ulysses" and ways == 1 and "ulysses" not in self._typed:
+                        continue  # the same as cp 1
+                    shared = cut["tp"] * cut["pp"] * ways
+                    if self.world % shared or self.workload.rows * 1 < 1:
+                        continue
+                    data = self.world // shared
+                    if data > self.workload.rows:
+                        continue
+                    for replicate in self._replicas(data):
+                        parallel = {**cut, sequence: ways, "dp_replicate": replicate, "dp_shard": data // replicate}
+                        run = self.backend.run(parallel, self.world)
+                        try:
+                            layout = self.backend.layout(run)
+                        except SwiftError as error:
+                            self.refused = self.refused or error
+                            continue
+                        yield parallel, layout, run
+
+    def _replicas(self, data: int) -> Sequence[int]:
+        if "dp_shard" not in self.backend.dimensions:
+            return (data,)
+        if self._typed.get("dp_replicate") or self._typed.get("dp_shard"):
+            replicate = self._typed.get("dp_replicate") or data // max(1, self._typed["dp_shard"])
+            return (replicate,) if data % max(1, replicate) == 0 else ()
+        if "dp_replicate" not in self.backend.dimensions:
+            return (1,)
+        # Within a machine, or over all of them: what lies between is neither the least memory nor the least traffic.
+        within = max(1, data // max(1, self.cluster.per_machine))
+        return (1, within) if within > 1 and data % within == 0 else (1,)
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Yield every legal layout with every micro-batch that fits the rows, recomputed and not."""
+        for parallel, layout, run in self.layouts():
+            held = stages(self.shape, layout, self.trained, self.workload, self.slots)
+            states = [self.backend.memory(run, stage.weights) for stage in held]
+            if any(state is None for state in states):
+                continue
+            activations = Activations(self.backend, run, self.shape, self.workload)
+            for micro_batch in self._micro_batches(layout):
+                yield from self._filled(parallel, layout, held, activations, micro_batch)
+
+    def _filled(
+        self,
+        parallel: Mapping[str, Any],
+        layout: ProcessLayout,
+        held: Sequence[Stage],
+        activations: Activations,
+        micro_batch: int,
+    ) -> Iterator[Candidate]:
+        accumulation = ceil(self.workload.rows / (layout.data * micro_batch))
+        run = self.backend.run(parallel, self.world, micro_batch=micro_batch, accumulation=accumulation)
+        tokens = micro_batch * self.workload.length / layout.sequence
+        states = [self.backend.memory(run, stage.weights) or {} for stage in held]
+        traffic = self.backend.traffic(run, held[0].weights, accumulation)
+        for recompute in self._recomputes():
+            peaks = [
+                peak(stage, state, activations, self.shape, tokens, recompute=recompute)
+                for stage, state in zip(held, states, strict=True)
+            ]
+            self.tried += 1
+            yield Candidate(
+                self.backend,
+                layout,
+                parallel,
+                micro_batch,
+                recompute,
+                max(peaks, key=lambda terms: sum(terms.values())),
+                self.timing.step(
+                    self.shape, self.workload, held[-1], traffic, micro_batch, activations.layer, recompute=recompute
+                ),
+            )
+
+    def _micro_batches(self, layout: ProcessLayout) -> list[int]:
+        train = self.backend.config.train
+        if "micro_batch" in train.model_fields_set:
+            return [train.micro_batch]
+        return [each for each in MICRO_BATCHES if self.workload.rows % (layout.data * each) == 0] or [1]
+
+    def _recomputes(self) -> tuple[bool, ...]:
+        train = self.backend.config.train
+        if "gradient_checkpointing" in train.model_fields_set:
+            return (train.gradient_checkpointing,)
+        return (False, True)
+
+
+def search(
+    backends: Sequence[PlannedBackend],
+    shape: ModelShape,
+    config: Mapping[str, Any],
+    cluster: Cluster,
+    timing: Timing,
+    *,
+    most: int = 12,
+) -> Found:
+    """Return the best plans of all backends: what fits, fastest first, and what comes nearest to fitting."""
+    found = Found()
+    fitting: list[Candidate] = []
+    others: list[Candidate] = []
+    for backend in backends:
+        one = BackendSearch(backend, shape, config, cluster, timing)
+        for candidate in one.candidates():
+            (fitting if candidate.fits(cluster) else others).append(candidate)
+        found.tried += one.tried
+        if one.tried == 0 and one.refused is not None:
+            found.refused[backend.variant or backend.name] = one.refused
+    fitting.sort(key=lambda candidate: candidate.time.total)
+    others.sort(key=lambda candidate: (candidate.host > cluster.host_capacity, candidate.peak))
+    found.fitting = legal(fitting, cluster.devices, most, found.refused)
+    found.nearest = legal(others, cluster.devices, 3, found.refused)
+    return found
+
+
+def legal(candidates: Sequence[Candidate], world: int, most: int, refused: dict[str, SwiftError]) -> list[Candidate]:
+    """Return the first that their backends take, by the code that refuses plans when a run begins."""
+    taken: list[Candidate] = []
+    for candidate in candidates:
+        if len(taken) == most:
+            break
+        run = candidate.backend.run(
+            candidate.parallel, world, micro_batch=candidate.micro_batch, gradient_checkpointing=candidate.recompute
+        )
+        error = candidate.backend.refusal(run)
+        if error is None:
+            taken.append(candidate)
+        else:
+            refused.setdefault(candidate.backend.variant or candidate.backend.name, error)
+    return taken

@@ -1,0 +1,256 @@
+"""The sizes of a model, from its config.json: how many values each part has, and what a token costs to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swift.errors import ModelError
+from swift.models.sizes import experts_of
+from swift.planning import StoredConfig
+
+_UNGATED = frozenset(
+    {
+        "gpt2",
+        "gpt_neox",
+        "gptj",
+        "gpt_bigcode",
+        "opt",
+        "bloom",
+        "falcon",
+        "phi",
+        "starcoder2",
+        "gpt_neo",
+        "codegen",
+        "mpt",
+    }
+)
+"""Model types whose MLP has two matrices; all others have a gate as well."""
+_NORMED_HEADS = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2"})
+_QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "gpt2", "gpt_neox", "opt", "phi", "starcoder2", "bloom"})
+
+
+@dataclass(frozen=True)
+class Matrix2:
+    """A matrix of a layer, `copies` times."""
+
+    name: str
+    rows: int
+    columns: int
+    copies: int = 1
+
+    @property
+    def values(self) -> int:
+        """Return the number of its values, all copies together."""
+        return self.rows * self.columns * self.copies
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder: `layers` of one kind, of which the first `dense_layers` may have an MLP instead of experts."""
+
+    name: str
+    model_type: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    width: int
+    """Of the MLP of a dense layer."""
+    gated: bool = True
+    tied: bool = False
+    normed_heads: bool = False
+    qkv_bias: bool = False
+    positions: int = 0
+    """Learned positions; 0 where they are rotary."""
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_width: int = 0
+    shared_width: int = 0
+    """Of the experts that every token takes, together."""
+    dense_layers: int = 0
+    latent: tuple[int, int, int, int, int] | None = None
+    """Multi-head latent attention: ranks of queries (0: none) and of keys, dimensions without and with rotation, and of
+    a head's values."""
+
+    @property
+    def expert_layers(self) -> int:
+        """Return how many layers deal tokens out to experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def queries(self) -> int:
+        """Return the width of all heads of queries."""
+        return self.heads * (self.latent[2] + self.latent[3] if self.latent else self.head_dim)
+
+    @property
+    def keys(self) -> int:
+        """Return the width of all heads of keys, as attention sees them."""
+        return self.queries if self.latent else self.kv_heads * self.head_dim
+
+    def attention_matrices(self) -> Iterator[Matrix2]:
+        """Yield the matrices of a layer's attention."""
+        if self.latent is None:
+            yield Matrix2("q_proj", self.queries, self.hidden)
+            yield Matrix2("k_proj", self.keys, self.hidden)
+            yield Matrix2("v_proj", self.keys, self.hidden)
+            yield Matrix2("o_proj", self.hidden, self.queries)
+            return
+        query_rank, key_rank, plain, rotated, of_values = self.latent
+        if query_rank:
+            yield Matrix2("q_a_proj", query_rank, self.hidden)
+        yield Matrix2("q_b_proj", self.queries, query_rank or self.hidden)
+        yield Matrix2("kv_a_proj", key_rank + rotated, self.hidden)
+        yield Matrix2("kv_b_proj", self.heads * (plain + of_values), key_rank)
+        yield Matrix2("o_proj", self.hidden, self.heads * of_values)
+
+    def mlp_matrices(self, width: int, copies: int = 1) -> Iterator[Matrix2]:
+        """Yield the matrices of an MLP of this width."""
+        if self.gated:
+            yield Matrix2("gate_proj", width, self.hidden, copies)
+        yield Matrix2("up_proj", width, self.hidden, copies)
+        yield Matrix2("down_proj", self.hidden, width, copies)
+
+    def dense_matrices(self, *, with_experts: bool) -> Iterator[Matrix2]:
+        """Yield the matrices of a layer that every token passes through."""
+        yield from self.attention_matrices()
+        if not with_experts:
+            yield from self.mlp_matrices(self.width)
+            return
+        yield Matrix2("router", self.experts, self.hidden)
+        if self.shared_width:
+            yield from self.mlp_matrices(self.shared_width)
+
+    @property
+    def vectors(self) -> int:
+        """Return the values of a layer's norms and biases."""
+        count = 2 * self.hidden
+        if self.normed_heads:
+            count += 2 * self.head_dim
+        if self.qkv_bias:
+            count += self.queries + 2 * self.keys
+        if self.latent:
+            count += self.latent[0] + self.latent[1]
+        if not self.gated:  # of the older models, whose norms and matrices have biases
+            count += 2 * self.hidden + self.hidden + self.width + self.hidden
+        return count
+
+    def layer_values(self, *, with_experts: bool) -> int:
+        """Return the values of a layer without its routed experts."""
+        return self.vectors + sum(matrix.values for matrix in self.dense_matrices(with_experts=with_experts))
+
+    @property
+    def expert_values(self) -> int:
+        """Return the values of all routed experts of a layer."""
+        return sum(matrix.values for matrix in self.mlp_matrices(self.expert_width, self.experts))
+
+    @property
+    def embedding(self) -> int:
+        """Return the values of the embedding, which is the head's size too."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def end_values(self) -> int:
+        """Return the values of embedding, positions, last norm and head."""
+        return self.embedding * (1 if self.tied else 2) + self.hidden * (1 + self.positions)
+
+    @property
+    def parameters(self) -> int:
+        """Return how many values the model has."""
+        dense = self.layers - self.expert_layers
+        return (
+            self.end_values
+            + dense * self.layer_values(with_experts=False)
+            + self.expert_layers * (self.layer_values(with_experts=True) + self.expert_values)
+        )
+
+    @property
+    def active_parameters(self) -> int:
+        """Return how many of them a token passes through."""
+        if not self.experts:
+            return self.parameters
+        idle = self.expert_values * (1 - self.experts_per_token / self.experts)
+        return round(self.parameters - self.expert_layers * idle)
+
+    def layer_flops(self, length: float, *, with_experts: bool) -> float:
+        """Return the operations of one layer's forward pass for one token that sees `length` / 2 others."""
+        values = float(sum(matrix.values for matrix in self.dense_matrices(with_experts=with_experts)))
+        if with_experts:
+            values += self.expert_values * self.experts_per_token / self.experts
+        values_width = self.heads * self.latent[4] if self.latent else self.queries
+        return 2.0 * values + length * (self.queries + values_width)
+
+    @property
+    def head_flops(self) -> float:
+        """Return the operations of the head's forward pass for one token."""
+        return 2.0 * self.embedding
+
+
+def shape_of(config: Mapping[str, Any], name: str) -> ModelShape:
+    """Return the sizes that a config.json tells; `ModelError` names what it does not tell."""
+    text = StoredConfig(config).get_text_config()
+
+    def get(*names: str, default: Any = None) -> Any:
+        for each in names:
+            found = getattr(text, each, None)
+            if found is not None:
+                return found
+        if default is not None:
+            return default
+        raise ModelError(
+            f"{name} cannot be counted: its config.json has no {names[0]}.",
+            hint="Plans are made for decoders of text, and for the text part of models that see.",
+        )
+
+    kind = str(getattr(text, "model_type", None) or config.get("model_type") or "")
+    hidden, heads = int(get("hidden_size", "n_embd", "d_model")), int(get("num_attention_heads", "n_head", "n_heads"))
+    layers = int(get("num_hidden_layers", "n_layer", "n_layers"))
+    experts = experts_of(text)
+    gated = kind not in _UNGATED
+    width = get("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=4 * hidden)
+    expert_width = int(get("moe_intermediate_size", default=width)) if experts else 0
+    shared = int(getattr(text, "shared_expert_intermediate_size", None) or 0)
+    shared = shared or int(getattr(text, "n_shared_experts", None) or 0) * expert_width
+    return ModelShape(
+        name=name,
+        model_type=kind,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(get("num_key_value_heads", default=heads)),
+        head_dim=int(get("head_dim", default=hidden // heads)),
+        vocabulary=int(get("vocab_size")),
+        width=max(width) if isinstance(width, list) else int(width),
+        gated=gated,
+        tied=bool(getattr(text, "tie_word_embeddings", None) or (kind == "gpt2")),
+        normed_heads=kind in _NORMED_HEADS,
+        qkv_bias=bool(getattr(text, "attention_bias", None)) or kind in _QKV_BIAS,
+        positions=0 if kind not in ("gpt2", "opt") else int(get("max_position_embeddings", "n_positions", default=0)),
+        experts=experts,
+        experts_per_token=int(get("num_experts_per_tok", "num_experts_per_token", default=1)) if experts else 0,
+        expert_width=expert_width,
+        shared_width=shared if experts else 0,
+        dense_layers=_dense_layers(text, layers) if experts else 0,
+        latent=_latent(text),
+    )
+
+
+def _dense_layers(text: Any, layers: int) -> int:
+    """Return how many layers of a model with experts have an MLP instead."""
+    step = getattr(text, "decoder_sparse_step", None) or 1
+    named = set(getattr(text, "mlp_only_layers", None) or ())
+    first = getattr(text, "first_k_dense_replace", None) or 0
+    return sum(index < first or index in named or (index + 1) % step != 0 for index in range(layers))
+
+
+def _latent(text: Any) -> tuple[int, int, int, int, int] | None:
+    rank = getattr(text, "kv_lora_rank", None)
+    if rank is None:
+        return None
+    return (
+        int(getattr(text, "q_lora_rank", None) or 0), int(rank), int(text.qk_nope_head_dim),
+        int(text.qk_rope_head_dim), int(text.v_head_dim),
+    )  # fmt: skip

@@ -1,0 +1,86 @@
+"""What a run is asked to do in one optimizer step, and what of its model it trains: read off its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from swift_plan.shape import Matrix2, ModelShape
+
+if TYPE_CHECKING:
+    from swift.planning import PlannedBackend
+
+_STORED = {"nf4": 0.52, "fp4": 0.52, "int8": 1.01, "int4": 0.52}
+"""Bytes of a quantised weight with its scales, by the end of the scheme's name."""
+_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One optimizer step."""
+
+    rows: int
+    """Of a global batch."""
+    length: int
+    """Tokens of a row."""
+    rows_assumed: bool
+    """Whether nobody said how many rows."""
+    compute_bytes: float
+    frozen_bytes: float
+    adapted: bool
+    """Whether adapters are trained beside frozen weights."""
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of an optimizer step."""
+        return self.rows * self.length
+
+    @classmethod
+    def of(cls, backend: PlannedBackend, *, processes: int, on_cpu: bool) -> Workload:
+        """Return the work of a run; rows that nobody named are as many as every process can have one of."""
+        config = backend.config
+        compute = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}.get(config.model.dtype, 4.0 if on_cpu else 2.0)
+        rows = config.train.global_batch
+        quantised = [size for name, size in _STORED.items() if config.tuner.quantize.endswith(name)]
+        return cls(
+            rows=rows or max(_ROWS, processes),
+            length=config.data.max_length,
+            rows_assumed=rows is None,
+            compute_bytes=compute,
+            frozen_bytes=quantised[0] if quantised else compute,
+            adapted=backend.trained_values(1, 1) is not None,
+        )
+
+
+class TrainedCount:
+    """How many values of a layer a run trains and how many it leaves, whole."""
+
+    def __init__(self, backend: PlannedBackend, shape: ModelShape, workload: Workload) -> None:
+        self._shape, self._adapted = shape, workload.adapted
+        self._beside = lru_cache(maxsize=256)(backend.trained_values)
+        targets = getattr(backend.config.tuner, "targets", None)
+        self._targets = None if targets in (None, "all-linear", ("all-linear",), ["all-linear"]) else tuple(targets)
+
+    def _adapters(self, matrices: list[Matrix2]) -> float:
+        total = 0.0
+        for matrix in matrices:
+            if matrix.name != "router" and (self._targets is None or matrix.name in self._targets):
+                total += matrix.copies * (self._beside(matrix.rows, matrix.columns) or 0.0)
+        return total
+
+    def layer(self, *, with_experts: bool) -> tuple[float, float]:
+        """Return (trained, frozen) of a layer without its routed experts."""
+        values = float(self._shape.layer_values(with_experts=with_experts))
+        if not self._adapted:
+            return values, 0.0
+        return self._adapters(list(self._shape.dense_matrices(with_experts=with_experts))), values
+
+    def experts(self) -> tuple[float, float]:
+        """Return (trained, frozen) of a layer's routed experts, which adapters leave alone."""
+        values = float(self._shape.expert_values)
+        return (0.0, values) if self._adapted else (values, 0.0)
+
+    def end(self, values: float) -> tuple[float, float]:
+        """Return (trained, frozen) of an embedding or a head."""
+        return (0.0, values) if self._adapted else (values, 0.0)
