@@ -53,8 +53,10 @@ def model_traffic(
         # Every process of the group computes a part of each expert, and needs all of the tokens for it.
         dealt = hidden * shape.experts_per_token * layout.etp / layout.tp
         mixed = min(layers, shape.expert_layers)
-        for operation in ("all_gather", "reduce_scatter"):
-            yield Traffic("tensors of experts", operation, passes * mixed * dealt, layout.etp, calls=passes * mixed)
+        yield Traffic(
+            "tokens for parts of experts", "all_gather", passes * mixed * dealt, layout.etp, calls=passes * mixed
+        )
+        yield Traffic("results of parts", "reduce_scatter", passes * mixed * dealt, layout.etp, calls=passes * mixed)
     if layout.pp > 1:
         cut = layout.tp if layout.sequence_parallel else 1
         apart = layout.world // layout.pp

@@ -76,8 +76,7 @@ def mark(cause: BaseException, entry: PluginEntry, function: str) -> None:
 
 
 def interrupts(cause: BaseException) -> bool:
-    """Return whether this is Ctrl-C or another signal that ends the process, a reader that has gone, or a generator
-    that is closed."""
+    """Return whether this ends the process or the work: Ctrl-C or another signal, a reader that has gone."""
     from swift.processes.signals import Stopped
 
     return isinstance(cause, KeyboardInterrupt | GeneratorExit | BrokenPipeError | Stopped)
