@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from swift.config.sections import DataSection
 from swift.data.corpus import Corpus, corpus_of, open_corpus
 from swift.data.encodings import encoding_of
-from swift.data.sources.read import read_path
+from swift.data.sources import unchanged_files
+from swift.data.sources.read import read_file, read_path
 from swift.data.sources.spec import parse_source
 from swift.errors import DataError
 
@@ -71,6 +73,25 @@ def test_json_lines_may_have_blank_lines_a_byte_order_mark_and_any_suffix(tmp_pa
     rows = read_path(parse_source(str(path)))
     assert list(rows) == [{"a": 1}, {"a": 2}]
     assert rows.place(1) == f"{path}:4"
+
+
+def test_rows_are_found_wherever_blocks_of_the_file_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unchanged_files, "BLOCK", 16)
+    source = random.Random(3)
+    for number in range(60):
+        lines = [
+            source.choice(["", " ", "\t\r", f'{{"a": {"1" * source.randint(1, 40)}}}'])
+            for _ in range(source.randint(1, 9))
+        ]
+        content = "\n".join(lines) + source.choice(["", "\n"])
+        (tmp_path / f"{number}.jsonl").write_text(content, encoding="utf-8")
+        rows = read_file(tmp_path / f"{number}.jsonl")
+        expected = [(at, json.loads(line)) for at, line in enumerate(content.split("\n"), 1) if line.strip()]
+        assert list(rows) == [row for _, row in expected]
+        for index in source.sample(range(len(expected)), len(expected)):
+            at, row = expected[index]
+            assert rows[index] == row
+            assert rows.place(index) == f"{tmp_path / f'{number}.jsonl'}:{at}"
 
 
 @pytest.mark.parametrize(

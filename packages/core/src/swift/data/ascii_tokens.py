@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
+
+import numpy as np
 
 _LIKE_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LIKE_QWEN_2 = (
@@ -51,43 +54,63 @@ class WordTable:
             token.content: index for index, token in tokenizer.backend_tokenizer.get_added_tokens_decoder().items()
         }
         longest_first = sorted(filter(None, added), key=len, reverse=True)
-        self._added = {text: [index] for text, index in added.items()}
+        self._added = {text: _packed([index]) for text, index in added.items()}
         self._split = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
         self._words = re.compile(words, re.ASCII).findall
         letters = ByteLevel(add_prefix_space=False, use_regex=False)
         self._letters = {code: letters.pre_tokenize_str(chr(code))[0][0] for code in range(128)}
+        self._bytes = _bytes_of(tokenizer)
         self._tokens_of = _Known(self._tokenised).__getitem__
 
-    def ids(self, text: str) -> list[int]:
-        """Return the tokens of a text for which `isascii()` holds."""
+    def ids(self, text: str) -> np.ndarray | None:
+        """Return the tokens of a text for which `isascii()` holds, which put together are the text again.
+
+        None where they aren't, as with a vocabulary that lacks a letter.
+        """
         words, tokens_of = self._words, self._tokens_of
-        ids: list[int] = []
-        parts = self._split.split(text) if self._split else [text]
-        for at, part in enumerate(parts):
-            if at % 2:
-                ids += self._added[part]
-            elif part:
-                ids += chain.from_iterable(map(tokens_of, words(part)))
-        return ids
+        found: list[bytes] = []
+        try:
+            for at, part in enumerate(self._split.split(text) if self._split else [text]):
+                if at % 2:
+                    found.append(self._added[part])
+                elif part:
+                    found += map(tokens_of, words(part))
+        except _OtherBytes:
+            return None
+        return np.frombuffer(b"".join(found), dtype=np.int32)
 
-    def _tokenised(self, word: str) -> list[int]:
-        return [token.id for token in self._model.tokenize(word.translate(self._letters))]
+    def _tokenised(self, word: str) -> bytes:
+        ids = [token.id for token in self._model.tokenize(word.translate(self._letters))]
+        if b"".join(map(self._bytes.__getitem__, ids)) != word.encode():
+            raise _OtherBytes(word)
+        return _packed(ids)
 
 
-class _Known(dict[str, list[int]]):
-    """Tokens of the words seen before; those of others are made and kept when they are looked up."""
+class _OtherBytes(Exception):
+    """A word whose tokens stand for other bytes."""
 
-    def __init__(self, make: Callable[[str], list[int]]) -> None:
+
+class _Known(dict[str, bytes]):
+    """Tokens of the words seen before; those of others are made and kept when they are looked up.
+
+    They are kept as the bytes of an int32 array: those of a text are these joined, without a Python number for each.
+    """
+
+    def __init__(self, make: Callable[[str], bytes]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, word: str) -> list[int]:
+    def __missing__(self, word: str) -> bytes:
         ids = self._make(word)
         if len(word) <= _LONGEST:
             if len(self) >= _MOST:
                 self.clear()
             self[word] = ids
         return ids
+
+
+def _packed(ids: list[int]) -> bytes:
+    return array("i", ids).tobytes()
 
 
 def word_table(tokenizer: Any) -> WordTable | None:
@@ -114,6 +137,12 @@ def bytes_of_tokens(tokenizer: Any) -> list[bytes] | None:
     # Trimmed offsets leave out the spaces of a word.
     if not any(step.get("type") == "ByteLevel" for step in steps) or _trims(state_of(backend.post_processor)):
         return None
+    return _bytes_of(tokenizer)
+
+
+def _bytes_of(tokenizer: Any) -> list[bytes]:
+    """Return what each token of a byte-level tokenizer stands for, by its number."""
+    backend = tokenizer.backend_tokenizer
     letters = {letter: bytes([code]) for code, letter in enumerate(_alphabet())}
     texts = [b""] * (max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
     for token, index in backend.get_vocab(with_added_tokens=False).items():

@@ -53,8 +53,15 @@ class Conversation:
     """The texts may also stand end to end without any template: raw text, prompt and completion."""
 
     @property
+    def has_parts(self) -> bool:
+        """Whether any message is more than a text."""
+        return any(isinstance(message["content"], list) for message in self.messages)
+
+    @property
     def pictures(self) -> list[Any]:
         """Return the pictures in the messages, in order."""
+        if not self.has_parts:
+            return []
         parts = [part for message in self.messages for part in parts_of(message)]
         return [part[IMAGE] for part in parts if part["type"] == IMAGE and part[IMAGE] is not None]
 

@@ -95,21 +95,23 @@ class SampleEncoder:
         for sample in made.samples:
             if not encoding.segments_vary and len(sample.segments) != len(encoding.segment_names):
                 raise _undeclared(encoding, f"{len(sample.segments)} segments", "segment_names", encoding.segment_names)
-            if any(
-                each.candidates is not None or each.values or (each.media and not self.pictures)
-                for each in sample.segments
-            ):
+            for each in sample.segments:
+                more = each.candidates is not None or each.values
+                if not more and not (each.media and not self.pictures):
+                    continue
                 raise PluginError(
                     f"The encoding {encoding.name!r} made a segment with more than tokens and numbers per token, which "
                     "tokenised data cannot hold.",
                     hint="Add candidates in a plan of the objective's own (Objective.plan).",
                 )
             for each in sample.segments:
+                if not each.token_values and not encoding.token_values:
+                    continue
                 shapes = {name: np.shape(value) for name, value in each.token_values.items()}
                 if shapes != dict.fromkeys(encoding.token_values, (len(each),)):
                     found = f"the token_values {shapes} in a segment of {len(each)} tokens"
                     raise _undeclared(encoding, found, "token_values", encoding.token_values)
-            if not sample.values.keys() <= set(encoding.values):
+            if sample.values and not sample.values.keys() <= set(encoding.values):
                 raise _undeclared(encoding, f"the values {', '.join(sample.values)}", "values", encoding.values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -54,6 +55,23 @@ class Chunk:
 
 def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
     """Encode some rows of a corpus."""
+    with _uncollected():
+        return _encode_rows(corpus, encoder, rows)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python from looking for cycles among rows under way: they have next to none, and are freed without it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
     understood: list[tuple[int, Mapping[str, Any]]] = []
     samples: list[tuple[int, Encoded]] = []
     rejected: list[tuple[int, str, str]] = []
@@ -151,7 +169,7 @@ def _chunks(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, workers
     context = multiprocessing.get_context("fork")
     count = min(workers, len(ranges))
     try:
-        with ProcessPoolExecutor(count, mp_context=context, initializer=_ignore_interrupts) as pool:
+        with ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker) as pool:
             try:
                 under_way: deque[Future[tuple[Chunk, Spilled]]] = deque()
                 for rows in ranges:
@@ -186,9 +204,13 @@ def _cores() -> int:
 _shared: list[tuple[Corpus, SampleEncoder, StoreWriter]] = []
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches every process of a terminal; the one that waits for the workers ends them."""
+def _begin_worker() -> None:
+    """Leave Ctrl-C, which reaches every process of a terminal, to the one that waits for the workers, and ends them.
+
+    What was there before the fork is not looked at for cycles: its pages stay shared with the other processes.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
 
 
 def _encode_shared(rows: range) -> tuple[Chunk, Spilled]:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate, chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,18 +60,17 @@ class TextEncoder:
                 case Rendered():
                     segments.append(next(rendered))
                 case Raw():
-                    segments.append(_all_of(self._with_end(np.array(next(starts), dtype=np.int32))))
+                    segments.append(_all_of(self._with_end(np.array(next(starts)))))
                 case Whole():
-                    segments.append(_all_of(np.array(next(starts), dtype=np.int32)))
+                    segments.append(_all_of(np.array(next(starts))))
                 case CompletionText():
                     segments.append(self._completed(next(starts), next(rests), text.weight))
         return segments
 
-    def _completed(self, prompt: Sequence[int], completion: Sequence[int], weight: float) -> Segment:
-        start = np.array(prompt, dtype=np.int32)
+    def _completed(self, start: np.ndarray, completion: np.ndarray, weight: float) -> Segment:
         if len(start) and start[-1] == self._tokenizer.eos_token_id:
             start = start[:-1]
-        rest = self._with_end(np.array(completion, dtype=np.int32))
+        rest = self._with_end(completion)
         weights = np.concatenate([np.zeros(len(start)), np.full(len(rest), weight)])
         return Segment(np.concatenate([start, rest]), _without_first(weights.astype(np.float32)))
 
@@ -84,14 +83,13 @@ class TextEncoder:
     def _rendered(self, texts: Sequence[Rendered]) -> list[Segment]:
         segments: list[Segment | None] = [None] * len(texts)
         if self._bytes is not None:
-            ids = self._ids([rendered.text for rendered in texts], special=False)
-            written = [rendered.text.encode() for rendered in texts]
+            ids, exact = self._found([rendered.text for rendered in texts], special=False)
             same = [
                 at
-                for at, (tokens, text) in enumerate(zip(ids, written, strict=True))
-                if not texts[at].media and b"".join(map(self._bytes.__getitem__, tokens)) == text
+                for at, rendered in enumerate(texts)
+                if not rendered.media and (exact[at] or self._text_of(ids[at]) == rendered.text.encode())
             ]
-            made = self._by_bytes([texts[at] for at in same], [written[at] for at in same], [ids[at] for at in same])
+            made = self._by_bytes([texts[at] for at in same], [ids[at] for at in same])
             for at, segment in zip(same, made, strict=True):
                 segments[at] = segment
         others = [at for at, segment in enumerate(segments) if segment is None]
@@ -100,18 +98,25 @@ class TextEncoder:
             segments[at] = self._by_offsets(texts[at], found, offsets)
         return [segment for segment in segments if segment is not None]
 
-    def _by_bytes(
-        self, texts: Sequence[Rendered], written: Sequence[bytes], tokens: Sequence[Sequence[int]]
-    ) -> list[Segment]:
+    def _text_of(self, ids: np.ndarray) -> bytes:
+        """Return the bytes that tokens stand for, put together."""
+        assert self._bytes is not None
+        return b"".join(map(self._bytes.__getitem__, ids.tolist()))
+
+    def _by_bytes(self, texts: Sequence[Rendered], tokens: Sequence[np.ndarray]) -> list[Segment]:
         """Return all texts end to end, in bytes: there, token i goes from `starts[i]` to `ends[i]`."""
-        ids = np.array(list(chain.from_iterable(tokens)), dtype=np.int32)
+        if not texts:
+            return []
+        ids = np.concatenate(tokens)
         ends = np.cumsum(self._sizes[ids])
         starts = ends - self._sizes[ids]
+        lasts_of = np.cumsum([len(each) for each in tokens])
+        bases = np.append(0, np.append(0, ends)[lasts_of]).tolist()
         spans = [
             (at, base + start, base + end, span.weight)
-            for at, (rendered, base) in enumerate(zip(texts, accumulate(map(len, written), initial=0), strict=False))
+            for at, (rendered, (base, after)) in enumerate(zip(texts, pairwise(bases), strict=True))
             for span in rendered.spans
-            for start, end in (_in_bytes(span, rendered.text, len(written[at])),)
+            for start, end in (_in_bytes(span, rendered.text, after - base),)
         ]
         begins = np.array([begin for _, begin, _, _ in spans], dtype=np.int64)
         firsts = np.searchsorted(ends, begins, side="right")
@@ -122,7 +127,7 @@ class TextEncoder:
             weights[first:last] = weight
         crossed = {spans[number][0] for number in np.flatnonzero(run_across).tolist()}
         segments = []
-        for at, (first, last) in enumerate(pairwise(accumulate(map(len, tokens), initial=0))):
+        for at, (first, last) in enumerate(pairwise([0, *lasts_of.tolist()])):
             segment = Segment(ids[first:last].copy(), _without_first(weights[first:last].copy()))
             segments.append(self._cut(texts[at], segment) if at in crossed else segment)
         return segments
@@ -151,17 +156,22 @@ class TextEncoder:
         joined = np.concatenate(moved)
         return _with_media(rendered, Segment(in_parts, _weights(joined, rendered.spans)), joined)
 
-    def _ids(self, texts: Sequence[str], *, special: bool) -> list[Sequence[int]]:
+    def _ids(self, texts: Sequence[str], *, special: bool) -> list[np.ndarray]:
         """Return the tokens of each text; with `special`, with those that the tokenizer begins or ends a text with."""
+        return self._found(texts, special=special)[0]
+
+    def _found(self, texts: Sequence[str], *, special: bool) -> tuple[list[np.ndarray], list[bool]]:
+        """Return the tokens of each text, and of which it is certain that they are the text's bytes."""
         if self._backend is None:
-            return [self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for text in texts]
+            each = [self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for text in texts]
+            return [np.array(ids, dtype=np.int32) for ids in each], [False] * len(texts)
         quick = self._words if not (special and self._frames) else None
-        rest = [text for text in texts if quick is None or not text.isascii()]
+        found = [quick.ids(text) if quick is not None and text.isascii() else None for text in texts]
+        rest = [text for text, ids in zip(texts, found, strict=True) if ids is None]
         with _one_thread(self._tokenizer):
             encoded = iter(self._backend.encode_batch_fast(rest, add_special_tokens=special) if rest else ())
-        if quick is None:
-            return [each.ids for each in encoded]
-        return [quick.ids(text) if text.isascii() else next(encoded).ids for text in texts]
+        listed = [np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in found]
+        return listed, [ids is not None for ids in found]
 
     def _with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         if self._backend is None:

@@ -17,6 +17,8 @@ def placed(conversation: Conversation, pictures: Sequence[Picture] | None) -> Co
     of these, all pictures come before the first question, as in TRL and ms-swift. `pictures` is None where the row has
     no column of pictures: then a tag is text like any other.
     """
+    if pictures is None and not conversation.has_parts:
+        return conversation
     holes = sum(part[IMAGE] is None for part in _pictured(conversation))
     if pictures is None:
         if holes:

@@ -62,8 +62,10 @@ class ChatTemplate:
             rendered = self._renderer.texts(self._spelled(conversation.messages), conversation.tools, place)
             self._check_texts(conversation, rendered.whole)
             rest = [self._turn(conversation, index, rendered, place) for index in turns]
-        texts: list[Rendered] = []
         text = rendered.whole
+        if all(turn.text is text for turn in rest):  # nearly always
+            return [Rendered(text, tuple([Span(turn.start, turn.end, turn.weight) for turn in rest]))]
+        texts: list[Rendered] = []
         while rest or not texts:
             fits = [turn.text is text or text.startswith(turn.text[: turn.end]) for turn in rest]
             spans = [Span(turn.start, turn.end, turn.weight) for turn, fit in zip(rest, fits, strict=True) if fit]
@@ -87,7 +89,9 @@ class ChatTemplate:
         text = texts.whole if last else texts.until(index + 1, False)
         if not text.startswith(prompt):
             raise _not_prefix_stable(prompt, text, place)
-        end = len(text.removesuffix(self._after_turn or ""))
+        end = len(text)
+        if self._after_turn and text.endswith(self._after_turn):
+            end -= len(self._after_turn)
         if end <= len(prompt):
             raise Unusable("left out by the template", f"message {index + 1}, an answer, does not appear in the text")
         return _Turn(text, len(prompt), end, conversation.weights[index])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,26 +22,39 @@ _SPACES = b" \t\r\n\v\f"
 
 
 class JsonLines:
-    """A file with one JSON object per line. Nothing but the places of the lines is held in memory."""
+    """A file with one JSON object per line. No more is held in memory than where some of the lines begin."""
 
     def __init__(self, file: SteadyFile) -> None:
         self._file = file
         if file.size:
             file.refuse_other_kinds()
-        starts, ends, firsts = _lines(file)
+        self._firsts, self._starts, self._numbers = array("q"), array("q"), array("q")
+        """Of the first row that ends in a block: its index, where it begins, and the number of its line."""
+        self._count = self._lines = 0
+        for starts, ends, firsts in _lines(file):
+            self._note(starts, ends, firsts)
+        self._begin = self._end = 0
+        self._window: list[tuple[int, bytes]] = []
+        """The rows of one block: the numbers of their lines, and what they hold."""
+
+    def _note(self, starts: np.ndarray, ends: np.ndarray, firsts: np.ndarray) -> None:
+        """Note where the rows among some lines begin."""
         if long := np.flatnonzero(ends - starts > LONGEST).tolist():
-            size = int(ends[long[0]] - starts[long[0]])
-            raise DataError(f"{file.name}:{long[0] + 1}: the line has {size:,} bytes; a row has {LONGEST:,} at most.")
-        written = ~_blank(file, starts, ends, firsts)
-        self._starts = _packed(starts[written])
-        self._ends = _packed(ends[written])
-        self._numbers = None if written.all() else _packed(np.flatnonzero(written) + 1)
+            size, number = int(ends[long[0]] - starts[long[0]]), self._lines + long[0] + 1
+            raise DataError(f"{self._file.name}:{number}: the line has {size:,} bytes; a row has {LONGEST:,} at most.")
+        written = np.flatnonzero(~_blank(self._file, starts, ends, firsts))
+        if len(written):
+            self._firsts.append(self._count)
+            self._starts.append(int(starts[written[0]]))
+            self._numbers.append(self._lines + int(written[0]) + 1)
+        self._count += len(written)
+        self._lines += len(starts)
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return self._count
 
     def __getitem__(self, index: int) -> RowData:
-        line = self._file.read(self._starts[index], self._ends[index])
+        line = self._row(index)[1]
         try:
             row = json.loads(line.decode())
         except (ValueError, RecursionError):
@@ -50,11 +64,24 @@ class JsonLines:
             raise DataError(f"{self.place(index)}: the JSON is nested more than {DEPTH} levels deep.")
         return row if type(row) is dict else as_row(row, self.place(index))
 
+    def _row(self, index: int) -> tuple[int, bytes]:
+        """Return the number of a row's line, and what it holds."""
+        if not self._begin <= index < self._end:
+            if not 0 <= index < self._count:
+                raise IndexError(index)
+            block = bisect_right(self._firsts, index) - 1
+            last = block + 1 == len(self._firsts)
+            lines = self._file.read(self._starts[block], self._file.size if last else self._starts[block + 1])
+            numbered = enumerate(lines.split(b"\n"), self._numbers[block])
+            self._window = [(number, line) for number, line in numbered if line and not line.isspace()]
+            self._begin, self._end = self._firsts[block], self._count if last else self._firsts[block + 1]
+        return self._window[index - self._begin]
+
     def __iter__(self) -> Iterator[RowData]:
         return (self[index] for index in range(len(self)))
 
     def place(self, index: int) -> str:
-        return f"{self._file.name}:{self._numbers[index] if self._numbers else index + 1}"
+        return f"{self._file.name}:{index + 1 if self._lines == self._count else self._row(index)[0]}"
 
     def fingerprint(self) -> str:
         return self._file.fingerprint()
@@ -69,26 +96,22 @@ class JsonLines:
         return parse_json(text, place, DataError)
 
 
-def _lines(file: SteadyFile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return where each line begins, where it ends without its line feed, and its first byte."""
-    feeds, firsts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.uint8)]
-    offset, begins = 0, True
+def _lines(file: SteadyFile) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield, of the lines that end in each block, where they begin, where they end, and their first bytes."""
+    offset = begin = first = 0
     for block in file.blocks():
         data = np.frombuffer(block, dtype=np.uint8)
-        found = np.flatnonzero(data == ord("\n"))
-        if begins:
-            firsts.append(data[:1])
-        begins = bool(len(found)) and int(found[-1]) + 1 == len(data)
-        firsts.append(data[found[: len(found) - begins] + 1])
-        feeds.append(found + offset)
+        if begin == offset:
+            first = int(data[0])
+        ends = np.flatnonzero(data == ord("\n")) + offset
+        if len(ends):
+            starts = np.append(begin, ends[:-1] + 1)
+            yield starts, ends, np.append(np.uint8(first), data[starts[1:] - offset])
+            begin = int(ends[-1]) + 1
+            first = int(data[begin - offset]) if begin < offset + len(data) else 0
         offset += len(data)
-    ends = np.concatenate(feeds)
-    starts = np.concatenate([np.zeros(1, dtype=np.int64), ends + 1])
-    if begins:
-        starts = starts[:-1]
-    else:
-        ends = np.append(ends, file.size)
-    return starts, ends, np.concatenate(firsts)
+    if begin < offset:
+        yield np.array([begin]), np.array([offset]), np.array([first], dtype=np.uint8)
 
 
 def _blank(file: SteadyFile, starts: np.ndarray, ends: np.ndarray, firsts: np.ndarray) -> np.ndarray:
@@ -98,9 +121,3 @@ def _blank(file: SteadyFile, starts: np.ndarray, ends: np.ndarray, firsts: np.nd
     for index in np.flatnonzero(spaces & ~blank).tolist():
         blank[index] = file.read(int(starts[index]), int(ends[index])).isspace()
     return blank
-
-
-def _packed(numbers: np.ndarray) -> array[int]:
-    packed = array("q")
-    packed.frombytes(np.asarray(numbers, dtype=np.int64).tobytes())
-    return packed
