@@ -190,6 +190,83 @@ def test_a_run_of_episodes_is_resumed_to_the_same_bits(tied: Path, counting: str
     assert rest.grad_norms == whole.grad_norms[1:]
 
 
+@pytest.mark.full
+def test_episodes_that_lag_behind_are_those_of_the_weights_of_a_round_ago(
+    tied: Path, counting: str, tmp_path: Path
+) -> None:
+    changes = {"objective.rollout_lag": 1, "train.max_steps": 3, "optim.lr": 1e-2, "optim.warmup_steps": 0}
+    whole = run_training(tied, tmp_path, ROWS, settings(counting, **changes))
+    gaps = []
+    for made in rounds(whole):
+        assert made.version == max(0, made.number - 1)
+        writers = [tied if not step else whole.folder / f"checkpoint-{step}" for step in (made.version, made.number)]
+        wrote, learns = (logps_of(folder, made) for folder in writers)
+        assert np.concatenate([answer.logps for answer in made.answers]) == pytest.approx(wrote, abs=1e-5)
+        gaps.append(np.abs(wrote - learns).max())
+    assert gaps[0] == 0
+    assert min(gaps[1:]) > 1e-3
+    resume = {"checkpoint.resume": str(whole.folder / "checkpoint-1"), "logging.run_name": "resumed"}
+    rest = run_training(tied, tmp_path, ROWS, settings(counting, **changes, **resume))
+    assert (rest.losses, rest.grad_norms) == (whole.losses[1:], whole.grad_norms[1:])
+
+
+def logps_of(folder: Path, made: Round) -> np.ndarray:
+    """Return the log-probabilities of all tokens that the model wrote in a round, by a plain model of a folder."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found = []
+    for answer in made.answers:
+        assert answer.episode is not None
+        before = made.prompts[answer.prompt].token_ids.tolist()
+        ids = torch.tensor([[*before, *answer.episode.token_ids]])
+        logps = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[len(before) - 1 :, 0]
+        found.append(logps[torch.tensor(answer.episode.written)].detach().numpy())
+    return np.concatenate(found)
+
+
+@pytest.mark.full
+def test_an_episode_is_as_long_as_it_may_be_with_what_it_was_told(tied: Path, counting: str, tmp_path: Path) -> None:
+    limits = {
+        "objective.completion_length_limit_scope": "total",
+        "objective.max_completion_length": 40,
+        "objective.max_turns": 2,
+        "objective.stop_words": list("abcdefghij"),
+    }
+    (made,) = rounds(run_training(tied, tmp_path, ROWS, settings(counting, **limits)))
+    lengths, turns, reasons = [], [], set()
+    for answer in made.answers:
+        episode = answer.episode
+        assert episode is not None
+        assert episode.written[-1], "nothing is told after the last answer"
+        assert answer.token_ids.tolist() == [
+            token for token, own in zip(episode.token_ids, episode.written, strict=True) if own
+        ]
+        lengths.append(len(episode.token_ids))
+        turns.append(episode.turns)
+        reasons.add((episode.turns, answer.finish_reason))
+    assert max(lengths) == 40
+    assert max(turns) == 2
+    assert {(1, "length"), (2, "length")} <= reasons
+
+
+@pytest.mark.full
+def test_the_steps_of_an_episode_may_take_so_long_together(tied: Path, tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text(COUNTING.replace("        trap =", "        time.sleep(1.2)\n        trap ="))
+    options = GrpoOptions(environment=f"{file}:Counting", environment_timeout=60, episode_timeout=2, reward_workers=1)
+    selected = select_environment(options, ["word"], tied)
+    assert selected is not None
+    call, pool = EpisodeCall("0", EpisodeStart([], {"word": "x"})), EnvironmentPool(selected, options)
+    try:
+        pool.advance([call])
+        while not call.over:
+            call.turns.append(Turn("abc", len(call.turns) + 1))
+            pool.advance([call])
+    finally:
+        pool.close()
+    assert call.failure == "the episode took longer than 2 s"
+    assert len(call.seen) < 3
+
+
 def evaluated(model: Path, counting: str, out: Path) -> Trained:
     changes = {"train.max_steps": 2, "train.eval_steps": 2, "train.micro_batch": 2, "objective.eval_temperature": 1.0}
     return run_training(model, out, ROWS, settings(counting, **changes), validation=ROWS[:3])

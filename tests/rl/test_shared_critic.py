@@ -10,7 +10,9 @@ import megatron_imported  # noqa: F401
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from processes import on_processes, succeeded
+from safetensors.torch import load_file
 from test_ppo_rounds import settings
 from test_rounds import ROWS, learned, rounds
 from tiny_runs import Trained, run_training
@@ -26,8 +28,10 @@ from swift_rl.testing import CASES
 
 SHARED = {"objective.critic": "shared", "objective.vf_coef": 0.5, "optim.warmup_steps": 0}
 HEAD = "model.value_head.weight"
+LORA = {"tuner.kind": "lora", "tuner.rank": 4, "optim.lr": 2e-3}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp": (2, {"backend.name": "fsdp"}),
+    "zero3": (2, {"backend.name": "deepspeed", "backend.config": "zero3"}),
     "megatron tp 2": (2, {"backend.name": "megatron", "parallel.tp": 2}),
 }
 
@@ -62,6 +66,39 @@ def test_a_run_with_a_head_on_the_policy_is_resumed_to_the_same_bits_and_leaves_
         assert answer.token_values["old_values"] == pytest.approx(values.detach().numpy(), abs=1e-5)
 
 
+def test_beside_adapters_the_head_is_trained_whole_and_in_no_adapter_that_others_load(
+    tied: Path, rewards: Path, tmp_path: Path
+) -> None:
+    exported = tmp_path / "exported"
+    to_adapter = {"export.to": "adapter", "export.out": str(exported)}
+    whole = run_training(tied, tmp_path, ROWS, settings(rewards, **SHARED, **LORA, **to_adapter))
+    resume = {"checkpoint.resume": str(whole.folder / "checkpoint-2"), "logging.run_name": "resumed"}
+    rest = run_training(tied, tmp_path, ROWS, settings(rewards, **SHARED, **LORA, **resume))
+    assert learned(rest) == learned(whole, after=2)
+    assert len(learned(rest)) == 6
+    assert whole.lines[4]["critic/loss"] < whole.lines[1]["critic/loss"]
+
+    folder = whole.folder / "checkpoint-4"
+    saved = open_checkpoint(folder)
+    assert {HEAD, "optim.value_head.weight.exp_avg"} < set(saved.names())
+    head = saved.read(HEAD)
+    assert (head - open_checkpoint(whole.folder / "checkpoint-1").read(HEAD)).abs().max() > 1e-5
+    for each in (exported, folder):
+        assert not [name for name in load_file(each / "adapter_model.safetensors") if "value_head" in name]
+        assert "value_head" not in (each / "adapter_config.json").read_text()
+
+    # PEFT's own model with the adapter, and the head: what policy and critic said when the second round began.
+    base = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
+    model, made = PeftModel.from_pretrained(base, str(folder)), rounds(whole)[1]
+    for answer in made.answers:
+        prompt = made.prompts[answer.prompt].token_ids
+        ids = torch.tensor(np.concatenate([prompt, answer.token_ids])[None].astype("int64"))
+        values = (base.model(ids).last_hidden_state @ head.T)[0, len(prompt) - 1 : -1, 0]
+        assert answer.token_values["old_values"] == pytest.approx(values.detach().numpy(), abs=1e-5)
+        logps = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
+        assert answer.old_logps == pytest.approx(logps.detach().numpy(), abs=1e-5)
+
+
 @pytest.mark.full
 def test_three_steps_have_the_numbers_of_plain_torch(tmp_path: Path) -> None:
     case = next(each for each in CASES if each.name == "ppo with a shared critic")
@@ -84,19 +121,27 @@ def test_a_run_is_resumed_in_the_middle_of_a_round_on_another_backend(
     tied: Path, rewards: Path, tmp_path: Path, backend: str
 ) -> None:
     processes, plan = LAYOUTS[backend]
-    whole = succeeded(on_processes(1, partial(trained, tied, tmp_path / "torch", rewards, {}))[0])[0]
-    resume = {**plan, "checkpoint.resume": str(whole.folder / "checkpoint-2")}
-    rest = succeeded(on_processes(processes, partial(trained, tied, tmp_path / "rest", rewards, resume))[0])[0]
-    for name in ("loss", "grad_norm", "critic/loss", "explained_variance"):
-        ours, theirs = ([line[name] for step, line in run.lines.items() if step > 2] for run in (rest, whole))
-        assert len(ours) == 4
-        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6), name
+    tuned = {"full": {}, "lora": LORA}
+    begun = [partial(trained, tied, tmp_path / name, rewards, tuner) for name, tuner in tuned.items()]
+    whole = [succeeded(each)[0] for each in on_processes(1, *begun)]
+    resumed = [
+        partial(
+            trained, tied, tmp_path / f"{name}-rest", rewards,
+            {**tuner, **plan, "checkpoint.resume": str(run.folder / "checkpoint-2")},
+        )
+        for (name, tuner), run in zip(tuned.items(), whole, strict=True)
+    ]  # fmt: skip
+    rest = [succeeded(each)[0] for each in on_processes(processes, *resumed)]
+    for tuner, mine, theirs in zip(tuned, rest, whole, strict=True):
+        for name in ("loss", "grad_norm", "critic/loss", "explained_variance"):
+            found, expected = ([line[name] for step, line in run.lines.items() if step > 2] for run in (mine, theirs))
+            assert len(found) == 4
+            assert found == pytest.approx(expected, rel=1e-4, abs=1e-6), (tuner, name)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tuner.kind": "lora"}, "adapters are trained and saved alone"),
         ({"objective.critic_lr": 1e-3}, "critic_lr is about a critic that is a model of its own"),
         ({"objective.critic_warmup": 2}, "critic_warmup is about a critic"),
         ({"objective.critic_model": "some/model"}, "critic_model is about a critic"),

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from swift.errors import UnsupportedPlan
-from swift.toolkit import ADAPTER, HEAD, START, adapter_names, base_model, name_map
+from swift.toolkit import ADAPTER, HEAD, START, VALUE_HEAD, adapter_names, base_model, name_map
 from swift_backend_megatron.tensor_map import MappedTensor, ShardBox
 
 if TYPE_CHECKING:
@@ -209,9 +209,14 @@ def adapt(run: Run, built: MegatronModel, meta_copy: nn.Module) -> frozenset[str
 def train_head(built: MegatronModel, meta_copy: nn.Module) -> frozenset[str]:
     """Train the head whole where PEFT does on `meta_copy`, and map it by the name that PEFT saves it under.
 
-    Return that name, or nothing.
+    Return that name, or nothing. A head for values next to the unembedding keeps its own.
     """
     for memory, name in adapter_names(meta_copy).items():
+        if name == VALUE_HEAD:
+            built.saved_with_adapters[name] = name
+            for box in built.tensor_map[name].boxes:
+                box.tensor.requires_grad_(True)
+            continue
         weight = memory.removeprefix(_PREFIX).replace(f".modules_to_save.{ADAPTER}", "")
         if weight == memory.removeprefix(_PREFIX):
             continue

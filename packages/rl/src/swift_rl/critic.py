@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import LossSums, ModelRole, ModelView, Need
-from swift.errors import ConfigError
 from swift.objectives.base import BaseObjective, viewed
 from swift_rl.objective import counted
 from swift_rl.ppo_options import PpoOptions
@@ -64,16 +63,6 @@ def value_sums(values: torch.Tensor, batch: MicroBatch, options: PpoOptions) -> 
         loss=options.vf_coef * counted(tokens, each).sum(),
         metrics={name: (counted(tokens, value).sum(), tokens.sum()) for name, value in metrics.items()},
     )
-
-
-def check_shared(config: Config) -> None:
-    """Raise `ConfigError` where a critic on the policy's layers could not be trained, or not be left out of exports."""
-    if config.tuner.kind != "full":
-        raise ConfigError(
-            f"critic shared puts a head on the policy's layers, and of a run with tuner.kind {config.tuner.kind} "
-            "adapters are trained and saved alone.",
-            hint="Type --train_type full, or --critic separate, whose adapters and head are its own.",
-        )
 
 
 def critic_role(config: Config, options: PpoOptions) -> ModelRole:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from swift.contracts import LossSums, ModelRole, ModelView, Need
 from swift.objectives.base import BaseObjective, viewed
-from swift_rl.critic import check_shared, critic_role, learned_tokens, value_sums
+from swift_rl.critic import critic_role, learned_tokens, value_sums
 from swift_rl.encoding import PromptEncoding
 from swift_rl.objective import POLICY_DEFAULTS, counted, movement
 from swift_rl.ppo_options import PpoOptions
@@ -40,11 +40,7 @@ class Ppo(BaseObjective[PpoOptions]):
         """Return the critic, where it is a model of its own, and so the reference."""
         from swift_rl.rounds.reference import reference_roles
 
-        if self.options.critic == "shared":
-            check_shared(config)
-            critic = []
-        else:
-            critic = [critic_role(config, self.options)]
+        critic = [] if self.options.critic == "shared" else [critic_role(config, self.options)]
         return [*critic, *(reference_roles(config, self.options) if self.options.kl_coef > 0 else ())]
 
     def plan(self, context: PlanContext) -> Plan:

@@ -15,6 +15,7 @@ from swift.config.sections import ExportSection, ModelSection
 from swift.contracts import ExportRequest, ModelSource
 from swift.errors import CheckpointError
 from swift.export.job import installed_exporter
+from swift.models.heads import VALUE_HEAD
 from swift.models.plain_lora import as_plain_lora, is_start
 from swift.models.trust import section_from_file
 from swift.terminal import Say
@@ -50,7 +51,7 @@ def stored_weights(
     checkpoint: Checkpoint | StoredTensors, source: ModelSource, adapter: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the canonical stream out of a checkpoint; what was frozen comes from the base model."""
-    stored = [name for name in map(weight_name, checkpoint.names()) if name is not None]
+    stored = [name for name in map(weight_name, checkpoint.names()) if name is not None and name != VALUE_HEAD]
     if adapter is not None:
         ordered = sorted(stored, key=is_start, reverse=True)
         yield from as_plain_lora((name, checkpoint.read(model_name(name))) for name in ordered)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swift.models.heads import VALUE_HEAD
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map, whole_shape
 from swift.models.quantize import is_quantised
 from swift.tuners.selected import tuner_of
@@ -60,7 +61,7 @@ def _fill_adapters(run: Run, model: torch.nn.Module, keep: Keep) -> None:
     given = _given(tuner.adapter) if tuner.adapter is not None else {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for memory, disk in adapter_names(model).items():
-        if memory not in parameters:
+        if memory not in parameters or disk == VALUE_HEAD:  # which is filled as the model's weights are
             continue
         parameter = parameters[memory]
         if disk in given or disk in run.adapter_start:

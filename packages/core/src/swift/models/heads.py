@@ -85,6 +85,17 @@ def add_value_head(model: torch.nn.Module, config: Any, dtype: torch.dtype) -> t
     return head
 
 
+def take_value_head(model: torch.nn.Module) -> torch.nn.Linear | None:
+    """Take the head for values next to an unembedding out of a model, and return it; None where it has none.
+
+    Tuners are given the model without it: no adapter goes on it, and no adapter's configuration names it.
+    """
+    head: torch.nn.Linear | None = getattr(model, VALUE_HEAD_MODULE, None)
+    if head is not None:
+        delattr(model, VALUE_HEAD_MODULE)
+    return head
+
+
 def exported(weights: WeightStream) -> WeightStream:
     """Yield the weights of a model as others know it: without a head for values next to the unembedding."""
     return ((name, tensor) for name, tensor in weights if name != VALUE_HEAD)

@@ -23,7 +23,7 @@ import xxhash
 from torch.overrides import TorchFunctionMode
 
 from swift.errors import ModelError
-from swift.models.heads import add_value_head, value_head_of
+from swift.models.heads import VALUE_HEAD, add_value_head, value_head_of
 from swift.models.plain_lora import as_plain_lora
 
 if TYPE_CHECKING:
@@ -83,9 +83,11 @@ def name_map(model: torch.nn.Module) -> NameMap:
     device. Names in memory are those of the model before any wrapper.
     """
     base = base_model(model)
-    if base not in _maps:
-        _maps[base] = _map_of_copy(_meta_copy(base))
-    return _maps[base]
+    known = _maps.setdefault(base, {})
+    has_value_head = value_head_of(base) is not None  # which tuners are given a model without
+    if has_value_head not in known:
+        known[has_value_head] = _map_of_copy(_meta_copy(base))
+    return known[has_value_head]
 
 
 def name_map_of_skeleton(skeleton: PreTrainedModel) -> NameMap:
@@ -138,7 +140,7 @@ def _whole_weights(
 
 
 def adapter_names(model: torch.nn.Module) -> dict[str, str]:
-    """Name in memory → name on disk of everything that PEFT saves for this model.
+    """Name in memory → name on disk of everything that PEFT saves for this model, and of a head for values beside it.
 
     Frozen factors, of adapters that begin as a part of the weights, come before all others: `start_A` and `start_B`.
     """
@@ -157,6 +159,8 @@ def adapter_names(model: torch.nn.Module) -> dict[str, str]:
     if getattr(peft_configs[ADAPTER], "bias", "none") == "lora_only":
         # PEFT trains and reads these, and looks for them by the wrong name when it saves.
         names |= {name: name for name in state if name.endswith(".base_layer.bias")}
+    if value_head_of(base_model(model)) is not None:
+        names[f"base_model.model.{VALUE_HEAD}"] = VALUE_HEAD
     return names
 
 
@@ -195,7 +199,7 @@ class _NoCopies(TorchFunctionMode):
         return args[0] if func is torch.Tensor.contiguous else func(*args, **(kwargs or {}))
 
 
-_maps: WeakKeyDictionary[torch.nn.Module, NameMap] = WeakKeyDictionary()
+_maps: WeakKeyDictionary[torch.nn.Module, dict[bool, NameMap]] = WeakKeyDictionary()
 
 
 def _meta_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -15,7 +15,7 @@ import torch
 
 from swift.config.obstacles import no_quantiser
 from swift.errors import ModelError
-from swift.models.heads import head_of
+from swift.models.heads import head_of, value_head_of
 from swift.models.meta import meta_model
 from swift.models.names import name_map
 
@@ -52,11 +52,11 @@ def quantized_build(
     quantise = _QUANTISERS[section.quantize](section)
     _import(section.quantize.partition("-")[0])
     model: Any = meta_model(source, dtype)
-    names, head = name_map(model), model.get_output_embeddings() or head_of(model)
+    names, heads = name_map(model), (model.get_output_embeddings() or head_of(model), value_head_of(model))
     linear = {
         f"{path}.weight": path
         for path, module in model.named_modules()
-        if type(module) is torch.nn.Linear and module is not head
+        if type(module) is torch.nn.Linear and module not in heads
     }
     buffers = {name for name, _ in model.named_buffers()}
     for name in names.parameters():

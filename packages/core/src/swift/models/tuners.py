@@ -22,9 +22,11 @@ import torch
 from swift.config.own_options import FACTORED, STARTED, FullOptions, LoraOptions
 from swift.contracts import TunerContext
 from swift.errors import ConfigError, ModelError, did_you_mean
+from swift.models.heads import VALUE_HEAD_MODULE, take_value_head
 from swift.models.names import (
     ADAPTER,
     START,
+    base_model,
     canonical_parameters,
     generator_of,
 )
@@ -46,8 +48,11 @@ def apply_tuner(
     """Freeze what is not trained, attach adapters, and make fp32 masters of what is trained."""
     tuner = tuner_of(section)
     frozen = frozenset(modules_of(model, frozen_parts(section, tuner.options)))
+    head = take_value_head(model) if tuner.adapter else None
     tuned = tuner.attach(model, TunerContext(seed, say, section.adapter, section.quantize, frozen))
     freeze_parts(tuned, section, tuner.options)
+    if head is not None:  # trained whole, beside the adapters
+        base_model(tuned).add_module(VALUE_HEAD_MODULE, head.requires_grad_(True))
     for parameter in tuned.parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.data = parameter.data.float()

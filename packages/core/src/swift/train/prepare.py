@@ -35,7 +35,7 @@ from swift.models.parts import ALIGNER, VIT, frozen_parts
 from swift.models.pictures import PictureProcessor
 from swift.models.positions import check_longest, limit_note
 from swift.models.precision import resolve_dtype
-from swift.models.source import open_source
+from swift.models.source import as_exported, open_source
 from swift.optim.schedule import Schedule
 from swift.plugins.blame import explained
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
@@ -391,7 +391,7 @@ def load_model(setup: Setup, source: ModelSource) -> TrainState:
 
     def send(inference: InferenceEngine | None) -> None:
         weights = exported(hooks.iter_weights(run, state))
-        send_weights(inference, weights, source=source, adapter=run.adapter_config, version=state.step)
+        send_weights(inference, weights, source=as_exported(source), adapter=run.adapter_config, version=state.step)
 
     run.send_weights = send
     return state
