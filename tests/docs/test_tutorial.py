@@ -19,6 +19,7 @@ TO_PIPELINE = DOCS / "tutorial" / "prototype-to-pipeline.md"
 SERVE = DOCS / "tutorial" / "train-export-serve-ask.md"
 RETRIEVAL = DOCS / "tutorial" / "retrieval.md"
 REWARDS = DOCS / "tutorial" / "learn-from-rewards.md"
+PICTURES = DOCS / "tutorial" / "read-pictures.md"
 SERVING = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -73,6 +74,15 @@ def test_a_reward_of_ones_own_is_learned(tmp_path: Path) -> None:
     assert found[-1] > 1.5
     answers = map(json.loads, (tmp_path / "work" / "answers.jsonl").read_text().splitlines())
     assert all(line["messages"][-1]["content"].isdigit() for line in answers)
+
+
+@pytest.mark.full
+def test_a_model_learns_to_read_pictures(tmp_path: Path) -> None:
+    follow(PICTURES, tmp_path / "work")
+    for name, least, most in (("answers", 0.95, 1.0), ("blind", 0.0, 0.05)):
+        lines = map(json.loads, (tmp_path / "work" / f"{name}.jsonl").read_text().splitlines())
+        rights = [line["right"] for line in lines]
+        assert least <= sum(rights) / len(rights) <= most
 
 
 @pytest.mark.full

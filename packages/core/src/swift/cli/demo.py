@@ -12,6 +12,7 @@ from pydantic import Field
 
 from swift.cli.demo_online import demo_online
 from swift.cli.demo_scoring import demo_scoring
+from swift.cli.demo_vision import demo_vision
 from swift.cli.options import run_verb
 from swift.config.limits import FilePath
 from swift.config.options import Section
@@ -31,10 +32,10 @@ MARKER = ".swift-demo"
 class DemoOptions(Section):
     """Makes a tiny model and a task, trains, resumes, exports, checks and asks: two minutes on two CPU cores."""
 
-    task: Literal["rm", "seq_cls", "embedding", "reranker", "grpo"] | None = Field(
+    task: Literal["rm", "seq_cls", "embedding", "reranker", "grpo", "vision"] | None = Field(
         None,
-        description="Train a tiny model that scores instead, or that learns from a reward (grpo, with swift-rl), and "
-        "show how well before and after",
+        description="Train a tiny model that scores instead, that learns from a reward (grpo, with swift-rl) or that "
+        "reads numbers off pictures (vision, with Pillow), and show how well",
     )
     out: FilePath = Field(Path("output/demo"), description="Folder of the demo; recreated each time")
 
@@ -51,6 +52,8 @@ def demo(options: DemoOptions) -> int:
     _fresh(out)
     if options.task == "grpo":
         return demo_online(out, _title)
+    if options.task == "vision":
+        return demo_vision(out, _title)
     if options.task is not None:
         return demo_scoring(options.task, out, _title)
     _title("1. A tiny model of Qwen3's architecture, and a task: read numbers aloud")

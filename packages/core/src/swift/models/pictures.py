@@ -175,11 +175,11 @@ def _processor_class(config: Any) -> Any:
     if kind is None or "image_processor" not in kind.get_attributes():
         return None
     if "video_processor" in kind.get_attributes() and not is_torchvision_available():
-        return _for_pictures_alone(kind)
+        return for_pictures_alone(kind)
     return kind
 
 
-def _for_pictures_alone(kind: Any) -> Any:
+def for_pictures_alone(kind: Any) -> Any:
     """Return a processor's class without its part for videos, which transformers makes by torchvision alone."""
 
     def initialise(
