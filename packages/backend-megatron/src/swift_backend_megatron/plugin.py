@@ -52,7 +52,7 @@ class MegatronBackend:
         provides=EVERY_VIEW,
         async_checkpoint=True,
         calls_before_update=True,
-        features=frozenset({"train.gradient_checkpointing"}),
+        features=frozenset({"train.gradient_checkpointing", "backend.stages"}),
         roles=8,
     )
 

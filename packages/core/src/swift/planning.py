@@ -67,15 +67,21 @@ class PlannedBackend:
         manager.register(guarded(self.plugin), name=str(self.plugin.entry))
         return manager.hook
 
-    def run(self, parallel: Mapping[str, Any], processes: int, **train: Any) -> Run:
+    @property
+    def names_stages(self) -> bool:
+        """Return whether the pipeline may have stages of different sizes, named by its option `stages`."""
+        capabilities = self.plugin.capabilities
+        return capabilities is not None and "backend.stages" in capabilities.features
+
+    def run(self, parallel: Mapping[str, Any], processes: int, *, stages: Sequence[int] = (), **train: Any) -> Run:
         """Return the run on so many processes, with other values in the sections `parallel` and `train`."""
-        config = self.config
+        config, options = self.config, self.parsed.backend_options
         update: dict[str, Any] = {"parallel": ParallelSection.model_construct(**{**dict(config.parallel), **parallel})}
         if train:
             update["train"] = config.train.model_copy(update=train)
-        return Run(
-            config.model_copy(update=update), self.parsed.backend_options, Path(), World(size=processes), say_nothing
-        )
+        if stages:
+            options = options.model_copy(update={"stages": tuple(stages)})
+        return Run(config.model_copy(update=update), options, Path(), World(size=processes), say_nothing)
 
     def layout(self, run: Run) -> ProcessLayout:
         """Return the sizes of all parallel dimensions; `UnsupportedPlan` where they do not fit the processes."""
@@ -115,15 +121,22 @@ class PlannedBackend:
         came = self._hooks.swift_estimate_traffic(run=run, weights=weights, micro_batches=micro_batches)
         return cast("Sequence[Traffic]", came or ())
 
+    @cached_property
+    def _optimizer(self) -> LoadedPlugin:
+        return load_optimizer(self.config.optim.name)
+
+    @cached_property
+    def _tuner(self) -> LoadedPlugin:
+        return load_tuner(self.config.tuner.kind)
+
     def slot_bytes(self, shape: Sequence[int]) -> float:
         """Return what the run's optimizer keeps for each value of a weight of this shape."""
-        optimizer = load_optimizer(self.config.optim.name)
-        with failing(optimizer.entry, "bytes_per_parameter"):
-            return float(optimizer.object.bytes_per_parameter(shape))
+        with failing(self._optimizer.entry, "bytes_per_parameter"):
+            return float(self._optimizer.object.bytes_per_parameter(shape))
 
     def trained_values(self, rows: int, columns: int) -> float | None:
         """Return how many values the run's tuner trains beside a matrix; None where it trains the matrix itself."""
-        tuner = load_tuner(self.config.tuner.kind)
+        tuner = self._tuner
         if not tuner.object.adapter:
             return None
         options = self.config.tuner.options(tuner.object.options_model)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift.contracts import LayerSizes, LocalWeights, ProcessLayout
 from swift_plan.shape import ModelShape
@@ -30,64 +30,84 @@ class Stage:
     has_head: bool
 
 
-def stages(
-    shape: ModelShape, layout: ProcessLayout, trained: TrainedCount, workload: Workload, slots: float
-) -> list[Stage]:
-    """Return the first and the last stage of the pipeline, which between them have the most of everything."""
-    per_stage = ceil(shape.layers / layout.pp)
-    experts_first = max(0, per_stage - shape.dense_layers) if shape.experts else 0
-    experts_last = min(per_stage, shape.expert_layers)
-    ahead = (layout.pp - 1) / layout.vpp
-    first = (per_stage, experts_first, 1.0, 1.0 if layout.pp == 1 and not shape.tied else 0.0)
-    last = (per_stage, experts_last, 0.0, 1.0)
-    found = [
-        Stage(
-            _local(shape, layout, trained, workload, slots, first),
-            per_stage,
-            in_flight=float(layout.pp) if layout.vpp == 1 else layout.pp + ahead,
-            has_head=layout.pp == 1,
+def split(layers: int, pp: int, vpp: int) -> tuple[int, ...]:
+    """Return the layers of each stage, fewer where the ends are; () where all can have the same number."""
+    count = pp * vpp
+    missing = -layers % count
+    if not missing:
+        return ()
+    sizes = [(layers + missing) // count] * count
+    for turn in range(missing):
+        sizes[turn // 2 if turn % 2 else -1 - turn // 2] -= 1
+    return tuple(sizes)
+
+
+class StagesOf:
+    """Counts what the stages of a pipeline hold."""
+
+    def __init__(self, shape: ModelShape, trained: TrainedCount, workload: Workload, slot_bytes: float) -> None:
+        self.shape, self.trained, self.workload, self.slot_bytes = shape, trained, workload, slot_bytes
+        self._counted: dict[Any, LocalWeights] = {}
+
+    def under(self, layout: ProcessLayout, sizes: Sequence[int] = ()) -> list[Stage]:
+        """Return the stages that may have the most: the first, the last, and the second where that has more layers."""
+        pp, vpp, shape = layout.pp, layout.vpp, self.shape
+        layers = [sum(sizes[stage::pp]) for stage in range(pp)] if sizes else [ceil(shape.layers / pp)] * pp
+        if pp == 1:
+            ends = (1.0, 0.0 if shape.tied else 1.0)
+            return [Stage(self._weights(layout, layers[0], ends), layers[0], 1.0, has_head=True)]
+        found = [
+            Stage(self._weights(layout, layers[0], (1.0, 0.0)), layers[0], pp + (pp - 1) * (vpp > 1) / vpp, False),
+            Stage(
+                self._weights(layout, layers[-1], (0.0, 1.0), last=True),
+                layers[-1],
+                1.0 + (pp - 1) * (vpp > 1) / vpp,
+                True,
+            ),
+        ]
+        if layers[1] > layers[0] and pp > 2:
+            in_flight = pp - 1 + (pp - 1) * (vpp > 1) / vpp
+            found.append(Stage(self._weights(layout, layers[1], (0.0, 0.0)), layers[1], in_flight, False))
+        return found
+
+    def _weights(
+        self, layout: ProcessLayout, layers: int, ends: tuple[float, float], *, last: bool = False
+    ) -> LocalWeights:
+        """Count so many layers with an embedding and a head, or without."""
+        key = (layout.tp, layout.ep * layout.etp, layers, ends, last)
+        counted = self._counted.get(key)
+        if counted is None:
+            counted = self._counted[key] = self._count(layout, layers, ends, last=last)
+        return replace(counted, layout=layout)
+
+    def _count(self, layout: ProcessLayout, layers: int, ends: tuple[float, float], *, last: bool) -> LocalWeights:
+        shape, count = self.shape, self.trained
+        experts = 0
+        if shape.experts:
+            experts = min(layers, shape.expert_layers) if last else max(0, layers - shape.dense_layers)
+        plain = count.layer(with_experts=False)
+        mixed = count.layer(with_experts=True) if experts else (0.0, 0.0)
+        routed = count.experts() if experts else (0.0, 0.0)
+        embedding, head = ends
+        end = count.end((embedding + head) * shape.embedding + head * shape.hidden)
+        experts_cut = layout.ep * layout.etp
+        dealt = [experts * each / experts_cut for each in routed]
+        trained, frozen = (
+            ((layers - experts) * plain[index] + experts * mixed[index] + end[index]) / layout.tp + dealt[index]
+            for index in (0, 1)
         )
-    ]
-    if layout.pp > 1:
-        found.append(Stage(_local(shape, layout, trained, workload, slots, last), per_stage, 1.0, has_head=True))
-    return found
-
-
-def _local(
-    shape: ModelShape,
-    layout: ProcessLayout,
-    count: TrainedCount,
-    workload: Workload,
-    slots: float,
-    held: tuple[int, int, float, float],
-) -> LocalWeights:
-    """Count the weights of a stage with so many layers, of which so many have experts, and with its ends."""
-    layers, with_experts, embeddings, heads = held
-    plain, mixed, routed = (
-        count.layer(with_experts=False),
-        count.layer(with_experts=True) if with_experts else (0.0, 0.0),
-        count.experts() if with_experts else (0.0, 0.0),
-    )
-    ends = count.end((embeddings + heads) * shape.embedding + heads * shape.hidden)
-    dense, cut = layers - with_experts, layout.tp
-    experts_cut = layout.ep * layout.etp
-    experts = [with_experts * each / experts_cut for each in routed]
-    trained, frozen = (
-        (dense * plain[index] + with_experts * mixed[index] + ends[index]) / cut + experts[index] for index in (0, 1)
-    )
-    largest = sum(mixed) / cut + sum(routed) / experts_cut if with_experts else sum(plain) / cut
-    return LocalWeights(
-        layout=layout,
-        trained=trained,
-        frozen=frozen,
-        trained_experts=experts[0],
-        frozen_experts=experts[1],
-        block=largest,
-        ends=sum(ends) / cut,
-        compute_bytes=workload.compute_bytes,
-        frozen_bytes=workload.frozen_bytes,
-        slot_bytes=slots,
-    )
+        return LocalWeights(
+            layout=layout,
+            trained=trained,
+            frozen=frozen,
+            trained_experts=dealt[0],
+            frozen_experts=dealt[1],
+            block=sum(mixed) / layout.tp + sum(routed) / experts_cut if experts else sum(plain) / layout.tp,
+            ends=sum(end) / layout.tp,
+            compute_bytes=self.workload.compute_bytes,
+            frozen_bytes=self.workload.frozen_bytes,
+            slot_bytes=self.slot_bytes,
+        )
 
 
 def layer_sizes(shape: ModelShape, layout: ProcessLayout, compute_bytes: float, *, with_experts: bool) -> LayerSizes:
@@ -120,6 +140,7 @@ class Activations:
     def __init__(self, backend: PlannedBackend, run: Run, shape: ModelShape, workload: Workload) -> None:
         layout = backend.layout(run)
         size, hidden = workload.compute_bytes, shape.hidden
+        self.hidden, self.vocabulary = hidden, shape.vocabulary
         layer = layer_sizes(shape, layout, size, with_experts=bool(shape.experts))
         told = backend.activations(run, layer)
         self.own = told is not None
@@ -131,27 +152,16 @@ class Activations:
         kept = (size if self.own else 4.0) * hidden
         self.kept = kept / (layout.tp if self.own and layout.sequence_parallel else 1)
 
-    def bytes(self, stage: Stage, tokens: float, *, recompute: bool) -> float:
+    def bytes(self, stage: Stage, tokens: float, micro_batches: int, *, recompute: bool) -> float:
         """Return the bytes of a stage's activations for micro-batches of so many tokens."""
+        in_flight = min(stage.in_flight, micro_batches)
         if not recompute:
-            return stage.layers * stage.in_flight * self.layer * tokens
-        return (stage.layers * stage.in_flight * self.kept + self.layer) * tokens
+            return stage.layers * in_flight * self.layer * tokens
+        return (stage.layers * in_flight * self.kept + self.layer) * tokens
 
-
-def peak(
-    stage: Stage,
-    states: Mapping[str, float],
-    activations: Activations,
-    shape: ModelShape,
-    tokens: float,
-    *,
-    recompute: bool,
-) -> dict[str, float]:
-    """Return the bytes of one stage at the peak of a step, by term."""
-    terms = dict(states)
-    terms["activations"] = activations.bytes(stage, tokens, recompute=recompute)
-    if stage.has_head:
-        layout = stage.weights.layout
-        logits = 2 * tokens * shape.vocabulary / layout.tp * 4
-        terms["logits of a chunk"] = min(logits, _LOGITS) + 2 * stage.weights.compute_bytes * shape.hidden * tokens
-    return terms
+    def logits(self, stage: Stage, tokens: float) -> float:
+        """Return the bytes that the loss takes, on the stage that has the head."""
+        if not stage.has_head:
+            return 0.0
+        size = stage.weights.compute_bytes * self.hidden * tokens
+        return min(2 * 4 * tokens * self.vocabulary / stage.weights.layout.tp, _LOGITS) + 2 * size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -32,12 +32,7 @@ def command(candidate: Candidate, words: Sequence[str], verb: str, cluster: Clus
     typed = ["swift", verb, *words]
     if "__backend" not in told:
         typed += ["--backend", candidate.backend.name]
-    typed += candidate.backend.flags
-    for name, value in candidate.parallel.items():
-        if name in ("dp_shard", "dp_replicate") and not (name == "dp_replicate" and value > 1):
-            continue  # what is left open is taken up
-        if value is True or (not isinstance(value, bool) and value > 1):
-            typed += [f"--parallel.{name}", "true" if value is True else str(value)]
+    typed += [*candidate.backend.flags, *_parallel_flags(candidate)]
     if workload.rows_assumed:
         typed += ["--global_batch_size", str(workload.rows)]
     if not {"__per_device_train_batch_size", "__train.micro_batch"} & told:
@@ -49,6 +44,15 @@ def command(candidate: Candidate, words: Sequence[str], verb: str, cluster: Clus
     if cluster.machines > 1:
         typed += ["--nnodes", str(cluster.machines)]
     return " ".join(map(quote, typed))
+
+
+def _parallel_flags(candidate: Candidate) -> Iterator[str]:
+    """Yield the flags of the layout; what they leave open is taken up by `dp_shard`."""
+    for name, value in candidate.parallel.items():
+        if name != "dp_shard" and value not in (None, False, 1):
+            yield from (f"--parallel.{name}", "true" if value is True else str(value))
+    if candidate.stages:
+        yield from ("--backend.stages", *map(str, candidate.stages))
 
 
 def reason(best: Candidate, other: Candidate) -> str:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from swift.contracts import HOST
 from swift.errors import SwiftError
-from swift_plan.memory import Activations, Stage, peak, stages
+from swift_plan.memory import Activations, Stage, StagesOf, split
 from swift_plan.timing import StepTime, Timing
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
-    from swift.contracts import ProcessLayout, Run
+    from swift.contracts import ProcessLayout, Run, Traffic
     from swift.planning import PlannedBackend
     from swift_plan.cluster import Cluster
     from swift_plan.shape import ModelShape
@@ -31,6 +31,8 @@ class Candidate:
     backend: PlannedBackend
     layout: ProcessLayout
     parallel: Mapping[str, Any]
+    stages: tuple[int, ...]
+    """Layers of each stage of the pipeline, where they differ."""
     micro_batch: int
     recompute: bool
     memory: Mapping[str, float]
@@ -50,6 +52,19 @@ class Candidate:
     def fits(self, cluster: Cluster) -> bool:
         """Return whether there is memory enough."""
         return self.peak <= cluster.capacity and self.host <= cluster.host_capacity
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A layout with a micro-batch, and what its stages hold."""
+
+    parallel: Mapping[str, Any]
+    layout: ProcessLayout
+    stages: tuple[int, ...]
+    micro_batch: int
+    accumulation: int
+    held: Sequence[Stage]
+    states: Sequence[Mapping[str, float]]
 
 
 @dataclass
@@ -80,8 +95,8 @@ class BackendSearch:
         self.backend, self.shape, self.config, self.cluster, self.timing = backend, shape, config, cluster, timing
         self.world = cluster.devices
         self.workload = Workload.of(backend, processes=self.world, on_cpu=False)
-        self.trained = TrainedCount(backend, shape, self.workload)
-        self.slots = backend.slot_bytes((shape.hidden, shape.hidden))
+        slots = backend.slot_bytes((shape.hidden, shape.hidden))
+        self.stages = StagesOf(shape, TrainedCount(backend, shape, self.workload), self.workload, slots)
         self.refused: SwiftError | None = None
         self.tried = 0
 
@@ -132,11 +147,16 @@ class BackendSearch:
             return [int(self._typed["vpp"] or 1)]
         if pp == 1 or "vpp" not in self.backend.dimensions:
             return [1]
-        per_stage = self.shape.layers // pp
-        return [each for each in divisors(per_stage) if each <= 8] if per_stage * pp == self.shape.layers else [1]
+        layers = self.shape.layers
+        return [
+            each
+            for each in range(1, 9)
+            if pp * each <= layers and (self.backend.names_stages or layers % (pp * each) == 0)
+        ]
 
     def _legal_model(self, cut: Mapping[str, Any]) -> bool:
-        run = self.backend.run(cut, self.world)
+        stages = split(self.shape.layers, cut["pp"], cut["vpp"]) if self.backend.names_stages else ()
+        run = self.backend.run(cut, self.world, stages=stages)
         refused = self.backend.refusal_of_model(run, self.config)
         if refused is not None:
             self.refused = self.refused or refused
@@ -180,44 +200,54 @@ class BackendSearch:
     def candidates(self) -> Iterator[Candidate]:
         """Yield every legal layout with every micro-batch that fits the rows, recomputed and not."""
         for parallel, layout, run in self.layouts():
-            held = stages(self.shape, layout, self.trained, self.workload, self.slots)
-            states = [self.backend.memory(run, stage.weights) for stage in held]
-            if any(state is None for state in states):
-                continue
+            sizes = split(self.shape.layers, layout.pp, layout.vpp)
+            held = self.stages.under(layout, sizes)
             activations = Activations(self.backend, run, self.shape, self.workload)
+            states: dict[bool, list[Mapping[str, float]] | None] = {}
             for micro_batch in self._micro_batches(layout):
-                yield from self._filled(parallel, layout, held, activations, micro_batch)
+                accumulation = ceil(self.workload.rows / (layout.data * micro_batch))
+                several = accumulation > 1
+                if several not in states:
+                    states[several] = self._states(parallel, held, several)
+                kept = states[several]
+                if kept is None:
+                    return  # the backend says nothing of its memory
+                traffic = self.backend.traffic(run, held[0].weights, accumulation)
+                one = _Filled(parallel, layout, sizes, micro_batch, accumulation, held, kept)
+                yield from self._each(one, activations, traffic)
 
-    def _filled(
-        self,
-        parallel: Mapping[str, Any],
-        layout: ProcessLayout,
-        held: Sequence[Stage],
-        activations: Activations,
-        micro_batch: int,
-    ) -> Iterator[Candidate]:
-        accumulation = ceil(self.workload.rows / (layout.data * micro_batch))
-        run = self.backend.run(parallel, self.world, micro_batch=micro_batch, accumulation=accumulation)
-        tokens = micro_batch * self.workload.length / layout.sequence
-        states = [self.backend.memory(run, stage.weights) or {} for stage in held]
-        traffic = self.backend.traffic(run, held[0].weights, accumulation)
+    def _states(
+        self, parallel: Mapping[str, Any], held: Sequence[Stage], several: bool
+    ) -> list[Mapping[str, float]] | None:
+        """Return what the backend keeps on each stage, with one micro-batch a step or several."""
+        run = self.backend.run(parallel, self.world, accumulation=2 if several else 1)
+        states = [self.backend.memory(run, stage.weights) for stage in held]
+        return None if None in states else [state for state in states if state is not None]
+
+    def _each(self, one: _Filled, activations: Activations, traffic: Sequence[Traffic]) -> Iterator[Candidate]:
+        tokens = one.micro_batch * self.workload.length / one.layout.sequence
+        slowest = max(one.held, key=lambda stage: stage.layers + self._head_in_layers * stage.has_head)
+        logits = [activations.logits(stage, tokens) for stage in one.held]
         for recompute in self._recomputes():
-            peaks = [
-                peak(stage, state, activations, self.shape, tokens, recompute=recompute)
-                for stage, state in zip(held, states, strict=True)
+            kept = [activations.bytes(stage, tokens, one.accumulation, recompute=recompute) for stage in one.held]
+            totals = [
+                sum(state.values()) + activated + lost
+                for state, activated, lost in zip(one.states, kept, logits, strict=True)
             ]
+            most = totals.index(max(totals))
+            memory = {**one.states[most], "activations": kept[most], "logits of a chunk": logits[most]}
+            time = self.timing.step(
+                self.shape, self.workload, slowest, traffic, one.micro_batch, activations.layer, recompute=recompute
+            )
             self.tried += 1
             yield Candidate(
-                self.backend,
-                layout,
-                parallel,
-                micro_batch,
-                recompute,
-                max(peaks, key=lambda terms: sum(terms.values())),
-                self.timing.step(
-                    self.shape, self.workload, held[-1], traffic, micro_batch, activations.layer, recompute=recompute
-                ),
+                self.backend, one.layout, one.parallel, one.stages, one.micro_batch, recompute, memory, time
             )
+
+    @cached_property
+    def _head_in_layers(self) -> float:
+        shape = self.shape
+        return shape.head_flops / shape.layer_flops(self.workload.length, with_experts=bool(shape.experts))
 
     def _micro_batches(self, layout: ProcessLayout) -> list[int]:
         train = self.backend.config.train
@@ -266,7 +296,11 @@ def legal(candidates: Sequence[Candidate], world: int, most: int, refused: dict[
         if len(taken) == most:
             break
         run = candidate.backend.run(
-            candidate.parallel, world, micro_batch=candidate.micro_batch, gradient_checkpointing=candidate.recompute
+            candidate.parallel,
+            world,
+            stages=candidate.stages,
+            micro_batch=candidate.micro_batch,
+            gradient_checkpointing=candidate.recompute,
         )
         error = candidate.backend.refusal(run)
         if error is None:

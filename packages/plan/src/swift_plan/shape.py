@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from swift.errors import ModelError
@@ -138,11 +139,20 @@ class ModelShape:
             count += 2 * self.hidden + self.hidden + self.width + self.hidden
         return count
 
+    @cached_property
+    def _dense_values(self) -> tuple[int, int]:
+        """Return the values of the matrices of a layer with an MLP, and of one with experts without these."""
+        plain, mixed = (
+            sum(matrix.values for matrix in self.dense_matrices(with_experts=with_experts))
+            for with_experts in (False, True)
+        )
+        return plain, mixed
+
     def layer_values(self, *, with_experts: bool) -> int:
         """Return the values of a layer without its routed experts."""
-        return self.vectors + sum(matrix.values for matrix in self.dense_matrices(with_experts=with_experts))
+        return self.vectors + self._dense_values[with_experts]
 
-    @property
+    @cached_property
     def expert_values(self) -> int:
         """Return the values of all routed experts of a layer."""
         return sum(matrix.values for matrix in self.mlp_matrices(self.expert_width, self.experts))
@@ -177,7 +187,7 @@ class ModelShape:
 
     def layer_flops(self, length: float, *, with_experts: bool) -> float:
         """Return the operations of one layer's forward pass for one token that sees `length` / 2 others."""
-        values = float(sum(matrix.values for matrix in self.dense_matrices(with_experts=with_experts)))
+        values = float(self._dense_values[with_experts])
         if with_experts:
             values += self.expert_values * self.experts_per_token / self.experts
         values_width = self.heads * self.latent[4] if self.latent else self.queries

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from swift_plan.shape import Matrix2, ModelShape
@@ -57,10 +56,10 @@ class TrainedCount:
     """How many values of a layer a run trains and how many it leaves, whole."""
 
     def __init__(self, backend: PlannedBackend, shape: ModelShape, workload: Workload) -> None:
-        self._shape, self._adapted = shape, workload.adapted
-        self._beside = lru_cache(maxsize=256)(backend.trained_values)
+        self._shape, self._adapted, self._beside = shape, workload.adapted, backend.trained_values
         targets = getattr(backend.config.tuner, "targets", None)
         self._targets = None if targets in (None, "all-linear", ("all-linear",), ["all-linear"]) else tuple(targets)
+        self._layers = (self._count(with_experts=False), self._count(with_experts=True))
 
     def _adapters(self, matrices: list[Matrix2]) -> float:
         total = 0.0
@@ -71,6 +70,9 @@ class TrainedCount:
 
     def layer(self, *, with_experts: bool) -> tuple[float, float]:
         """Return (trained, frozen) of a layer without its routed experts."""
+        return self._layers[with_experts]
+
+    def _count(self, *, with_experts: bool) -> tuple[float, float]:
         values = float(self._shape.layer_values(with_experts=with_experts))
         if not self._adapted:
             return values, 0.0

@@ -36,7 +36,8 @@ class Capabilities:
     calls_before_update: bool = False
     """Every step calls `swift.toolkit.before_update` before it changes a weight: background saves copy until then."""
     features: frozenset[str] = frozenset()
-    """Switches outside the plan, by config name: `train.compile`, `train.gradient_checkpointing`, ...
+    """Switches outside the plan, by config name: `train.compile`, `train.gradient_checkpointing`, ... With
+    `backend.stages`, its options name the layers of each pipeline stage.
 
     Every backend trains on samples that lie end to end; with `data.padding_free`, they do so by default where the model
     scores and `swift.models.attention` keeps them apart without a mask."""
