@@ -6,7 +6,7 @@ anything else that is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
+from swift.config.aliases import MACHINES, training_flags
 from swift.config.capabilities import check_capabilities
+from swift.config.flags import read_flags
 from swift.config.parse import Parsed, parse
 from swift.config.sections import ParallelSection
 from swift.contracts import LayerSizes, LocalWeights, ProcessLayout, Run, Traffic, World
-from swift.errors import ModelError, SwiftError
+from swift.errors import ModelError, SwiftError, UnsupportedPlan
 from swift.hookspecs import BackendHooks
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
@@ -27,13 +29,17 @@ from swift.plugins.discover import list_plugins
 from swift.plugins.guard import guarded
 from swift.plugins.load import LoadedPlugin, load_backend, load_optimizer, load_tuner
 from swift.plugins.outside import variants
+from swift.processes.group import wanted_group
 from swift.terminal import say_nothing
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
 
 
-@dataclass(frozen=True)
+_DEFAULT = "torch"
+
+
+@dataclass(frozen=True, eq=False)
 class PlannedBackend:
     """One backend, set up in one way, for the run that is planned."""
 
@@ -157,25 +163,20 @@ def planned_backends(words: Sequence[str], verb: str) -> tuple[list[PlannedBacke
     `words` are the flags of the run. With `--backend` among them, or a flag that names one (`--deepspeed`), it is that
     backend alone; with a flag of a variant, its other ways are left out.
     """
-    asked = parse(words, verb, complete=False)
     typed = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    named = asked.config.backend.name
-    if named != "torch" or "__backend" in typed:
-        names = [named]
-    else:
-        names = [entry.name for entry in list_plugins("swift.backends") if entry.allowed]
+    named = _named_backend(words, verb, typed)
     taken: list[PlannedBackend] = []
     refused: dict[str, SwiftError] = {}
-    for name in names:
+    for name in [named] if named else [entry.name for entry in list_plugins("swift.backends") if entry.allowed]:
         try:
             plugin = load_backend(name)
             ways = variants(plugin)
-            if any(flag.replace("-", "_") in typed for flags in ways.values() for flag in flags if flag[:2] == "--"):
-                ways = {"": ()}
         except SwiftError as error:
             refused[name] = error
             continue
-        own = [] if named == name else ["--backend", name]
+        if any(flag.replace("-", "_") in typed for flags in ways.values() for flag in flags if flag[:2] == "--"):
+            ways = {"": ()}
+        own = [] if named else ["--backend", name]
         for way, flags in ways.items():
             try:
                 parsed = parse([*words, *own, *flags], verb, complete=False)
@@ -184,6 +185,29 @@ def planned_backends(words: Sequence[str], verb: str) -> tuple[list[PlannedBacke
                 continue
             taken.append(PlannedBackend(plugin, way, tuple(flags), parsed))
     return taken, refused
+
+
+def _named_backend(words: Sequence[str], verb: str, typed: Collection[str]) -> str | None:
+    """Return the backend that the flags name; None where they leave it open."""
+    try:
+        name = parse(words, verb, complete=False).config.backend.name
+    except UnsupportedPlan:
+        # What was typed is more than the backend has that nobody chose; whoever named one hears it.
+        if "__backend" in typed:
+            raise
+        return None
+    return name if name != _DEFAULT or "__backend" in typed else None
+
+
+def counted_processes(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return how many processes a machine is to start, and how many machines there are, as flags and variables say."""
+    line = read_flags(words, training_flags())
+    machines = {name.upper(): str(line.flags[name].value) for name in MACHINES if name in line.flags}
+    told = [line.flags[name].value for name in ("nproc", "nproc_per_node") if name in line.flags]
+    if "RANK" in environment:
+        here = int(environment.get("LOCAL_WORLD_SIZE", environment.get("WORLD_SIZE", "1")))
+        return here, max(1, int(environment.get("WORLD_SIZE", str(here))) // here)
+    return wanted_group({**environment, **machines}, int(told[0]) if told and str(told[0]).isdecimal() else None)
 
 
 def model_config(name: str) -> dict[str, Any]:
@@ -200,4 +224,4 @@ def model_config(name: str) -> dict[str, Any]:
     return read_config(folder)
 
 
-__all__ = ["PlannedBackend", "StoredConfig", "model_config", "planned_backends"]
+__all__ = ["PlannedBackend", "StoredConfig", "counted_processes", "model_config", "planned_backends"]

@@ -14,6 +14,7 @@ from swift.untrusted import read_json_object
 
 _NUMBERS = ("gigabytes", "tflops", "memory_bandwidth", "link", "network")
 _EXAMPLE = {"name": "T4", "gigabytes": 16, "tflops": 65, "memory_bandwidth": 320, "link": 16, "network": 3}
+CPU = "CPU"
 RESERVED = 1.2e9
 """Bytes that the driver, its context and collectives take of each GPU before a program has made a tensor."""
 
@@ -36,7 +37,7 @@ class Cluster:
     @property
     def capacity(self) -> float:
         """Return the bytes of one device that a program can have."""
-        return self.device.gigabytes * 1e9 - RESERVED
+        return self.device.gigabytes * 1e9 - (0.0 if self.device.name == CPU else RESERVED)
 
     @property
     def host_capacity(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from swift.errors import UsageError
 from swift.planning import PlannedBackend, planned_backends
-from swift_plan.cluster import Cluster, cluster
+from swift_plan.cluster import CPU, Cluster, cluster
 from swift_plan.known import config_of
 from swift_plan.options import PlanOptions
 from swift_plan.search import Candidate, Found, search
@@ -56,20 +56,24 @@ class Planned:
 
     @classmethod
     def of(cls, options: PlanOptions, words: Sequence[str]) -> Planned:
+        """Search through the layouts for the devices that the options name."""
+        return cls.on(replace(cluster(options.gpus), host_gigabytes=options.host_memory), options, words)
+
+    @classmethod
+    def on(cls, where: Cluster, options: PlanOptions, words: Sequence[str]) -> Planned:
         """Search through the layouts of all backends that take the run."""
-        where = replace(cluster(options.gpus), host_gigabytes=options.host_memory)
         config = config_of(options.model)
         shape = shape_of(config, options.model)
         backends, refused = planned_backends(["--model", options.model, *words], options.kind)
         if not backends:
             raise next(iter(refused.values()))
-        work = Workload.of(backends[0], processes=where.devices, on_cpu=False)
+        work = Workload.of(backends[0], processes=where.devices, on_cpu=where.device.name == CPU)
         if backends[0].config.train.global_batch is not None and where.devices > work.rows * _sharing(backends):
             raise UsageError(
                 f"{where.devices} devices for {work.rows} rows a step: some would have no row of their own.",
                 hint=f"Type --global_batch_size {where.devices} or more, or fewer devices.",
             )
-        found = search(backends, shape, config, where, Timing(where), most=max(options.top, options.explain or 1))
+        found = search(backends, shape, config, where, Timing(where), most=max(100, options.top, options.explain or 1))
         found.refused = {**refused, **found.refused}
         return cls(options, words, shape, where, found, work)
 
@@ -87,7 +91,7 @@ class Planned:
         title, rows = screen.lines(self.found, self.workload, self.cluster, self.options.price)
         _say(screen.heading(self.shape, self.workload, self.cluster))
         _say(title)
-        _say(screen.table(rows[: 1 + self.options.top]))
+        _say(screen.table([rows[0], *(rows[1 + index] for index in self._shown())]))
         behind = screen.next_best(self.found)
         if behind is not None:
             _say(behind)
@@ -100,6 +104,17 @@ class Planned:
         for name, error in self.found.refused.items():
             _say(f"{name} is refused in some layouts: {error.message}")
         _say(f"{self.found.tried:,} plans were compared. Memory is counted; times assume usual efficiencies.")
+
+    def _shown(self) -> list[int]:
+        """Return which plans are shown: the first ones, and the first of every backend."""
+        plans = self.found.fitting or self.found.nearest
+        shown = set(range(min(self.options.top, len(plans))))
+        seen = set()
+        for index, plan in enumerate(plans):
+            if plan.backend not in seen:
+                seen.add(plan.backend)
+                shown.add(index)
+        return sorted(shown)
 
     def _explained(self) -> Candidate | None:
         shown = self.found.fitting or self.found.nearest

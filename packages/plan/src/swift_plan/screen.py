@@ -28,8 +28,18 @@ def label(candidate: Candidate) -> str:
 
 def command(candidate: Candidate, words: Sequence[str], verb: str, cluster: Cluster, workload: Workload) -> str:
     """Return what is typed for a plan."""
+    typed = ["swift", verb, *words, *flags(candidate, words, workload)]
+    if cluster.per_machine > 1:
+        typed += ["--nproc", str(cluster.per_machine)]
+    if cluster.machines > 1:
+        typed += ["--nnodes", str(cluster.machines)]
+    return " ".join(map(quote, typed))
+
+
+def flags(candidate: Candidate, words: Sequence[str], workload: Workload) -> list[str]:
+    """Return what a plan adds to the flags of a run."""
     told = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    typed = ["swift", verb, *words]
+    typed: list[str] = []
     if "__backend" not in told:
         typed += ["--backend", candidate.backend.name]
     typed += [*candidate.backend.flags, *_parallel_flags(candidate)]
@@ -39,11 +49,7 @@ def command(candidate: Candidate, words: Sequence[str], verb: str, cluster: Clus
         typed += ["--per_device_train_batch_size", str(candidate.micro_batch)]
     if candidate.recompute and "__gradient_checkpointing" not in told:
         typed += ["--gradient_checkpointing", "true"]
-    if cluster.per_machine > 1:
-        typed += ["--nproc", str(cluster.per_machine)]
-    if cluster.machines > 1:
-        typed += ["--nnodes", str(cluster.machines)]
-    return " ".join(map(quote, typed))
+    return typed
 
 
 def _parallel_flags(candidate: Candidate) -> Iterator[str]:
@@ -106,6 +112,16 @@ def _row(candidate: Candidate, workload: Workload, cluster: Cluster, price: floa
         hours = cluster.devices * candidate.time.total / 3600 * 1e9 / workload.tokens
         row.append(f"{hours * price:,.0f} ({hours:,.0f} h)")
     return row
+
+
+def nearest(found: Found, cluster: Cluster) -> list[str]:
+    """Return the plans that come nearest to fitting, a line each."""
+    return [f"{label(each)}: {_too_much(each, cluster)} too much" for each in found.nearest]
+
+
+def gib(size: float) -> str:
+    """Return a size as people read it."""
+    return f"{size / _GIB:.1f} GiB"
 
 
 def next_best(found: Found) -> str | None:

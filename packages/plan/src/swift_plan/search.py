@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, isqrt
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.contracts import HOST
 from swift.errors import SwiftError
+from swift_plan.cluster import CPU, Cluster
 from swift_plan.memory import Activations, Stage, StagesOf, split
 from swift_plan.timing import StepTime, Timing
 from swift_plan.workload import TrainedCount, Workload
@@ -17,10 +18,11 @@ from swift_plan.workload import TrainedCount, Workload
 if TYPE_CHECKING:
     from swift.contracts import ProcessLayout, Run, Traffic
     from swift.planning import PlannedBackend
-    from swift_plan.cluster import Cluster
     from swift_plan.shape import ModelShape
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+MARGIN = 0.08
+"""The part of a counted peak that is left free: what allocators lose, and buffers that nobody counts."""
 _CUT = ("tp", "pp", "cp", "ulysses", "ep", "etp")
 
 
@@ -50,8 +52,8 @@ class Candidate:
         return sum(size for name, size in self.memory.items() if name.startswith(HOST))
 
     def fits(self, cluster: Cluster) -> bool:
-        """Return whether there is memory enough."""
-        return self.peak <= cluster.capacity and self.host <= cluster.host_capacity
+        """Return whether there is memory enough, with room for what was not counted."""
+        return self.peak * (1 + MARGIN) <= cluster.capacity and self.host <= cluster.host_capacity
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class BackendSearch:
     ) -> None:
         self.backend, self.shape, self.config, self.cluster, self.timing = backend, shape, config, cluster, timing
         self.world = cluster.devices
-        self.workload = Workload.of(backend, processes=self.world, on_cpu=False)
+        self.workload = Workload.of(backend, processes=self.world, on_cpu=cluster.device.name == CPU)
         slots = backend.slot_bytes((shape.hidden, shape.hidden))
         self.stages = StagesOf(shape, TrainedCount(backend, shape, self.workload), self.workload, slots)
         self.refused: SwiftError | None = None
@@ -284,9 +286,21 @@ def search(
             found.refused[backend.variant or backend.name] = one.refused
     fitting.sort(key=lambda candidate: candidate.time.total)
     others.sort(key=lambda candidate: (candidate.host > cluster.host_capacity, candidate.peak))
-    found.fitting = legal(fitting, cluster.devices, most, found.refused)
+    found.fitting = legal(_best_of_each(fitting), cluster.devices, most, found.refused)
     found.nearest = legal(others, cluster.devices, 3, found.refused)
     return found
+
+
+def _best_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the first of each layout: among its micro-batches the fastest, or one nearly as fast that keeps less."""
+    best: dict[Any, Candidate] = {}
+    for candidate in candidates:
+        key = (candidate.backend, candidate.layout)
+        first = best.setdefault(key, candidate)
+        near = candidate.time.total <= 1.02 * first.time.total and candidate.peak < 0.9 * first.peak
+        if near and candidate.recompute == first.recompute:
+            best[key] = candidate
+    return sorted(best.values(), key=lambda candidate: candidate.time.total)
 
 
 def legal(candidates: Sequence[Candidate], world: int, most: int, refused: dict[str, SwiftError]) -> list[Candidate]:

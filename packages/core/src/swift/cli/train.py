@@ -14,6 +14,7 @@ def run(verb: str, args: list[str]) -> int:
         show_training_help(verb, args)
         return 0
     from swift.cli.beforehand import check_here, check_plan
+    from swift.cli.choose import asks_for_choice, chosen
     from swift.cli.launch import STARTED_BY_SWIFT, launch, reported_errors
     from swift.config.parse import parse
     from swift.imports.sources import check_is_own
@@ -22,6 +23,10 @@ def run(verb: str, args: list[str]) -> int:
 
     with reported_errors():
         check_is_own(args)
+        if asks_for_choice(args):
+            args, reason = chosen(args, verb)
+            if not is_worker():
+                sys.stderr.write(f"{reason}\n")
         parsed = parse(args, verb)
         if not is_worker():
             check_here(parsed.config)

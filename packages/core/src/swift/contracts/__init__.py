@@ -27,6 +27,7 @@ from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Obj
 from swift.contracts.observer import RunSummary, StepRecord
 from swift.contracts.optimizer import Matrix, Optimizer, Placement, Reads, Slot, StoresSlots, TakesGradientsElsewhere
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
+from swift.contracts.planner import ChosenPlan, Planner
 from swift.contracts.reward import Reward, RewardItem
 from swift.contracts.role import POLICY, ModelRole, OpenRole
 from swift.contracts.run import Run, Topology, World
@@ -41,6 +42,7 @@ __all__ = [
     "Capabilities",
     "CheckpointReader",
     "CheckpointWriter",
+    "ChosenPlan",
     "Command",
     "Communication",
     "Completion",
@@ -71,6 +73,7 @@ __all__ = [
     "Placement",
     "Plan",
     "PlanContext",
+    "Planner",
     "ProcessLayout",
     "QuantizeRequest",
     "Quantized",

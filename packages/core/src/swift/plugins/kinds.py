@@ -142,6 +142,12 @@ KINDS: dict[str, Kind] = {
         options="options_model",
         further=check.check_environment,
     ),
+    "swift.planners": Kind(
+        "planner",
+        "planners",
+        "chooses backend and layout (`--backend auto`)",
+        required=("choose",),
+    ),
     "swift.commands": Kind(
         "command",
         "commands",

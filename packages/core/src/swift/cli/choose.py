@@ -1,0 +1,55 @@
+"""`--backend auto` and `--parallel auto`: a planner chooses what they leave open, and says why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from swift.errors import PluginError, UsageError
+
+_AUTO = "auto"
+
+
+def asks_for_choice(args: Sequence[str]) -> bool:
+    """Return whether something is left to a planner."""
+    return _without(args) != list(args)
+
+
+def chosen(args: Sequence[str], verb: str) -> tuple[list[str], str]:
+    """Return the flags with what a planner has chosen among them, and its reason."""
+    from swift.planning import counted_processes
+    from swift.plugins.blame import failing
+    from swift.plugins.discover import list_plugins
+    from swift.plugins.load import load
+
+    planners = [entry for entry in list_plugins("swift.planners") if entry.allowed]
+    if not planners:
+        raise UsageError(
+            "Nothing is installed that chooses backend and layout.", hint='Run: pip install "swift-core[plan]"'
+        )
+    planner = load(planners[0])
+    words = _without(args)
+    processes, machines = counted_processes(words, os.environ)
+    with failing(planner.entry, "choose"):
+        plan = planner.object.choose(words, verb, processes, machines)
+    flags = getattr(plan, "flags", None)
+    if not isinstance(flags, tuple) or not all(isinstance(flag, str) for flag in flags):
+        raise PluginError(
+            f"{planner.entry} chooses {plan!r}, which is no swift.contracts.ChosenPlan.",
+            hint="Name backend and layout yourself, or report it to those who publish it.",
+        )
+    return [*words, *flags], str(plan.reason)
+
+
+def _without(args: Sequence[str]) -> list[str]:
+    """Return the words without those that leave something to a planner."""
+    kept: list[str] = []
+    for word in args:
+        name, _, value = word.partition("=")
+        if value == _AUTO and name in ("--backend", "--parallel"):
+            continue
+        if word == _AUTO and kept and kept[-1] in ("--backend", "--parallel"):
+            kept.pop()
+            continue
+        kept.append(word)
+    return kept
