@@ -6,17 +6,16 @@ import os
 from collections.abc import Sequence
 
 from swift.errors import PluginError, UsageError
+from swift.terminal import Say
 
 _AUTO = "auto"
 
 
-def asks_for_choice(args: Sequence[str]) -> bool:
-    """Return whether something is left to a planner."""
-    return _without(args) != list(args)
-
-
-def chosen(args: Sequence[str], verb: str) -> tuple[list[str], str]:
-    """Return the flags with what a planner has chosen among them, and its reason."""
+def chosen(args: Sequence[str], verb: str, say: Say) -> list[str]:
+    """Return the flags of a run, with what a planner has chosen where that was asked; its reason is said."""
+    words = _without(args)
+    if words == list(args):
+        return words
     from swift.planning import counted_processes
     from swift.plugins.blame import failing
     from swift.plugins.discover import list_plugins
@@ -28,7 +27,6 @@ def chosen(args: Sequence[str], verb: str) -> tuple[list[str], str]:
             "Nothing is installed that chooses backend and layout.", hint='Run: pip install "swift-core[plan]"'
         )
     planner = load(planners[0])
-    words = _without(args)
     processes, machines = counted_processes(words, os.environ)
     with failing(planner.entry, "choose"):
         plan = planner.object.choose(words, verb, processes, machines)
@@ -38,7 +36,8 @@ def chosen(args: Sequence[str], verb: str) -> tuple[list[str], str]:
             f"{planner.entry} chooses {plan!r}, which is no swift.contracts.ChosenPlan.",
             hint="Name backend and layout yourself, or report it to those who publish it.",
         )
-    return [*words, *flags], str(plan.reason)
+    say(str(plan.reason))
+    return [*words, *flags]
 
 
 def _without(args: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from swift.cli.verbs import KIN, TRAINING, VERBS
 from swift.config.limits import Rows
 from swift.config.options import Bare, Section
 from swift.errors import UsageError, did_you_mean
-from swift.terminal import print_line
+from swift.terminal import print_line, print_note
 
 USAGE = """\
 swift config show     [pt|sft|rlhf|train] [config.yaml] [flags]   the resolved configuration and layout
@@ -82,11 +82,13 @@ def run(verb: str, args: list[str]) -> int:
     typed = read_options(verb, rest, ConfigOptions, passes_on=True)
     samples = typed.options.sample or 0
     from swift.cli.beforehand import check_anywhere, check_here, check_layout, check_plan
+    from swift.cli.choose import chosen
     from swift.config.parse import parse
     from swift.imports.sources import check_is_own
 
     check_is_own(typed.words)
-    parsed = parse([*typed.words, *typed.passed_on], trained, complete=samples > 0 or action == "validate")
+    words = chosen([*typed.words, *typed.passed_on], trained, print_note)
+    parsed = parse(words, trained, complete=samples > 0 or action == "validate")
     if action == "validate":
         check_anywhere(parsed.config)
         check_layout(parsed)

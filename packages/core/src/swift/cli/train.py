@@ -14,19 +14,17 @@ def run(verb: str, args: list[str]) -> int:
         show_training_help(verb, args)
         return 0
     from swift.cli.beforehand import check_here, check_plan
-    from swift.cli.choose import asks_for_choice, chosen
+    from swift.cli.choose import chosen
     from swift.cli.launch import STARTED_BY_SWIFT, launch, reported_errors
     from swift.config.parse import parse
     from swift.imports.sources import check_is_own
     from swift.processes.group import processes_in_all
     from swift.processes.signals import is_worker
+    from swift.terminal import print_note, say_nothing
 
     with reported_errors():
         check_is_own(args)
-        if asks_for_choice(args):
-            args, reason = chosen(args, verb)
-            if not is_worker():
-                sys.stderr.write(f"{reason}\n")
+        args = chosen(args, verb, say_nothing if is_worker() else print_note)
         parsed = parse(args, verb)
         if not is_worker():
             check_here(parsed.config)

@@ -17,6 +17,7 @@ GROUPS = (
     "swift.tuners",
     "swift.rewards",
     "swift.environments",
+    "swift.planners",
     "swift.commands",
 )
 """Groups of entry points, in the order in which kinds of plugins are listed: the keys of `swift.plugins.kinds.KINDS`,

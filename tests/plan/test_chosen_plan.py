@@ -1,0 +1,90 @@
+"""`--backend auto`: the plan of a run is the planner's first choice, which it explains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.commands import typed
+from helpers.tiny_runs import conversations, write_jsonl, write_model
+
+from swift.contracts import ProcessLayout
+from swift_plan.machine import this_machine
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_model(folder / "model")
+    write_jsonl(folder / "rows.jsonl", conversations(8))
+    return folder
+
+
+RUN = ["--model", "model", "--dataset", "rows.jsonl", "--max_length", "64"]
+
+
+def test_one_process_of_a_small_model_is_plain_torch(inputs: Path) -> None:
+    ended = typed(["config", "show", "sft", *RUN, "--backend", "auto", "--global_batch_size", "4"], inputs)
+    assert ended.code == 0, ended.output
+    assert "Chosen: --backend torch" in ended.output
+    assert "name: torch" in ended.output
+
+
+def test_several_processes_get_a_layout(inputs: Path) -> None:
+    words = ["config", "show", "sft", *RUN, "--backend=auto", "--nproc", "4", "--train_type", "full"]
+    ended = typed(words, inputs)
+    assert ended.code == 0, ended.output
+    assert "# processes on this machine: 4 = " in ended.output
+    assert "Chosen: --backend " in ended.output
+
+
+def test_the_layout_of_a_backend_that_was_named_is_chosen(inputs: Path) -> None:
+    words = ["config", "show", "sft", *RUN, "--parallel", "auto", "--backend", "fsdp", "--nproc", "4", "--tp", "2"]
+    ended = typed(words, inputs)
+    assert ended.code == 0, ended.output
+    assert "name: fsdp" in ended.output
+    assert "× tp 2" in ended.output
+
+
+def test_where_nothing_fits_the_nearest_are_said(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    little = psutil.virtual_memory()._replace(available=int(0.9e9))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
+    ended = typed(["sft", *RUN, "--max_length", "60000", "--model.random_weights", "true", "--backend", "auto"], inputs)
+    assert ended.code != 0
+    assert "No plan for model fits on 1xCPU. Nearest, with what is lacking:" in ended.output
+    assert "GiB too much" in ended.output
+
+
+def test_without_a_planner_the_command_that_installs_one_is_told(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift.plugins.discover.list_plugins", lambda *_: [])
+    ended = typed(["sft", *RUN, "--backend", "auto"], inputs)
+    assert 'pip install "swift-core[plan]"' in ended.output
+
+
+@pytest.mark.full
+def test_a_run_begins_with_what_was_chosen(inputs: Path) -> None:
+    words = ["sft", *RUN, "--backend", "auto", "--max_steps", "2", "--output_dir", "out", "--global_batch_size", "4"]
+    ended = typed(words, inputs)
+    assert ended.code == 0, ended.output
+    assert "Chosen: --backend torch" in ended.output
+    assert "name: torch" in next((inputs / "out").rglob("config.yaml")).read_text()
+
+
+def test_the_gpu_of_a_machine_is_told_by_its_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3'\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert str(this_machine(8, 2)) == "2x8xH100"
+
+
+def test_a_layout_is_the_arithmetic_of_every_backend() -> None:
+    layout = ProcessLayout(replicate=2, shard=3, tp=2, pp=2, cp=2, ep=3, etp=1)
+    assert (layout.data, layout.world, layout.sequence) == (6, 48, 2)
+    assert layout.expert_data == 8
+    assert layout.named("ulysses") == {
+        "dp_replicate": 2, "dp_shard": 3, "pp": 2, "cp": 2, "tp": 2, "ep": 3, "ulysses": 1,
+    }  # fmt: skip

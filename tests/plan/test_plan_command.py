@@ -1,0 +1,144 @@
+"""`swift plan` as people type it: what fits, what to type, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.commands import typed
+
+LLAMA = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "full", "--max_length", "8192"]
+
+
+def _json(words: list[str], folder: Path) -> dict[str, Any]:
+    ended = typed([*words, "--json"], folder)
+    assert ended.code in (0, 3), ended.output
+    return json.loads(ended.output)  # type: ignore[no-any-return]
+
+
+def test_the_screen_says_what_fits_why_and_what_to_type(tmp_path: Path) -> None:
+    ended = typed([*LLAMA, "--price", "2"], tmp_path)
+    assert ended.code == 0, ended.output
+    assert "8.03 billion weights; 8xH100; 64 rows of 8192 tokens a step (assumed" in ended.output
+    assert "Plans that fit, fastest first" in ended.output
+    assert "10⁹ tokens cost" in ended.output
+    assert "is behind the first: " in ended.output
+    assert "The articles' rule of thumb, for comparison: 96 GB over all devices" in ended.output
+    for backend in ("megatron", "fsdp", "zero1", "zero3"):  # the best of each is shown, wherever it stands
+        assert f"  {backend} " in ended.output
+
+
+def test_every_plan_is_a_command_that_swift_takes(tmp_path: Path) -> None:
+    plans = _json([*LLAMA, "--top", "40"], tmp_path)["fits"]
+    assert len(plans) == 40
+    assert len({plan["backend"] for plan in plans}) > 1
+    for plan in plans[::5]:
+        words = shlex.split(plan["command"])
+        assert words[:2] == ["swift", "sft"]
+        shown = typed(["config", "show", *words[1:]], tmp_path)
+        assert shown.code == 0, f"{plan['command']}: {shown.output}"
+        assert f"name: {plan['backend']}" in shown.output
+
+
+def test_terms_add_up_and_fit(tmp_path: Path) -> None:
+    found = _json(LLAMA, tmp_path)
+    for plan in found["fits"]:
+        on_device = [size for name, size in plan["memory_bytes"].items() if not name.startswith("host: ")]
+        assert sum(on_device) == pytest.approx(plan["peak_bytes"], abs=len(on_device))
+        assert plan["peak_bytes"] < found["capacity_bytes"]
+        seconds = dict(plan["seconds"])
+        assert seconds.pop("step") == pytest.approx(sum(seconds.values()))
+    steps = [plan["seconds"]["step"] for plan in found["fits"]]
+    assert steps == sorted(steps)
+
+
+def test_where_nothing_fits_the_nearest_are_told(tmp_path: Path) -> None:
+    ended = typed(["plan", "llama-3.1-405b", "--gpus", "8xH100", "--train_type", "full"], tmp_path)
+    assert ended.code == 3
+    assert "Nothing fits into" in ended.output
+    assert "too much" in ended.output
+
+
+def test_adapters_and_offload_make_room(tmp_path: Path) -> None:
+    full = _json(["plan", "qwen3-8b", "--gpus", "1xRTX4090", "--train_type", "full"], tmp_path)["fits"]
+    assert {plan["variant"] for plan in full} <= {"zero2_offload", "zero3_offload"}
+    assert (
+        _json(["plan", "qwen3-8b", "--gpus", "1xRTX4090", "--train_type", "full", "--host_memory", "64"], tmp_path)[
+            "fits"
+        ]
+        == []
+    )
+    adapted = _json(["plan", "qwen3-8b", "--gpus", "1xRTX4090"], tmp_path)["fits"]
+    assert any(plan["variant"] not in ("zero2_offload", "zero3_offload") for plan in adapted)
+
+
+def test_what_was_typed_is_kept(tmp_path: Path) -> None:
+    plans = _json([*LLAMA, "--backend", "megatron", "--tp", "2", "--gradient_checkpointing", "true"], tmp_path)["fits"]
+    assert plans
+    for plan in plans:
+        assert (plan["backend"], plan["layout"]["tp"], plan["recompute"]) == ("megatron", 2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["qwen3-8b", "--gpus", "8xH1000"], "Did you mean 'H100'"),
+        (["qwen3-8b", "--gpus", "8xmine.json"], "There is no file mine.json"),
+        (["qwen3-8b", "--gpus", "12xH100"], "no whole machines of 8"),
+        (["qwen3-8b", "--gpus", "0xH100"], "never joined"),
+        (["qwen3-8b"], "needs --gpus"),
+        (["qwen3-9b", "--gpus", "8xH100"], "Did you mean 'qwen3-8b'"),
+        (["qwen3-8b", "--gpus", "8xH100", "--backend", "torch", "--tp", "2"], "does not have parallel.tp"),
+        (["qwen3-8b", "--gpus", "8xH100", "--backend", "torch", "--global_batch_size", "4"], "no row of their own"),
+        (["qwen3-8b", "--gpus", "8xH100", "--max_lenght", "4"], "Did you mean"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_planned_is_refused(words: list[str], says: str, tmp_path: Path) -> None:
+    ended = typed(["plan", *words], tmp_path)
+    assert ended.code not in (0, 3)
+    assert says in ended.output
+
+
+def test_a_device_may_be_described(tmp_path: Path) -> None:
+    device = {"name": "T4", "gigabytes": 16, "tflops": 65, "memory_bandwidth": 320, "link": 16, "network": 3}
+    (tmp_path / "t4.json").write_text(json.dumps(device))
+    found = _json(["plan", "qwen3-0.6b", "--gpus", "4xt4.json"], tmp_path)
+    assert found["cluster"] == "4xT4"
+    assert found["fits"]
+    (tmp_path / "t4.json").write_text(json.dumps(device | {"tflops": "fast"}))
+    assert (
+        "t4.json: tflops is a number above 0" in typed(["plan", "qwen3-0.6b", "--gpus", "4xt4.json"], tmp_path).output
+    )
+
+
+def test_a_model_that_cannot_be_counted_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
+    ended = typed(["plan", "config.json", "--gpus", "8xH100"], tmp_path)
+    assert "cannot be counted: its config.json has no num_attention_heads" in ended.output
+
+
+def test_stages_that_cannot_be_equal_are_named(tmp_path: Path) -> None:
+    plans = _json(
+        ["plan", "llama-3.1-405b", "--gpus", "2048xH100", "--train_type", "full", "--backend", "megatron", "--pp", "16",
+         "--vpp", "1", "--global_batch_size", "512"], tmp_path,
+    )["fits"]  # fmt: skip
+    words = shlex.split(plans[0]["command"])
+    first = words.index("--backend.stages") + 1
+    stages = [int(word) for word in words[first : first + 16]]
+    assert sum(stages) == 126
+    assert stages[0] == stages[-1] == 7
+
+
+@pytest.mark.full
+def test_no_torch_is_imported(tmp_path: Path) -> None:
+    program = "import sys; from swift.cli.main import run; run(sys.argv[1:]); print('torch' in sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *LLAMA], capture_output=True, text=True, cwd=tmp_path, check=True, timeout=300
+    )
+    assert ended.stdout.endswith("False\n")
