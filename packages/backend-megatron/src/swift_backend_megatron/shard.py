@@ -157,7 +157,6 @@ def _fill(run: Run, state: MegatronState) -> None:
             region = tuple(slice(start, start + size) for start, size in zip(box.offset, box.sizes, strict=True))
             shard_values = whole[region]
             state.masters.write(box, shard_values if not box.shift else shard_values - box.shift)
-    run.adapter_start = {}
     state.masters.publish()
 
 

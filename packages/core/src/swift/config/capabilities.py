@@ -176,7 +176,7 @@ def _of_tuner(kind: str, need: str) -> Requirement:
     if need == Trains.DORA:
         return Requirement("tuner.dora", "tuners", need, "--tuner.dora false")
     if need == Trains.START:
-        return Requirement("tuner.init pissa, olora and loftq", "tuners", need, "--tuner.init default")
+        return Requirement("a tuner.init that weights or data decide", "tuners", need, "--tuner.init default")
     if (kind, need) == ("lora", Trains.WEIGHTS):
         return Requirement("tuner.bias, biases that are trained next to adapters", "tuners", need, "--tuner.bias none")
     name = f"tuner.kind {kind}" if need == kind else f"what the tuner {kind!r} needs ({need})"

@@ -103,7 +103,7 @@ def misfit_of_start(init: str, quantize: str) -> SwiftError | None:
     """Return the error for adapters that begin with what the weights, as they are stored, do not have."""
     if init in FACTORED and quantize != "none":
         return ConfigError(
-            f"tuner.init {init} decomposes weights, and tuner.quantize {quantize} stores them in few bits.",
+            f"tuner.init {init} takes factors out of weights, and tuner.quantize {quantize} stores them in few bits.",
             hint="Type --tuner.init loftq, --tuner.quantize none, or --tuner.init default.",
         )
     if init == "loftq" and quantize in ("none", "bnb-int8"):

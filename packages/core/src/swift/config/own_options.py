@@ -89,18 +89,18 @@ _OTHER_TARGETS = {
     "all-embedding": "name the embedding's module instead, embed_tokens in most models",
     "all-norm": "norms get no adapters; --tuner.modules_to_save trains modules in full",
 }
-FACTORED = ("pissa", "olora")
-"""Ways to begin that take factors of each weight into its adapter."""
+FACTORED = ("pissa", "olora", "lora_ga")
+"""Ways to begin with factors that are taken out of each weight, so that the model stays what it is."""
 STARTED = (*FACTORED, "loftq")
-"""Ways to begin that the weights decide. The last takes factors of what a weight loses in few bits."""
+"""Ways to begin that keep frozen factors next to those in training. The last takes factors of what few bits lose."""
+FROM_DATA = ("eva", "lora_ga")
+"""Ways to begin that the first batches of the training data decide."""
 _OTHER_STARTS = {
-    "corda": "reads training data before it starts",
-    "eva": "reads training data before it starts",
-    "lora-ga": "reads gradients of training data before it starts",
+    "corda": "is not implemented: it decomposes weights by what data they see, as lora_ga does by gradients",
     "false": "starts from an adapter that changes the model",
 }
 _PISSA_ITERATIONS = re.compile(r"pissa_niter_(\d+)", re.IGNORECASE)
-_STARTS = {"true": "default", "kaiming": "default", "random": "default"}
+_STARTS = {"true": "default", "kaiming": "default", "random": "default", "lora-ga": "lora_ga"}
 
 
 class TargetOptions(Section):
@@ -164,11 +164,16 @@ class LoraOptions(TargetOptions):
     dora: bool = Field(False, description="DoRA: train direction and magnitude apart")
     rslora: bool = Field(False, description="Rank-stabilised scale: alpha / sqrt(rank)")
     lora_plus_ratio: PositiveFloat | None = Field(None, description="LoRA+: learning rate of B over that of A")
-    init: Literal["default", "gaussian", "orthogonal", "pissa", "olora", "loftq"] = Field(
-        "default", description="How adapters start; pissa, olora and loftq by the weights, and without dropout"
+    init: Literal["default", "gaussian", "orthogonal", "pissa", "olora", "loftq", "eva", "lora_ga"] = Field(
+        "default",
+        description="How adapters start: pissa, olora and loftq by the weights, eva and lora_ga by the first batches; "
+        "all of these but eva without dropout",
     )
     init_iterations: Annotated[int, Field(ge=1, le=100)] | None = Field(
         None, description="Iterations of a randomised decomposition, which is faster than the whole one (pissa)"
+    )
+    init_batches: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        8, description="Batches that are looked at before training (eva, lora_ga)"
     )
 
     @model_validator(mode="before")
@@ -179,7 +184,7 @@ class LoraOptions(TargetOptions):
             return values
         if randomised := _PISSA_ITERATIONS.fullmatch(values["init"]):
             values = {"init_iterations": int(randomised[1]), **values, "init": "pissa"}
-        return {"dropout": 0.0, **values} if values["init"].lower() in STARTED else values
+        return {"dropout": 0.0, **values} if values["init"].lower().replace("-", "_") in STARTED else values
 
     @field_validator("init", mode="before")
     @classmethod
@@ -188,7 +193,7 @@ class LoraOptions(TargetOptions):
         word = str(value).lower()
         name = word.replace("_", "-")
         if reason := _OTHER_STARTS.get(name):
-            raise ValueError(f"is default, gaussian, orthogonal, pissa, olora or loftq ({name} {reason})")
+            raise ValueError(f"is default, gaussian, orthogonal, pissa, olora, loftq, eva or lora_ga ({name} {reason})")
         return _STARTS.get(word, word)
 
     @model_validator(mode="after")
@@ -204,6 +209,11 @@ class LoraOptions(TargetOptions):
         if self.init_iterations is not None and self.init != "pissa":
             raise ConfigError(
                 f"tuner.init_iterations is about tuner.init pissa, and tuner.init is {self.init}.", hint="Leave it out."
+            )
+        if "init_batches" in self.model_fields_set and self.init not in FROM_DATA:
+            raise ConfigError(
+                f"tuner.init_batches is about tuner.init eva and lora_ga, and tuner.init is {self.init}.",
+                hint="Leave it out.",
             )
         if self.init in STARTED and self.dora:
             raise ConfigError(

@@ -98,7 +98,8 @@ class Run:
     adapter_config: dict[str, Any] | None = None
     """PEFT configuration of the adapters in training, as JSON values; set by `swift_wrap_model` where there are any."""
     adapter_start: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What adapters begin with that the weights decide, by names on disk; set by `swift_wrap_model`."""
+    """What adapters begin with that the weights or the first batches decide, by names on disk. What batches decide is
+    set before `swift_wrap_model`, which keeps it, the rest by it; forgotten after `swift_shard`."""
     send_weights: Callable[[InferenceEngine | None], None] | None = None
     """Updates an inference engine to the weights in training, adapters merged in. Called on every process between two
     steps, each with an engine of its own or None; set once there is a model."""

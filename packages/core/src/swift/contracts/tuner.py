@@ -28,8 +28,9 @@ class Trains(StrEnum):
     LORA = "lora"
     DORA = "dora"
     START = "start"
-    """LoRA that begins as a part of the weights, which a second, frozen adapter takes out again (PiSSA, OLoRA). Served
-    by `swift.toolkit.build_view` with `fill`; a backend with adapters of its own calls `read_starts`."""
+    """LoRA that begins as a part of the weights, which a second, frozen adapter takes out again (PiSSA, OLoRA), or
+    where the first batches point (EVA, LoRA-GA). Served by `swift.toolkit.build_view` with `fill`; a backend with
+    adapters of its own calls `read_starts`."""
     WEIGHTS = "weights"
     """Any choice of the model's own weights, which `attach` makes on a transformers model."""
     MODULES = "modules"

@@ -63,7 +63,6 @@ def build_view(
     run.adapter_start = read_starts(run, source, model)
     if weights:
         keep_starts(model, run.adapter_start, torch.Tensor.copy_)
-        run.adapter_start = {}
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if tuner_of(config.tuner).adapter:

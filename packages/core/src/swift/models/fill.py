@@ -10,6 +10,7 @@ import torch
 
 from swift.models.heads import VALUE_HEAD
 from swift.models.names import ADAPTER, adapter_names, base_model, name_map, whole_shape
+from swift.models.plain_lora import is_start
 from swift.models.quantize import is_quantised
 from swift.tuners.selected import tuner_of
 
@@ -39,7 +40,6 @@ def fill(run: Run, model: torch.nn.Module, source: ModelSource, keep: Keep) -> N
         _start_magnitude(model, name, whole, keep)
     if hasattr(model, "peft_config"):
         _fill_adapters(run, model, keep)
-        run.adapter_start = {}
 
 
 def _copies(model: torch.nn.Module) -> dict[str, list[torch.Tensor]]:
@@ -66,6 +66,8 @@ def _fill_adapters(run: Run, model: torch.nn.Module, keep: Keep) -> None:
         parameter = parameters[memory]
         if disk in given or disk in run.adapter_start:
             keep(parameter, given[disk] if disk in given else run.adapter_start[disk])
+        elif is_start(disk):  # a resumed run reads it from its checkpoint
+            keep(parameter, torch.zeros(whole_shape(parameter)))
         else:
             first = selected.initial(disk, torch.Size(whole_shape(parameter)), run.config.train.seed)
             if first is not None:

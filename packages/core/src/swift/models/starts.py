@@ -6,6 +6,8 @@ stays as it is on disk: a second adapter holds the factors, frozen, and is subtr
 model. That is what leaves the run (`swift.models.plain_lora`), so that nobody who merges, serves or scores the adapter
 has to know how it began, and switching it off gives the model before training.
 
+LoRA-GA's factors are taken out in the same way; what decides them is in `swift.train.data_starts`.
+
 LoftQ (arXiv:2310.08659) begins with factors of what a weight loses in 4 bits. The weights on disk have not lost it, so
 that the factors are subtracted in what leaves the run, and there alone.
 """
@@ -18,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift.config.own_options import LoraOptions
+from swift.config.own_options import FROM_DATA, LoraOptions
+from swift.contracts.role import POLICY
 from swift.errors import ConfigError
 from swift.models.names import ADAPTER, START, adapter_names, base_model, generator_of, name_map
 from swift.models.precision import resolve_dtype
@@ -39,9 +42,9 @@ def add_start(tuned: Any, *, subtracted: bool = True) -> None:
     Without `subtracted` it is only kept, to be subtracted in what leaves the run: LoftQ's, which stands for what the
     weights in training lack and those on disk have.
     """
-    layers = _layers(tuned)
+    layers = lora_layers(tuned)
     for path, layer in layers:
-        _check_matrix(tuned, path, layer)
+        check_matrix(tuned, path, layer)
     trained = {name for name, parameter in tuned.named_parameters() if parameter.requires_grad}
     config = copy.deepcopy(tuned.peft_config[ADAPTER])
     config.lora_dropout, config.bias, config.modules_to_save = 0.0, "none", None
@@ -56,19 +59,27 @@ def add_start(tuned: Any, *, subtracted: bool = True) -> None:
 
 @torch.no_grad()
 def read_starts(run: Run, source: ModelSource, tuned: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return what adapters begin with that the weights decide, by names on disk; nothing for other adapters.
+    """Return what adapters begin with that weights or data decide, by names on disk; nothing for other adapters.
 
-    Collective: each process decomposes some of the matrices, one at a time, and all get the factors of all.
+    What data decides was found before. Collective: each process decomposes some of the matrices, one at a time, and all
+    get the factors of all.
     """
+    options = run.config.tuner.options(LoraOptions)
+    if options.init in FROM_DATA and run.role != POLICY:
+        raise ConfigError(
+            f"tuner.init {options.init} looks at the data that a model learns from, and is for the policy alone.",
+            hint=f"Let the adapters of the {run.role} begin otherwise, by pissa say.",
+        )
+    if options.init in FROM_DATA:
+        return dict(run.adapter_start)
     if START not in getattr(tuned, "peft_config", {}):
         return {}
-    options = run.config.tuner.options(LoraOptions)
     names, on_disk = name_map(tuned), adapter_names(tuned)
     found: dict[str, torch.Tensor] = {}
     comms = Comms(run.timeout)
     try:
-        for path, layer in _layers(tuned)[comms.rank :: comms.size]:
-            (piece,) = names.pieces(f"{_inner(path)}.weight")
+        for path, layer in lora_layers(tuned)[comms.rank :: comms.size]:
+            (piece,) = names.pieces(f"{inner_name(path)}.weight")
             weight = source.read(piece.name).to(run.topology.device, torch.float32)
             if options.init == "loftq":
                 weight = weight - in_few_bits(weight, run.config.tuner, _compute_dtype(run))
@@ -99,25 +110,26 @@ def _compute_dtype(run: Run) -> torch.dtype:
     return dtype
 
 
-def _layers(tuned: Any) -> list[tuple[str, Any]]:
+def lora_layers(tuned: Any) -> list[tuple[str, Any]]:
+    """Return the layers of a PEFT model that have an adapter, by name."""
     from peft.tuners.lora import LoraLayer
 
     return [(path, module) for path, module in tuned.named_modules() if isinstance(module, LoraLayer)]
 
 
-def _inner(path: str) -> str:
+def inner_name(path: str) -> str:
     """Return the name of a module in the model that PEFT has wrapped."""
     return path.removeprefix("base_model.model.")
 
 
-def _check_matrix(tuned: Any, path: str, layer: Any) -> None:
+def check_matrix(tuned: Any, path: str, layer: Any) -> None:
     """Refuse adapters on what is no single matrix on disk."""
-    names, weight = name_map(tuned), f"{_inner(path)}.weight"
+    names, weight = name_map(tuned), f"{inner_name(path)}.weight"
     pieces = names.pieces(weight) if ADAPTER in layer.lora_A and weight in names.parameters() else ()
     if len(pieces) != 1 or len(pieces[0].shape) != 2:
         raise ConfigError(
-            f"tuner.init reads matrices of linear layers, and {_inner(path)} of {type(base_model(tuned)).__name__} is "
-            "none that is one tensor on disk.",
+            f"tuner.init reads matrices of linear layers, and {inner_name(path)} of "
+            f"{type(base_model(tuned)).__name__} is none that is one tensor on disk.",
             hint="Name linear layers: --target_modules q_proj k_proj v_proj o_proj, or type --tuner.init default",
         )
 
@@ -128,23 +140,29 @@ def _factors(
     """Return A₀ and B₀ as PEFT has them: largest singular directions, or the first rows of R and columns of Q."""
     if options.init == "olora":
         q, r = torch.linalg.qr(weight)
-        return _of_rank(r[:rank], rank, 0), _of_rank(q[:, :rank], rank, 1)
+        return of_rank(r[:rank], rank, 0), of_rank(q[:, :rank], rank, 1)
     if options.init_iterations is None:
         left, values, right = torch.linalg.svd(weight, full_matrices=False)
     else:
-        left, values, right = _randomised_svd(weight, rank, options.init_iterations, draw)
+        columns = rank + _OVERSAMPLED
+        left, values, right = randomised_svd(weight, columns, options.init_iterations, draw)
     roots = (values[:rank] / scale).sqrt()
     a, b = roots[:, None] * right[:rank], left[:, :rank] * roots
     # A direction has two signs, and libraries differ: the largest entry of each row of A is positive here.
-    signs = a.gather(1, a.abs().argmax(1, keepdim=True)).sign()
-    return _of_rank(a * signs, rank, 0), _of_rank(b * signs.T, rank, 1)
+    signs = signs_of(a)
+    return of_rank(a * signs, rank, 0), of_rank(b * signs.T, rank, 1)
 
 
-def _randomised_svd(
-    weight: torch.Tensor, rank: int, iterations: int, draw: torch.Generator
+def signs_of(rows: torch.Tensor) -> torch.Tensor:
+    """Return the sign of the largest entry of each row, as a column."""
+    return rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()
+
+
+def randomised_svd(
+    weight: torch.Tensor, columns: int, iterations: int, draw: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Halko, Martinsson and Tropp's subspace iteration, from a draw that depends on the seed and the name alone."""
-    columns = min(rank + _OVERSAMPLED, *weight.shape)
+    columns = min(columns, *weight.shape)
     basis = weight @ torch.randn(weight.shape[1], columns, generator=draw).to(weight.device)
     for _ in range(iterations):
         basis = torch.linalg.qr(basis)[0]
@@ -154,7 +172,7 @@ def _randomised_svd(
     return basis @ left, values, right
 
 
-def _of_rank(matrix: torch.Tensor, rank: int, dimension: int) -> torch.Tensor:
+def of_rank(matrix: torch.Tensor, rank: int, dimension: int) -> torch.Tensor:
     """Return the matrix with zeros where the weight has fewer directions than the adapter's rank."""
     missing = rank - matrix.shape[dimension]
     return torch.nn.functional.pad(matrix, (0, 0, 0, missing) if dimension == 0 else (0, missing))

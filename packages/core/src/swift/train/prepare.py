@@ -49,6 +49,7 @@ from swift.terminal import print_line, say_nothing, waiting
 from swift.train.arithmetic import arithmetic
 from swift.train.best import BestSoFar, settle_best
 from swift.train.cadence import settle_intervals
+from swift.train.data_starts import starts_from_data
 from swift.train.evaluate import check_evaluation
 from swift.train.job import Job, in_order
 from swift.train.planning import ModelInTraining, SampleSets, close_plan, evaluates, make_plan, schedule_of
@@ -208,6 +209,10 @@ def _prepare(
     plan = make_plan(objective, data, samples, source, model, setup.comms)
     setup.at_end.callback(close_plan, plan)
     plan_steps(plan, run)
+    if start.checkpoint is None:
+        run.adapter_start = starts_from_data(
+            run, source, objective, plan, None if data.train is None else data.train.samples, mode
+        )
     state = model.state = load_model(setup, source)
     if mode == "cached":
         score_reference(setup, objective, samples, state, source.fingerprint)
@@ -388,6 +393,8 @@ def load_model(setup: Setup, source: ModelSource) -> TrainState:
     run, hooks = setup.run, setup.hooks
     with waiting("Loading the model"):
         state = hooks.shard(run, hooks.wrap_model(run, source))
+    run.adapter_start = {}  # the model has them
+
 
     def send(inference: InferenceEngine | None) -> None:
         weights = exported(hooks.iter_weights(run, state))

@@ -170,4 +170,5 @@ def open_role(
         run.config = run.config.model_copy(update={"optim": optim})
     run.schedule = role.schedule or Schedule.from_config(optim, run.config.learning_rate, policy.total_steps)
     state = hooks.shard(run, hooks.wrap_model(run, source))
+    run.adapter_start = {}  # the model has them
     return RoleModel(role, run, hooks, source, state, policy_weights)

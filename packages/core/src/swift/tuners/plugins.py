@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from swift.config.obstacles import adapter_without_lora, misfit_of_start, started_twice, trained_in_few_bits
-from swift.config.own_options import STARTED, FullOptions, LoraOptions
+from swift.config.own_options import FROM_DATA, STARTED, FullOptions, LoraOptions
 from swift.contracts.tuner import Trains, TunerContext
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Lora:
         beside = {
             Trains.DORA: options.dora,
             Trains.WEIGHTS: options.bias != "none",
-            Trains.START: options.init in STARTED,
+            Trains.START: options.init in (*STARTED, *FROM_DATA),
         }
         return frozenset({Trains.LORA, *(need for need, present in beside.items() if present)})
 
@@ -69,7 +69,7 @@ class Lora:
 
         if (misfit := misfit_of_start(options.init, context.quantize)) is not None:
             raise misfit
-        if context.adapter is not None and options.init in STARTED:
+        if context.adapter is not None and options.init in (*STARTED, *FROM_DATA):
             raise started_twice(options.init)
         if context.adapter is not None:
             dropout = options.dropout if "dropout" in options.model_fields_set else None

@@ -1,0 +1,208 @@
+"""EVA and LoRA-GA: PEFT's own numbers, on every backend, with adapters that fit the model as it is on disk."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import plain_torch
+import pytest
+import torch
+from peft import EvaConfig, LoraConfig, LoraGAConfig, PeftModel, get_peft_model
+from peft.tuners.lora.eva import get_eva_state_dict
+from peft.tuners.lora.loraga import preprocess_loraga
+from plain_torch import answer_logp, batches_of, conversation_tokens, likelihood_trajectory
+from processes import on_processes, succeeded
+from safetensors.torch import load_file
+from tiny_runs import Trained, conversations, pairs, run_training, write_model
+
+from swift.config.sections import ExportSection
+from swift.errors import SwiftError
+from swift.export.run import export_checkpoint
+
+STEPS = 5
+ROWS = conversations(16)
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LORA: dict[str, Any] = {
+    "tuner.kind": "lora",
+    "tuner.rank": 4,
+    "tuner.alpha": 8.0,
+    "tuner.dropout": 0.0,
+    "tuner.rank_pattern": {"q_proj": 2},
+    "tuner.init_batches": 2,
+    "optim.lr": 5e-3,
+    "train.global_batch": 8,
+    "train.max_steps": STEPS,
+    "checkpoint.save_last": True,
+}
+SETTINGS: dict[str, Any] = {"r": 4, "lora_alpha": 8, "rank_pattern": {"q_proj": 2}, "target_modules": LINEAR}
+
+
+def trained(model: Path, out: Path, init: str, changes: dict[str, Any]) -> Trained:
+    rows = pairs(16) if changes.get("objective.name") == "dpo" else ROWS
+    return run_training(model, out, rows, {**LORA, "tuner.init": init, "logging.run_name": init, **changes})
+
+
+def adapter_of(run: Trained, step: int = STEPS) -> dict[str, torch.Tensor]:
+    return load_file(run.folder / f"checkpoint-{step}" / "adapter_model.safetensors")
+
+
+def base_loss(model: Path) -> float:
+    batches = batches_of(conversation_tokens(model, ROWS), 8, 1)
+    return likelihood_trajectory(plain_torch.load_model(model), batches, steps=1)[0][0]
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    found: torch.Tensor = model.eval()(input_ids=torch.arange(5, 25)[None]).logits
+    return found
+
+
+def leaves_as_plain_lora(model: Path, run: Trained, expected: torch.Tensor, out: Path) -> None:
+    """Checkpoint and merged export are what PEFT has trained, on the model as it is on disk."""
+    checkpoint = run.folder / f"checkpoint-{STEPS}"
+    reloaded = PeftModel.from_pretrained(plain_torch.load_model(model), checkpoint)
+    torch.testing.assert_close(logits(reloaded), expected, rtol=1e-4, atol=1e-4)
+    said: list[str] = []
+    merged = export_checkpoint(checkpoint, to="hf", options=ExportSection(out=out), say=said.append)
+    torch.testing.assert_close(logits(plain_torch.load_model(merged)), expected, rtol=1e-4, atol=1e-4)
+
+
+def follows(run: Trained, tuned: torch.nn.Module, model: Path) -> None:
+    batches = batches_of(conversation_tokens(model, ROWS), 8, STEPS)
+    losses, norms = likelihood_trajectory(tuned, batches, steps=STEPS, lr=5e-3)
+    assert run.losses == pytest.approx(losses, rel=1e-5)
+    assert run.grad_norms == pytest.approx(norms, rel=1e-5)
+    assert run.losses[0] == pytest.approx(base_loss(model), rel=1e-5)
+    assert losses[-1] < losses[0] - 0.05
+
+
+@pytest.mark.full
+def test_eva_begins_with_the_directions_that_peft_finds(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny")
+    # The first step has a learning rate of 0: it saves what the adapters begin with.
+    # PEFT gives layers with the same inputs the same rank.
+    run = trained(model, tmp_path, "eva", {"checkpoint.save_steps": 1, "tuner.rank_pattern": {}})
+    start = adapter_of(run, 1)
+    eva = EvaConfig(rho=1.0, tau=0.0)  # no other ranks, and converged as soon as may be
+    tuned = get_peft_model(
+        plain_torch.load_model(model),
+        LoraConfig(init_lora_weights="eva", eva_config=eva, **{**SETTINGS, "rank_pattern": {}}),
+    )
+    samples = conversation_tokens(model, ROWS)
+    longest = max(len(question) + len(answer) for question, answer in samples)
+    ids = [[*question, *answer, *[0] * (longest - len(question) - len(answer))] for question, answer in samples]
+    labels = [
+        [*[-100] * len(question), *answer, *[-100] * (longest - len(question) - len(answer))]
+        for question, answer in samples
+    ]
+    batch = {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+    found = get_eva_state_dict(tuned, [batch], show_progress_bar=False)
+    assert len(found) == len(start) / 2, list(found)
+    for name, value in found.items():
+        mine = start[f"{name.removesuffix('.weight')}.lora_A.weight"]
+        # A direction has two signs; PEFT has looked at the batch a second time, which moves them by a little.
+        assert (mine * value).sum(1).abs().min() > 0.9999, name
+    peft = {name.replace(".weight", ".default.weight"): value for name, value in start.items()}
+    assert not tuned.load_state_dict(peft, strict=False).unexpected_keys
+    follows(run, tuned, model)
+    leaves_as_plain_lora(model, run, logits(tuned), tmp_path / "hf")
+
+
+@pytest.mark.full
+def test_lora_ga_begins_with_the_directions_of_the_gradient_that_peft_finds(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny")
+    run = trained(model, tmp_path, "lora_ga", {"checkpoint.save_steps": 1})
+    base = plain_torch.load_model(model)
+    config = LoraConfig(init_lora_weights="lora_ga", lora_ga_config=LoraGAConfig(), **SETTINGS)
+
+    def train_step() -> None:
+        for batch in batches_of(conversation_tokens(model, ROWS), 8, 2):
+            weight = sum(len(answer) for _, answer in batch)
+            for sample in batch:
+                # PEFT divides by the passes; the mean of the two batches is meant.
+                (-answer_logp(base, sample) / weight * 8).backward()
+
+    preprocess_loraga(base, config, train_step)
+    torch.manual_seed(0)
+    tuned = get_peft_model(base, config)
+    same_signs(tuned, model, adapter_of(run, 1))
+    follows(run, tuned, model)
+    leaves_as_plain_lora(model, run, logits(tuned), tmp_path / "hf")
+
+
+@torch.no_grad()
+def same_signs(tuned: Any, model: Path, start: dict[str, torch.Tensor]) -> None:
+    """Give PEFT's directions the signs of these, after a look at whether they are the same otherwise."""
+    weights = dict(plain_torch.load_model(model).named_parameters())
+    for name, layer in tuned.named_modules():
+        if not hasattr(layer, "lora_A"):
+            continue
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        mine_a, mine_b = start[f"{name}.lora_A.weight"][: len(a)], start[f"{name}.lora_B.weight"][:, : len(a)]
+        for theirs, mine in ((a, mine_a), (b.T, mine_b.T)):
+            signs = (theirs * mine).sum(1, keepdim=True).sign()
+            torch.testing.assert_close(theirs * signs, mine, rtol=1e-3, atol=1e-4, msg=name)
+        a.copy_(mine_a)
+        b.copy_(mine_b)
+        whole = weights[f"{name.removeprefix('base_model.model.')}.weight"]
+        layer.base_layer.weight.copy_(whole - layer.scaling["default"] * b @ a)
+
+
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "two processes": ("lora_ga", {}),
+    "fsdp tp": ("lora_ga", {"backend.name": "fsdp", "parallel.tp": 2}),
+    "fsdp": ("eva", {"backend.name": "fsdp"}),
+    "zero 3": ("lora_ga", {"backend.name": "deepspeed", "backend.config": "zero3"}),
+    "megatron": ("lora_ga", {"backend.name": "megatron", "parallel.tp": 2, "parallel.sequence_parallel": True}),
+    "megatron pp": ("eva", {"backend.name": "megatron", "parallel.pp": 2}),
+}
+
+
+@pytest.mark.full
+def test_every_backend_begins_where_the_data_points_and_resumes(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny")
+    common: dict[str, Any] = {"optim.eps": 1e-6, "train.micro_batch": 2}
+    saved = {**common, "checkpoint.save_steps": 2}
+    alone = {init: trained(model, tmp_path / "torch", init, saved) for init in ("eva", "lora_ga")}
+    cases = [partial(trained, model, tmp_path / name, init, {**common, **plan}) for name, (init, plan) in PLANS.items()]
+    onwards = {**common, "backend.name": "fsdp", "checkpoint.resume": str(alone["lora_ga"].folder / "checkpoint-2")}
+    *answers, again = on_processes(2, *cases, partial(trained, model, tmp_path / "again", "lora_ga", onwards))
+    for (name, (init, _)), answer in zip(PLANS.items(), answers, strict=True):
+        run, expected = succeeded(answer)[0], alone[init]
+        assert run.losses == pytest.approx(expected.losses, rel=1e-4), name
+        assert run.grad_norms == pytest.approx(expected.grad_norms, rel=1e-4), name
+        found = adapter_of(run)
+        for key, value in adapter_of(expected).items():
+            torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4, msg=f"{name}: {key}")
+    assert succeeded(again)[0].losses == pytest.approx(alone["lora_ga"].losses[2:], rel=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+def test_factors_are_still_there_when_deepspeed_reads_exact_masters(tmp_path: Path, stage: str) -> None:
+    model = write_model(tmp_path / "tiny")
+    # The first update, at a learning rate of 0, puts the masters in the place of the weights that were read.
+    plan = {"backend.name": "deepspeed", "backend.config": stage, "model.dtype": "bfloat16", "train.max_steps": 2}
+    run = trained(model, tmp_path, "lora_ga", plan)
+    batches = batches_of(conversation_tokens(model, ROWS), 8, 2)
+    base, _ = likelihood_trajectory(plain_torch.load_model(model), batches, steps=2, lr=0.0)
+    assert run.losses == pytest.approx(base, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tuner.init": "pissa"}, "tuner.init_batches is about"),
+        ({"tuner.quantize": "bnb-nf4"}, "stores them in few bits"),
+        ({"objective.name": "dpo"}, "compares with other samples or a reference"),
+        ({"tuner.targets": ["embed_tokens"], "tuner.init": "eva"}, "embed_tokens"),
+    ],
+)
+def test_what_cannot_begin_where_the_data_points_is_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    model = write_model(tmp_path / "tiny")
+    with pytest.raises(SwiftError, match=reason):
+        trained(model, tmp_path, "lora_ga", changes)
