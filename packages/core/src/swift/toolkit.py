@@ -61,6 +61,7 @@ from swift.models.tuners import (
     trainable_summary,
     weight_counts,
 )
+from swift.models.vera import vera_directions
 from swift.models.view import ViewModule, causal_lm_of, transform_of
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
 from swift.optim.owners import MatrixOwners
@@ -176,6 +177,7 @@ __all__ = [
     "use_attention",
     "value_head_of",
     "varlen_attention",
+    "vera_directions",
     "waiting",
     "weight_counts",
     "whole_shape",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from swift import Section
+from swift.config.limits import Pattern
 from swift.config.own_options import TargetOptions
 
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -70,7 +71,7 @@ class OftOptions(TargetOptions):
     """Options of `oft`."""
 
     block_size: Annotated[int, Field(ge=2, le=2**16)] = Field(
-        32, description="Inputs that are rotated together: a divisor of the width of every module (oft)"
+        32, description="Inputs that are rotated together: a divisor of the width of every module (oft, boft)"
     )
 
 
@@ -96,3 +97,44 @@ class LokrOptions(TargetOptions):
     factor: Annotated[int, Field(ge=2, le=2**16)] | None = Field(
         None, description="Into how many blocks a side of a weight is cut; default: near its square root (lokr)"
     )
+
+
+class Ia3Options(TargetOptions):
+    """Options of `ia3`."""
+
+    feedforward: tuple[Pattern, ...] = Field(
+        ("down_proj",), description="Modules with an adapter whose inputs are scaled; of all others the outputs (ia3)"
+    )
+
+
+class VeraOptions(TargetOptions):
+    """Options of `vera`."""
+
+    rank: Rank = Field(256, description="Rank of the adapters")
+    dropout: BelowOne = Field(0.0, description="Dropout on the adapters' input")
+    d_initial: Annotated[float, Field(gt=0.0)] = Field(
+        0.1, description="What the scales of the shared directions begin with (vera)"
+    )
+
+
+class BoftOptions(TargetOptions):
+    """Options of `boft`."""
+
+    block_size: Annotated[int, Field(ge=2, le=2**16)] = Field(
+        4, description="Inputs that are rotated together: a divisor of the width of every module (oft, boft)"
+    )
+    factors: Annotated[int, Field(ge=1, le=16)] = Field(
+        1, description="Rotations, of blocks of other inputs each, that are multiplied (boft)"
+    )
+
+
+class GraloraOptions(TargetOptions):
+    """Options of `gralora`."""
+
+    rank: Rank = Field(32, description="Rank of the adapters")
+    alpha: Alpha = Field(64.0, description="Scale of the adapters (divided by the rank)")
+    blocks: Annotated[int, Field(ge=1, le=64)] = Field(
+        2,
+        description="Blocks into which a side of a weight is cut: a divisor of the rank and of every width (gralora)",
+    )
+    dropout: BelowOne = Field(0.0, description="Dropout on the adapters' input")

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from swift.config.own_options import TargetOptions
+from swift.config.own_options import ALL_LINEAR, TargetOptions
 from swift.contracts import Trains, TunerContext
 from swift.errors import ConfigError
-from swift_tuning.options import HiraOptions, LohaOptions, LokrOptions, MissOptions, OftOptions
+from swift_tuning.options import (
+    BoftOptions,
+    GraloraOptions,
+    HiraOptions,
+    Ia3Options,
+    LohaOptions,
+    LokrOptions,
+    MissOptions,
+    OftOptions,
+    VeraOptions,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +35,9 @@ class PeftModules:
     prefix: str
     """With which the names of PEFT's parameters begin."""
     drawn: tuple[str, ...] = ()
-    """Parameters that begin uniformly within ±1/√columns, as in PEFT; all others are zero."""
+    """Parameters that begin uniformly within ±1/√columns, as in PEFT."""
+    ones: tuple[str, ...] = ()
+    """Parameters that begin as ones; all others are zero."""
     options_model: type[TargetOptions]
     adapter = True
     learning_rate = 1e-4
@@ -53,7 +65,14 @@ class PeftModules:
             return resume_adapter(model, context.adapter, context.say, kind=self.kind)
         make = partial(PeftConfig.from_peft_type, peft_type=self.kind, **self.settings(options))
         initial = partial(self.initial, options=options, seed=context.seed)
-        return attach_peft(model, options, context, make, initial)
+        tuned = attach_peft(model, options, context, make, initial)
+        config: Any = tuned.peft_config
+        if any(getattr(each, "fan_in_fan_out", False) for each in config.values()):
+            raise ConfigError(
+                f"The linear layers of this model are Conv1D, for which tuner.kind {self.kind.lower()} has no merge.",
+                hint="Type --tuner.kind lora",
+            )
+        return tuned
 
     def initial(self, name: str, shape: Sequence[int], options: TargetOptions, seed: int) -> torch.Tensor | None:
         """Return zeros, or a draw from the seed and the name; None for modules that are trained as a whole."""
@@ -63,6 +82,8 @@ class PeftModules:
 
         if f".{self.prefix}" not in name:
             return None
+        if any(f".{part}" in name for part in self.ones):
+            return torch.ones(tuple(shape))
         whole = torch.zeros(tuple(shape))
         if any(f".{part}" in name for part in self.drawn):
             bound = 1 / float(shape[1]) ** 0.5
@@ -142,3 +163,101 @@ class Lokr(PeftModules):
     def settings(self, options: LokrOptions) -> dict[str, Any]:
         """Return the arguments of PEFT's configuration."""
         return {"r": options.rank, "alpha": options.alpha, "decompose_factor": options.factor or -1}
+
+
+class Gralora(PeftModules):
+    """GraLoRA: each weight is cut into blocks, and each block has a low-rank adapter of its own."""
+
+    kind, prefix = "GRALORA", "gralora_"
+    drawn = ("gralora_A",)
+    options_model = GraloraOptions
+
+    def settings(self, options: GraloraOptions) -> dict[str, Any]:
+        """Return the arguments of PEFT's configuration."""
+        return {
+            "r": options.rank,
+            "alpha": options.alpha,
+            "gralora_k": options.blocks,
+            "gralora_dropout": options.dropout,
+        }
+
+
+class Ia3(PeftModules):
+    """IA³ (arXiv:2205.05638): a vector scales the outputs of each layer, or the inputs of one that ends a block."""
+
+    kind, prefix = "IA3", "ia3_"
+    ones = ("ia3_l",)
+    options_model = Ia3Options
+    learning_rate = 1e-3
+
+    def settings(self, options: Ia3Options) -> dict[str, Any]:
+        """Return the arguments of PEFT's configuration."""
+        named = "feedforward" in options.model_fields_set or options.targets == (ALL_LINEAR,)
+        inputs = [each for each in options.feedforward if named or each in options.targets]
+        return {"feedforward_modules": inputs}
+
+    def attach(self, model: torch.nn.Module, options: TargetOptions, context: TunerContext) -> torch.nn.Module:
+        """Return the model with vectors; modules that are named must be there."""
+        from swift.toolkit import ADAPTER
+
+        names = [name for name, _ in model.named_modules()]
+        for each in cast(Ia3Options, options).feedforward if "feedforward" in options.model_fields_set else ():
+            if not any(name.endswith(each) for name in names):
+                raise ConfigError(
+                    f"tuner.feedforward: this model has no module {each!r}.", hint="Name modules such as down_proj."
+                )
+        tuned = super().attach(model, options, context)
+        config = cast(Any, tuned.peft_config)[ADAPTER]
+        if not isinstance(config.target_modules, str):
+            # Which PEFT spells out for all-linear, and compares when it reads them again.
+            ends = tuple(config.feedforward_modules)
+            config.feedforward_modules = {each for each in config.target_modules if each.endswith(ends)}
+        return tuned
+
+
+class Vera(PeftModules):
+    """VeRA (arXiv:2310.11454): directions that all layers share and nobody trains, scaled by vectors of each layer."""
+
+    kind, prefix = "VERA", "vera_"
+    options_model = VeraOptions
+    learning_rate = 1e-3
+
+    def settings(self, options: VeraOptions) -> dict[str, Any]:
+        """Return the arguments of PEFT's configuration."""
+        # PEFT draws the directions again from their key, wherever the adapter is loaded.
+        return {
+            "r": options.rank,
+            "vera_dropout": options.dropout,
+            "d_initial": options.d_initial,
+            "save_projection": False,
+        }
+
+    def initial(self, name: str, shape: Sequence[int], options: Any, seed: int) -> torch.Tensor | None:
+        """Return the scales of directions, which are alike, and zeros for those of outputs."""
+        first = super().initial(name, shape, options, seed)
+        return first.fill_(options.d_initial) if first is not None and ".vera_lambda_d" in name else first
+
+    def attach(self, model: torch.nn.Module, options: TargetOptions, context: TunerContext) -> torch.nn.Module:
+        """Return the model with the shared directions, which are drawn where the model has no memory yet."""
+        from swift.toolkit import ADAPTER, vera_directions
+
+        tuned = super().attach(model, options, context)
+        shared, configs = cast(Any, tuned.base_model), cast(Any, tuned.peft_config)
+        a, b = shared.vera_A[ADAPTER], shared.vera_B[ADAPTER]
+        if a.is_meta:
+            key = configs[ADAPTER].projection_prng_key
+            drawn = vera_directions(key, a.shape[0], inputs=a.shape[1], outputs=b.shape[0])
+            shared.vera_A[ADAPTER], shared.vera_B[ADAPTER] = drawn
+        return tuned
+
+
+class Boft(PeftModules):
+    """BOFT (arXiv:2311.06243): rotations of the inputs in blocks of several orders, multiplied, and scaled outputs."""
+
+    kind, prefix = "BOFT", "boft_"
+    ones = ("boft_s",)
+    options_model = BoftOptions
+
+    def settings(self, options: BoftOptions) -> dict[str, Any]:
+        """Return the arguments of PEFT's configuration."""
+        return {"boft_block_size": options.block_size, "boft_n_butterfly_factor": options.factors}

@@ -64,6 +64,13 @@ class _ModulesConfig(BaseModel):
     oft_block_size: Annotated[StrictInt, Field(ge=0, le=_RANK)] = 32
     num_cayley_neumann_terms: Annotated[StrictInt, Field(ge=1, le=64)] = 5
     decompose_factor: Annotated[StrictInt, Field(ge=-1, le=_RANK)] = -1
+    boft_block_size: Annotated[StrictInt, Field(ge=0, le=_RANK)] = 4
+    boft_block_num: Annotated[StrictInt, Field(ge=0, le=_RANK)] = 0
+    boft_n_butterfly_factor: Annotated[StrictInt, Field(ge=1, le=16)] = 1
+    gralora_k: Annotated[StrictInt, Field(ge=1, le=64)] = 2
+    hybrid_r: Literal[0] = 0
+    projection_prng_key: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
+    feedforward_modules: StrictStr | list[Name] | None = None
     target_modules: Name | list[Name] | None = None
     exclude_modules: Name | list[Name] | None = None
     modules_to_save: list[Name] | None = None
@@ -82,7 +89,7 @@ class _ModulesConfig(BaseModel):
 
 KINDS: dict[str, type[BaseModel]] = {
     "LORA": _AdapterConfig,
-    **dict.fromkeys(("MISS", "OFT", "HIRA", "LOHA", "LOKR"), _ModulesConfig),
+    **dict.fromkeys(("MISS", "OFT", "HIRA", "LOHA", "LOKR", "IA3", "VERA", "BOFT", "GRALORA"), _ModulesConfig),
 }
 """PEFT's names of the kinds of adapters that are read, merged and trained on."""
 
@@ -148,7 +155,7 @@ def check_patterns(config: Mapping[str, Any], names: Iterable[str], source: str,
 
 def _patterns(config: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """PEFT's patterns, as it puts them together."""
-    for key in ("target_modules", "exclude_modules"):
+    for key in ("target_modules", "exclude_modules", "feedforward_modules"):
         if isinstance(config.get(key), str) and config[key] != "all-linear":
             yield key, f"(?:{config[key]})\\Z"
     for key, form in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from swift.errors import ExportError
 from swift.models.adapter_file import KINDS, checked_adapter, kind_of
 from swift.models.names import ADAPTER
 from swift.models.quiet import without_bitsandbytes
+from swift.models.vera import VeraMerge
 
 _PREFIX = "base_model.model."
 
@@ -53,28 +55,50 @@ def _stream(
     layers: Mapping[str, Mapping[str, torch.Tensor]],
     settings: Mapping[str, Any],
 ) -> WeightStream:
+    kind_of_adapter = kind_of(settings)
+    vera = VeraMerge(settings, (base.shape(f"{path}.weight") for path in layers)) if kind_of_adapter == "VERA" else None
     for name in names:
         path, _, kind = name.rpartition(".")
-        if kind == "weight" and path in layers:
-            yield name, _merged_weight(base.read(name).float(), path, layers[path], settings)
+        if path in layers and kind == "weight" and vera is not None:
+            scales, outputs = (_vector(layers[path], path, part) for part in ("vera_lambda_d", "vera_lambda_b"))
+            yield name, vera.merged(base.read(name).float(), scales, outputs)
+        elif path in layers and kind == "weight":
+            yield name, _merged_layer(base.read(name).float(), None, path, layers[path], settings).weight.detach()
+        elif path in layers and kind == "bias" and kind_of_adapter == "IA3":  # what is scaled is the whole output
+            weight, bias = (base.read(f"{path}.{part}").float() for part in ("weight", "bias"))
+            yield name, _merged_layer(weight, bias, path, layers[path], settings).bias.detach()
         else:
             yield name, replaced[name] if name in replaced else base.read(name)
 
 
+def _vector(adapter: Mapping[str, torch.Tensor], path: str, part: str) -> torch.Tensor:
+    try:
+        return adapter[f"{path}.{part}"]
+    except KeyError:
+        raise ExportError(f"The adapter of {path} lacks its {part}.", hint="Copy the adapter again.") from None
+
+
 @torch.no_grad()
-def _merged_weight(
-    weight: torch.Tensor, path: str, adapter: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
-) -> torch.Tensor:
-    """Return the weight of a linear layer, which is merged at its own path so that PEFT's patterns of names hold."""
+def _merged_layer(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    path: str,
+    adapter: Mapping[str, torch.Tensor],
+    settings: Mapping[str, Any],
+) -> Any:
+    """Return a linear layer, which is merged at its own path so that PEFT's patterns of names hold."""
     with without_bitsandbytes():
         from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
 
     outputs, inputs = weight.shape
     linear = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
     linear.weight = torch.nn.Parameter(weight.clone())
+    linear.bias = None if bias is None else torch.nn.Parameter(bias.clone())
     holder = _nested(path, linear)
     anywhere = {"exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"} & settings.keys()
     own = {**settings, **dict.fromkeys(anywhere), "target_modules": [path], "inference_mode": True}
+    if kind_of(settings) == "IA3":
+        own["feedforward_modules"] = [path] if _scales_inputs(settings, path) else []
     with torch.random.fork_rng(devices=[]), without_bitsandbytes():
         inject_adapter_in_model(PeftConfig.from_peft_type(**own), holder, adapter_name=ADAPTER)
         tensors = {name: tensor.float() for name, tensor in adapter.items()}
@@ -83,8 +107,13 @@ def _merged_weight(
         raise ExportError(f"The adapter's {unplaced[0]} has no place in {path}.", hint="Is it another model's?")
     layer: Any = holder.get_submodule(path)
     layer.merge()
-    merged: torch.Tensor = layer.get_base_layer().weight.detach()
-    return merged
+    return layer.get_base_layer()
+
+
+def _scales_inputs(settings: Mapping[str, Any], path: str) -> bool:
+    """Return whether PEFT's IA³ scales what this layer is given, and not what it returns."""
+    named = settings.get("feedforward_modules") or []
+    return bool(re.fullmatch(named, path)) if isinstance(named, str) else any(path.endswith(each) for each in named)
 
 
 def _nested(path: str, leaf: torch.nn.Module) -> torch.nn.Module:

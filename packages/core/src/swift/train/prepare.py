@@ -395,7 +395,6 @@ def load_model(setup: Setup, source: ModelSource) -> TrainState:
         state = hooks.shard(run, hooks.wrap_model(run, source))
     run.adapter_start = {}  # the model has them
 
-
     def send(inference: InferenceEngine | None) -> None:
         weights = exported(hooks.iter_weights(run, state))
         send_weights(inference, weights, source=as_exported(source), adapter=run.adapter_config, version=state.step)
