@@ -220,8 +220,8 @@ def test_a_command_without_data_or_model_shows_a_line_that_works(verb: str) -> N
     ("line", "sentence", "hint"),
     [
         ("--init_lora_weights pissa --use_dora true", "tuner.dora would scale again", "Leave one"),
-        ("--init_weights eva", "reads training data before it starts", ""),
-        ("--init_lora_weights corda", "reads training data before it starts", ""),
+        ("--init_lora_weights corda", "is not implemented", ""),
+        ("--tuner.init pissa --tuner.init_batches 4", "is about tuner.init eva and lora_ga", "Leave it out"),
         ("--tuner.init orthogonal --lora_rank 3", "takes even ranks", "--lora_rank 8"),
         ("--target_modules all-router", "routers of mixtures", ""),
         ("--target_modules all q_proj", "either all-linear or names", ""),

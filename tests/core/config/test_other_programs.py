@@ -340,10 +340,13 @@ REFUSED: list[tuple[str, str]] = [
     ("--freeze_parameters_ratio 0.5", "--freeze_parameters"),
     ("--freeze_parameters model.embed_tokens", "--tuner.kind full"),
     ("--finetuning_type freeze", "--trainable_parameters"),
-    ("--train_type longlora", "--train_type lora"),
-    ("--train_type adalora", "--train_type lora"),
-    ("--train_type ia3", "--train_type lora"),
-    ("--train_type vera", "--train_type lora"),
+    ("--train_type longlora", "--ulysses 2"),
+    ("--train_type adalora", "--init_lora_weights eva"),
+    ("--train_type reft", "--train_type lora"),
+    ("--train_type prefix", "--train_type lora"),
+    ("--train_type fourierft", "--train_type lora"),
+    ("--train_type lora_ga", "--init_lora_weights lora_ga"),
+    ("--train_type eva", "--init_lora_weights eva"),
     ("--ref_model x", "--model REFERENCE"),
     ("--add_version false", "--run_name"),
     ("--push_to_hub true", "swift export RUN --push"),
@@ -386,7 +389,7 @@ OUT_OF_BOUNDS = """
 --max_length 0
 --per_device_train_batch_size 0
 --gradient_accumulation_steps auto
---init_weights eva
+--init_weights corda
 """
 
 

@@ -102,8 +102,9 @@ class LokrOptions(TargetOptions):
 class Ia3Options(TargetOptions):
     """Options of `ia3`."""
 
-    feedforward: tuple[Pattern, ...] = Field(
-        ("down_proj",), description="Modules with an adapter whose inputs are scaled; of all others the outputs (ia3)"
+    feedforward: tuple[Pattern, ...] | None = Field(
+        None,
+        description="Modules with an adapter whose inputs are scaled, of all others the outputs; default: down_proj (ia3)",
     )
 
 

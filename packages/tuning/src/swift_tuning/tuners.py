@@ -24,6 +24,8 @@ from swift_tuning.options import (
 if TYPE_CHECKING:
     import torch
 
+_DOWN = "down_proj"
+
 
 class PeftModules:
     """Base of the tuners whose adapters are modules of PEFT, which begin without a change of the model.
@@ -192,16 +194,17 @@ class Ia3(PeftModules):
 
     def settings(self, options: Ia3Options) -> dict[str, Any]:
         """Return the arguments of PEFT's configuration."""
-        named = "feedforward" in options.model_fields_set or options.targets == (ALL_LINEAR,)
-        inputs = [each for each in options.feedforward if named or each in options.targets]
-        return {"feedforward_modules": inputs}
+        if options.feedforward is not None:
+            return {"feedforward_modules": list(options.feedforward)}
+        there = options.targets == (ALL_LINEAR,) or _DOWN in options.targets
+        return {"feedforward_modules": [_DOWN] if there else []}
 
     def attach(self, model: torch.nn.Module, options: TargetOptions, context: TunerContext) -> torch.nn.Module:
         """Return the model with vectors; modules that are named must be there."""
         from swift.toolkit import ADAPTER
 
         names = [name for name, _ in model.named_modules()]
-        for each in cast(Ia3Options, options).feedforward if "feedforward" in options.model_fields_set else ():
+        for each in cast(Ia3Options, options).feedforward or ():
             if not any(name.endswith(each) for name in names):
                 raise ConfigError(
                     f"tuner.feedforward: this model has no module {each!r}.", hint="Name modules such as down_proj."

@@ -172,8 +172,8 @@ class LoraOptions(TargetOptions):
     init_iterations: Annotated[int, Field(ge=1, le=100)] | None = Field(
         None, description="Iterations of a randomised decomposition, which is faster than the whole one (pissa)"
     )
-    init_batches: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        8, description="Batches that are looked at before training (eva, lora_ga)"
+    init_batches: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="Batches that are looked at before training; default: 8 (eva, lora_ga)"
     )
 
     @model_validator(mode="before")
@@ -210,7 +210,7 @@ class LoraOptions(TargetOptions):
             raise ConfigError(
                 f"tuner.init_iterations is about tuner.init pissa, and tuner.init is {self.init}.", hint="Leave it out."
             )
-        if "init_batches" in self.model_fields_set and self.init not in FROM_DATA:
+        if self.init_batches is not None and self.init not in FROM_DATA:
             raise ConfigError(
                 f"tuner.init_batches is about tuner.init eva and lora_ga, and tuner.init is {self.init}.",
                 hint="Leave it out.",

@@ -93,7 +93,7 @@ def _merged_layer(
     outputs, inputs = weight.shape
     linear = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
     linear.weight = torch.nn.Parameter(weight.clone())
-    linear.bias = None if bias is None else torch.nn.Parameter(bias.clone())
+    linear.register_parameter("bias", None if bias is None else torch.nn.Parameter(bias.clone()))
     holder = _nested(path, linear)
     anywhere = {"exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"} & settings.keys()
     own = {**settings, **dict.fromkeys(anywhere), "target_modules": [path], "inference_mode": True}

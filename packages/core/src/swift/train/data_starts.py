@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 """A and B."""
+_BATCHES = 8
 _TOKENS = 512
 """Inputs of a layer that are waited for before its directions are brought up to date, as one sample may have few."""
 _SEED = 42
@@ -80,7 +81,7 @@ def starts_from_data(
     try:
         found = None
         if comms.rank == 0:
-            with waiting(f"Looking at {options.init_batches} batches, for the adapters to begin with"):
+            with waiting("Looking at the first batches, for the adapters to begin with"):
                 found = _measured(run, source, objective, samples)
         found = comms.broadcast(found)
     finally:
@@ -104,7 +105,7 @@ def _measured(run: Run, source: ModelSource, objective: Objective, samples: Samp
     options = run.config.tuner.options(LoraOptions)
     plan = EpochPlan(samples, objective, BatchLayout.from_config(run.config))
     layers = _layers(run, source)
-    steps = range(min(options.init_batches, plan.total_steps))
+    steps = range(min(options.init_batches or _BATCHES, plan.total_steps))
     batches = (replace(plan.batch(step, 0, 1), micro_rows=1, media_reader=run.media_reader) for step in steps)
     dtype = getattr(torch, resolve_dtype(run.config.model.dtype, run.topology.device)[0])
     view = _whole_model(run, source, dtype)

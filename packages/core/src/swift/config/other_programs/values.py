@@ -17,8 +17,8 @@ _OPTIMIZERS = (
     "another: docs/how-to/write-an-optimizer.md"
 )
 _TUNERS = (
-    "Type --train_type lora (or dora, rslora, qlora), miss, oft, hira, loha, lokr or full; a plugin can bring another: "
-    "docs/how-to/write-a-tuner.md"
+    "Type --train_type lora (or dora, rslora, qlora), miss, oft, boft, hira, loha, lokr, gralora, vera, ia3 or full; a "
+    "plugin can bring another: docs/how-to/write-a-tuner.md"
 )
 _NO_OPTIMIZER = Refused("this optimizer is not implemented.", _OPTIMIZERS)
 
@@ -72,10 +72,35 @@ OPTIMIZERS_ELSEWHERE = {
 TUNERS_ELSEWHERE = {
     **dict.fromkeys(
         (
-            "longlora", "adalora", "ia3", "vera", "vblora", "boft", "fourierft", "reft",
-            "adapter", "prompt", "prefix", "lora_ga",
+            "vblora", "fourierft", "randlora", "hra", "c3a", "road", "shira", "waveft", "delora", "xlora", "poly",
+            "mixed",
         ),
         Refused("this tuner is not implemented.", _TUNERS),
+    ),
+    **dict.fromkeys(
+        ("adapter", "prompt", "prefix", "prompt_tuning", "prefix_tuning", "p_tuning", "ln_tuning", "llama_adapter"),
+        Refused("what it adds to a model cannot be merged into its weights, or served.", _TUNERS),
+    ),
+    "longlora": Refused(
+        "its attention in shifted groups is not offered.",
+        "Type --train_type lora --modules_to_save embed_tokens; for long samples add --ulysses 2 --backend fsdp, or "
+        "--cp 2 --backend megatron",
+    ),
+    "adalora": Refused(
+        "it prunes ranks by gradients of whole matrices in every step, which shards do not have.",
+        "Type --train_type lora --init_lora_weights eva, which begins with the directions that the data uses",
+    ),
+    **dict.fromkeys(
+        ("reft", "loreft"),
+        Refused("it edits hidden states, which cannot be merged into weights, or served.", "Type --train_type lora"),
+    ),
+    **dict.fromkeys(
+        ("lora_ga", "lora-ga", "loraga"),
+        Refused("it is a way for LoRA to begin.", "Type --train_type lora --init_lora_weights lora_ga"),
+    ),
+    **dict.fromkeys(
+        ("eva", "pissa", "olora", "loftq"),
+        Refused("it is a way for LoRA to begin.", "Type --train_type lora --init_lora_weights eva, pissa or olora"),
     ),
     "llamapro": Refused(
         "blocks are added before training.", "Type: swift convert MODEL --expand-blocks 4 --out OUT   and train these"
