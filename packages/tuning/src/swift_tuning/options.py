@@ -104,7 +104,7 @@ class Ia3Options(TargetOptions):
 
     feedforward: tuple[Pattern, ...] | None = Field(
         None,
-        description="Modules with an adapter whose inputs are scaled, of all others the outputs; default: down_proj (ia3)",
+        description="Modules whose inputs are scaled, while the outputs of others are; default: down_proj (ia3)",
     )
 
 
