@@ -94,6 +94,7 @@ FLOORS = (
     "tuners",
     "optim",
     "deferred",
+    "importing",
     "objectives",
     "models",
     "planning",

@@ -28,7 +28,7 @@ HEAVY = (
 """What nothing of a plain run uses; of the compiler a module, since the package itself has a stand-in."""
 
 PROGRAM = """
-import json, sys
+import gc, json, os, sys
 import swift.cli.main as cli
 try:
     sys.argv = ["swift", *sys.argv[1:]]
@@ -36,6 +36,8 @@ try:
 except SystemExit as done:
     assert not done.code, done.code
 imported = sorted(sys.modules)
+frozen, collects = gc.get_freeze_count(), gc.isenabled()
+scans = sys.modules["transformers.utils.import_utils"].create_import_structure_from_path.cache_info()
 
 import torch
 from torch import nn
@@ -60,6 +62,7 @@ def backend(module, _):
 compiled = torch.compile(lambda value: opaque(value) * 2, backend=backend)
 answer = compiled(torch.ones(2)).tolist()
 
+import transformers.models
 from transformers import masking_utils
 
 sizes = dict(batch_size=2, q_length=5, kv_length=5, q_offset=0, kv_offset=0, allow_is_causal_skip=False)
@@ -72,6 +75,10 @@ print("FOUND " + json.dumps({
     "in graph": any(target is opaque for targets in graphs for target in targets),
     "answer": answer,
     "same masks": torch.equal(*masks),
+    "folders looked into": scans.misses,
+    "folders of models": sum("__pycache__" not in folder for folder, *_ in os.walk(transformers.models.__path__[0])),
+    "frozen": frozen,
+    "collects": collects,
 }))
 """
 
@@ -100,6 +107,14 @@ def test_a_run_on_one_process_imports_neither_compiler_nor_sharding_nor_quantisa
     imported = set(alone[0]["imported"])
     assert "transformers.modeling_utils" in imported
     assert [name for name in HEAVY if name in imported] == []
+
+
+@pytest.mark.full
+def test_folders_of_models_are_looked_into_once_and_imports_are_no_garbage(alone: Any) -> None:
+    found = alone[0]
+    assert found["folders looked into"] < 1.1 * found["folders of models"]  # and into a few others
+    assert found["collects"]
+    assert found["frozen"] > 100_000
 
 
 @pytest.mark.full

@@ -40,6 +40,11 @@ def has_own_process() -> None:
     _own_process = True
 
 
+def is_own_process() -> bool:
+    """Return whether that was said."""
+    return _own_process
+
+
 def defer_heavy_imports(config: Config) -> None:
     """Import transformers without the compiler and torchao, if this process trains alone and needs neither."""
     if not _own_process or config.backend.name != "torch" or config.train.compile:

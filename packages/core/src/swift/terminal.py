@@ -15,9 +15,6 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 """Tells the user one line: `print_line`, `print_note` or `say_nothing`."""
 
-IMPORTING = "Importing torch and transformers"
-"""What `waiting` says while that is done, which takes seconds."""
-
 
 def print_line(line: str) -> None:
     """Print a line of a command's own output, at once."""

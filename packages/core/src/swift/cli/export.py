@@ -14,7 +14,8 @@ from swift.config.other_programs.verbs import check_bits
 from swift.config.sections import Dtype, ExportOptions
 from swift.errors import CheckpointError, UsageError
 from swift.export.destination import check_destination, default_destination
-from swift.terminal import IMPORTING, print_line, waiting
+from swift.importing import importing
+from swift.terminal import print_line
 from swift.untrusted import typed_path
 
 
@@ -67,7 +68,7 @@ def export(options: ExportVerbOptions) -> int:
         find_scheme(options.quant, options.to)
     check_destination(_destination(checkpoint, options), options)
     # Only now: the module imports torch, and a mistake should be answered at once.
-    with waiting(IMPORTING):
+    with importing():
         from swift.models.quiet import quiet_libraries
 
         quiet_libraries()

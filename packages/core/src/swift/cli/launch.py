@@ -11,6 +11,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from swift.importing import importing
 from swift.processes.group import (
     alone_in_slurm,
     check_port,
@@ -22,7 +23,6 @@ from swift.processes.group import (
 )
 from swift.processes.reports import leave_note_of_stop, reported_errors
 from swift.processes.signals import STARTED_BY_SWIFT, Stopped, follow_launcher, is_worker, prompt_stop, say_stopped
-from swift.terminal import IMPORTING, waiting
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
@@ -54,14 +54,14 @@ def _launch(parsed: Parsed, argv: list[str]) -> int:
     if group.processes > 1:
         if group.size > 1 and group.rank == 0:
             check_port_is_free(group.port)
-        with waiting("Importing torch"):
+        with importing("torch"):
             from swift.processes.workers import run_workers
 
         return run_workers(group, argv)
     if group.size > 1:
         join(group, os.environ)
     check_port(os.environ)
-    with waiting(IMPORTING):
+    with importing():
         from swift.deferred import defer_heavy_imports
         from swift.models.quiet import quiet_libraries
 

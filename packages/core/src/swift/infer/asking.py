@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift.errors import UsageError
+from swift.importing import importing
 from swift.infer.options import AnsweringOptions, ModelOptions, QuestionOptions, SamplingOptions, is_address
 from swift.plugins.known import ENGINE, ENGINE_TITLE, TRANSFORMERS, TRANSFORMERS_OPTIONS
-from swift.terminal import IMPORTING, print_note, waiting
+from swift.terminal import print_note
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +86,7 @@ def check_result(result: Path | None) -> None:
 def quiet_libraries(options: ModelOptions) -> None:
     """Silence torch and transformers where they are needed: whoever asks a server does without them."""
     if not is_address(options.engine):
-        with waiting(IMPORTING):
+        with importing():
             from swift.models.quiet import quiet_libraries
 
             quiet_libraries()

@@ -16,6 +16,7 @@ from swift.config.tasks import check_generates
 from swift.contracts import EngineRequest, InferenceEngine, Sampling
 from swift.data.rendering import render_chat
 from swift.errors import DataError, ModelError, SwiftError, UsageError
+from swift.importing import importing
 from swift.infer.answers import Answer, Messages, Speaker
 from swift.infer.options import ModelOptions, is_address
 from swift.infer.picture_messages import has_pictures
@@ -23,7 +24,7 @@ from swift.infer.questions import Question, with_system
 from swift.infer.stop import StopStrings
 from swift.plugins.inference import open_inference
 from swift.plugins.load import LoadedPlugin, load_engine
-from swift.terminal import IMPORTING, waiting
+from swift.terminal import waiting
 
 if TYPE_CHECKING:
     from swift.data.picture_tokens import PictureRules
@@ -91,7 +92,7 @@ def find_model(options: ModelOptions, *, generates: bool = True, say: Callable[[
     """
     name = str(options.model)
     # Only here: these modules import torch, which whoever asks a server does without.
-    with waiting(IMPORTING):
+    with importing():
         from swift.infer.find import find_weights
         from swift.models.source import open_source
 
