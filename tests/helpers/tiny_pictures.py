@@ -20,7 +20,7 @@ _QWEN = {
     "vision_start_token_id": "<|vision_start|>",
     "vision_end_token_id": "<|vision_end|>",
 }
-_TEXT: dict[str, Any] = {
+TEXT: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -29,6 +29,7 @@ _TEXT: dict[str, Any] = {
     "vocab_size": 320,
     "max_position_embeddings": 2048,
 }
+QWEN_TEXT = {"model_type": "qwen2", **TEXT}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 _TOWER: dict[str, Any] = {
     "depth": 2,
@@ -40,7 +41,7 @@ _TOWER: dict[str, Any] = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-_SIGLIP = {
+SIGLIP: dict[str, Any] = {
     "model_type": "siglip_vision_model",
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -54,7 +55,7 @@ _SIGLIP = {
 
 def picture_model(folder: Path, kind: str, *, seed: int = 0) -> Path:
     """Write a model of one kind into a folder: 'llava', 'qwen2_vl', 'qwen2_5_vl', 'qwen3_vl' or 'qwen3_5'."""
-    config, model_class = _configuration(kind)
+    config, model_class = picture_configuration(kind)
     torch.manual_seed(seed)
     model = model_class(config)
     with torch.no_grad():
@@ -75,14 +76,14 @@ def processor_of(kind: str) -> Any:
 
 def _processor(kind: str) -> Any:
     if kind == "llava":
-        tokenizer = _tokenizer(("<image>",), {"image_token": "<image>"})
+        tokenizer = tokenizer_with(("<image>",), {"image_token": "<image>"})
         return transformers.LlavaProcessor(
             transformers.SiglipImageProcessorPil(size={"height": 56, "width": 56}),
             tokenizer,
             patch_size=14,
             vision_feature_select_strategy="full",
             num_additional_image_tokens=0,
-            chat_template=_template("<image>"),
+            chat_template=chat_template("<image>"),
         )
     whole = {
         "qwen2_vl": transformers.Qwen2VLProcessor,
@@ -99,8 +100,8 @@ def _processor(kind: str) -> Any:
     images = transformers.Qwen2VLImageProcessorPil(
         patch_size=14, merge_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
     )
-    template = _template("<|vision_start|><|image_pad|><|vision_end|>")
-    return Pictures(images, _tokenizer(tuple(_QWEN.values()), {}), chat_template=template)
+    template = chat_template("<|vision_start|><|image_pad|><|vision_end|>")
+    return Pictures(images, tokenizer_with(tuple(_QWEN.values()), {}), chat_template=template)
 
 
 def picture(width: int, height: int, seed: int) -> Image.Image:
@@ -118,7 +119,7 @@ def picture_files(folder: Path, sizes: Sequence[tuple[int, int]]) -> list[str]:
     return names
 
 
-def _tokenizer(special: Sequence[str], named: dict[str, str]) -> PreTrainedTokenizerFast:
+def tokenizer_with(special: Sequence[str], named: dict[str, str]) -> PreTrainedTokenizerFast:
     letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -133,7 +134,7 @@ def _tokenizer(special: Sequence[str], named: dict[str, str]) -> PreTrainedToken
     )
 
 
-def _template(image: str) -> str:
+def chat_template(image: str) -> str:
     return (
         "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
         "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
@@ -142,20 +143,20 @@ def _template(image: str) -> str:
     )
 
 
-def _configuration(kind: str) -> tuple[Any, Any]:
+def picture_configuration(kind: str) -> tuple[Any, Any]:
     if kind == "llava":
-        tokenizer = _tokenizer(("<image>",), {"image_token": "<image>"})
+        tokenizer = tokenizer_with(("<image>",), {"image_token": "<image>"})
         config = transformers.LlavaConfig(
-            text_config={"model_type": "qwen2", **_TEXT},
-            vision_config=_SIGLIP,
+            text_config=QWEN_TEXT,
+            vision_config=SIGLIP,
             image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
             vision_feature_select_strategy="full",
             vision_feature_layer=-1,
         )
         return config, transformers.LlavaForConditionalGeneration
-    tokenizer = _tokenizer(tuple(_QWEN.values()), {})
+    tokenizer = tokenizer_with(tuple(_QWEN.values()), {})
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in _QWEN.items()}
-    text = {**_TEXT, "rope_parameters": _ROPE}
+    text = {**TEXT, "rope_parameters": _ROPE}
     if kind == "qwen2_vl":
         tower = {**_TOWER, "embed_dim": 32, "mlp_ratio": 2}
         for unknown in ("intermediate_size", "out_hidden_size"):

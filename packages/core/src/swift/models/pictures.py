@@ -172,6 +172,12 @@ def _processor_class(config: Any) -> Any:
 
     name = PROCESSOR_MAPPING_NAMES.get(config.model_type)
     kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    if getattr(kind, "is_dummy", False):
+        raise ModelError(
+            f"{name}, which prepares the pictures of this model, needs packages that are not installed: "
+            f"{', '.join(kind._backends)}.",
+            hint=f"Type: pip install {' '.join(kind._backends)}",
+        )
     if kind is None or "image_processor" not in kind.get_attributes():
         return None
     if "video_processor" in kind.get_attributes() and not is_torchvision_available():

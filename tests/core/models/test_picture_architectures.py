@@ -1,0 +1,56 @@
+"""What the list of architectures that read pictures says is what is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_architectures
+import torch
+import transformers
+from tiny_architectures import ARCHITECTURES, proven, rows_are_read
+from transformers.utils import is_torchvision_available
+
+from swift.errors import ModelError
+from swift.models.media import PictureReader
+from swift.models.pictures import load_processor
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "picture-architectures.md"
+LISTED = {
+    cells[0].strip("`"): cells[1:]
+    for line in PAGE.read_text(encoding="utf-8").splitlines()
+    if line.startswith("| `") and (cells := [cell.strip() for cell in line.strip("|").split("|")])[0] != "`model_type`"
+}
+
+
+def test_the_list_holds_what_is_compared() -> None:
+    assert list(LISTED) == list(ARCHITECTURES)
+    assert {"equal", "refused"} >= {cell for cells in LISTED.values() for cell in cells}
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_rows_and_layouts_of_an_architecture_are_as_listed(kind: str) -> None:
+    rows, *layouts = LISTED[kind]
+    assert rows_are_read(kind) == (rows == "equal")
+    found = proven(kind)
+    assert [found.padded, found.padding_free, found.packed] == layouts
+
+
+def test_positions_that_go_on_over_samples_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of a packed row without those of the model are not what the comparison calls equal."""
+    monkeypatch.setattr(PictureReader, "_positions", lambda *_: None)
+    assert proven("qwen2_5_vl").packed == "refused"
+
+
+def test_without_the_check_of_a_run_samples_that_mix_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_architectures.ViewModule, "check_pictures", lambda *_: None)
+    with pytest.raises(AssertionError, match="not close"):
+        proven("gemma3")
+
+
+@pytest.mark.skipif(is_torchvision_available(), reason="needs an environment without torchvision")
+def test_a_processor_that_needs_another_package_names_it(tmp_path: Path) -> None:
+    (tmp_path / "processor_config.json").write_text("{}")
+    torch.manual_seed(0)
+    with pytest.raises(ModelError, match=r"PixtralProcessor.*torchvision"):
+        load_processor(tmp_path, transformers.Mistral3Config(), None)

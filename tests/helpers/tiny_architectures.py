@@ -1,0 +1,283 @@
+"""Tiny models of many architectures that read pictures, and what holds for each when samples share a batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+from tiny_pictures import (
+    QWEN_TEXT,
+    SIGLIP,
+    TEXT,
+    chat_template,
+    picture,
+    picture_configuration,
+    picture_files,
+    processor_of,
+    tokenizer_with,
+)
+
+from swift.config.sections import DataSection
+from swift.contracts import Need
+from swift.data.batch import MicroBatch
+from swift.data.encode import SampleEncoder
+from swift.data.encodings import encoding_of
+from swift.data.pipeline import picture_tokens
+from swift.data.samples import Encoded
+from swift.errors import ModelError
+from swift.models.attention import choose_attention
+from swift.models.media import PictureReader
+from swift.models.pictures import PictureProcessor, for_pictures_alone
+from swift.models.view import ViewModule
+
+PINS = [[56, 112], [112, 56], [112, 112]]
+_SIDE = {"height": 56, "width": 56}
+_FULL: dict[str, Any] = {"vision_feature_select_strategy": "full"}
+_SIZES: list[list[tuple[int, int]]] = [[(56, 56)], [(84, 56), (56, 112)], [(90, 61)], []]
+"""The pictures of each sample of a batch."""
+_OF_ROW = [(56, 56), (90, 61)]
+Parts = tuple[Any, Any, Any]
+"""A configuration, the class of the model, and its processor."""
+
+
+@dataclass(frozen=True)
+class Proven:
+    """What came of one architecture: 'equal' or 'refused' for each layout."""
+
+    padded: str
+    padding_free: str
+    packed: str
+
+
+def proven(kind: str) -> Proven:
+    """Compare samples that share a batch with each of them alone, asked of the model itself."""
+    config, model_class, processor = ARCHITECTURES[kind]()
+    torch.manual_seed(0)
+    model = model_class(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(std=0.08)
+    model.eval()
+    reader = PictureReader(PictureProcessor(processor, DataSection()), getattr(model.model, "get_rope_index", None))
+    samples = [reader.probe(sizes) for sizes in _SIZES]
+    expected = [_alone(model, reader, sample) for sample in samples]
+    return Proven(*(_of_layout(model, reader, samples, expected, layout) for layout in ("padded", "flat", "packed")))
+
+
+def rows_are_read(kind: str) -> bool:
+    """Return whether the tokens of a row with two pictures are those that the processor makes of it."""
+    processor = ARCHITECTURES[kind]()[2]
+    processor.tokenizer.chat_template = processor.chat_template
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        row = {
+            "messages": [
+                {"role": "user", "content": "<image>What is it, and what is <image>?"},
+                {"role": "assistant", "content": "red"},
+            ],
+            "images": picture_files(folder, _OF_ROW),
+        }
+        section = DataSection(media_root=folder, cache=folder / "cache")
+        rules = PictureProcessor(processor, section)
+        chat = encoding_of("chat")
+        encoder = SampleEncoder(processor.tokenizer, section, chat, picture_tokens(rules, section))
+        ((segment,),) = (each.segments for each in encoder.encode(chat.understand(row, "", root=folder), "").samples)
+    first, second = ({"type": "text", "text": text} for text in ("What is it, and what is ", "?"))
+    parts = [{"type": "image"}, first, {"type": "image"}, second]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "red"}]
+    text = processor.apply_chat_template(messages, tokenize=False)
+    images = [picture(*size, number) for number, size in enumerate(_OF_ROW)]
+    expected = processor(text=[text], images=images, add_special_tokens=False)["input_ids"][0]
+    return segment.input_ids.tolist() == list(expected)
+
+
+def _of_layout(
+    model: Any, reader: PictureReader, samples: list[Encoded], expected: list[torch.Tensor], layout: str
+) -> str:
+    """Return 'equal' or 'refused'; fail where numbers differ, and the check that a run begins with says nothing."""
+    try:
+        attention = choose_attention("auto", model.config, flat=layout != "padded", device="cpu", dtype=torch.float32)
+        view = ViewModule(model, attention=attention, say=lambda _: None).eval()
+        view.check_pictures(reader)
+    except ModelError:
+        return "refused"
+    if layout == "packed":
+        packs = [_batch(reader, samples[:3], flat=True), _batch(reader, samples[3:] + samples[:1], flat=True)]
+        orders = [[0, 1, 2], [3, 0]]
+    else:
+        packs, orders = [_batch(reader, samples, flat=layout == "flat")], [[0, 1, 2, 3]]
+    for batch, order in zip(packs, orders, strict=True):
+        with torch.no_grad():
+            logps = view(batch, {Need.TOKEN_LOGPS}).token_logps
+        for place, number in enumerate(order):
+            found = logps[batch.segment_ids == place][:-1]
+            torch.testing.assert_close(found, expected[number], atol=1e-5, rtol=1e-5)
+    return "equal"
+
+
+def _batch(reader: PictureReader, samples: list[Encoded], *, flat: bool) -> MicroBatch:
+    return reader.collated(samples, flat=flat)
+
+
+def _alone(model: Any, reader: PictureReader, sample: Encoded) -> torch.Tensor:
+    """Return the model's own log-probabilities of a sample that nothing else is with."""
+    (segment,) = sample.segments
+    ids = torch.tensor(segment.input_ids.tolist())[None]
+    inputs = reader.of_prompts([_Held(segment.input_ids.tolist(), segment.media)])
+    kinds = inputs.pop("mm_token_type_ids")
+    asked = inspect.signature(model.base_model.forward).parameters
+    inputs |= {name: kinds for name in ("mm_token_type_ids", "token_type_ids") if name in asked}
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False, **inputs).logits[0, :-1]
+    return logits.float().log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+
+
+class _Held(list[int]):
+    def __init__(self, ids: list[int], media: Any) -> None:
+        super().__init__(ids)
+        self.media = media
+
+
+def _ids(tokenizer: Any, names: dict[str, str]) -> dict[str, int]:
+    return {key: tokenizer.convert_tokens_to_ids(token) for key, token in names.items()}
+
+
+def _qwen(kind: str) -> Parts:
+    config, model_class = picture_configuration(kind)
+    return config, model_class, processor_of(kind)
+
+
+def _llava_next() -> Parts:
+    tokenizer = tokenizer_with(("<image>",), {"image_token": "<image>"})
+    config = transformers.LlavaNextConfig(
+        text_config=QWEN_TEXT, vision_config=SIGLIP, image_grid_pinpoints=PINS, vision_feature_layer=-1, **_FULL,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+    )  # fmt: skip
+    images = transformers.LlavaNextImageProcessorPil(
+        size={"shortest_edge": 56}, crop_size=_SIDE, image_grid_pinpoints=PINS
+    )
+    processor = transformers.LlavaNextProcessor(
+        images, tokenizer, patch_size=14, num_additional_image_tokens=0, chat_template=chat_template("<image>"), **_FULL
+    )
+    return config, transformers.LlavaNextForConditionalGeneration, processor
+
+
+def _llava_onevision() -> Parts:
+    marks = {"image_token": "<image>", "video_token": "<video>"}
+    tokenizer = tokenizer_with(tuple(marks.values()), marks)
+    config = transformers.LlavaOnevisionConfig(
+        text_config=QWEN_TEXT, vision_config=SIGLIP, image_grid_pinpoints=PINS, vision_feature_layer=-1, **_FULL,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
+    )  # fmt: skip
+    images = transformers.LlavaOnevisionImageProcessorPil(size=_SIDE, image_grid_pinpoints=PINS)
+    processor = for_pictures_alone(transformers.LlavaOnevisionProcessor)(
+        images, tokenizer, num_image_tokens=16, vision_aspect_ratio="anyres_max_9",
+        chat_template=chat_template("<image>"), **_FULL,
+    )  # fmt: skip
+    return config, transformers.LlavaOnevisionForConditionalGeneration, processor
+
+
+def _internvl() -> Parts:
+    marks = {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    }
+    tokenizer = tokenizer_with(tuple(marks.values()), marks)
+    tower = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "patch_size": [14, 14], "image_size": [56, 56],
+    }  # fmt: skip
+    config = transformers.InternVLConfig(
+        text_config=QWEN_TEXT, vision_config=tower, image_seq_length=4, downsample_ratio=0.5,
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+    )  # fmt: skip
+    images = transformers.GotOcr2ImageProcessorPil(size=_SIDE, crop_to_patches=True, max_patches=4)
+    processor = for_pictures_alone(transformers.InternVLProcessor)(
+        images, tokenizer, image_seq_length=4, chat_template=chat_template("<IMG_CONTEXT>\n")
+    )
+    return config, transformers.InternVLForConditionalGeneration, processor
+
+
+def _gemma3() -> Parts:
+    marks = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    tokenizer = tokenizer_with(tuple(marks.values()), marks)
+    ids = _ids(tokenizer, {name.replace("_token", "_token_index"): token for name, token in marks.items()})
+    text = {
+        **TEXT, "head_dim": 8, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 8,
+    }  # fmt: skip
+    config = transformers.Gemma3Config(text_config=text, vision_config=SIGLIP, mm_tokens_per_image=4, **ids)
+    images = transformers.Gemma3ImageProcessorPil(size=_SIDE)
+    processor = transformers.Gemma3Processor(
+        images, tokenizer, image_seq_length=4, chat_template=chat_template("<start_of_image>")
+    )
+    return config, transformers.Gemma3ForConditionalGeneration, processor
+
+
+def _idefics3() -> Parts:
+    tiles = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
+    special = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *tiles)
+    tokenizer = tokenizer_with(special, {"image_token": "<image>"})
+    tower = {name: value for name, value in SIGLIP.items() if name not in ("model_type", "vision_use_head")}
+    config = transformers.Idefics3Config(
+        text_config={"model_type": "llama", **TEXT}, vision_config=tower, scale_factor=2, pad_token_id=0,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+    )  # fmt: skip
+    images = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 112}, max_image_size={"longest_edge": 56})
+    processor = transformers.Idefics3Processor(
+        images, tokenizer, image_seq_len=4, chat_template=chat_template("<image>")
+    )
+    return config, transformers.Idefics3ForConditionalGeneration, processor
+
+
+def _glm4v() -> Parts:
+    names = {
+        "image_token_id": "<|image|>",
+        "video_token_id": "<|video|>",
+        "image_start_token_id": "<|begin_of_image|>",
+        "image_end_token_id": "<|end_of_image|>",
+        "video_start_token_id": "<|begin_of_video|>",
+        "video_end_token_id": "<|end_of_video|>",
+    }
+    tokenizer = tokenizer_with(tuple(names.values()), {"image_token": "<|image|>", "video_token": "<|video|>"})
+    rope = {
+        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2], "partial_rotary_factor": 1.0,
+    }  # fmt: skip
+    tower = {
+        "depth": 2, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 32, "num_heads": 2,
+        "patch_size": 14, "image_size": 56, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    }  # fmt: skip
+    config = transformers.Glm4vConfig(
+        text_config={**TEXT, "rope_parameters": rope}, vision_config=tower, **_ids(tokenizer, names)
+    )
+    images = transformers.Glm4vImageProcessorPil(
+        patch_size=14, size={"shortest_edge": 28 * 28, "longest_edge": 2 * 112 * 112}
+    )
+    template = chat_template("<|begin_of_image|><|image|><|end_of_image|>")
+    processor = for_pictures_alone(transformers.Glm4vProcessor)(images, tokenizer, chat_template=template)
+    return config, transformers.Glm4vForConditionalGeneration, processor
+
+
+ARCHITECTURES: dict[str, Callable[[], Parts]] = {
+    "llava": lambda: _qwen("llava"),
+    "llava_next": _llava_next,
+    "llava_onevision": _llava_onevision,
+    "qwen2_vl": lambda: _qwen("qwen2_vl"),
+    "qwen2_5_vl": lambda: _qwen("qwen2_5_vl"),
+    "qwen3_vl": lambda: _qwen("qwen3_vl"),
+    "qwen3_5": lambda: _qwen("qwen3_5"),
+    "glm4v": _glm4v,
+    "internvl": _internvl,
+    "idefics3": _idefics3,
+    "gemma3": _gemma3,
+}
