@@ -230,3 +230,28 @@ def test_adapters_that_vllm_cannot_put_on_are_sent_merged(addresses: list[str], 
     engine: Any = open_engine(addresses[0], model, trained_adapter=config, say=said.append)
     assert not engine.takes_adapters
     assert json.dumps(said).count("DoRA") == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("objective", ["gkd", "grpo"])
+def test_a_teacher_on_a_server_teaches_what_it_teaches_in_the_process(
+    addresses: list[str], model: Path, tmp_path: Path, objective: str
+) -> None:
+    open_engine(addresses[1], model).update_weights(iter(load_file(model / "model.safetensors").items()))
+    student = write_model(tmp_path / "student", seed=1, head_dim=32)
+    own = {"objective.gkd_logits_topk": 16, "objective.lmbda": 1.0} if objective == "gkd" else {}
+    left_out = ("num_generations", "rollout_importance_sampling_mode") if objective == "gkd" else ()
+    settings = {name: value for name, value in SETTINGS.items() if name.removeprefix("objective.") not in left_out}
+    settings |= {"objective.name": objective, "train.max_steps": 2, **own}
+    by_server = {"objective.teacher_model_server": addresses[1], "objective.teacher_model": str(model)}
+    in_process = {"objective.teacher_model": str(model)}
+    runs = [
+        run_training(student, tmp_path / name, ROWS, {**settings, **teacher})
+        for name, teacher in (("server", by_server), ("process", in_process))
+    ]
+    told = "teacher_kl" if objective == "grpo" else "kl"
+    served, local = ([line[told] for line in run.lines.values()] for run in runs)
+    assert min(local) > 1e-2, "a teacher that says the same as the student would prove nothing"
+    assert served == pytest.approx(local, rel=1e-5, abs=1e-5)
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-5, abs=1e-5)
+    assert runs[0].grad_norms == pytest.approx(runs[1].grad_norms, rel=1e-4)

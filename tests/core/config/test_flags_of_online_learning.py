@@ -141,7 +141,6 @@ def test_what_has_no_effect_or_another_unit_is_said(line: str, note: str) -> Non
         ("--max_tool_calling_iterations 3", "tools belong to an environment", "--environment FILE.py:CLASS"),
         ("--min_p 0.1", "by --temperature alone", "Leave it out"),
         ("--entropy_coef 0.01", "a bonus for entropy is not implemented", "Leave it out"),
-        ("--teacher_kl_coef 0.1", "a loss of its own here", "--rlhf_type gkd"),
         ("--vllm_mode remote", "is colocate or server", ""),
         (
             "--vllm_mode server --vllm_server_host a b c --vllm_server_port 1 2",

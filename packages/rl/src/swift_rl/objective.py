@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from swift.contracts import LossSums, ModelView, Need
+from swift.errors import ConfigError
 from swift.objectives.base import BaseObjective, viewed
 from swift_rl.encoding import PromptEncoding
 from swift_rl.options import GrpoOptions
@@ -46,6 +47,11 @@ class Grpo(BaseObjective[GrpoOptions]):
         self.needs = frozenset({Need.TOKEN_LOGPS})
         if options.log_entropy:
             self.needs |= {Need.TOKEN_ENTROPY}
+
+    def check_config(self, config: Any) -> None:
+        """Refuse a teacher that is not named as a whole."""
+        if (problem := self.options.problem_of_teacher()) is not None:
+            raise ConfigError(problem[0], hint=problem[1])
 
     def roles(self, config: Config) -> list[ModelRole]:
         """Return the reference, where there is one and it is a model of its own."""

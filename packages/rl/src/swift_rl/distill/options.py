@@ -31,6 +31,20 @@ class TeacherOptions(Section):
         None, description="Texts that the teacher scores at a time; nothing leaves it to its engine"
     )
 
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a teacher is named."""
+        return self.teacher_model is not None or self.teacher_model_server is not None
+
+    def problem_of_teacher(self) -> tuple[str, str] | None:
+        """Return what is wrong with the teacher that is named, and what to type instead."""
+        if self.teacher_adapters is not None and (self.teacher_model is None or self.teacher_model_server is not None):
+            return (
+                "teacher_adapters are put on teacher_model, and a server has loaded its own model.",
+                "Type --teacher_model FOLDER with --teacher_adapters, or --teacher_model_server alone.",
+            )
+        return None
+
 
 class GkdOptions(TeacherOptions, DrawOptions):
     """Options of `gkd`."""
@@ -71,16 +85,13 @@ class GkdOptions(TeacherOptions, DrawOptions):
 
     def problem(self) -> tuple[str, str] | None:
         """Return what is wrong with these options together, and what to type instead."""
-        if self.teacher_model is None and self.teacher_model_server is None:
+        if not self.has_teacher:
             return (
                 "There is no teacher to learn from.",
                 "Name one: --teacher_model FOLDER, or --teacher_model_server http://HOST:PORT",
             )
-        if self.teacher_adapters is not None and (self.teacher_model is None or self.teacher_model_server is not None):
-            return (
-                "teacher_adapters are put on teacher_model, and a server has loaded its own model.",
-                "Type --teacher_model FOLDER with --teacher_adapters, or --teacher_model_server alone.",
-            )
+        if (problem := self.problem_of_teacher()) is not None:
+            return problem
         if self.divergence_temperature != 1.0 and self.gkd_logits_topk:
             return (
                 f"divergence_temperature {self.divergence_temperature:g} changes the probability of the tokens that "

@@ -9,7 +9,9 @@ import numpy as np
 
 from swift_rl import advantages, kl
 from swift_rl.options import GrpoOptions
+from swift_rl.rounds.judge import CUT_OFF
 from swift_rl.rounds.reference import RunReference
+from swift_rl.rounds.teacher import TokenTeacher
 from swift_rl.rounds.values import TakenAnswers, Valuer
 
 if TYPE_CHECKING:
@@ -26,13 +28,15 @@ class GroupValuer(Valuer[GrpoOptions]):
     def __init__(self, context: PlanContext, options: GrpoOptions, columns: Sequence[str]) -> None:
         super().__init__(context, options, columns)
         self._reference = RunReference(context, options.temperature) if options.beta > 0 else None
+        self._teacher = TokenTeacher(context, options) if options.has_teacher else None
         self._is_first = False
 
     def close(self) -> None:
         """End the rewards' processes, and give the reference back."""
         super().close()
-        if self._reference is not None:
-            self._reference.close()
+        for model in (self._reference, self._teacher):
+            if model is not None:
+                model.close()
 
     def before_step(self, step: int) -> None:
         """Let the reference follow the policy where that is asked for."""
@@ -60,16 +64,34 @@ class GroupValuer(Valuer[GrpoOptions]):
                 answer.ref_logps = each
         if options.beta > 0 and options.kl_in_reward:
             self._value(taken.answers, kl.of_answers(taken.all("old_logps"), taken.all("ref_logps"), options))
+        told = {} if self._teacher is None else self._taught(taken, self._teacher)
         if by_entropy:
             high = advantages.entropy_mask(taken.all("entropies"), options.top_entropy_quantile)
             for answer, values, kept in zip(taken.answers, taken.all("advantages"), high, strict=True):
                 answer.advantages = np.where(kept, values, 0.0)
-        return self.correct(taken, options) if self.corrects(options) else {}
+        return {**told, **(self.correct(taken, options) if self.corrects(options) else {})}
+
+    def _taught(self, taken: TakenAnswers, teacher: TokenTeacher) -> Mapping[str, float]:
+        """Add to the advantages what a teacher says of each token against what the policy says, nat for nat."""
+        logps = taken.of_answers(teacher.logps(taken.samples))
+        apart = []
+        for answer, each in zip(taken.answers, logps, strict=True):
+            assert answer.old_logps is not None
+            answer.token_values["teacher_logps"] = each.astype(np.float32)
+            further = answer.old_logps.astype(np.float64) - each
+            answer.advantages = answer.advantages - self.options.teacher_kl_coef * further
+            apart += [further] if answer.learned else []
+        return {"teacher_kl": float(np.concatenate(apart).mean())} if apart else {}
 
     def _value(self, answers: Sequence[DrawnAnswer], divergences: Sequence[np.ndarray] | None) -> list[float]:
-        assert self.judge is not None
         groups = np.array([answer.prompt for answer in answers])
         lengths = np.array([len(answer.token_ids) for answer in answers])
+        if self.judge is None:
+            for answer, length in zip(answers, lengths, strict=True):
+                answer.advantages = np.zeros(length)
+                cut = self.options.overlong_filter and answer.finish_reason == "length"
+                answer.why_not = CUT_OFF if cut else ""
+            return [0.0] * len(set(groups))
         table, weights = self.judge.table(answers), self.judge.weights
         found = advantages.estimate(table, groups, lengths, self.options, divergences, weights=weights)
         for answer, tokens in zip(answers, found.tokens, strict=True):
@@ -87,4 +109,5 @@ class GroupValuer(Valuer[GrpoOptions]):
         options = self.options
         in_reward = options.beta > 0 and options.kl_in_reward
         several = options.steps_per_round > 1 or (self._is_first and self._reference is not None)
-        return several or self.corrects(options) or in_reward or options.top_entropy_quantile < 1
+        against = in_reward or self._teacher is not None
+        return several or self.corrects(options) or against or options.top_entropy_quantile < 1

@@ -22,6 +22,10 @@ ENVIRONMENT = "environment"
 """The name of an environment's reward."""
 
 
+CUT_OFF = "the answer was cut off at max_completion_length"
+"""Why nothing is learned from an answer under `overlong_filter`."""
+
+
 class EnvironmentFailed(SwiftError):
     """An environment that failed for more episodes of a round than may."""
 
@@ -37,7 +41,8 @@ class Judge:
             raise ConfigError(
                 "Nothing says which answers are good.",
                 hint="Name rewards: --reward_funcs exact_match (swift plugins lists them), FILE.py:FUNCTION, or "
-                "--reward_model MODEL; or an environment that gives some: --environment NAME",
+                "--reward_model MODEL; an environment that gives some: --environment NAME; or, for grpo, a teacher: "
+                "--teacher_model MODEL",
             )
         check_columns(selected, columns)
         self.names = [each.name for each in selected]
@@ -123,7 +128,7 @@ class Judge:
         if not answer.scored:
             return "no reward applies"
         if self._options.overlong_filter and answer.finish_reason == "length":
-            return "the answer was cut off at max_completion_length"
+            return CUT_OFF
         return ""
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ _HARMLESS = (
     *("max_idle_rounds", "reward_timeout", "reward_workers", "reward_memory", "reward_retries", "reward_max_failed"),
     *("environment_timeout", "episode_timeout"),
     *("eval_temperature", "num_generations_eval", "rollout_batch_size", "rollout_tolerance", "log_entropy"),
+    *("teacher_batch_size", "teacher_device"),
 )
 """Options that a resumed run may change without drawing a round again."""
 _SHAPE = ("completion_length", "truncated")

@@ -72,7 +72,8 @@ class Valuer(ABC, Generic[Options]):
         self.context = context
         self.options = options
         named = bool(options.reward_funcs or options.reward_model or options.environment)
-        self.judge = Judge(context, options, columns) if self.needs_rewards or named else None
+        needed = self.needs_rewards and not options.learns_without_rewards
+        self.judge = Judge(context, options, columns) if needed or named else None
 
     @property
     def names(self) -> list[str]:

@@ -37,7 +37,7 @@ OPTIONS: Mapping[str, Arity] = {
             "missing_eos_penalty", "cliprange", "cliprange_value", "vf_coef", "critic_model", "critic_lr",
             "critic_warmup", "critic", "ref_model_mixup_alpha", "ref_model_sync_steps",
             "teacher_model", "teacher_adapters", "teacher_engine", "teacher_dtype", "teacher_device",
-            "teacher_batch_size", "lmbda", "sft_alpha", "divergence_temperature",
+            "teacher_batch_size", "teacher_kl_coef", "lmbda", "sft_alpha", "divergence_temperature",
         ),
         "value",
     ),
@@ -239,10 +239,6 @@ ROWS: dict[tuple[str, ...], Meaning] = {
         "it changes speed, or what is printed; every round is kept whole in RUN/rollouts"
     ),
     ("value_model", "value_model_path"): Refused("the critic has a flag of its own.", "Type --critic_model MODEL"),
-    ("teacher_kl_coef",): Refused(
-        "what a teacher says is a loss of its own here, and no part of a reward.",
-        "Leave it out, and type --rlhf_type gkd --lmbda 1 --beta 1: KL(student || teacher) of the student's answers",
-    ),
     ("teacher_tag_key",): Refused("a run has one teacher.", "Train one run per teacher, each on its own rows."),
     ("offload_teacher_model",): NotNeeded(
         "the teacher stays where it is; --teacher_device cpu or --teacher_model_server keep it off the GPU"

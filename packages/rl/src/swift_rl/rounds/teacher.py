@@ -1,0 +1,41 @@
+"""What a teacher says of the tokens that the policy drew: a reward for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swift.toolkit import heartbeat
+from swift_rl.distill.engine import TeacherEngine
+
+if TYPE_CHECKING:
+    from swift.contracts import PlanContext
+    from swift.data.samples import Encoded
+    from swift_rl.distill.options import TeacherOptions
+
+
+class TokenTeacher:
+    """The teacher of a run that learns from its own answers; it is asked about the tokens of these alone."""
+
+    def __init__(self, context: PlanContext, options: TeacherOptions) -> None:
+        self._engine = TeacherEngine(context, options, top=0)
+        self._engine.check_server()
+
+    def logps(self, samples: Sequence[Encoded]) -> list[np.ndarray]:
+        """Return the log-probability of every token of each sample, 0 of the first. Called on every process."""
+        texts = [sample.segments[0].input_ids.tolist() for sample in samples]
+
+        def scored(share: Sequence[int]) -> dict[int, np.ndarray]:
+            found = {}
+            for index, score in self._engine.opened().score([texts[place] for place in share]):
+                heartbeat()
+                found[share[index]] = np.concatenate([[0.0], score.logprobs])
+            return found
+
+        return self._engine.dealt(len(texts), scored)
+
+    def close(self) -> None:
+        """Give the engine back."""
+        self._engine.close()
