@@ -124,18 +124,40 @@ def test_a_run_is_resumed_in_the_middle_of_a_round_to_the_same_bits(
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "torch": (2, {}),
-    "fsdp": (2, {"backend.name": "fsdp"}),
+    "fsdp cp 2": (2, {"backend.name": "fsdp", "parallel.cp": 2}),
+    "zero 3": (2, {"backend.name": "deepspeed", "backend.config": "zero3"}),
     "megatron tp 2 pp 2": (4, {"backend.name": "megatron", "parallel.tp": 2, "parallel.pp": 2}),
 }
-MIXED = {"objective.lmbda": 0.5, "objective.steps_per_generation": 2, "train.max_steps": 4, "train.micro_batch": 2}
+MIXED = {
+    "objective.lmbda": 0.5, "objective.steps_per_generation": 2, "train.max_steps": 6, "train.micro_batch": 2,
+    "train.seed": 0,
+}  # fmt: skip
+SAVED_AT = 3
+"""In the middle of the second round, whose answers are the student's."""
+
+
+@pytest.fixture(scope="module")
+def alone(tied: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    out = tmp_path_factory.mktemp("alone")
+    run = distilled(tied, out, teacher, **MIXED, **{"checkpoint.save_steps": SAVED_AT})
+    assert [run.lines[step]["on_policy"] for step in (1, 3, 5)] == [0.0, 1.0, 1.0]
+    return run
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_learns_the_same(tied: Path, teacher: Path, tmp_path: Path, layout: str) -> None:
+def test_every_layout_learns_the_same_and_goes_on_in_the_middle_of_a_round(
+    tied: Path, teacher: Path, alone: Trained, tmp_path: Path, layout: str
+) -> None:
     processes, plan = LAYOUTS[layout]
-    alone = distilled(tied, tmp_path / "alone", teacher, **MIXED)
-    (answers,) = on_processes(processes, partial(distilled, tied, tmp_path / "plan", teacher, **{**MIXED, **plan}))
-    run = succeeded(answers)[0]
-    assert run.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
-    assert run.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4, abs=1e-6)
+    resume = {"checkpoint.resume": str(alone.folder / f"checkpoint-{SAVED_AT}")}
+    jobs = [
+        partial(distilled, tied, tmp_path / "plan", teacher, **{**MIXED, **plan}),
+        partial(distilled, tied, tmp_path / "rest", teacher, **{**MIXED, **plan, **resume}),
+    ]
+    whole, rest = (succeeded(each)[0] for each in on_processes(processes, *jobs))
+    assert whole.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
+    assert whole.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4, abs=1e-6)
+    assert rest.losses == pytest.approx(alone.losses[SAVED_AT:], rel=1e-4, abs=1e-6)
+    assert rest.grad_norms == pytest.approx(alone.grad_norms[SAVED_AT:], rel=1e-4, abs=1e-6)
+    assert not list((rest.folder / "rollouts").glob("round-000001*")), "the answers were drawn again"
