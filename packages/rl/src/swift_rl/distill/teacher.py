@@ -1,4 +1,4 @@
-"""What a teacher would say in place of each token of an answer, as a batch carries it."""
+"""The words of a teacher: what it would say in place of each token of an answer, as a batch carries them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a teacher says of the tokens that the policy drew: a reward for each of them."""
+"""A teacher as a reward: what it says of the tokens that the policy drew, each for itself."""
 
 from __future__ import annotations
 
