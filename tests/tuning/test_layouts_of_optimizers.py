@@ -27,15 +27,23 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_8bit": ADAM,
     "adamw_4bit": ADAM,
     "muon": {"optim.lr": 2e-3, "optim.eps": 1e-6},
+    # Projections are made anew within the run, before it is saved and after.
+    "galore": {**ADAM, "optim.rank": 4, "optim.update_proj_gap": 6, "optim.scale": 1.0},
+    "q_galore": {**ADAM, "optim.rank": 8, "optim.update_proj_gap": 6, "optim.scale": 1.0},
+    "apollo": {**ADAM, "optim.rank": 4, "optim.update_proj_gap": 6},
+    "apollo_mini": {**ADAM, "optim.update_proj_gap": 6},
+    "adam_mini": ADAM,
 }
 FSDP = {"backend.name": "fsdp"}
 ZERO = {"backend.name": "deepspeed"}
-NAMES = tuple(name for name in OPTIMIZERS if name != "adamw")  # of which the kit sees to it
+WHOLE = ("galore", "q_galore", "apollo", "adam_mini")
+"""Those that keep something for whole matrices."""
+NAMES = ("lion", "sgd", "adamw_8bit", "adamw_4bit", "muon", "q_galore")
 LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "two processes": (2, {}, ("adamw_4bit", "muon")),
     "fsdp": (2, FSDP, NAMES),
-    "fsdp tp 2": (4, {**FSDP, "parallel.tp": 2}, ("sgd", "muon")),
-    "fsdp with replicas": (4, {**FSDP, "parallel.dp_replicate": 2}, ("adamw_8bit", "muon")),
+    "fsdp tp 2": (4, {**FSDP, "parallel.tp": 2}, ("sgd", "muon", "galore", "adam_mini")),
+    "fsdp with replicas": (4, {**FSDP, "parallel.dp_replicate": 2}, ("adamw_8bit", "muon", "apollo", "adam_mini")),
     "zero 1": (2, {**ZERO, "backend.config": "zero1"}, ("lion",)),
     "zero 3": (2, {**ZERO, "backend.config": "zero3"}, ("lion", "sgd")),
 }
@@ -78,6 +86,33 @@ def test_muon_updates_each_expert_by_itself_wherever_its_rows_lie(tmp_path: Path
     (expected,) = on_processes(1, partial(trained, model, tmp_path / "torch", "muon", {}))
     (answers,) = on_processes(2, partial(trained, model, tmp_path / "runs", "muon", FSDP))
     assert_same(succeeded(answers)[0], succeeded(expected)[0])
+
+
+@pytest.mark.full
+def test_what_is_kept_for_whole_matrices_resumes_where_others_own_them(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny", **WIDE)
+    steps, first, then = 10, 4, 7
+
+    def run(name: str, at: int, out: str, plan: dict[str, Any], start: Path | None = None) -> Trained:
+        saving = {"checkpoint.save_steps": at, "checkpoint.save_last": False, "train.max_steps": steps}
+        changes = {**saving, "optim.update_proj_gap": 3} if name != "adam_mini" else saving
+        resume = {} if start is None else {"checkpoint.resume": str(start)}
+        return run_training(model, tmp_path / out, ROWS, settings(name, **plan, **changes, **resume))
+
+    def resumed(start: dict[str, Path], at: int, out: str, plan: dict[str, Any]) -> list[Any]:
+        return [
+            partial(run, name, at, out, plan, start[name] / f"checkpoint-{then if at == steps else first}")
+            for name in WHOLE
+        ]
+
+    alone = {name: run(name, first, "alone", {}) for name in WHOLE}
+    sharded = on_processes(2, *resumed({name: each.folder for name, each in alone.items()}, then, "sharded", FSDP))
+    found = {name: succeeded(answers)[0] for name, answers in zip(WHOLE, sharded, strict=True)}
+    back = on_processes(1, *resumed({name: each.folder for name, each in found.items()}, steps, "back", {}))
+    for name, answers in zip(WHOLE, back, strict=True):
+        losses = alone[name].losses
+        assert found[name].losses == pytest.approx(losses[first:], rel=1e-4), name
+        assert succeeded(answers)[0].losses == pytest.approx(losses[then:], rel=1e-4), name
 
 
 def moments(folder: Path) -> dict[str, torch.Tensor]:

@@ -90,6 +90,19 @@ SETS: list[tuple[str, dict[str, Any]]] = [
     ("--early_stopping_patience 3", {"train.early_stopping": 3}),
     ("--data_seed 7 --seed 7", {"train.seed": 7, "train.data_seed": 7}),
     ("--optim adamw_hf", {"optim.name": "adamw"}),
+    (
+        "--use_galore true --galore_rank 64 --galore_update_proj_gap 50 --galore_scale 0.5 --galore_proj_type left "
+        "--galore_target_modules q_proj,v_proj",
+        {
+            **{"optim.name": "galore", "optim.rank": 64, "optim.update_proj_gap": 50, "optim.scale": 0.5},
+            **{"optim.proj_type": "left", "optim.targets": ("q_proj", "v_proj")},
+        },
+    ),
+    (
+        "--optim apollo_adamw --optim_args proj=random,rank=1,scale=128.0,scale_type=tensor --optim_target_modules all",
+        {"optim.name": "apollo", "optim.rank": 1, "optim.scale": 128.0, "optim.scale_type": "tensor"},
+    ),
+    ("--use_muon true", {"optim.name": "muon"}),
     ("--report_to tensorboard,jsonl", {"logging.report_to": ("console", "jsonl", "report", "tensorboard")}),
     ("--max_steps -1", {"train.max_steps": None}),
 ]
@@ -260,7 +273,7 @@ NOTED = """
 --norm_bbox none
 --model_kwargs '{}'
 --use_logits_to_keep true
---use_galore false
+--use_lomo false
 --use_unsloth 0
 --loss_type cross_entropy
 --dataset_text_field text
@@ -295,14 +308,20 @@ REFUSED: list[tuple[str, str]] = [
     ("--enable_dft_loss true", "cross entropy"),
     ("--loss_type dft", "cross entropy"),
     ("--activation_cpu_offload true", "--gradient_checkpointing true"),
-    ("--use_galore true", "--train_type qlora"),
+    ("--use_lomo true", "--optim adamw_4bit or q_galore"),
+    ("--galore_quantization true", "--optim q_galore"),
+    ("--galore_layerwise true", "--optim q_galore"),
+    ("--apollo_proj svd", "--optim galore"),
     ("--use_badam true", "--optim adamw_8bit"),
     ("--optim_args a=b", "--adam_beta1"),
     ("--embedding_lr 1e-5", "--learning_rate"),
     ("--optim paged_adamw_8bit", "--deepspeed zero2_offload"),
     ("--optim paged_adamw_32bit", "--optim adamw_8bit"),
     ("--optim lion_8bit", "adafactor"),
-    ("--optim galore_adamw", "adafactor"),
+    ("--optim galore_adafactor", "adam_mini, galore"),
+    ("--optim galore_adamw_8bit", "--optim q_galore"),
+    ("--optim galore_adamw_layerwise", "--optim galore"),
+    ("--optim lomo", "--deepspeed zero3_offload"),
     ("--group_by_length true", "--padding_free true"),
     ("--dataloader_drop_last true", "smaller step"),
     ("--interleave_prob 0.5 0.5", "#5000"),
@@ -433,12 +452,12 @@ def test_a_token_is_not_repeated() -> None:
 
 def test_the_values_of_another_programs_flag_end_before_a_configuration_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("lora_rank: 4\nuse_galore: false\ndo_train: true\npush_to_hub:\n")
+    file.write_text("lora_rank: 4\nuse_lomo: false\ndo_train: true\npush_to_hub:\n")
     read = parse(["--disable_tqdm", str(file), *BASE.split()], "sft")
     assert read.config.tuner.model_extra is not None
     assert read.config.tuner.model_extra["rank"] == 4
     assert [note.partition(" is not needed")[0] for note in read.notes] == [
-        f"{file}:2: use_galore false",
+        f"{file}:2: use_lomo false",
         f"{file}:3: do_train",
         "--disable_tqdm",
     ]
@@ -446,11 +465,11 @@ def test_the_values_of_another_programs_flag_end_before_a_configuration_file(tmp
 
 def test_a_file_and_keywords_are_answered_as_flags_are(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("model: m\nuse_galore: true\n")
-    with pytest.raises(UsageError, match=rf"{re.escape(str(file))}:2: use_galore is not possible: GaLore"):
+    file.write_text("model: m\nuse_lomo: true\n")
+    with pytest.raises(UsageError, match=rf"{re.escape(str(file))}:2: use_lomo is not possible: updates"):
         parse([str(file), "--dataset", "d"], "sft")
-    with pytest.raises(UsageError, match="GaLore"):
-        config_from_mapping({"model": "m", "use_galore": True}, "sft")
+    with pytest.raises(UsageError, match="gradient norm"):
+        config_from_mapping({"model": "m", "use_lomo": True}, "sft")
     keywords = config_from_mapping({"model": "m", "dataset": "d", "bf16": False, "disable_tqdm": True}, "sft")
     assert keywords.config.model.dtype == "float32"
     assert len(keywords.notes) == 2
@@ -506,7 +525,7 @@ SLIPS = [
 FOREIGN = (
     "evaluation_strategy", "tf32", "lora_bias", "init_lora_weights", "quant_method",
     "use_peft", "fsdp_config", "use_unsloth", "val_size", "mix_strategy", "max_samples", "logging_dir", "add_version",
-    "hub_token", "hub_strategy", "ddp_backend", "load_best_model_at_end", "use_galore", "group_by_length",
+    "hub_token", "hub_strategy", "ddp_backend", "load_best_model_at_end", "use_lomo", "group_by_length",
     "length_column_name", "ddp_timeout", "data_seed", "agent_template", "model_author",
     "rope_scaling", "ref_model", "use_hf", "label_names", "log_level", "disable_tqdm", "eval_on_start",
     "acc_strategy", "train_on_prompt", "response_template", "max_memory", "task_mode", "use_dft_loss", "lora_dtype",

@@ -14,7 +14,9 @@ from swift.toolkit import (
     canonical_parameters,
     empty_slot,
     kept,
+    load_matrix_slots,
     load_slots,
+    matrix_tensors,
     model_name,
     optim_name,
     part_boxes,
@@ -36,6 +38,7 @@ def load(state: FsdpState, reader: CheckpointReader) -> None:
     """Fill weights in place, and the optimizer's state, which is made where there is none yet."""
     reader.tensors(_weights(state))
     load_slots(state.optimizer, _slots_to_read(state, reader), reader)
+    load_matrix_slots(state.optimizer, reader)
     scaler = reader.manifest.get("facts", {}).get("scaler")
     if scaler and state.arithmetic.scaler.is_enabled():
         state.arithmetic.scaler.load_state_dict(scaler)
@@ -55,7 +58,7 @@ def _slots_to_read(state: FsdpState, reader: CheckpointReader) -> Iterator[Slots
         held: dict[str, torch.Tensor] = {}
         views: dict[str, Any] = {}
         for slot in state.slots.values():
-            if optim_name(pieces[0].name, slot.name) in stored:
+            if slot.shape != "matrix" and optim_name(pieces[0].name, slot.name) in stored:
                 held[slot.name] = empty_slot(slot, local)
                 views |= _slot_views(slot, held[slot.name], pieces, parameter)
         yield SlotsToRead(local, held, views)
@@ -76,7 +79,7 @@ def _tensors(state: FsdpState) -> dict[str, Any]:
         known_as = optimizer_tensors.get(id(parameter))
         for slot, value in () if known_as is None else kept(state.optimizer, known_as, state.slots):
             tensors |= _slot_views(slot, value, pieces, parameter)
-    return tensors
+    return tensors | matrix_tensors(state.optimizer, state.slots)
 
 
 def _slot_views(slot: Slot, value: torch.Tensor, pieces: list[Piece], parameter: torch.Tensor) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class FsdpBackend:
                 "data.padding_free",
                 "train.neftune_alpha",
                 "optim.gradient_view",
+                "optim.matrix_slots",
             }
         ),
         roles=8,

@@ -9,6 +9,7 @@ a plugin's module.
 from __future__ import annotations
 
 from swift.checkpoint.boxes import Boxes, flat_boxes, part_boxes
+from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.checkpoint.save import before_update
 from swift.models.attention import (
@@ -63,6 +64,7 @@ from swift.models.tuners import (
 )
 from swift.models.vera import vera_directions
 from swift.models.view import ViewModule, causal_lm_of, transform_of
+from swift.optim.block_codecs import AdamStep, Moments, eight_bits
 from swift.optim.build import build_optimizer, parameter_groups, set_learning_rate
 from swift.optim.owners import MatrixOwners
 from swift.optim.placements import place
@@ -86,12 +88,14 @@ __all__ = [
     "VALUE_HEAD",
     "VALUE_HEAD_MODULE",
     "VARLEN",
+    "AdamStep",
     "Arithmetic",
     "AttentionChoice",
     "Boxes",
     "GlobalSums",
     "LogitTransform",
     "MatrixOwners",
+    "Moments",
     "NonFiniteStep",
     "Packing",
     "Piece",
@@ -127,6 +131,7 @@ __all__ = [
     "choose_device",
     "compile_blocks",
     "decoder_blocks",
+    "eight_bits",
     "empty_slot",
     "experts_of",
     "fill",
@@ -141,8 +146,10 @@ __all__ = [
     "keep_starts",
     "kept",
     "leave_group",
+    "load_matrix_slots",
     "load_pickle",
     "load_slots",
+    "matrix_tensors",
     "meta_model",
     "model_bytes",
     "model_name",

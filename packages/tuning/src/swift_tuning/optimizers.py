@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import Reads, Slot
-from swift_tuning.options import LionOptions, MuonOptions, ScheduleFreeOptions, SgdOptions
+from swift_tuning.options import (
+    AdamMiniOptions,
+    ApolloMiniOptions,
+    ApolloOptions,
+    GaloreOptions,
+    LionOptions,
+    LowRankOptions,
+    MuonOptions,
+    QGaloreOptions,
+    ScheduleFreeOptions,
+    SgdOptions,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -91,3 +102,106 @@ class ScheduleFree:
         from swift_tuning.schedule_free import ScheduleFreeAdam
 
         return ScheduleFreeAdam(groups, options)
+
+
+_ADAM = (Slot("step", "scalar"), Slot("exp_avg"), Slot("exp_avg_sq"))
+_LOW_RANK = (Slot("updates", "matrix"), Slot("projected_avg", "matrix"), Slot("projected_avg_sq", "matrix"))
+
+
+def _bytes_in_low_rank(
+    shape: Sequence[int], options: type[LowRankOptions], *, moment: float, direction: float
+) -> float:
+    """Return the bytes of two moments and of a projection, by the bytes of an element of each."""
+    rank: int = options.model_fields["rank"].default
+    if len(shape) < 2 or min(shape) <= rank:
+        return 8.0
+    return rank * (2 * moment * max(shape) + direction * min(shape)) / (shape[0] * shape[1])
+
+
+class Galore:
+    """GaLore: Adam for gradients that are projected to their first singular vectors."""
+
+    options_model = GaloreOptions
+    reads = Reads.PARTS
+    slots = (*_ADAM, *_LOW_RANK, Slot("projection", "matrix"))
+
+    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
+        """Return the bytes of moments and projection at the default rank."""
+        return _bytes_in_low_rank(shape, GaloreOptions, moment=4.0, direction=4.0)
+
+    def make(self, groups: list[dict[str, Any]], options: GaloreOptions, device: torch.device) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        from swift_tuning.low_rank import GaloreRule, LowRankOptimizer
+
+        return LowRankOptimizer(groups, options, GaloreRule(options))
+
+
+class QGalore:
+    """Q-GaLore: GaLore with moments in 8 bits and projections in 4, renewed less often where they stay the same."""
+
+    options_model = QGaloreOptions
+    reads = Reads.PARTS
+    slots = (
+        *_ADAM,
+        *_LOW_RANK,
+        *(Slot(f"projection_{part}", "matrix") for part in ("codes", "scales", "zeros")),
+        Slot("direction", "matrix"),
+        Slot("schedule", "matrix"),
+    )
+
+    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
+        """Return the bytes of codes and scales at the default rank."""
+        return _bytes_in_low_rank(shape, QGaloreOptions, moment=1 + 4 / 256, direction=0.5 + 8 / 256)
+
+    def make(
+        self, groups: list[dict[str, Any]], options: QGaloreOptions, device: torch.device
+    ) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        from swift_tuning.low_rank import LowRankOptimizer
+        from swift_tuning.q_galore import QGaloreRule
+
+        return LowRankOptimizer(groups, options, QGaloreRule(options))
+
+
+class Apollo:
+    """APOLLO: gradients, each channel scaled as Adam scales a random projection of it."""
+
+    options_model: type[ApolloOptions] = ApolloOptions
+    reads = Reads.PARTS
+    slots = (*_ADAM, *_LOW_RANK, Slot("update_norm", "matrix"))
+
+    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
+        """Return the bytes of moments and projection at the default rank."""
+        return _bytes_in_low_rank(shape, self.options_model, moment=4.0, direction=4.0)
+
+    def make(self, groups: list[dict[str, Any]], options: ApolloOptions, device: torch.device) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        from swift_tuning.low_rank import ApolloRule, LowRankOptimizer
+
+        return LowRankOptimizer(groups, options, ApolloRule(options))
+
+
+class ApolloMini(Apollo):
+    """APOLLO of rank 1: one factor for each matrix."""
+
+    options_model = ApolloMiniOptions
+
+
+class AdamMini:
+    """Adam-mini: AdamW with one second moment for each head of attention, and for each row of other weights."""
+
+    options_model = AdamMiniOptions
+    reads = Reads.PARTS
+    slots = (*_ADAM, Slot("block_avg_sq", "matrix"))
+
+    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
+        """Return the bytes of a first moment, and of a second one for each row."""
+        return 4.0 + (4.0 / shape[-1] if len(shape) > 1 else 0.0)
+
+    def make(
+        self, groups: list[dict[str, Any]], options: AdamMiniOptions, device: torch.device
+    ) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        from swift_tuning.adam_mini import FewSecondMoments
+
+        return FewSecondMoments(groups, options)

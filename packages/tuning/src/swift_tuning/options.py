@@ -8,7 +8,7 @@ from pydantic import Field
 
 from swift import Section
 from swift.config.limits import Pattern
-from swift.config.own_options import TargetOptions
+from swift.config.own_options import AdamOptions, TargetOptions
 
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -27,7 +27,7 @@ class LionOptions(Section):
     beta2: BelowOne = Field(0.99, description="How slowly the momentum changes")
 
 
-class MuonOptions(Section):
+class MuonOptions(AdamOptions):
     """Options of `muon`: those of matrices, and Adam's for all other weights."""
 
     momentum: BelowOne = Field(0.95, description="Weight of earlier gradients (sgd, muon)")
@@ -41,9 +41,70 @@ class MuonOptions(Section):
         description="Size of updates by a matrix's shape (muon): as large as AdamW's, so that its learning rates and "
         "weight decays fit, or as first published",
     )
-    beta1: BelowOne = Field(0.9, description="Adam's first moment")
-    beta2: BelowOne = Field(0.95, description="Adam's second moment")
-    eps: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1e-8, description="Adam's epsilon")
+
+
+Rank = Annotated[int, Field(ge=1, le=2**16)]
+Steps = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class LowRankOptions(AdamOptions):
+    """Options that GaLore and APOLLO share, and Adam's."""
+
+    rank: Rank = Field(128, description="Rank to which gradients of matrices are projected (galore, apollo)")
+    update_proj_gap: Steps = Field(200, description="Steps between two projections of gradients (galore, apollo)")
+    scale: Annotated[float, Field(gt=0.0)] = Field(0.25, description="Factor on the updates (galore, apollo)")
+    targets: tuple[Pattern, ...] = Field(
+        (), description="Patterns of names of projected matrices; default: all between features (galore, apollo)"
+    )
+
+
+class GaloreOptions(LowRankOptions):
+    """Options of `galore`."""
+
+    proj_type: Literal["std", "reverse_std", "left", "right"] = Field(
+        "std", description="Which side of a matrix is projected (galore): the shorter, the longer, rows or columns"
+    )
+
+
+class QGaloreOptions(LowRankOptions):
+    """Options of `q_galore`."""
+
+    group_size: Annotated[int, Field(ge=2, le=2**16, multiple_of=2)] = Field(
+        256, description="Elements of a projection that share a scale (q_galore)"
+    )
+    cos_threshold: Annotated[float, Field(ge=-1.0, le=1.0)] = Field(
+        0.4, description="Similarity of first vectors from which projections are renewed less often (q_galore)"
+    )
+    gamma_proj: Annotated[float, Field(ge=1.0)] = Field(
+        2.0, description="By how much less often they are then renewed (q_galore)"
+    )
+    queue_size: Annotated[int, Field(ge=1, le=2**16)] = Field(
+        5, description="Over how many projections the similarity is taken (q_galore)"
+    )
+
+
+class ApolloOptions(LowRankOptions):
+    """Options of `apollo`."""
+
+    scale: Annotated[float, Field(gt=0.0)] = Field(1.0, description="Square of the factor on the updates (apollo)")
+    scale_type: Literal["channel", "tensor"] = Field(
+        "channel", description="What one factor of APOLLO is for: a row or column, or a whole matrix (apollo)"
+    )
+    projection_seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of the projections (apollo)")
+
+
+class ApolloMiniOptions(ApolloOptions):
+    """Options of `apollo_mini`."""
+
+    rank: Rank = Field(1, description="Rank to which gradients of matrices are projected (galore, apollo)")
+    scale: Annotated[float, Field(gt=0.0)] = Field(128.0, description="Square of the factor on the updates (apollo)")
+    scale_type: Literal["channel", "tensor"] = Field(
+        "tensor", description="What one factor of APOLLO is for: a row or column, or a whole matrix (apollo)"
+    )
+
+
+class AdamMiniOptions(AdamOptions):
+    """Options of `adam_mini`."""
 
 
 class ScheduleFreeOptions(Section):
@@ -56,7 +117,6 @@ class ScheduleFreeOptions(Section):
     eps: Annotated[float, Field(gt=0.0, le=1.0)] = Field(1e-8, description="Adam's epsilon")
 
 
-Rank = Annotated[int, Field(ge=1, le=2**16)]
 Alpha = Annotated[float, Field(gt=0.0)]
 
 

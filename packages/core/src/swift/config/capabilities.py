@@ -194,6 +194,9 @@ def _of_optimizer(name: str) -> Iterator[Requirement]:
         label = f"the optimizer {name!r} (it declares none that read {reads})"
     by_core = optimizer.entry.distribution == CORE
     yield Requirement(label, "optimizers", reads, "--optim.name adamw", undeclared=by_core)
+    if any(slot.shape == "matrix" for slot in optimizer.object.slots):
+        what = f"what the optimizer {name!r} keeps for each matrix"
+        yield Requirement(what, "features", "optim.matrix_slots", "--optim.name adamw")
     if getattr(optimizer.object, "gradient_view", False):
         what = f"the two views of weights that the optimizer {name!r} takes turns with"
         yield Requirement(what, "features", "optim.gradient_view", "--optim.name adamw")

@@ -25,7 +25,16 @@ from swift.contracts.layout import HOST, LayerSizes, LocalWeights, ProcessLayout
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RunSummary, StepRecord
-from swift.contracts.optimizer import Matrix, Optimizer, Placement, Reads, Slot, StoresSlots, TakesGradientsElsewhere
+from swift.contracts.optimizer import (
+    Matrix,
+    Optimizer,
+    Placement,
+    Reads,
+    Slot,
+    StoresMatrixSlots,
+    StoresSlots,
+    TakesGradientsElsewhere,
+)
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
 from swift.contracts.planner import ChosenPlan, Planner
 from swift.contracts.reward import Reward, RewardItem
@@ -92,6 +101,7 @@ __all__ = [
     "Slot",
     "StepRecord",
     "StepResult",
+    "StoresMatrixSlots",
     "StoresSlots",
     "TakesGradientsElsewhere",
     "Topology",

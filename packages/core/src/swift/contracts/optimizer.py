@@ -37,9 +37,10 @@ class Slot:
 
     name: str
     """Its key in `torch.optim.Optimizer.state[parameter]`."""
-    shape: Literal["like", "scalar", "own"] = "like"
+    shape: Literal["like", "scalar", "own", "matrix"] = "like"
     """Of the shape of the weight, sharded as the weight is; one number, such as a count of steps; or a shape of its
-    own, which is stored whole and only where weights are whole."""
+    own, which is stored whole and only where weights are whole. `matrix` is a shape of its own too, for each tensor on
+    disk by itself (`Placement.matrices`), which the processes that update it have whole: `StoresMatrixSlots`."""
     dtype: str = "float32"
     """Of a number, as it is made when there is none yet; tensors like the weight have the weight's dtype."""
 
@@ -70,6 +71,8 @@ class Placement:
     """What it is on disk: one tensor, or one for each expert where a model keeps experts together."""
     vocabulary: bool = False
     """Whether its rows are tokens or labels: an embedding, or a head."""
+    heads: int | None = None
+    """How many heads of attention its rows are, where it makes queries or keys."""
     processes: Any = None
     """The process group that holds all parts of it, or None where this process has the whole."""
 
@@ -121,4 +124,21 @@ class StoresSlots(Protocol):
         """Return the declared slots of a parameter as they go into a checkpoint; none before its first step."""
 
     def take_slots(self, parameter: torch.Tensor, values: Mapping[str, torch.Tensor]) -> None:
+        """Keep slots that were read from a checkpoint."""
+
+
+@runtime_checkable
+class StoresMatrixSlots(Protocol):
+    """A `torch.optim.Optimizer` with slots of the shape `matrix`: by the names of matrices, then of slots.
+
+    What each process gives and takes is of the matrices that it updates; several may have the same ones.
+    """
+
+    def matrix_slots(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
+        """Return what goes into a checkpoint; of a matrix that was not updated yet, nothing."""
+
+    def empty_matrix_slots(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
+        """Return memory for the slots of all matrices that this process updates, to be read into."""
+
+    def take_matrix_slots(self, slots: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Keep slots that were read from a checkpoint."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from swift.data.sources.dataset_info import FILE
 from swift.imports import trainer
 from swift.imports.carrying import Carrying, Verb, is_off, number, words
+from swift.imports.low_rank import LLAMA_FACTORY, low_rank
 from swift.imports.rules import Table, absent, apply, changed, choice, each, to, unneeded, when_on
 
 NAME = "LLaMA-Factory"
@@ -61,10 +62,8 @@ TABLE: Table = {
         (
             "oft_block_size", "oft_target", "oft_rank", "module_dropout", "kt_cpu_activation", "kt_config",
             "num_expand",
-            "apollo_layerwise", "apollo_target", "apollo_rank", "apollo_scale", "apollo_scale_type", "apollo_proj",
-            "apollo_update_interval", "badam_mode", "badam_switch_mode", "badam_switch_interval", "badam_verbose",
-            "badam_update_ratio", "galore_layerwise", "galore_target", "galore_rank", "galore_scale",
-            "galore_update_interval", "freeze_trainable_modules", "freeze_extra_modules",
+            "badam_mode", "badam_switch_mode", "badam_switch_interval", "badam_verbose",
+            "badam_update_ratio", "freeze_trainable_modules", "freeze_extra_modules",
         ),
         unneeded("is an option of what is not available, see above"),
     ),
@@ -106,6 +105,7 @@ def translate(run: Carrying) -> None:
     run.set("train.gradient_checkpointing", off is None or is_off(off), "disable_gradient_checkpointing")
     if run.take("seed") is None:
         run.default("train.seed", 42)
+    low_rank(run, LLAMA_FACTORY)
     trainer.shared(run)
     apply(run, TABLE)
     trainer.defaults(run)

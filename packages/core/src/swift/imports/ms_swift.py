@@ -13,6 +13,7 @@ from typing import Any
 from swift.config.other_programs.environment import MEDIA, OPTIONS_OF
 from swift.imports import critics, distilling, online, trainer
 from swift.imports.carrying import Carrying, Verb, is_off, number, share, words
+from swift.imports.low_rank import MS_SWIFT, low_rank
 from swift.imports.rules import Table, absent, apply, as_flag, changed, choice, each, renamed, unneeded
 
 NAME = "ms-swift"
@@ -38,7 +39,6 @@ _BETAS = {"simpo": 2.0}
 _MULTIMODAL = unneeded("is about video or audio, which swift does not train on yet: rows that have some are left out")
 _GENERATING = unneeded("is about answers that are generated, not about this training")
 _FASTER = unneeded("changes speed or memory, not what is learned")
-_OPTIMIZER = absent(trainer.NO_OPTIMIZER)
 
 TABLE: Table = {
     **trainer.TABLE,
@@ -55,14 +55,9 @@ TABLE: Table = {
     "ld_alpha": absent("LD-DPO is not available"),
     "reference_free": absent("without a reference: cpo, orpo or simpo"),
     "template": changed(trainer.TEMPLATE),
-    "galore_quantization": _OPTIMIZER,
     "fps_max_frames": _MULTIMODAL,
     **each(VARIABLES_OF_MEDIA, _MULTIMODAL),
     **{variable: renamed(key) for variable, key in MEDIA.items()},
-    **each(
-        ("galore_rank", "galore_update_proj_gap", "galore_scale", "galore_optim_per_parameter"),
-        unneeded("is an option of an optimizer that is not available"),
-    ),
     **each(
         (
             "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "num_beams", "stream",
@@ -140,6 +135,7 @@ def translate(run: Carrying) -> None:
 
 
 def _trainer(run: Carrying) -> None:
+    low_rank(run, MS_SWIFT)
     trainer.shared(run)
     if (online_program := _ONLINE.get(str(run.get("objective.name")))) is not None:
         online_program.ms_swift(run, TABLE)

@@ -40,12 +40,15 @@ OPTIMIZERS = {
         "lion": ("lion", "lion_32bit"),
         "muon": ("muon",),
         "sgd": ("sgd",),
+        "galore": ("galore_adamw",),
+        "apollo": ("apollo_adamw",),
     }.items()
     for name in names
 }  # fmt: skip
 
 NO_OPTIMIZER = (
-    "swift has no such optimizer: it has adamw, adamw_8bit, adamw_4bit, adafactor, muon, schedule_free, lion and sgd"
+    "swift has no such optimizer: it has adamw, adamw_8bit, adamw_4bit, adafactor, adam_mini, galore, q_galore, "
+    "apollo, apollo_mini, muon, schedule_free, lion and sgd"
 )
 
 TABLE: Table = {

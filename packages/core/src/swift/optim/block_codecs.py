@@ -11,6 +11,8 @@ from typing import ClassVar
 
 import torch
 
+from swift.config.obstacles import no_bitsandbytes
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -131,6 +133,15 @@ class EightBits(BlockCodec):
             1.0,
             False,
         )
+
+
+def eight_bits() -> EightBits:
+    """Return the codec of 8 bits; raises `ConfigError` where its kernels are not installed."""
+    try:
+        import bitsandbytes  # noqa: F401  # registers the kernels
+    except ImportError as error:
+        raise no_bitsandbytes() from error
+    return EightBits()
 
 
 def adam(weight: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, hyper: AdamStep) -> None:

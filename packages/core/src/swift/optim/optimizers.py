@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from swift.config.obstacles import no_bitsandbytes
 from swift.config.own_options import AdafactorOptions, AdamOptions
 from swift.contracts.optimizer import Reads, Slot
 from swift.optim.blocks import few_bits
@@ -53,14 +52,10 @@ class AdamW8bit:
 
     def make(self, groups: list[dict[str, Any]], options: AdamOptions, device: torch.device) -> torch.optim.Optimizer:
         """Return the optimizer."""
-        try:
-            import bitsandbytes  # noqa: F401  # registers the kernels
-        except ImportError as error:
-            raise no_bitsandbytes() from error
-        from swift.optim.block_codecs import EightBits
+        from swift.optim.block_codecs import eight_bits
         from swift.optim.quantised import QuantisedAdamW
 
-        return QuantisedAdamW(groups, EightBits(), betas=(options.beta1, options.beta2), eps=options.eps)
+        return QuantisedAdamW(groups, eight_bits(), betas=(options.beta1, options.beta2), eps=options.eps)
 
 
 class AdamW4bit:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from swift.contracts import Matrix, Placement
 
 Compute = Callable[[Matrix, torch.Tensor], torch.Tensor]
-"""Returns the update of one whole matrix. It may not depend on anything but its arguments."""
+"""Returns the update of one whole matrix. It may depend on its arguments, and on what it has kept for this matrix."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,12 @@ class MatrixOwners:
                 groups.setdefault(id(placement.processes), (placement.processes, []))[1].append(index)
         for group, indices in groups.values():
             self._shared.append((group, _dealt(self.placements, indices, group)))
+
+    def own(self) -> list[Matrix]:
+        """Return the matrices that this process updates, in every step the same."""
+        alone = [matrix for index in self._alone for matrix in self.placements[index].matrices]
+        shared = [task.matrix for group, tasks in self._shared for task in tasks if task.owner == dist.get_rank(group)]
+        return alone + shared
 
     def update(self, tensors: Sequence[torch.Tensor], compute: Compute) -> None:
         """Replace what each process holds of every tensor by its part of what `compute` returns for the matrices."""

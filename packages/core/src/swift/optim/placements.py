@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from swift.contracts import Matrix, Placement
-from swift.models.names import canonical_parameters, whole_shape
+from swift.models.names import base_model, canonical_parameters, whole_shape
 
 Region = tuple[slice, ...]
+_QUERIES = frozenset({"q_proj", "wq", "query"})
+_KEYS = frozenset({"k_proj", "wk", "key"})
+"""What modules that make queries and keys are called."""
 
 
 def place(
@@ -27,6 +30,7 @@ def place(
     """
     pieces = {id(parameter): found for found, parameter in canonical_parameters(model)}
     rows = _vocabularies(model)
+    heads = _heads_of(model)
     for group in groups:
         group["placements"] = [
             Placement(
@@ -35,6 +39,7 @@ def place(
                 region=_whole(shape) if region_of is None else region_of(parameter),
                 matrices=tuple(Matrix(piece.name, piece.start, piece.shape) for piece in pieces[id(parameter)]),
                 vocabulary=id(parameter) in rows,
+                heads=heads(name, shape),
                 processes=processes,
             )
             for name, parameter in zip(group["names"], group["params"], strict=True)
@@ -55,3 +60,20 @@ def _vocabularies(model: torch.nn.Module) -> set[int]:
 def _is_head(name: str) -> bool:
     """Return whether a parameter belongs to a head, tied to an embedding or not."""
     return any(part in ("lm_head", "score", "embed_out", "output_projection") for part in name.split("."))
+
+
+def _heads_of(model: torch.nn.Module) -> Callable[[str, Sequence[int]], int | None]:
+    """Return how many heads the rows of a weight of this name and shape are; None of one that makes none."""
+    config: Any = getattr(base_model(model), "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    queries = getattr(config, "num_attention_heads", None)
+    keys = getattr(config, "num_key_value_heads", None) or queries
+    width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // queries if queries else None)
+
+    def heads(name: str, shape: Sequence[int]) -> int | None:
+        parts = frozenset(name.split("."))
+        count = queries if parts & _QUERIES else keys if parts & _KEYS else None
+        # Factors of adapters and weights of a tower have other rows.
+        return count if count and width and len(shape) == 2 and shape[0] == count * width else None
+
+    return heads

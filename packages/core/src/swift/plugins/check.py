@@ -220,7 +220,7 @@ def check_optimizer(entry: PluginEntry, optimizer: Any) -> None:
     if not isinstance(slots, tuple) or not all(isinstance(slot, Slot) for slot in slots):
         raise _faulty(entry, f"has the slots {slots!r}", "They are a tuple of swift.contracts.Slot")
     for slot in slots:
-        if not slot.name.isidentifier() or slot.shape not in ("like", "scalar", "own"):
+        if not slot.name.isidentifier() or slot.shape not in ("like", "scalar", "own", "matrix"):
             raise _faulty(entry, f"has the slot {slot!r}", "See swift.contracts.Slot")
     twice = [name for name, count in Counter(slot.name for slot in slots).items() if count > 1]
     if twice:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.errors import CheckpointError
 from swift.models.names import canonical_parameters
@@ -28,6 +29,7 @@ def load(state: TorchState, reader: CheckpointReader) -> None:
     """Fill weights in place, and the optimizer's state, which is made where there is none yet."""
     reader.tensors(_weights(state))
     load_slots(state.optimizer, _slots_to_read(state, reader), reader)
+    load_matrix_slots(state.optimizer, reader)
     scaler = reader.manifest.get("facts", {}).get("scaler")
     if scaler and state.arithmetic.scaler.is_enabled():
         state.arithmetic.scaler.load_state_dict(scaler)
@@ -39,7 +41,7 @@ def _slots_to_read(state: TorchState, reader: CheckpointReader) -> Iterator[Slot
         held: dict[str, torch.Tensor] = {}
         views: dict[str, torch.Tensor] = {}
         for slot in state.slots.values() if parameter.requires_grad else ():
-            if optim_name(pieces[0].name, slot.name) in stored:
+            if slot.shape != "matrix" and optim_name(pieces[0].name, slot.name) in stored:
                 held[slot.name] = _empty_slot(slot, parameter, pieces[0], reader)
                 views |= _slot_views(slot, held[slot.name], pieces)
         yield SlotsToRead(parameter, held, views)
@@ -58,7 +60,7 @@ def _tensors(state: TorchState) -> dict[str, torch.Tensor]:
     for pieces, parameter in canonical_parameters(state.model):
         for slot, value in kept(state.optimizer, parameter, state.slots):
             tensors |= _slot_views(slot, value, pieces)
-    return tensors
+    return tensors | matrix_tensors(state.optimizer, state.slots)
 
 
 def _slot_views(slot: Slot, value: torch.Tensor, pieces: list[Piece]) -> dict[str, torch.Tensor]:

@@ -55,6 +55,7 @@ class TorchBackend:
                 "data.padding_free",
                 "train.neftune_alpha",
                 "optim.gradient_view",
+                "optim.matrix_slots",
             }
         ),
         roles=8,

@@ -22,6 +22,7 @@ from functools import cache
 
 from swift.config.other_programs import megatron, online
 from swift.config.other_programs.meanings import Default, Meaning, NotNeeded, Refused, off
+from swift.config.other_programs.values import IN_BACKWARD, LITTLE_STATE
 
 Rows = Mapping[tuple[str, ...], Meaning]
 
@@ -93,17 +94,35 @@ LOOP: Rows = {
 }
 
 OPTIMIZER: Rows = {
-    ("use_galore",): off("GaLore is not implemented.", _LITTLE_MEMORY),
-    ("galore_rank", "galore_target_modules", "galore_update_proj_gap", "galore_scale", "galore_proj_type"): NotNeeded(
-        "GaLore is off"
+    ("galore_quantization", "galore_proj_quant"): off(
+        "projections in 4 bits and moments in 8 are an optimizer of their own.",
+        "In the place of --use_galore type --optim q_galore",
     ),
+    ("galore_proj_bits",): Default(
+        ("4",), "projections of q_galore are in 4 bits", "projections of q_galore are in 4 bits.", "Leave it out."
+    ),
+    ("galore_with_embedding",): off(
+        "embeddings and heads are updated by AdamW.", "Leave it out, or --freeze_parameters model.embed_tokens"
+    ),
+    ("galore_layerwise", "galore_optim_per_parameter", "apollo_layerwise"): off(
+        IN_BACKWARD, "Leave it out; for little memory: --optim q_galore or apollo_mini"
+    ),
+    ("apollo_proj",): Default(
+        ("random",),
+        "APOLLO draws its projections",
+        "projections of APOLLO are drawn.",
+        "For those of a decomposition: --optim galore",
+    ),
+    ("apollo_proj_type",): Default(
+        ("std",), "APOLLO projects the shorter side", "APOLLO projects the shorter side of a matrix.", "Leave it out."
+    ),
+    ("apollo_scale_front",): off("updates are scaled after they are limited.", "Leave it out."),
     ("use_badam",): off("BAdam is not implemented.", _LITTLE_MEMORY),
-    ("use_lomo", "use_apollo", "use_adam_mini"): off("this optimizer is not implemented.", _LITTLE_MEMORY),
-    ("use_muon",): off("an optimizer is chosen by name.", "Type: --optim muon"),
+    ("use_lomo",): off(IN_BACKWARD, LITTLE_STATE),
     ("lisa_activated_layers", "lisa_step_interval"): Default(
         ("0",), "all layers are trained in every step", "LISA is not implemented.", _LITTLE_MEMORY
     ),
-    ("optim_args", "optim_target_modules", "optimizer_args"): Refused(
+    ("optimizer_args",): Refused(
         "an optimizer's options are flags of their own here.",
         "For AdamW: --adam_beta1 0.9 --adam_beta2 0.95 --adam_epsilon 1e-8; all: swift sft --help",
     ),

@@ -75,6 +75,38 @@ def optimizer(source: str, value: Any) -> Settings:
     return {"optim.name": value}
 
 
+def optimizer_by_switch(name: str) -> Translation:
+    """Choose an optimizer by a switch of its own; off, it is what swift does anyway."""
+
+    def translate(source: str, value: Any) -> Settings:
+        return {"optim.name": name} if as_switch(value, source) else {NOTE: "is not needed: that is off anyway."}
+
+    return translate
+
+
+def targets_of_optimizer(_source: str, value: Any) -> Settings:
+    """Take words of names; those that mean all linear modules are left out, which means the same."""
+    names = value if isinstance(value, list | tuple) else (value,)
+    every = any(str(name).lower().replace("_", "-") in ("all", "all-linear") for name in names)
+    return {NOTE: "is not needed: all matrices between features are taken."} if every else {"optim.targets": names}
+
+
+def optimizer_arguments(source: str, value: Any) -> Settings:
+    """Take the Trainer's `rank=64, scale=0.25`, as far as they are options of an optimizer here."""
+    settings: Settings = {}
+    for pair in str(value).split(","):
+        key, _, text = (part.strip() for part in pair.partition("="))
+        if (key, text) == ("proj", "random"):  # there is no other one of APOLLO here
+            continue
+        if key not in _ARGUMENTS:
+            raise ConfigError(
+                f"{source} {value} is not possible: options of an optimizer are flags of their own here.",
+                hint="For AdamW: --adam_beta1 0.9 --adam_beta2 0.95 --adam_epsilon 1e-8; of another: --optim.KEY VALUE",
+            )
+        settings[f"optim.{key}"] = text
+    return settings
+
+
 def tuner(source: str, value: Any) -> Settings:
     """Take core's names, then installed plugins' names; of well-known others say that they are not there."""
     name = str(value).lower()
@@ -276,8 +308,18 @@ OPTIMIZERS: dict[str, Settings] = {
     **{name: {"optim.name": "adamw_4bit"} for name in ("adamw_4bit", "adamw_torch_4bit")},
     **{name: {"optim.name": "lion"} for name in ("lion", "lion_32bit")},
     **{name: {"optim.name": name} for name in ("adafactor", "muon", "schedule_free", "sgd")},
+    **{name: {"optim.name": name} for name in ("galore", "q_galore", "apollo", "apollo_mini", "adam_mini")},
+    "galore_adamw": {"optim.name": "galore"},
+    "q_galore_adamw8bit": {"optim.name": "q_galore"},
+    "apollo_adamw": {"optim.name": "apollo"},
     **{name: {"optim.name": "schedule_free"} for name in ("schedule_free_adamw", "adamw_schedule_free")},
 }
+OPTIMIZERS_BY_SWITCH = ("galore", "apollo", "adam_mini", "muon")
+"""Which other programs choose by a switch: `--use_galore true`."""
+_ARGUMENTS = frozenset(
+    {"rank", "update_proj_gap", "scale", "proj_type", "scale_type", "momentum", "nesterov", "ns_steps"}
+)
+"""Of `--optim_args`, what has the same meaning here."""
 LOSS_SCALES: dict[str, Settings] = {
     "default": {"data.loss_on": "assistant"},
     "all": {"data.loss_on": "all"},

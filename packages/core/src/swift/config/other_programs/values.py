@@ -13,13 +13,15 @@ ENGINE_OPTIONS = {f"vllm_{name}": name for name in ENGINE_SETTINGS}
 """Flags of other programs for a setting of vLLM → the setting's own name."""
 _KERNELS = "Type --attn_impl flash_attn (FlashAttention 2), or leave it out for the fastest that this machine has."
 _OPTIMIZERS = (
-    "Type --optim adamw, adamw_8bit, adamw_4bit, adafactor, muon, schedule_free, lion or sgd; a plugin can bring "
-    "another: docs/how-to/write-an-optimizer.md"
+    "Type --optim adamw, adamw_8bit, adamw_4bit, adafactor, adam_mini, galore, q_galore, apollo, apollo_mini, muon, "
+    "schedule_free, lion or sgd; a plugin can bring another: docs/how-to/write-an-optimizer.md"
 )
 _TUNERS = (
     "Type --train_type lora (or dora, rslora, qlora), miss, oft, boft, hira, loha, lokr, gralora, vera, ia3 or full; a "
     "plugin can bring another: docs/how-to/write-a-tuner.md"
 )
+IN_BACKWARD = "updates in the middle of the backward pass leave no gradient norm, and nothing that could be clipped."
+LITTLE_STATE = "For little memory: --optim adamw_4bit or q_galore, or --deepspeed zero3_offload"
 _NO_OPTIMIZER = Refused("this optimizer is not implemented.", _OPTIMIZERS)
 
 ATTENTION_ELSEWHERE = {
@@ -61,13 +63,19 @@ OPTIMIZERS_ELSEWHERE = {
     ),
     **dict.fromkeys(
         (
-            "lion_8bit", "rmsprop", "adagrad", "adalomo", "lomo", "grokadamw",
-            "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "q_galore_adamw8bit", "apollo_adamw",
+            "lion_8bit", "rmsprop", "adagrad", "grokadamw", "galore_adafactor",
             "schedule_free_sgd", "ademamix", "ademamix_8bit", "adamw_anyprecision",
-            "adamw_apex_fused", "adam_mini", "came_pytorch", "stable_adamw", "dion",
+            "adamw_apex_fused", "came_pytorch", "stable_adamw", "dion",
         ),
         _NO_OPTIMIZER,
     ),
+    "galore_adamw_8bit": Refused("GaLore's moments are in 32 bits here, Q-GaLore's in 8.", "Type --optim q_galore"),
+    **dict.fromkeys(("lomo", "adalomo"), Refused(IN_BACKWARD, LITTLE_STATE)),
+    **dict.fromkeys(
+        ("galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise"),
+        Refused(IN_BACKWARD, "Type --optim galore, or q_galore for less memory."),
+    ),
+    "apollo_adamw_layerwise": Refused(IN_BACKWARD, "Type --optim apollo, or apollo_mini for less memory."),
 }  # fmt: skip
 TUNERS_ELSEWHERE = {
     **dict.fromkeys(
