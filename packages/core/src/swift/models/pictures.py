@@ -172,7 +172,7 @@ def _processor_class(config: Any) -> Any:
 
     name = PROCESSOR_MAPPING_NAMES.get(config.model_type)
     kind = getattr(transformers, name, None) if isinstance(name, str) else None
-    if getattr(kind, "is_dummy", False):
+    if kind is not None and getattr(kind, "is_dummy", False):
         raise ModelError(
             f"{name}, which prepares the pictures of this model, needs packages that are not installed: "
             f"{', '.join(kind._backends)}.",
