@@ -49,6 +49,12 @@ def opaque(value):
     counted.append(1)
     return value + 1
 
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+wrapped = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+wrapped(torch.ones(1, 2)).sum().backward()
+reduced = wrapped.module.bias.grad.tolist()
+torch.distributed.destroy_process_group()
+
 deferred = "torch._dynamo.eval_frame" not in sys.modules
 from torch._dynamo.eval_frame import OptimizedModule  # the real package comes with it
 
@@ -70,6 +76,8 @@ masks = [masking_utils.sdpa_mask(use_vmap=each, **sizes) for each in (False, Tru
 print("FOUND " + json.dumps({
     "imported": imported,
     "deferred": deferred,
+    "reduced": reduced,
+    "modes": [torch._dynamo.utils.get_optimize_ddp_mode(), torch._dynamo.trace_rules.clear_lru_cache()],
     "one package": real.eval_frame.OptimizedModule is OptimizedModule and torch._dynamo is real,
     "compiled module": isinstance(torch.compile(nn.Linear(2, 2)), OptimizedModule),
     "in graph": any(target is opaque for targets in graphs for target in targets),
@@ -127,7 +135,9 @@ def test_its_losses_are_those_of_a_process_that_defers_nothing(alone: Any, tiny:
 @pytest.mark.full
 def test_the_compiler_is_whole_as_soon_as_it_is_used(alone: Any) -> None:
     found = alone[0]
-    assert found["deferred"]
+    assert found["deferred"], "joining a group of processes, or DDP, has imported it"
+    assert found["reduced"] == [1.0, 1.0]
+    assert found["modes"] == ["ddp_optimizer", None], "the real ones answer otherwise than was said for them"
     assert found["one package"]
     assert found["compiled module"]
     assert found["in graph"], "what was marked before the compiler was there is not marked"

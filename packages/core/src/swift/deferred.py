@@ -4,7 +4,8 @@
 behind it), and transformers torchao, for a decorator or a name that does nothing unless something is compiled, sharded
 or quantised. That is half of the CPU time that a training process takes to its first step.
 
-Here they are deferred, in a process that the `swift` command has to itself, that trains alone and compiles nothing.
+Here they are deferred, in a process that the `swift` command has to itself, that compiles nothing and has the whole
+model: it trains alone, or with others by DDP.
 Whatever is asked of them beyond the decorators imports them as ever: what was put off is then made up for.
 """
 
@@ -46,7 +47,7 @@ def is_own_process() -> bool:
 
 
 def defer_heavy_imports(config: Config) -> None:
-    """Import transformers without the compiler and torchao, if this process trains alone and needs neither."""
+    """Import transformers without the compiler and torchao, if this process needs neither."""
     if not _own_process or config.backend.name != "torch" or config.train.compile:
         return
     import torch
@@ -76,6 +77,9 @@ class _Compiler(ModuleType):
         self.__path__ = list(spec.submodule_search_locations or ())
         self.real: ModuleType | None = None
         self.stand_ins: dict[str, ModuleType] = {}
+        # Joining a group of processes asks to forget what was compiled, and DDP whether it reduces in Python.
+        self._asked = {"trace_rules": _CalledLater(self, "trace_rules", clear_lru_cache=None)}
+        self._asked["utils"] = _CalledLater(self, "utils", get_optimize_ddp_mode="ddp_optimizer")
         self._lock = threading.RLock()
         self._loading = False
         self._marked: list[tuple[str, Callable[..., Any]]] = []
@@ -109,6 +113,8 @@ class _Compiler(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {COMPILER!r} has no attribute {name!r}")
+        if self.real is None and name in self._asked:
+            return self._asked[name]
         return getattr(self.load(), name)
 
     def load(self) -> ModuleType:
@@ -139,6 +145,20 @@ class _Compiler(ModuleType):
             return function
         marked: Callable[..., Any] = getattr(self.real, mark)(function)
         return marked
+
+
+class _CalledLater:
+    """Stands for a module of the compiler that answers some calls as the real one does when nothing is compiled."""
+
+    def __init__(self, compiler: _Compiler, name: str, **answers: Any) -> None:
+        self._compiler, self._name, self._answers = compiler, name, answers
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"{COMPILER}.{self._name} has no attribute {name!r}")
+        if self._compiler.real is None and name in self._answers:
+            return lambda: self._answers[name]
+        return getattr(getattr(self._compiler.load(), self._name), name)
 
 
 class _Submodules(MetaPathFinder):
@@ -210,7 +230,7 @@ class _StandIn(ModuleType):
 def _without_distributed() -> None:
     """Let transformers see a torch that is built without torch.distributed, as there is on some platforms.
 
-    It asks once, caches the result, and then needs no DTensor. A process that trains alone shards nothing.
+    It asks once, caches the result, and then needs no DTensor. The torch backend shards nothing.
     """
     import torch.distributed
     from transformers.utils import is_torch_distributed_available
