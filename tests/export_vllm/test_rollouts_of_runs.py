@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -43,6 +44,20 @@ SETTINGS: dict[str, Any] = {
     "optim.warmup_steps": 0,
 }
 TUNED: dict[str, dict[str, Any]] = {"full": {}, "lora": {"tuner.kind": "lora", "tuner.rank": 4}}
+PLAYING = '''
+from swift.contracts import Observation
+
+
+class Playing:
+    """Three turns, whose words the answers and the seed decide."""
+
+    def reset(self, start):
+        self.seed = start.seed % 10
+
+    def step(self, turn):
+        told = {"role": "user", "content": f"{self.seed} {len(turn.text)}"}
+        return Observation([told], float(len(set(turn.text))), turn.number == 3)
+'''
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +98,27 @@ def answers(run: Trained) -> list[list[list[int]]]:
 @pytest.fixture(scope="module")
 def alone(train: Train) -> dict[str, Trained]:
     """The engine `transformers` draws."""
-    return {tuner: train(f"alone-{tuner}", tuner) for tuner in TUNED}
+    return {tuner: train(f"alone-{tuner}", tuner) for tuner in TUNED} | {"playing": playing(train, "alone-playing")}
+
+
+def playing(train: Train, name: str, **changes: Any) -> Trained:
+    """Train on episodes, whose answers end with any of some letters."""
+    folder = train.args[2]  # type: ignore[attr-defined]  # it is a partial
+    (folder / "playing.py").write_text(PLAYING)
+    limits = {"max_completion_length": 6, "completion_length_limit_scope": "per_round", "reward_workers": 1}
+    world = {"environment": f"{folder / 'playing.py'}:Playing", "reward_funcs": [], "stop_words": list(ascii_letters)}
+    return train(name, "full", **limits, **world, **changes)
+
+
+def assert_same_episodes(run: Trained, alone: Trained) -> None:
+    assert_same(run, alone)
+    played = [
+        [answer.episode for answer in made.answers]
+        for made in (read_round(each.folder / "rollouts", 0) for each in (run, alone))
+        if made is not None
+    ]
+    assert played[0] == played[1]
+    assert {each.turns for each in played[0] if each is not None} == {1, 2, 3}
 
 
 def assert_same(run: Trained, alone: Trained) -> None:
@@ -105,6 +140,7 @@ def test_vllm_in_process_draws_the_answers_of_transformers(alone: dict[str, Trai
     found = runs[0]
     for tuner in TUNED:
         assert_same(found[tuner], alone[tuner])
+    assert_same_episodes(found["playing"], alone["playing"])
     assert found["sent"] == ["update_weights"] * ROUNDS + ["update_adapter"] * ROUNDS
     assert "model.norm.weight" in found["missing"]
 
@@ -125,6 +161,7 @@ def in_process(train: Train) -> dict[str, Any]:
     vllm = {"rollout_engine": "vllm", "rollout_options": {"max_model_len": 128}}
     found: dict[str, Any] = {tuner: train(f"vllm-{tuner}", tuner, **vllm) for tuner in TUNED}
     found["sent"] = list(sent)
+    found["playing"] = playing(train, "vllm-playing", **vllm)
     whole = sending.whole_weights
     sending.whole_weights = lambda *given, **more: without("model.norm.weight", whole(*given, **more))
     try:
@@ -179,6 +216,14 @@ def test_servers_draw_the_answers_of_transformers(
     assert lora
     engine = ",".join(addresses[:servers])
     assert_same(train(f"servers-{servers}", "full", rollout_engine=engine), alone["full"])
+
+
+@pytest.mark.full
+def test_episodes_are_played_on_servers_as_in_process(
+    addresses: list[str], lora: object, alone: dict[str, Trained], train: Train
+) -> None:
+    assert lora
+    assert_same_episodes(playing(train, "two-playing", rollout_engine=",".join(addresses)), alone["playing"])
 
 
 @pytest.mark.full

@@ -249,6 +249,17 @@ def test_an_episode_is_as_long_as_it_may_be_with_what_it_was_told(tied: Path, co
 
 
 @pytest.mark.full
+def test_an_episode_that_begins_with_more_than_the_model_can_read_says_so(
+    tied: Path, counting: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "long.py"
+    begin = "        return [{'role': 'user', 'content': 'word ' * 400}]\n\n    def step"
+    file.write_text(COUNTING.replace("\n    def step", begin))
+    with pytest.raises(SwiftError, match=r"begins with \d+ tokens, which leaves no room .* the 512 positions"):
+        run_training(tied, tmp_path, ROWS, settings(f"{file}:Counting"))
+
+
+@pytest.mark.full
 def test_the_steps_of_an_episode_may_take_so_long_together(tied: Path, tmp_path: Path) -> None:
     file = tmp_path / "slow.py"
     file.write_text(COUNTING.replace("        trap =", "        time.sleep(1.2)\n        trap ="))
@@ -354,8 +365,36 @@ class Calculator(MultiTurnScheduler):
 
 class Tips(MultiTurnScheduler):
     def step(self, infer_request, response_choice, current_turn):
-        infer_request.messages.append({'role': 'user', 'content': f'Again, {infer_request.data_dict["who"]}.'})
+        again = f'Again, {infer_request.data_dict["who"]}.'
+        again = self.tokenizer.decode(self.tokenizer.encode(again, add_special_tokens=False))
+        infer_request.messages.append({'role': 'user', 'content': again})
         return {'infer_request': infer_request}
+
+
+class Doubts(MultiTurnScheduler):
+    # As ms-swift's own math_tip_trick: of a wrong answer the beginning stays, and a doubt follows it, once.
+    tip = ' But wait,'
+
+    def __init__(self, *args, **kwargs):
+        from swift.rewards.orm import MathAccuracy
+        super().__init__(*args, **kwargs)
+        self.acc_func = kwargs.get('acc_function', MathAccuracy())
+
+    def check_finished(self, infer_request, response_choice, current_turn):
+        last = infer_request.messages[-1]['content']
+        if self.tip in last or self.acc_func([last], [infer_request.data_dict['solution']])[0] == 1:
+            return True
+        return super().check_finished(infer_request, response_choice, current_turn)
+
+    def step(self, infer_request, response_choice, current_turn):
+        ids = list(response_choice.token_ids)
+        while '<answer>' in self.tokenizer.decode(ids, skip_special_tokens=False):
+            ids.pop()
+        completion = response_choice.message.content.partition('<answer>')[0] + self.tip
+        infer_request.messages[-1]['content'] = completion
+        more = self.tokenizer.encode(self.tip, add_special_tokens=False)
+        return {'infer_request': infer_request, 'response_token_ids': ids + more,
+                'response_loss_mask': [1] * len(ids) + [0] * len(more)}
 
 
 class Own(MultiTurnScheduler):
@@ -378,6 +417,7 @@ class Door(Env):
 
 multi_turns['calculator'] = Calculator
 multi_turns['tips'] = Tips
+multi_turns['doubts'] = Doubts
 multi_turns['own'] = Own
 envs['door'] = Door
 """
@@ -402,7 +442,9 @@ def played(tied: Path, folder: Path, name: str, *answers: str, **columns: Any) -
     return call
 
 
-def test_schedulers_and_gym_environments_of_ms_swift_run_as_they_are(tied: Path, tmp_path: Path) -> None:
+def test_schedulers_and_gym_environments_of_ms_swift_run_as_they_are(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     door = played(tied, tmp_path, "door", "11", "42", env_config={"code": "42"})
     assert door.first == [
         {"role": "system", "content": "You open doors."},
@@ -412,7 +454,8 @@ def test_schedulers_and_gym_environments_of_ms_swift_run_as_they_are(tied: Path,
         Observation([{"role": "user", "content": "No."}], 0.0, info={"tries": 3}),
         Observation([], 1.0, done=True, info={"tries": 5}),
     ]
-    tips = played(tied, tmp_path, "tips", "four", "five", "six", who="Ann")
+    monkeypatch.chdir(tied.parent)  # the tokenizer is named from where the command was typed
+    tips = played(Path(tied.name), tmp_path, "tips", "four", "five", "six", who="Ann")
     assert tips.first is None
     assert [seen.messages for seen in tips.seen] == [[{"role": "user", "content": "Again, Ann."}]] * 2 + [[]]
     assert [seen.done for seen in tips.seen] == [False, False, True]
@@ -423,7 +466,11 @@ def test_a_scheduler_goes_on_within_the_answer(tied: Path, tmp_path: Path) -> No
     call = played(tied, tmp_path, "calculator", "I ask. Action: 2 + 2", ", so it is four.")
     assert call.seen[0] == Observation([], info={"tool": " = 4"}, text=" = 4")
     assert call.seen[1].done
+    wrong = played(tied, tmp_path, "doubts", "So <answer>5</answer>", " it is <answer>4</answer>", solution="$4$")
+    assert wrong.seen[0] == Observation([], text=" But wait,", keep=len("So "))
+    assert wrong.seen[1].done
+    assert played(tied, tmp_path, "doubts", "So <answer>4</answer>", solution="$4$").seen[0].done
     with pytest.raises(ConfigError, match="overrides run"):
         played(tied, tmp_path, "own")
-    with pytest.raises(ConfigError, match="there are calculator, tips, own, door"):
+    with pytest.raises(ConfigError, match="there are calculator, tips, doubts, own, door"):
         played(tied, tmp_path, "dor")

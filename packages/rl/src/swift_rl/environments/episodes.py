@@ -114,8 +114,14 @@ class Episodes:
             each.messages = [*system, *each.call.first]
         rendering = self._turns.first(each.messages, each.prompt.tools, each.prompt.place)
         each.rendered = rendering.text
-        if each.call.first is not None:
-            each.begins_with = each.prompt_ids = rendering.token_ids
+        if each.call.first is None:
+            return
+        each.begins_with = each.prompt_ids = rendering.token_ids
+        if not each.call.failure and not self._budget(each):
+            each.call.failure = (
+                f"it begins with {len(each.prompt_ids)} tokens, which leaves no room for an answer in the "
+                f"{self._positions} positions of the model"
+            )
 
     def _budget(self, each: _Played) -> int:
         """Return how many tokens the next answer may have."""

@@ -61,7 +61,8 @@ def _described(name: str, options: OnlineOptions, tokenizer: Path) -> dict[str, 
         }
     if name in plugin_names(GROUP) or not options.external_plugins:
         return _installed(name, options)
-    settings = {"max_turns": options.max_turns, "tokenizer": str(tokenizer)}
+    # Its process has a working directory of its own.
+    settings = {"max_turns": options.max_turns, "tokenizer": str(tokenizer.resolve())}
     files = [str(path.resolve()) for path in options.external_plugins]
     if options.environment_options:
         raise ConfigError(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
+
+from swift.contracts import RewardItem
+from swift_rl.rewards.mathematics import AccuracyReward
 
 ORMS: dict[str, Any] = {}
 """Name → class or function that a plugin registered."""
@@ -30,11 +34,27 @@ class AsyncORM(ORM):
         raise NotImplementedError
 
 
+class MathAccuracy(ORM):
+    """The reward `accuracy` under ms-swift's name, as schedulers call it: 0 too where a solution cannot be read."""
+
+    def __call__(self, completions: Sequence[str], solution: Sequence[str], **_: Any) -> list[float]:  # type: ignore[override]  # as ms-swift's
+        """Return 1 for each completion that is equal to its solution mathematically, and 0 for others."""
+        pairs = zip(completions, solution, strict=True)
+        items = [RewardItem((), answer, columns={"solution": known}) for answer, known in pairs]
+        return [value or 0.0 for value in AccuracyReward().score(items)]
+
+
+def remove_response(messages: list[dict[str, Any]]) -> Any:
+    """Take the answer that ends a conversation away, and return it; None where none does."""
+    return messages.pop()["content"] if messages and messages[-1]["role"] == "assistant" else None
+
+
 def provide() -> None:
     """Make `from swift.rewards import ORM, AsyncORM, orms` work in this process, and ms-swift's other names for it."""
     models = {"rm_plugins": {}, "DefaultRMPlugin": object}
-    rewards = {"ORM": ORM, "AsyncORM": AsyncORM, "orms": ORMS, **models}
+    rewards = {"ORM": ORM, "AsyncORM": AsyncORM, "MathAccuracy": MathAccuracy, "orms": ORMS, **models}
     loggers = {"get_logger": lambda *_, **__: logging.getLogger("swift"), "to_device": lambda value, *_: value}
+    loggers["remove_response"] = remove_response
     for name, members in (
         ("swift.rewards", rewards),
         ("swift.rewards.orm", rewards),
