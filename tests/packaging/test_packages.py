@@ -1,4 +1,4 @@
-"""The seven packages: one version, one licence, and dependencies that are declared where they are used."""
+"""The eight packages: one version, one licence, and dependencies that are declared where they are used."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_the_layout_of_a_backend_that_was_named_is_chosen(inputs: Path) -> None:
 def test_where_nothing_fits_the_nearest_are_said(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
-    little = psutil.virtual_memory()._replace(available=int(0.9e9))
+    little = psutil.virtual_memory()._replace(available=int(0.5e9))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
     ended = typed(["sft", *RUN, "--max_length", "60000", "--model.random_weights", "true", "--backend", "auto"], inputs)
     assert ended.code != 0

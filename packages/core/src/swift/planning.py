@@ -50,6 +50,12 @@ class PlannedBackend:
     """What is typed for it, besides `--backend`."""
     parsed: Parsed
 
+    @classmethod
+    def of_run(cls, run: Run) -> PlannedBackend:
+        """Return the backend of a run that has begun, as it is set up there."""
+        options = run.backend_options
+        return cls(load_backend(run.config.backend.name), "", (), Parsed(run.config, options, options))
+
     @property
     def name(self) -> str:
         """Return the backend's name, as `--backend` takes it."""

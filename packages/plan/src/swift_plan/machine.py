@@ -10,7 +10,7 @@ from swift.errors import UsageError
 from swift.hardware import DeviceFacts, device_called
 from swift_plan.cluster import CPU, Cluster
 
-_PROGRAM = 0.7
+PROGRAM = 0.45
 """Gigabytes that a process on the CPU takes before it has a model: Python, torch and transformers."""
 
 
@@ -44,6 +44,6 @@ def _cpu(processes: int) -> DeviceFacts:
     """Return what one process has of this machine's processors and memory; its speed is a guess that ranks layouts."""
     import psutil
 
-    share = psutil.virtual_memory().available / 1e9 / processes - _PROGRAM
+    share = psutil.virtual_memory().available / 1e9 / processes - PROGRAM
     cores = max(1.0, (os.cpu_count() or 1) / processes)
     return DeviceFacts(CPU, max(0.1, share), 0.05 * cores, 10, 4, 1, per_machine=processes)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, isqrt
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import HOST
-from swift.errors import SwiftError
+from swift.errors import PluginError, SwiftError
 from swift_plan.cluster import CPU, Cluster
 from swift_plan.memory import Activations, Stage, StagesOf, split
 from swift_plan.timing import StepTime, Timing
@@ -97,8 +97,8 @@ class BackendSearch:
         self.backend, self.shape, self.config, self.cluster, self.timing = backend, shape, config, cluster, timing
         self.world = cluster.devices
         self.workload = Workload.of(backend, processes=self.world, on_cpu=cluster.device.name == CPU)
-        slots = backend.slot_bytes((shape.hidden, shape.hidden))
-        self.stages = StagesOf(shape, TrainedCount(backend, shape, self.workload), self.workload, slots)
+        self.slot_bytes = backend.slot_bytes((shape.hidden, shape.hidden))
+        self.stages = StagesOf(shape, TrainedCount(backend, shape, self.workload), self.workload, self.slot_bytes)
         self.refused: SwiftError | None = None
         self.tried = 0
 
@@ -210,15 +210,15 @@ class BackendSearch:
                 accumulation = ceil(self.workload.rows / (layout.data * micro_batch))
                 several = accumulation > 1
                 if several not in states:
-                    states[several] = self._states(parallel, held, several)
+                    states[several] = self.states(parallel, held, several)
                 kept = states[several]
                 if kept is None:
                     return  # the backend says nothing of its memory
                 traffic = self.backend.traffic(run, held[0].weights, accumulation)
                 one = _Filled(parallel, layout, sizes, micro_batch, accumulation, held, kept)
-                yield from self._each(one, activations, traffic)
+                yield from self.each(one, activations, traffic)
 
-    def _states(
+    def states(
         self, parallel: Mapping[str, Any], held: Sequence[Stage], several: bool
     ) -> list[Mapping[str, float]] | None:
         """Return what the backend keeps on each stage, with one micro-batch a step or several."""
@@ -226,7 +226,7 @@ class BackendSearch:
         states = [self.backend.memory(run, stage.weights) for stage in held]
         return None if None in states else [state for state in states if state is not None]
 
-    def _each(self, one: _Filled, activations: Activations, traffic: Sequence[Traffic]) -> Iterator[Candidate]:
+    def each(self, one: _Filled, activations: Activations, traffic: Sequence[Traffic]) -> Iterator[Candidate]:
         tokens = one.micro_batch * self.workload.length / one.layout.sequence
         slowest = max(one.held, key=lambda stage: stage.layers + self._head_in_layers * stage.has_head)
         logits = [activations.logits(stage, tokens) for stage in one.held]
@@ -262,6 +262,41 @@ class BackendSearch:
         if "gradient_checkpointing" in train.model_fields_set:
             return (train.gradient_checkpointing,)
         return (False, True)
+
+
+def counted(
+    backend: PlannedBackend,
+    shape: ModelShape,
+    config: Mapping[str, Any],
+    cluster: Cluster,
+    timing: Timing,
+    *,
+    tokens: int,
+    compute_bytes: float,
+) -> Candidate:
+    """Return what is expected of a run as it is configured, whose largest step has so many tokens."""
+    one = BackendSearch(backend, shape, config, cluster, timing)
+    run, train = backend.run({}, cluster.devices), backend.config.train
+    layout = backend.layout(run)
+    rows = train.global_batch or train.micro_batch * train.accumulation * layout.data
+    one.workload = replace(
+        one.workload, rows=rows, length=max(1, tokens // rows), compute_bytes=compute_bytes, rows_assumed=False
+    )
+    if not one.workload.adapted or one.workload.frozen_bytes >= 2:
+        one.workload = replace(one.workload, frozen_bytes=compute_bytes)
+    one.stages = StagesOf(shape, TrainedCount(backend, shape, one.workload), one.workload, one.slot_bytes)
+    sizes = split(shape.layers, layout.pp, layout.vpp)
+    held = one.stages.under(layout, sizes)
+    accumulation = max(1, ceil(rows / (layout.data * train.micro_batch)))
+    states = one.states({}, held, accumulation > 1)
+    if states is None:
+        raise PluginError(
+            f"The backend {backend.name} does not say what it keeps.", hint="It lacks the hook swift_estimate_memory."
+        )
+    filled = _Filled({}, layout, sizes, train.micro_batch, accumulation, held, states)
+    traffic = backend.traffic(run, held[0].weights, accumulation)
+    plans = one.each(filled, Activations(backend, run, shape, one.workload), traffic)
+    return next(plan for plan in plans if plan.recompute == train.gradient_checkpointing)
 
 
 def search(

@@ -9,6 +9,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.objectives": {"gkd": "rl", "grpo": "rl", "ppo": "rl"},
     "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
     "swift.planners": {"plan": "plan"},
+    "swift.observers": {"plan": "plan"},
     "swift.commands": {"rewards": "rl", "rollout": "rl", "sample": "rl", "plan": "plan"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""

@@ -1,0 +1,74 @@
+"""What plans said and what runs measured: a line for each run, in a file of the user's. Error bars are made of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+LEDGER = "SWIFT_PLAN_LEDGER"
+"""Environment variable that names another file."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run: what was predicted of it, and what was measured."""
+
+    backend: str
+    device: str
+    level: int
+    """How the prediction was made: 0 is by counting."""
+    layout: Mapping[str, int]
+    parameters: int
+    predicted_bytes: float
+    measured_bytes: float
+    predicted_seconds: float
+    measured_seconds: float
+
+    def residual(self, what: str) -> float:
+        """Return how far 'bytes' or 'seconds' came out above what was predicted, as a part of that."""
+        predicted = float(getattr(self, f"predicted_{what}"))
+        return float(getattr(self, f"measured_{what}")) / predicted - 1 if predicted > 0 else 0.0
+
+
+def place() -> Path:
+    """Return where the ledger is."""
+    named = os.environ.get(LEDGER)
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(named) if named else Path(cache).expanduser() / "swift" / "plans.jsonl"
+
+
+def add(entry: Entry) -> None:
+    """Append a run; lines of several runs that end at once do not mix."""
+    path = place()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (json.dumps(asdict(entry)) + "\n").encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def entries(backend: str, device: str) -> Iterator[Entry]:
+    """Yield the runs of one backend on one kind of device; lines that are no entries are passed over."""
+    try:
+        lines = place().read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        entry = _entry(line)
+        if entry is not None and (entry.backend, entry.device) == (backend, device):
+            yield entry
+
+
+def _entry(line: str) -> Entry | None:
+    try:
+        content: Any = json.loads(line)
+        entry = Entry(**{field.name: content[field.name] for field in fields(Entry)})
+        return entry if entry.residual("bytes") == entry.residual("bytes") else None  # NaN is no residual
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None

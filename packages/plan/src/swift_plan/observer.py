@@ -1,0 +1,99 @@
+"""`--report_to plan`: `plan.json` in the run's folder, what was predicted beside what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from swift.errors import SwiftError
+from swift.hookspecs import hookimpl
+from swift.planning import PlannedBackend
+from swift_plan import ledger
+from swift_plan.known import config_of
+from swift_plan.machine import PROGRAM, this_machine
+from swift_plan.search import Candidate, counted
+from swift_plan.shape import shape_of
+from swift_plan.timing import Timing
+
+if TYPE_CHECKING:
+    from swift.contracts import Run, RunSummary, StepRecord
+
+FILE_NAME = "plan.json"
+_WARM = 2
+"""Steps that are left out of the time of a step, where there are others: the first ones compile and fill caches."""
+
+
+class PlanObserver:
+    """Notes what each step took, and compares it with the plan when the run ends."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._tokens: list[int] = []
+        self._peak = 0.0
+
+    @hookimpl
+    def swift_step_end(self, run: Run, record: StepRecord) -> None:
+        """Note the step."""
+        self._seconds.append(record.seconds)
+        self._tokens.append(record.padded_tokens)
+        self._peak = max(self._peak, record.memory_gib * 2**30)
+
+    @hookimpl
+    def swift_run_end(self, run: Run, summary: RunSummary) -> None:
+        """Write the comparison, and add it to the ledger."""
+        if not self._seconds:
+            return
+        seconds = median(self._seconds[_WARM:] or self._seconds)
+        measured = {"peak_bytes": round(self._peak), "step_seconds": seconds, "steps": len(self._seconds)}
+        try:
+            planned = _planned(run, max(self._tokens))
+        except SwiftError as error:
+            _write(run, {"not_counted": error.message, "measured": measured})
+            return
+        device = run.topology.device.partition(":")[0]
+        entry = ledger.Entry(
+            backend=run.config.backend.name,
+            device=this_machine(run.world.size, 1).device.name if device == "cuda" else device,
+            level=0,
+            layout=dict(run.topology.layout),
+            parameters=run.model_facts.parameters if run.model_facts is not None else 0,
+            predicted_bytes=planned.peak,
+            measured_bytes=self._peak,
+            predicted_seconds=planned.time.total,
+            measured_seconds=seconds,
+        )
+        predicted = {
+            "memory_bytes": {name: round(size) for name, size in planned.memory.items()},
+            "peak_bytes": round(planned.peak),
+            "seconds": planned.time.terms(),
+            "step_seconds": planned.time.total,
+        }
+        differs = {"peak": entry.residual("bytes"), "step": entry.residual("seconds")}
+        _write(run, {"level": 0, "predicted": predicted, "measured": measured, "measured_above_predicted": differs})
+        if summary.status == "completed":
+            ledger.add(entry)
+
+
+def _planned(run: Run, tokens: int) -> Candidate:
+    """Return what the planner says of this run, for the tokens that its largest step had."""
+    backend = PlannedBackend.of_run(run)
+    config = config_of(run.config.model.path or "")
+    shape = shape_of(config, run.config.model.path or "")
+    on_gpu = run.topology.device.startswith("cuda")
+    where = this_machine(run.world.size, 1)
+    precision = run.model_facts.precision if run.model_facts is not None else "float32"
+    size = 4.0 if precision.startswith("float32") else 2.0
+    candidate = counted(backend, shape, config, where, Timing(where), tokens=tokens, compute_bytes=size)
+    if on_gpu:
+        return candidate
+    return replace(candidate, memory={"Python, torch and transformers": PROGRAM * 1e9, **candidate.memory})
+
+
+def _write(run: Run, content: Mapping[str, Any]) -> None:
+    path = run.folder / FILE_NAME
+    beside = path.with_name(f".{FILE_NAME}.new")
+    beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    beside.replace(path)

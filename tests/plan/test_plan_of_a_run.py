@@ -1,0 +1,53 @@
+"""`--report_to plan`: what was predicted of a run beside what was measured, in its folder and in the ledger."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.commands import typed
+from helpers.tiny_runs import conversations, write_jsonl, write_model
+
+from swift_plan import ledger
+
+ENTRY = ledger.Entry("fsdp", "H100", 0, {"dp_shard": 8}, 8_000_000_000, 50e9, 55e9, 2.0, 1.9)
+
+
+@pytest.fixture(autouse=True)
+def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "ledger" / "plans.jsonl"
+    monkeypatch.setenv(ledger.LEDGER, str(file))
+    return file
+
+
+@pytest.mark.full
+def test_a_run_says_how_its_plan_did(tmp_path: Path, own_ledger: Path) -> None:
+    write_model(tmp_path / "model")
+    write_jsonl(tmp_path / "rows.jsonl", conversations(16))
+    words = ["sft", "--model", "model", "--dataset", "rows.jsonl", "--train_type", "full", "--max_steps", "3"]
+    ended = typed([*words, "--output_dir", "out", "--report_to", "plan", "--save_strategy", "no"], tmp_path)
+    assert ended.code == 0, ended.output
+    (file,) = (tmp_path / "out").rglob("plan.json")
+    content = json.loads(file.read_text())
+    predicted = content["predicted"]
+    assert predicted["peak_bytes"] == pytest.approx(sum(predicted["memory_bytes"].values()), abs=9)
+    # Nothing but torch's own tensors: fp32 weights, as much of gradients, twice that of moments.
+    weights = predicted["memory_bytes"]["weights"]
+    assert predicted["memory_bytes"]["gradients"] == weights
+    assert predicted["memory_bytes"]["optimizer"] == 2 * weights
+    assert content["measured"]["steps"] == 3
+    (entry,) = ledger.entries("torch", "cpu")
+    assert entry.measured_bytes == content["measured"]["peak_bytes"]
+    assert weights == 4 * entry.parameters
+
+
+def test_entries_come_back_and_damaged_lines_do_not(own_ledger: Path) -> None:
+    ledger.add(ENTRY)
+    with own_ledger.open("a") as file:
+        file.write("{half a li\n[]\n{}\n" + '{"backend": 1}\n')
+    ledger.add(ENTRY)
+    assert list(ledger.entries("fsdp", "H100")) == [ENTRY, ENTRY]
+    assert list(ledger.entries("fsdp", "A100")) == []
+    assert ENTRY.residual("bytes") == pytest.approx(0.1)
+    assert ENTRY.residual("seconds") == pytest.approx(-0.05)
