@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pages import DOCS, ROOT, Command, blocks, commands, missing
 
+from swift.cli.choose import without_auto
 from swift.cli.config import ConfigOptions, presets_of_backends
 from swift.cli.config_import import import_options
 from swift.cli.options import options_of, read_options
@@ -98,7 +99,11 @@ def _read(words: list[str]) -> None:
     if verb.startswith("--"):
         return
     if verb not in VERBS:
-        read_options(verb, rest, load_command(verb).object.options_model)
+        command = load_command(verb).object
+        passes_on = getattr(command, "passes_on", False)
+        typed = read_options(verb, rest, command.options_model, passes_on=passes_on)
+        if passes_on:  # to a verb that trains
+            parse([*typed.words, *typed.passed_on], "sft", complete=False)
         return
     rest = [word for word in _without_redirection(rest) if not _own_file(word)]
     if verb == "config":
@@ -112,11 +117,12 @@ def _read(words: list[str]) -> None:
         assert action in ("show", "validate", "schema")
         verb = rest.pop(0) if rest and rest[0] in TRAINING else "train"
         typed = read_options("config", rest, ConfigOptions, passes_on=True)
-        parse([*typed.words, *typed.passed_on], verb, complete=False)
+        parse(without_auto([*typed.words, *typed.passed_on]), verb, complete=False)
     elif "--help" in rest:
         return
     elif verb in TRAINING:
         # A configuration that a page tells the reader to write is not there yet.
+        rest = without_auto(rest)
         parse(rest, verb, complete=not any(word.endswith(".yaml") for word in words))
     elif verb in ("serve", "deploy"):
         # The flags that are not swift's are the server's own.

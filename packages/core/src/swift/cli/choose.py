@@ -13,7 +13,7 @@ _AUTO = "auto"
 
 def chosen(args: Sequence[str], verb: str, say: Say) -> list[str]:
     """Return the flags of a run, with what a planner has chosen where that was asked; its reason is said."""
-    words = _without(args)
+    words = without_auto(args)
     if words == list(args):
         return words
     from swift.planning import counted_processes
@@ -40,8 +40,8 @@ def chosen(args: Sequence[str], verb: str, say: Say) -> list[str]:
     return [*words, *flags]
 
 
-def _without(args: Sequence[str]) -> list[str]:
-    """Return the words without those that leave something to a planner."""
+def without_auto(args: Sequence[str]) -> list[str]:
+    """Return the words of a run without those that leave something to a planner."""
     kept: list[str] = []
     for word in args:
         name, _, value = word.partition("=")
