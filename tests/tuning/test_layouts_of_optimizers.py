@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from processes import on_processes, succeeded
+from tiers import selected
 from tiny_runs import Trained, conversations, run_training, write_model
 
 from swift.checkpoint.load import open_checkpoint
@@ -65,17 +66,34 @@ def assert_same(run: Trained, alone: Trained, *, rel: float = 1e-4) -> None:
     assert run.losses[-1] < run.losses[0]
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The model that each optimizer trains."""
+    folder = tmp_path_factory.mktemp("models")
+    small, wide = write_model(folder / "small"), write_model(folder / "wide", **WIDE)
+    return {name: wide if name.endswith("bit") else small for name in OPTIMIZERS}
+
+
+@pytest.fixture(scope="module")
+def alone(
+    request: pytest.FixtureRequest, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Any]]:
+    """What came of one process, by optimizer; of those that the selected layouts are tried with."""
+    folder = tmp_path_factory.mktemp("alone")
+    names = sorted({name for layout in selected(request, "layout") for name in LAYOUTS[layout][2]})
+    return dict(zip(names, on_processes(1, *[partial(trained, models[n], folder, n, {}) for n in names]), strict=True))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_twenty_steps_of_every_layout_are_those_of_one_process(tmp_path: Path, layout: str) -> None:
+def test_twenty_steps_of_every_layout_are_those_of_one_process(
+    tmp_path: Path, models: dict[str, Path], alone: dict[str, list[Any]], layout: str
+) -> None:
     processes, plan, names = LAYOUTS[layout]
-    small, wide = write_model(tmp_path / "small"), write_model(tmp_path / "wide", **WIDE)
-    models = {name: wide if name.endswith("bit") else small for name in names}
-    alone = on_processes(1, *[partial(trained, models[name], tmp_path / "torch", name, {}) for name in names])
-    runs = on_processes(processes, *[partial(trained, models[name], tmp_path / "runs", name, plan) for name in names])
-    for name, expected, answers in zip(names, alone, runs, strict=True):
+    runs = on_processes(processes, *[partial(trained, models[name], tmp_path, name, plan) for name in names])
+    for name, answers in zip(names, runs, strict=True):
         try:
-            assert_same(succeeded(answers)[0], succeeded(expected)[0])
+            assert_same(succeeded(answers)[0], succeeded(alone[name])[0])
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from None
 
