@@ -10,6 +10,7 @@ from pages import DOCS, ROOT, Command, blocks, commands, missing
 from swift.cli.choose import without_auto
 from swift.cli.config import ConfigOptions, presets_of_backends
 from swift.cli.config_import import import_options
+from swift.cli.data import read_command as read_data_command
 from swift.cli.options import options_of, read_options
 from swift.cli.serve import ServeVerbOptions
 from swift.cli.verbs import TRAINING, VERBS
@@ -118,6 +119,8 @@ def _read(words: list[str]) -> None:
         verb = rest.pop(0) if rest and rest[0] in TRAINING else "train"
         typed = read_options("config", rest, ConfigOptions, passes_on=True)
         parse(without_auto([*typed.words, *typed.passed_on]), verb, complete=False)
+    elif verb == "data":
+        read_data_command(rest, complete=False)
     elif "--help" in rest:
         return
     elif verb in TRAINING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -53,6 +54,36 @@ def test_the_kubernetes_job_runs_the_example_with_one_process_per_gpu() -> None:
         *words, processes = container["command"]
         assert words == ["swift", "sft", "sft.yaml", "--nproc"]
         assert int(processes) == container["resources"]["limits"]["nvidia.com/gpu"]
+
+
+def _shards_asked_for(script: str, variable: str, indices: range, folder: Path) -> list[str]:
+    """What `--shard` says when a script runs with each of these indices, with a stand-in for swift."""
+    stand_in = folder / "swift"
+    stand_in.write_text('#!/bin/bash\necho "${@: -1}"\n')
+    stand_in.chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    return [
+        subprocess.run(
+            ["bash", "-c", script],
+            env={"PATH": path, variable: str(index)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for index in indices
+    ]
+
+
+def test_the_jobs_that_tokenise_build_every_shard_once(tmp_path: Path) -> None:
+    every = [f"{number}/8" for number in range(1, 9)]
+    script = (ROOT / "examples/slurm/tokenise.sbatch").read_text()
+    assert "#SBATCH --array=1-8\n" in script
+    assert _shards_asked_for(script, "SLURM_ARRAY_TASK_ID", range(1, 9), tmp_path) == every
+    job = yaml.safe_load((ROOT / "examples/kubernetes/tokenise.yaml").read_text())["spec"]
+    assert (job["completionMode"], job["completions"]) == ("Indexed", 8)
+    (container,) = job["template"]["spec"]["containers"]
+    assert container["command"] == ["bash", "-c"]
+    assert _shards_asked_for(container["args"][0], "JOB_COMPLETION_INDEX", range(8), tmp_path) == every
 
 
 def test_the_example_of_online_learning_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,11 +57,12 @@ def test_data_sets_of_earlier_releases_are_found_again_by_the_name_of_the_encodi
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_stores_of_cores_encodings_have_the_files_that_they_always_had(tmp_path: Path, name: str) -> None:
+def test_stores_of_cores_encodings_have_the_columns_that_they_always_had(tmp_path: Path, name: str) -> None:
     prepared(tmp_path, name, [CHAT, {**CHAT, "query": "another"}])
     (folder,) = (tmp_path / "cache").iterdir()
     arrays = ("ids", "weights", "segment_lengths", "segment_counts", "rows", "label", "margin")
-    assert {file.name for file in folder.iterdir()} == {"manifest.json", *(f"{array}.bin" for array in arrays)}
+    index = ("segment_starts", "sample_starts", "lengths", "loss_weights")
+    assert {file.name for file in folder.iterdir()} == {"manifest.json", *(f"{array}.bin" for array in arrays + index)}
 
 
 def test_an_encoding_of_a_plugins_own_is_stored_with_its_values_and_found_again(tmp_path: Path) -> None:

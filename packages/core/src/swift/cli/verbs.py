@@ -39,6 +39,7 @@ VERBS = {
             "swift.cli.train:run",
         ),
         Verb("train", "Train", "Any objective, named by --train_type or --objective", "swift.cli.train:run"),
+        Verb("data", "Train", "Tokenise a data set beforehand, on many machines", "swift.cli.data:run", "DataOptions"),
         Verb(
             "export",
             "Use the result",

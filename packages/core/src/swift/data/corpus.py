@@ -6,6 +6,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,23 @@ class Part:
 class Corpus:
     """Data sets end to end, for one encoding."""
 
-    def __init__(self, parts: Sequence[Part], encoding: Encoding) -> None:
+    def __init__(self, parts: Sequence[Part], encoding: Encoding, *, check: bool = True) -> None:
+        """Take data sets; unless `check` is false, each must begin with a row that the encoding understands."""
         self.parts = list(parts)
         self.encoding = encoding
         self._ends: list[int] = []
         for part in parts:
             self._ends.append(len(self) + part.count)
-            place = part.rows.place(0)
-            part.check_format(part.rows[0], encoding, place)
+            if check:
+                part.check_format(part.rows[0], encoding, part.rows.place(0))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
+
+    def counts(self, rows: range) -> list[int]:
+        """Return how many of some rows belong to each data set."""
+        starts = [0, *self._ends]
+        return [len(range(max(rows.start, start), min(rows.stop, end))) for start, end in pairwise(starts)]
 
     def part_of(self, index: int) -> tuple[int, int]:
         """Return which data set a row belongs to, and its index in there."""

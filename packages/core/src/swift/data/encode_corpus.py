@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -129,12 +129,16 @@ def _counts(corpus: Corpus, arrays: Mapping[str, np.ndarray]) -> list[tuple[int,
     return list(zip(*each, strict=True))
 
 
-def encode_corpus(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, *, workers: int, say: Say) -> DataReport:
-    """Encode a corpus into a store, in order, and counts."""
-    report = DataReport([SourceCount(part.name, part.count, len(part.rows)) for part in corpus.parts])
+def encode_corpus(
+    corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, *, workers: int, say: Say, rows: range | None = None
+) -> DataReport:
+    """Encode a corpus, or some rows of it, into a store, in order, and counts."""
+    rows = range(len(corpus)) if rows is None else rows
+    counts = zip(corpus.parts, corpus.counts(rows), strict=True)
+    report = DataReport([SourceCount(part.name, count, len(part.rows)) for part, count in counts])
     report.ends_turns = encoder.ends_turns
-    with _progress(len(corpus), say) as advance:
-        for chunk in _chunks(corpus, encoder, writer, workers or _cores()):
+    with _progress(len(rows), say) as advance:
+        for chunk in _chunks(_Work(corpus, encoder, writer), rows, workers or _cores()):
             _count(report, corpus, chunk)
             advance(chunk.rows)
     return report
@@ -153,27 +157,36 @@ def _count(report: DataReport, corpus: Corpus, chunk: Chunk) -> None:
         source.loss_tokens += loss_tokens
 
 
-def _chunks(corpus: Corpus, encoder: SampleEncoder, writer: StoreWriter, workers: int) -> Iterator[Chunk]:
+class _Work(NamedTuple):
+    """All that encoding some rows takes."""
+
+    corpus: Corpus
+    encoder: SampleEncoder
+    writer: StoreWriter
+
+
+def _chunks(work: _Work, rows: range, workers: int) -> Iterator[Chunk]:
     """Chunks in order, each written to the store."""
-    ranges = [range(start, min(start + CHUNK, len(corpus))) for start in range(0, len(corpus), CHUNK)]
+    corpus, encoder, writer = work
+    ranges = [rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK)]
     can_fork = "fork" in multiprocessing.get_all_start_methods()
-    if workers == 1 or len(corpus) <= _IN_PROCESS or not can_fork:
-        for rows in ranges:
-            chunk = encode_rows(corpus, encoder, rows)
+    if workers == 1 or len(rows) <= _IN_PROCESS or not can_fork:
+        for some in ranges:
+            chunk = encode_rows(corpus, encoder, some)
             writer.add(chunk.arrays)
             yield chunk
         return
     # Forked workers share corpus and tokenizer with this process: nothing is sent to them but numbers of rows, and
     # nothing comes back but counts. The tokens go through files, which this process appends to the store in order.
-    _shared[:] = [(corpus, encoder, writer)]
+    _shared[:] = [work]
     context = multiprocessing.get_context("fork")
     count = min(workers, len(ranges))
     try:
         with ProcessPoolExecutor(count, mp_context=context, initializer=_begin_worker) as pool:
             try:
                 under_way: deque[Future[tuple[Chunk, Spilled]]] = deque()
-                for rows in ranges:
-                    under_way.append(pool.submit(_encode_shared, rows))
+                for some in ranges:
+                    under_way.append(pool.submit(_encode_shared, some))
                     if len(under_way) > count * _AHEAD:
                         yield _taken(under_way, writer)
                 while under_way:
@@ -201,7 +214,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_shared: list[tuple[Corpus, SampleEncoder, StoreWriter]] = []
+_shared: list[_Work] = []
 
 
 def _begin_worker() -> None:

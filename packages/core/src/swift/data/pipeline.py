@@ -15,15 +15,18 @@ import numpy as np
 from swift.config.obstacles import unsplit_stream
 from swift.config.sections import DataSection
 from swift.data.corpus import Corpus, corpus_of, open_corpus
-from swift.data.encode import ENCODER_VERSION, SampleEncoder
+from swift.data.encode import SampleEncoder
 from swift.data.encode_corpus import encode_corpus
 from swift.data.encodings import Encoding, encoding_of
+from swift.data.identity import cache_key
 from swift.data.picture_tokens import PictureRules, PictureTokens
 from swift.data.plans.epochs import shuffler
 from swift.data.report import DataReport
-from swift.data.store import SampleSet, Store, StoreWriter, hash_of, open_store
+from swift.data.shards import check_identity
+from swift.data.store import SampleSet, Store, StoreWriter, open_store
 from swift.data.streaming import SampleStream
-from swift.errors import ConfigError, UsageError
+from swift.data.tokenised import JoinedStore, TokenisedCorpus, names_tokenised, only_one
+from swift.errors import ConfigError, DataError, UsageError
 from swift.terminal import Say
 
 
@@ -36,7 +39,7 @@ class Prepared:
     corpus: Corpus
     rows: np.ndarray
     """Rows of the corpus that belong to it."""
-    store: Store
+    store: Store | JoinedStore
 
     def place(self, sample_id: int) -> str:
         """Return where the row stands that a sample was made of, for people: `train.jsonl:17`.
@@ -112,7 +115,28 @@ class DataPreparation:
         section, encoding = self.encoder.section, self.encoder.encoding
         if rows is not None:
             return self._encode(corpus_of(rows, name, section, encoding))
+        if (tokenised := next(filter(names_tokenised, sources), None)) is not None:
+            return self._built(only_one(sources, tokenised))
         return self._encode(open_corpus(sources, section, encoding)) if sources else None
+
+    def _built(self, folder: Path) -> Prepared:
+        """Open tokenised data that was built beforehand."""
+        section = self.encoder.section
+        store = JoinedStore(folder)
+        check_identity(folder, store.index, self.encoder)
+        if section.split_ratio:
+            raise ConfigError(
+                f"data.split_ratio holds rows out, and {folder} is tokenised data, which has none.",
+                hint="Leave it out, and name a validation set: --data.validation FILE",
+            )
+        if section.media_check != "none" and (changed := _changed(store)) is not None:
+            raise DataError(
+                f"{changed} is not what it was when {folder} was built.", hint="Build the data again: swift data build"
+            )
+        report = DataReport.from_dict(store.notes)
+        report.check(strict=section.strict)
+        corpus = TokenisedCorpus(store.index, self.encoder.encoding)
+        return Prepared(store, report, corpus, np.arange(len(corpus)), store)
 
     def _encode(self, corpus: Corpus) -> Prepared:
         section = self.encoder.section
@@ -145,7 +169,7 @@ class DataPreparation:
             raise
 
 
-def _changed(store: Store) -> str | None:
+def _changed(store: Store | JoinedStore) -> str | None:
     """Return the first picture whose file is gone or has another size than when its tokens were counted."""
     for each in store.media():
         try:
@@ -211,26 +235,3 @@ def cache_folder(section: DataSection) -> Path:
         return section.cache
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "swift" / "tokenised"
-
-
-def cache_key(corpus: Corpus, encoder: SampleEncoder) -> str:
-    """Return a hash of all that decides how samples are encoded: content, tokenizer, template and settings."""
-    tokenizer, section = encoder.tokenizer, encoder.section
-    settings = section.model_dump(
-        mode="json", include={"system", "max_length", "truncation", "loss_on", "template_kwargs"}
-    )
-    return hash_of(
-        str(ENCODER_VERSION),
-        encoder.encoding.cache_key(),
-        corpus.fingerprint(),
-        json.dumps(settings, sort_keys=True),
-        tokenizer.backend_tokenizer.to_str(),
-        str(tokenizer.chat_template),
-        json.dumps({name: str(token) for name, token in tokenizer.special_tokens_map.items()}, sort_keys=True),
-        *(() if encoder.pictures is None else _of_pictures(corpus, encoder.pictures)),
-    )
-
-
-def _of_pictures(corpus: Corpus, pictures: PictureTokens) -> tuple[str, ...]:
-    """Return what decides the tokens of pictures: the model's rules, and where the paths of rows begin."""
-    return pictures.cache_key(), *(str(part.root) for part in corpus.parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -71,8 +72,8 @@ class DataReport:
         """Count samples that cannot be used; the first one of each reason is kept to be shown."""
         self.rejected.setdefault(reason, Rejected(0, place, detail)).count += count
 
-    def check(self, *, strict: bool) -> None:
-        """Refuse data with nothing to learn from, and, when strict, any unusable sample."""
+    def check(self, *, strict: bool, some: bool = True) -> None:
+        """Refuse any unusable sample when strict, and data with nothing to learn from unless `some` is false."""
         first = next(iter(self.rejected.items()), None)
         if strict and first is not None:
             reason, rejected = first
@@ -80,7 +81,7 @@ class DataReport:
                 f"{rejected.place}: {reason}: {rejected.detail}.",
                 hint=f"{self.unusable} of {self.rows} rows cannot be used. Fix them, or leave data.strict out.",
             )
-        if self.samples == 0:
+        if self.samples == 0 and some:
             names = ", ".join(source.name for source in self.sources)
             why = "; ".join(f"{reason}, first in {rejected.place}" for reason, rejected in self.rejected.items())
             raise DataError(
@@ -140,6 +141,24 @@ class DataReport:
             before = next((name for name in renamed if rejected.place.startswith(name)), "")
             rejected.place = renamed.get(before, "") + rejected.place.removeprefix(before)
         return self
+
+
+def merge_reports(parts: Sequence[DataReport]) -> DataReport:
+    """Return the report on all rows, of reports on parts of them in order."""
+    merged = deepcopy(parts[0])
+    for part in parts[1:]:
+        for source, more in zip(merged.sources, part.sources, strict=True):
+            source.rows += more.rows
+            source.samples += more.samples
+            source.tokens += more.tokens
+            source.loss_tokens += more.loss_tokens
+        for reason, rejected in part.rejected.items():
+            merged.reject(reason, rejected.place, rejected.detail, rejected.count)
+        merged.unused_columns = merge_columns(merged.unused_columns, part.unused_columns)
+        merged.turn_by_turn += part.turn_by_turn
+        merged.pictures += part.pictures
+        merged.picture_tokens += part.picture_tokens
+    return merged
 
 
 def merge_columns(known: Iterable[str], more: Iterable[str]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +18,7 @@ import xxhash
 
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded, Segment
+from swift.data.store_index import INDEX, map_column, read_manifest, starts_of, write_index
 from swift.errors import DataError
 
 VALUES = ("label", "margin")
@@ -141,32 +142,55 @@ class ReferencedSamples(_View):
 
 
 class Store(SampleSet):
-    """Encoded samples in a folder, memory-mapped."""
+    """Encoded samples in a folder. Its columns are memory-mapped when they are first asked for; none is read whole."""
 
     def __init__(self, folder: Path) -> None:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_manifest(folder)
+        if "index" not in manifest:  # of a release that counted again whenever a store was opened
+            manifest = write_index(folder, manifest)
+        lengths = manifest["lengths"]
+        self.folder = folder
         self.notes: dict[str, Any] = manifest["notes"]
-        values = value_names(name.removeprefix(_VALUE) for name in manifest["lengths"] if name.startswith(_VALUE))
-        self.may_hold_media = "media" in manifest["lengths"]
-        of_tokens = [name.removeprefix(_TOKEN_VALUE) for name in manifest["lengths"] if name.startswith(_TOKEN_VALUE)]
-        types = _types(values, of_tokens, media=self.may_hold_media)
-        arrays = {name: _map(folder / f"{name}.bin", dtype) for name, dtype in types.items()}
-        if {name: len(array) for name, array in arrays.items()} != manifest["lengths"]:
-            raise ValueError(f"{folder} is not whole")
         self.fingerprint = folder.name
-        self.rows: np.ndarray = arrays["rows"]
-        """Per sample: the row of the source that it was made of."""
-        self._ids, self._weights = arrays["ids"], arrays["weights"]
-        self._token_values = {name: arrays[f"{_TOKEN_VALUE}{name}"] for name in of_tokens}
-        numbers = {name: arrays[_column(name)] for name in values}
-        self._values = {name: array for name, array in numbers.items() if not np.isnan(array).all()}
-        self._starts = _starts(arrays["segment_lengths"])
-        self._firsts = _starts(arrays["segment_counts"])
-        bounds = self._starts[self._firsts]
-        self.lengths = np.diff(bounds)
-        self._media = _MediaColumns(arrays) if self.may_hold_media else None
-        self.loss_weights = _sums(folder / "weights.bin", bounds)
-        self.sample_ids = np.arange(len(self.lengths), dtype=np.int64)
+        self.longest: int = manifest["index"]["longest"]
+        """Tokens of the longest segment."""
+        self.may_hold_media = "media" in lengths
+        values = value_names(name.removeprefix(_VALUE) for name in lengths if name.startswith(_VALUE))
+        of_tokens = [name.removeprefix(_TOKEN_VALUE) for name in lengths if name.startswith(_TOKEN_VALUE)]
+        types = {**_types(values, of_tokens, media=self.may_hold_media), **INDEX}
+        for name, dtype in types.items():
+            size = (folder / f"{name}.bin").stat().st_size
+            if size != np.dtype(dtype).itemsize * {**lengths, **manifest["index"]["lengths"]}[name]:
+                raise ValueError(f"{folder} is not whole")
+        self._columns = _Columns(folder, types)
+        self._token_values = {name: f"{_TOKEN_VALUE}{name}" for name in of_tokens}
+        self.values: tuple[str, ...] = tuple(manifest["index"]["values"])
+        """The numbers that any sample has."""
+        self._count: int = lengths["segment_counts"]
+
+    def __len__(self) -> int:
+        return self._count
+
+    @cached_property
+    def lengths(self) -> np.ndarray:  # type: ignore[override]  # made when it is first asked for
+        return self._columns["lengths"]
+
+    @cached_property
+    def loss_weights(self) -> np.ndarray:  # type: ignore[override]  # as `lengths`
+        return self._columns["loss_weights"]
+
+    @cached_property
+    def sample_ids(self) -> np.ndarray:  # type: ignore[override]  # as `lengths`
+        return np.arange(self._count, dtype=np.int64)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Return, per sample, the row of the source that it was made of."""
+        return self._columns["rows"]
+
+    @cached_property
+    def _media(self) -> _MediaColumns | None:
+        return _MediaColumns(self._columns) if self.may_hold_media else None
 
     @property
     def holds_media(self) -> bool:
@@ -177,19 +201,16 @@ class Store(SampleSet):
         """Yield the pictures of all samples."""
         return iter(()) if self._media is None else self._media.all()
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest segment."""
-        return int(np.diff(self._starts).max(initial=0))
-
     def __getitem__(self, index: int) -> Encoded:
-        first, last = int(self._firsts[index]), int(self._firsts[index + 1])
-        bounds = [int(start) for start in self._starts[first : last + 1]]
+        first, last = self._segments_of(index)
+        bounds = self._columns["segment_starts"][first : last + 1].tolist()
+        ids, weights = self._columns["ids"], self._columns["weights"]
+        of_tokens = {name: self._columns[column] for name, column in self._token_values.items()}
         segments = tuple(
             Segment(
-                np.asarray(self._ids[start:end]),
-                np.asarray(self._weights[start:end]),
-                {name: np.asarray(array[start:end]) for name, array in self._token_values.items()},
+                np.asarray(ids[start:end]),
+                np.asarray(weights[start:end]),
+                {name: np.asarray(array[start:end]) for name, array in of_tokens.items()},
                 media=() if self._media is None else self._media.of_segment(first + number),
             )
             for number, (start, end) in enumerate(pairwise(bounds))
@@ -197,25 +218,57 @@ class Store(SampleSet):
         return Encoded(index, segments, values=self._values_of(index))
 
     def facts(self, index: int) -> Facts:
-        media = {}
-        if self._media is not None and (count := self._media.count(self._firsts[index], self._firsts[index + 1])):
-            media = {"image": count}
-        return Facts(int(self.lengths[index]), float(self.loss_weights[index]), self._values_of(index), media)
+        return Facts(
+            int(self.lengths[index]), float(self.loss_weights[index]), self._values_of(index), self.media_counts(index)
+        )
+
+    def media_counts(self, index: int) -> dict[str, int]:
+        """Return how many pictures a sample holds."""
+        if self._media is None or not (count := self._media.count(*self._segments_of(index))):
+            return {}
+        return {"image": count}
 
     def column(self, name: str) -> np.ndarray:
-        return self._values.get(name, np.full(len(self.lengths), np.nan))
+        return self._columns[_column(name)] if name in self.values else np.full(self._count, np.nan)
+
+    def _segments_of(self, index: int) -> tuple[int, int]:
+        """Return the first segment of a sample, and the first that is not its own."""
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        starts = self._columns["sample_starts"]
+        return int(starts[index % self._count]), int(starts[index % self._count + 1])
 
     def _values_of(self, index: int) -> dict[str, float]:
-        return {name: float(array[index]) for name, array in self._values.items()}
+        return {name: float(self._columns[_column(name)][index]) for name in self.values}
+
+
+class _Columns(Mapping[str, np.ndarray]):
+    """The columns of a store, each memory-mapped when it is first asked for."""
+
+    def __init__(self, folder: Path, types: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._types = types
+        self._mapped: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._mapped:
+            self._mapped[name] = map_column(self._folder / f"{name}.bin", self._types[name])
+        return self._mapped[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._types)
+
+    def __len__(self) -> int:
+        return len(self._types)
 
 
 class _MediaColumns:
     """The pictures of a store's segments."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._firsts = _starts(arrays["media_counts"])
+        self._firsts = starts_of(arrays["media_counts"])
         self._numbers = arrays["media"].reshape(-1, len(_NUMBERS) + 1)
-        self._bounds = _starts(self._numbers[:, -1])
+        self._bounds = starts_of(self._numbers[:, -1])
         self._sources = arrays["media_sources"]
 
     def __len__(self) -> int:
@@ -307,8 +360,7 @@ class StoreWriter:
                 file.flush()
                 os.fsync(file.fileno())
                 file.close()
-            manifest = {"lengths": self._lengths, "notes": dict(notes)}
-            (self._temporary / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+            write_index(self._temporary, {"lengths": self._lengths, "notes": dict(notes)})
             try:
                 self._temporary.rename(self._folder)
             except OSError:
@@ -406,27 +458,6 @@ def hash_of(*parts: bytes | str) -> str:
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return str(digest.hexdigest())
-
-
-def _map(path: Path, dtype: Any) -> np.ndarray:
-    size = path.stat().st_size
-    return np.memmap(path, dtype=dtype, mode="r") if size else np.zeros(0, dtype=dtype)
-
-
-def _starts(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
-
-
-def _sums(path: Path, bounds: np.ndarray) -> np.ndarray:
-    """Sum of the weights between each two bounds; read block by block, so that the file is never held whole."""
-    sums = np.zeros(len(bounds) - 1, dtype=np.float64)
-    block = 4096
-    with path.open("rb") as file:
-        for first in range(0, len(sums), block):
-            edges = bounds[first : first + block + 1]
-            part = np.fromfile(file, dtype=_TYPES["weights"], count=int(edges[-1] - edges[0]))
-            sums[first : first + block] = np.add.reduceat(part.astype(np.float64), edges[:-1] - edges[0])
-    return sums
 
 
 def _unwritable(folder: Path, error: OSError) -> DataError:

@@ -11,6 +11,7 @@ from swift.data.sources.json_lines import JsonLines
 from swift.data.sources.rows import Chained, ListRows, Rows
 from swift.data.sources.spec import SUFFIXES, Source
 from swift.data.sources.unchanged_files import SteadyFile
+from swift.data.store_index import is_tokenised
 from swift.errors import DataError
 from swift.untrusted import parse_json, shown
 
@@ -21,6 +22,11 @@ WHOLE = 4 << 30
 def read_path(source: Source) -> Rows:
     """Return the rows of a local file or folder."""
     path = Path(source.location)
+    if is_tokenised(path):
+        raise DataError(
+            f"{shown(path)} holds tokenised data, and here rows are read one by one.",
+            hint="Name the data set that it was built from. Tokenised data is for training: swift sft --dataset FOLDER",
+        )
     if path.is_dir() and any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
         from swift.data.sources.saved_datasets import read_saved
 

@@ -1,0 +1,71 @@
+"""What decides how rows become samples, each thing by a name that a message can say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from swift.data.encode import ENCODER_VERSION, SampleEncoder
+from swift.data.store import hash_of
+
+if TYPE_CHECKING:
+    from swift.data.corpus import Corpus
+
+SETTINGS = ("system", "max_length", "truncation", "loss_on", "template_kwargs")
+"""Keys of the section `data` that decide what a row becomes."""
+
+
+def cache_key(corpus: Corpus, encoder: SampleEncoder) -> str:
+    """Return a hash of all that decides how samples are encoded: content, tokenizer, template and settings."""
+    tokenizer, section = encoder.tokenizer, encoder.section
+    settings = section.model_dump(mode="json", include=set(SETTINGS))
+    return hash_of(
+        str(ENCODER_VERSION),
+        encoder.encoding.cache_key(),
+        corpus.fingerprint(),
+        json.dumps(settings, sort_keys=True),
+        tokenizer.backend_tokenizer.to_str(),
+        str(tokenizer.chat_template),
+        _special_tokens(tokenizer),
+        *(() if encoder.pictures is None else _of_pictures(corpus, encoder)),
+    )
+
+
+def identity_of(encoder: SampleEncoder) -> dict[str, Any]:
+    """Return what decides how a row is encoded, as JSON: settings by their flags, the rest by hashes."""
+    tokenizer = encoder.tokenizer
+    settings = encoder.section.model_dump(mode="json", include=set(SETTINGS))
+    return {
+        "the encoding": f"{encoder.encoding.name} {hash_of(encoder.encoding.cache_key())[:12]}",
+        "the tokenizer": hash_of(tokenizer.backend_tokenizer.to_str(), _special_tokens(tokenizer)),
+        "the chat template": hash_of(str(tokenizer.chat_template)),
+        "the rules for pictures": None if encoder.pictures is None else hash_of(encoder.pictures.cache_key()),
+        "the version of the encoder": ENCODER_VERSION,
+        **{f"data.{name}": settings[name] for name in SETTINGS},
+    }
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two identities, a few words each; `one` is named first."""
+    found = []
+    for name in dict.fromkeys([*one, *other]):
+        if one.get(name) != other.get(name):
+            plain = name.startswith(("data.", "the version", "the encoding"))
+            shown = f" ({_shown(name, one.get(name))} and {_shown(name, other.get(name))})" if plain else ""
+            found.append(f"{name}{shown}")
+    return found
+
+
+def _shown(name: str, value: object) -> str:
+    return str(value).partition(" ")[0] if name == "the encoding" else json.dumps(value)
+
+
+def _special_tokens(tokenizer: Any) -> str:
+    return json.dumps({name: str(token) for name, token in tokenizer.special_tokens_map.items()}, sort_keys=True)
+
+
+def _of_pictures(corpus: Corpus, encoder: SampleEncoder) -> tuple[str, ...]:
+    """Return what decides the tokens of pictures: the model's rules, and where the paths of rows begin."""
+    assert encoder.pictures is not None
+    return encoder.pictures.cache_key(), *(str(part.root) for part in corpus.parts)

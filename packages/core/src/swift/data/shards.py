@@ -1,0 +1,236 @@
+"""Stores that independent jobs build, each a shard of the rows, and the manifest that joins them.
+
+Job 3 of 8 tokenises the third eighth of the rows into `shard-00003-of-00008`, which appears in the folder when it is
+whole. When all are there, joining them writes what is known of each sample into columns of the whole, and at last
+`index.json`: a folder without it is no data set. Together the shards hold what one job would have written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.data.corpus import Corpus
+from swift.data.encode import SampleEncoder
+from swift.data.encode_corpus import encode_corpus
+from swift.data.identity import cache_key, differences, identity_of
+from swift.data.report import DataReport, merge_reports
+from swift.data.store import Store, StoreWriter
+from swift.data.store_index import FORMAT, INDEX_FILE, SHARD_NAME
+from swift.errors import ConfigError, DataError, UsageError
+from swift.terminal import Say
+from swift.untrusted import read_json_object, shown
+
+COLUMNS: Mapping[str, Callable[[Store], np.ndarray]] = {
+    "lengths": lambda store: store.lengths,
+    "loss_weights": lambda store: store.loss_weights,
+    "rows": lambda store: store.rows,
+}
+"""Columns that are written for all shards end to end, besides numbers of samples; the rest stays in the shards."""
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several equal parts of the rows, counted from 1."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read `3/8`."""
+        match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise UsageError(
+                f"'{shown(text)}' is no shard: it should be i/n, with i from 1 to n.",
+                hint="The third of eight: --shard 3/8 (in a Slurm array 1-8: --shard $SLURM_ARRAY_TASK_ID/8)",
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    @property
+    def folder(self) -> str:
+        """Return the name of its folder."""
+        return f"shard-{self.number:05}-of-{self.count:05}"
+
+    def of(self, rows: int) -> range:
+        """Return its part of so many rows; the parts differ by one row at most."""
+        return range((self.number - 1) * rows // self.count, self.number * rows // self.count)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+def build_shard(corpus: Corpus, encoder: SampleEncoder, out: Path, shard: Shard, say: Say) -> DataReport:
+    """Tokenise one shard of a corpus into a folder; one that is there already, of the same rows, stays as it is."""
+    if encoder.encoding.keeps_columns:
+        raise ConfigError(
+            "Rewards and environments read the rows themselves, which tokenised data does not keep.",
+            hint="Give the rows to the run: --dataset FILE. Prompts are tokenised in no time.",
+        )
+    about = {
+        "format": FORMAT,
+        "shard": [shard.number, shard.count],
+        "rows": len(corpus),
+        "content": corpus.fingerprint(),
+        "key": cache_key(corpus, encoder),
+        "identity": identity_of(encoder),
+        "sources": [[part.name, part.count] for part in corpus.parts],
+    }
+    folder = out / shard.folder
+    if (folder / "manifest.json").exists():
+        if (different := _unlike(_opened(folder).notes["build"], about)) is not None:
+            raise DataError(
+                f"{folder} is there already, and of other data or settings: {different} differs.",
+                hint="Name another folder with --out, or remove this one.",
+            )
+        say(f"{folder} is there already, of the same rows and settings: nothing is done")
+        return DataReport.from_dict(_opened(folder).notes["report"])
+    encoding, media = encoder.encoding, encoder.pictures is not None
+    writer = StoreWriter(folder, encoding.values, encoding.token_values, media=media)
+    try:
+        rows = shard.of(len(corpus))
+        report = encode_corpus(corpus, encoder, writer, workers=encoder.section.workers, say=say, rows=rows)
+        report.check(strict=encoder.section.strict, some=False)
+        writer.finish({"build": about, "report": report.as_dict()})
+    except BaseException:
+        writer.discard()
+        raise
+    return report
+
+
+def join_shards(out: Path) -> DataReport:
+    """Check that all shards of a folder are there and fit together, and write the manifest that joins them."""
+    shards = _found(out)
+    stores = [_opened(out / shard.folder) for shard in shards]
+    first = stores[0].notes["build"]
+    for shard, store in zip(shards, stores, strict=True):
+        if (different := _unlike(first, store.notes["build"])) is not None:
+            raise DataError(
+                f"The shards {shards[0]} and {shard} in {out} do not belong together: {different} differs.",
+                hint=f"Build one of them again with what the other has, after removing its folder: rm -r "
+                f"{out / shard.folder}",
+            )
+    report = merge_reports([DataReport.from_dict(store.notes["report"]) for store in stores])
+    report.check(strict=False)
+    values = tuple(dict.fromkeys(name for store in stores for name in store.values))
+    columns = dict(COLUMNS) | {value_file(name): partial(_value, name) for name in values}
+    for name, column in columns.items():
+        _write(out / f"{name}.bin", map(column, stores))
+    index = {
+        **{name: first[name] for name in ("format", "key", "content", "identity", "sources")},
+        "rows": first["rows"],
+        "shards": [[shard.folder, len(store)] for shard, store in zip(shards, stores, strict=True)],
+        "longest": max(store.longest for store in stores),
+        "values": list(values),
+        "media": any(store.holds_media for store in stores),
+        "report": report.as_dict(),
+    }
+    temporary = out / f".{INDEX_FILE}"
+    temporary.write_text(json.dumps(index), encoding="utf-8")
+    temporary.replace(out / INDEX_FILE)
+    return report
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """Return what joins the shards of a folder; raise `DataError` where they have not been joined."""
+    if not (folder / INDEX_FILE).is_file():
+        raise DataError(
+            f"The shards in {folder} have not been joined.",
+            hint=f"When all of them are built: swift data join {folder}",
+        )
+    index = read_json_object(folder / INDEX_FILE, DataError)
+    if index.get("format") != FORMAT:
+        raise DataError(f"{folder / INDEX_FILE} is not of this release: it says '{shown(str(index.get('format')))}'.")
+    return index
+
+
+def check_identity(folder: Path, index: Mapping[str, Any], encoder: SampleEncoder) -> None:
+    """Refuse tokenised data that was made with something else than what a run would make it with."""
+    if different := differences(index["identity"], identity_of(encoder)):
+        raise ConfigError(
+            f"{folder} was tokenised with something else than this run has: {', '.join(different)}.",
+            hint="Give the run what the data was built with (a bracket has that first, then the run's), or build "
+            "the data again with the run's own flags: swift data build ... --out FOLDER",
+        )
+
+
+def value_file(name: str) -> str:
+    """Return the name of the column of a sample's number."""
+    return f"value.{name}"
+
+
+def _value(name: str, store: Store) -> np.ndarray:
+    return store.column(name)
+
+
+def _write(path: Path, columns: Iterable[np.ndarray]) -> None:
+    """Write columns end to end; who has the file mapped keeps what was there before."""
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("wb") as file:
+        for column in columns:
+            for start in range(0, len(column), _BLOCK):
+                file.write(np.asarray(column[start : start + _BLOCK]).tobytes())
+    temporary.replace(path)
+
+
+def _shards_in(folder: Path) -> Iterator[Shard]:
+    for path in folder.iterdir():
+        if match := SHARD_NAME.fullmatch(path.name):
+            yield Shard(int(match[1]), int(match[2]))
+
+
+def _found(out: Path) -> list[Shard]:
+    """Return all shards of a folder, in order; raise `DataError` unless they are complete."""
+    found = sorted(_shards_in(out), key=lambda shard: shard.number) if out.is_dir() else []
+    build = f"swift data build ... --out {out} --shard"
+    if not found:
+        raise DataError(f"There are no shards in {out}.", hint=f"Build them first: {build} 1/8, and so on to 8/8")
+    counts = sorted({shard.count for shard in found})
+    if len(counts) > 1:
+        listed = " and ".join(f"{sum(shard.count == count for shard in found)} of {count}" for count in counts)
+        raise DataError(
+            f"{out} holds shards of different splits: {listed}.", hint="Remove those that do not belong together."
+        )
+    there = {shard.number for shard in found}
+    missing = [Shard(number, counts[0]) for number in range(1, counts[0] + 1) if number not in there]
+    if missing:
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        raise DataError(
+            f"Not all of the {counts[0]} shards are in {out}; missing: {', '.join(map(str, missing[:10]))}{more}.",
+            hint=f"Build them: {build} {missing[0]}",
+        )
+    return found
+
+
+def _opened(folder: Path) -> Store:
+    try:
+        store = Store(folder)
+        if store.notes["build"]["format"] != FORMAT:
+            raise ValueError(store.notes["build"]["format"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DataError(
+            f"The shard {folder} is damaged.", hint=f"Remove it (rm -r {folder}) and build it again."
+        ) from None
+    return store
+
+
+def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """Return what differs between the data and settings of two shards."""
+    if different := differences(one["identity"], other["identity"]):
+        return ", ".join(different)
+    if one["content"] != other["content"]:
+        return "the content of the data set"
+    return None if one["key"] == other["key"] else "the folder that paths of pictures begin at"
+
+
+def sources_of(index: Mapping[str, Any]) -> Sequence[tuple[str, int]]:
+    """Return the data sets that were tokenised, and how many rows each has."""
+    return [(str(name), int(rows)) for name, rows in index["sources"]]

@@ -1,0 +1,159 @@
+"""Tokenised data that was built beforehand, as a training set: shards end to end."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.data.corpus import Corpus, Part
+from swift.data.encodings import Encoding
+from swift.data.media import MediaRef
+from swift.data.samples import Encoded
+from swift.data.shards import read_index, sources_of, value_file
+from swift.data.sources.rows import RowData
+from swift.data.store import Facts, SampleSet, Store
+from swift.data.store_index import is_tokenised, map_column
+from swift.errors import DataError
+from swift.untrusted import inside
+
+_OPEN = 64
+"""Shards that are open at a time: each takes a few open files."""
+
+
+class JoinedStore(SampleSet):
+    """The samples of all shards. Opening it reads the index alone; shards are opened as samples are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        index = read_index(folder)
+        self.folder = folder
+        self.index = index
+        self.notes: dict[str, Any] = index["report"]
+        try:
+            self.fingerprint = str(index["key"])
+            self.longest = int(index["longest"])
+            self.values = tuple(map(str, index["values"]))
+            self._names = [inside(folder, name, DataError, source=str(folder)) for name, _ in index["shards"]]
+            self._ends = list(accumulate(int(samples) for _, samples in index["shards"]))
+            self.lengths = map_column(folder / "lengths.bin", np.int64)
+            self.loss_weights = map_column(folder / "loss_weights.bin", np.float64)
+            self.rows = map_column(folder / "rows.bin", np.int64)
+            files = {name: f"{value_file(name)}.bin" for name in self.values}
+            self._values = {
+                name: map_column(inside(folder, file, DataError, source=str(folder)), np.float64)
+                for name, file in files.items()
+            }
+            if {len(each) for each in (self.lengths, self.loss_weights, self.rows, *self._values.values())} != {
+                self._ends[-1]
+            }:
+                raise ValueError(folder)
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            raise DataError(
+                f"The tokenised data in {folder} is not whole.", hint=f"Join it again: swift data join {folder}"
+            ) from None
+        self.holds_media = bool(index["media"])
+        self._shard = lru_cache(maxsize=_OPEN)(self._open)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @cached_property
+    def sample_ids(self) -> np.ndarray:  # type: ignore[override]  # made when it is first asked for
+        return np.arange(len(self), dtype=np.int64)
+
+    def __getitem__(self, index: int) -> Encoded:
+        store, local = self._find(index)
+        return replace(store[local], sample_id=index)
+
+    def facts(self, index: int) -> Facts:
+        values = {name: float(array[index]) for name, array in self._values.items()}
+        media: Mapping[str, int] = {}
+        if self.holds_media:
+            store, local = self._find(index)
+            media = store.media_counts(local)
+        return Facts(int(self.lengths[index]), float(self.loss_weights[index]), values, media)
+
+    def column(self, name: str) -> np.ndarray:
+        return self._values.get(name, np.full(len(self), np.nan))
+
+    def media(self) -> Iterator[MediaRef]:
+        """Yield the pictures of all samples."""
+        if self.holds_media:
+            for number in range(len(self._names)):
+                yield from self._shard(number).media()
+
+    def _find(self, index: int) -> tuple[Store, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = bisect_right(self._ends, index)
+        return self._shard(number), index - (self._ends[number - 1] if number else 0)
+
+    def _open(self, number: int) -> Store:
+        folder = self._names[number]
+        samples = self._ends[number] - (self._ends[number - 1] if number else 0)
+        try:
+            store = Store(folder)
+            if len(store) != samples:
+                raise ValueError(folder)
+        except (OSError, ValueError, KeyError):
+            raise DataError(
+                f"The shard {folder} is not what it was when the shards were joined.",
+                hint=f"Build it again, and then: swift data join {self.folder}",
+            ) from None
+        return store
+
+
+class _NotKept:
+    """Rows of which only the tokens are there."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> RowData:
+        raise DataError(
+            f"{self.place(index)} is asked for, and of tokenised data only the tokens are there.",
+            hint="Give the rows to the run: --dataset FILE",
+        )
+
+    def __iter__(self) -> Iterator[RowData]:
+        return (self[index] for index in range(self._count))
+
+    def place(self, index: int) -> str:
+        return f"{self._name}, row {index + 1}"
+
+    def fingerprint(self) -> str:
+        return ""
+
+
+class TokenisedCorpus(Corpus):
+    """Corpus of tokenised data: it knows where each row stood, and has none of them."""
+
+    def __init__(self, index: Mapping[str, Any], encoding: Encoding) -> None:
+        parts = [Part(name, _NotKept(name, rows), rows, {}) for name, rows in sources_of(index)]
+        super().__init__(parts, encoding, check=False)
+
+
+def names_tokenised(source: str) -> bool:
+    """Return whether a name of a data set is a folder of tokenised data."""
+    return is_tokenised(Path(source).expanduser())
+
+
+def only_one(sources: Sequence[str], tokenised: str) -> Path:
+    """Return the folder of tokenised data that a run names; raise `DataError` where it names more than that."""
+    if len(sources) > 1:
+        others = ", ".join(name for name in sources if name != tokenised)
+        raise DataError(
+            f"{tokenised} is tokenised data, which is a data set by itself, and {others} is named beside it.",
+            hint="Build all of them together: swift data build ... --dataset ONE OTHER --out FOLDER",
+        )
+    return Path(tokenised).expanduser()
