@@ -1,4 +1,4 @@
-"""What decides how rows become samples, each thing by a name that a message can say."""
+"""Identity of tokenised data: all that decides how rows become samples, each by a name that a message can say."""
 
 from __future__ import annotations
 
