@@ -129,6 +129,12 @@ class DataSection(Section):
     min_pixels: Annotated[int, Field(ge=1, le=LARGEST)] | None = Field(
         None, description="Pictures with fewer pixels are made larger; default: as the model's processor says"
     )
+    decode_threads: Annotated[int, Field(ge=0, le=MOST_PROCESSES)] = Field(
+        2, description="Threads of each process that decode pictures while steps run; 0 decodes when they are needed"
+    )
+    decode_ahead_mb: Annotated[int, Field(ge=0, le=LARGEST)] = Field(
+        512, description="MiB of each process for pictures that are decoded ahead; 0 decodes when they are needed"
+    )
 
 
 class TunerSection(OpenSection):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,14 @@ from swift.data.batch import collate
 from swift.data.media import Media, MediaRef
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError
+from swift.models.decoding import PictureDecoder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from swift.config.sections import DataSection
     from swift.contracts import ModelSource
-    from swift.data.batch import MicroBatch
+    from swift.data.batch import Batch, MicroBatch
     from swift.models.pictures import PictureProcessor
 
 BLANK = "blank:"
@@ -35,35 +38,59 @@ class PictureReader:
         pictures: PictureProcessor,
         rope_index: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None,
         place: Callable[[int], str] = "sample {}".format,
+        decoder: PictureDecoder | None = None,
     ) -> None:
-        """Take a model's processor, its own computation of positions with three rows, and how rows are named."""
+        """Take a model's processor, its own computation of positions with three rows, and how rows are named.
+
+        A `decoder` makes inputs ahead of those micro-batches that are announced to it.
+        """
         self._pictures = pictures
         self._rope_index = rope_index
         self._place = place
+        self.decoder = decoder
 
     @classmethod
-    def of(cls, source: ModelSource, pictures: PictureProcessor) -> PictureReader:
-        """Return the reader for the model of a source."""
+    def of(cls, source: ModelSource, pictures: PictureProcessor, section: DataSection | None = None) -> PictureReader:
+        """Return the reader for the model of a source; it decodes ahead as the section says, where there is one."""
         skeleton: Any = source.build(dtype=torch.float32, weights=False)
-        return cls(pictures, getattr(skeleton.base_model, "get_rope_index", None))
+        decoder = None
+        if section is not None:
+            threads, megabytes = section.decode_threads, section.decode_ahead_mb
+            decoder = PictureDecoder(pictures, _open, threads=threads, megabytes=megabytes)
+        return cls(pictures, getattr(skeleton.base_model, "get_rope_index", None), decoder=decoder)
 
     def naming(self, place: Callable[[int], str]) -> PictureReader:
         """Return the same reader, which names a sample in errors by where its row stands."""
-        return PictureReader(self._pictures, self._rope_index, place)
+        return PictureReader(self._pictures, self._rope_index, place, self.decoder)
+
+    def announce(self, batches: Iterable[Batch]) -> None:
+        """Begin to decode the pictures of batches that will be asked for next."""
+        if self.decoder is not None:
+            self.decoder.announce(each for batch in batches for each in batch.media_references())
 
     def __call__(self, batch: MicroBatch, references: Sequence[tuple[MediaRef, ...]]) -> Media | None:
         """Return the media of a micro-batch; None where it has none."""
         if not any(references):
             return None
-        images = [self._read(each, batch, index) for index, held in enumerate(references) for each in held]
-        inputs = self._pictures.inputs(images)
+        began = time.monotonic()
+        inputs = None if self.decoder is None else self.decoder.take([each for held in references for each in held])
+        if inputs is None:
+            images = [self._read(each, batch, index) for index, held in enumerate(references) for each in held]
+            inputs = self._pictures.inputs(images)
+        if self.decoder is not None:
+            self.decoder.waited(began)
         kinds = torch.zeros(batch.input_ids.shape, dtype=torch.int8)
         for row, start, _, held in _segments(batch, references):
             for each in held:
                 kinds[row, start + each.start : start + each.start + each.length] = _KINDS[each.kind]
         kinds[~torch.isin(batch.input_ids, self._placeholders)] = 0
-        counts = {"image": len(images), "tokens": int((kinds > 0).sum())}
+        counts = {"image": sum(map(len, references)), "tokens": int((kinds > 0).sum())}
         return Media(inputs, kinds, self._positions(batch, references, kinds, inputs), counts)
+
+    def close(self) -> None:
+        """End the threads that decode ahead."""
+        if self.decoder is not None:
+            self.decoder.close()
 
     def stand_in(self) -> Segment:
         """Return a segment that is one small blank picture: it goes through the tower and counts for nothing."""
@@ -112,7 +139,7 @@ class PictureReader:
             start = longest - len(prompt)
             ids[row, start:] = torch.tensor(prompt)
             for each in getattr(prompt, "media", ()):
-                images.append(self._open(each))
+                images.append(_open(self._pictures, each))
                 kinds[row, start + each.start : start + each.start + each.length] = _KINDS[each.kind]
         kinds[~torch.isin(ids, self._placeholders)] = 0
         return {**(self._pictures.inputs(images) if images else {}), "mm_token_type_ids": kinds}
@@ -150,7 +177,7 @@ class PictureReader:
     def _read(self, reference: MediaRef, batch: MicroBatch, segment: int) -> Image:
         """Return a picture; an error names the row that it belongs to."""
         try:
-            return self._open(reference)
+            return _open(self._pictures, reference)
         except (OSError, SyntaxError, ValueError) as error:
             ends = torch.cumsum(batch.sample_segments, 0)
             sample = batch.sample_ids[int((ends <= segment).sum())]
@@ -159,18 +186,19 @@ class PictureReader:
                 hint="Put it right and resume. --data.media_check decode finds broken pictures before training.",
             ) from None
 
-    def _open(self, reference: MediaRef) -> Image:
-        """Return a picture; raise what Pillow raises, and `OSError` for one that has changed."""
-        from PIL import Image
 
-        if reference.source.startswith(BLANK):
-            return Image.new("RGB", (reference.width, reference.height))
-        if reference.size and Path(reference.source).stat().st_size != reference.size:
-            raise OSError("it is not what it was when it was tokenised")
-        image = self._pictures.open(reference.source)
-        if image.size != self._pictures.size_of(reference.width, reference.height):
-            raise OSError(f"it has {image.width}×{image.height} pixels, and its header says otherwise")
-        return image
+def _open(pictures: PictureProcessor, reference: MediaRef) -> Image:
+    """Return a picture; raise what Pillow raises, and `OSError` for one that has changed."""
+    from PIL import Image
+
+    if reference.source.startswith(BLANK):
+        return Image.new("RGB", (reference.width, reference.height))
+    if reference.size and Path(reference.source).stat().st_size != reference.size:
+        raise OSError("it is not what it was when it was tokenised")
+    image = pictures.open(reference.source)
+    if image.size != pictures.size_of(reference.width, reference.height):
+        raise OSError(f"it has {image.width}×{image.height} pixels, and its header says otherwise")
+    return image
 
 
 def _segments(

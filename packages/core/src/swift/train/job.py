@@ -12,7 +12,7 @@ from swift.contracts import Objective, Plan, Run, Topology, TrainState
 from swift.data.batch import check_candidates
 from swift.data.pipeline import PreparedData
 from swift.data.plans import BatchLayout
-from swift.data.plans.epochs import evaluation_batches
+from swift.data.plans.epochs import EpochPlan, evaluation_batches
 from swift.data.store import SampleSet
 from swift.models.media import PictureReader
 from swift.plugins.hooks import Hooks
@@ -87,6 +87,25 @@ class Job:
             seen = self.hooks.forward(self.run, self.state, replace(batch, dropout=training), first)
             batch = first_pass.completed(batch, objective, seen.segments, self.topology, self.comms)
         return batch, objective
+
+    def decode_ahead(self, step: int, batch: Batch) -> float:
+        """Begin with the pictures of a step and of the next one; return how long steps have waited for pictures.
+
+        Where samples come one after the other (a stream, answers to prompts), the next step is not known yet.
+        """
+        reader = self.run.media_reader
+        if isinstance(reader, PictureReader):
+            batches = [batch]
+            if isinstance(self.plan, EpochPlan) and step + 1 < self.run.total_steps:
+                batches.append(self.plan.batch(step + 1, self.topology.data_rank, self.topology.data_size))
+            reader.announce(batches)
+        return self.waited_for_pictures()
+
+    def waited_for_pictures(self) -> float:
+        """Return for how many seconds steps have waited for pictures to be decoded."""
+        reader = self.run.media_reader
+        decoder = reader.decoder if isinstance(reader, PictureReader) else None
+        return 0.0 if decoder is None else decoder.seconds
 
     def _reader(self, *, training: bool) -> MediaReader | None:
         """Return what reads pictures, naming rows of the data set that is being read."""

@@ -140,6 +140,7 @@ class Loop:
         begin = time.monotonic()
         batch = job.plan.batch(step, job.topology.data_rank, job.topology.data_size)
         data_seconds = time.monotonic() - begin
+        waited = job.decode_ahead(step, batch)
         ready, objective = job.ready(batch, training=True)
         try:
             of_roles = train_roles(job.plan, step, batch)
@@ -158,7 +159,7 @@ class Loop:
             tokens=batch.tokens,
             padded_tokens=_padded_tokens(batch),
             seconds=time.monotonic() - begin,
-            data_seconds=data_seconds,
+            data_seconds=data_seconds + job.waited_for_pictures() - waited,
             memory_gib=peak_memory_gib(job.topology.device),
         )
 

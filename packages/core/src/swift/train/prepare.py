@@ -199,7 +199,8 @@ def _prepare(
     pictures = None if source.processor is None else PictureProcessor(source.processor, run.config.data)
     data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows, pictures=pictures)
     if pictures is not None and holds_media(data):
-        run.media_reader = PictureReader.of(source, pictures)
+        run.media_reader = reader = PictureReader.of(source, pictures, run.config.data)
+        setup.at_end.callback(reader.close)
     check_tower(run, source)
     check_positions(run, source.config, data)
     objective = for_training_set(objective, None if data.train is None else data.train.samples, run.say)

@@ -1,0 +1,102 @@
+"""Decodes pictures on threads of its own while a step runs, so that the next step need not wait for them."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from swift.data.media import MediaRef
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+
+    from swift.models.pictures import PictureProcessor
+
+_BYTES_OF_A_PIXEL = 24
+"""Of a tower's input: three colours in float32, twice for models that take a picture for two frames of a video."""
+Decode = Callable[["PictureProcessor", MediaRef], "Image"]
+_Key = tuple[MediaRef, ...]
+
+
+class PictureDecoder:
+    """Makes the inputs of towers for micro-batches that are announced, within a budget of memory."""
+
+    def __init__(self, pictures: PictureProcessor, decode: Decode, *, threads: int, megabytes: int) -> None:
+        """Take a model's processor, and what opens a picture with it; each thread works with a copy of its own."""
+        self._pictures = pictures
+        self._decode = decode
+        self._threads = threads
+        self._budget = megabytes * 2**20
+        self._own = threading.local()
+        self._pool: ThreadPoolExecutor | None = None
+        self._waiting: deque[_Key] = deque()
+        self._begun: dict[_Key, Future[dict[str, torch.Tensor]]] = {}
+        self._held = 0
+        self.seconds = 0.0
+        """Time for which steps waited for their pictures."""
+
+    def announce(self, micro_batches: Iterable[Sequence[MediaRef]]) -> None:
+        """Name the pictures of all micro-batches that will be asked for next, in this order; others are forgotten."""
+        if not self._threads or not self._budget:
+            return
+        upcoming = dict.fromkeys(tuple(held) for held in micro_batches if held)
+        for key in [key for key in self._begun if key not in upcoming]:
+            self._begun.pop(key).cancel()
+            self._held -= _bytes_of(key)
+        self._waiting = deque(key for key in upcoming if key not in self._begun)
+        self._begin()
+
+    def take(self, held: Sequence[MediaRef]) -> dict[str, torch.Tensor] | None:
+        """Return what was made of these pictures ahead, once; None where the caller has to make it, and see why.
+
+        That is so for pictures that nobody announced, and for those that could not be decoded.
+        """
+        key = tuple(held)
+        future = self._begun.pop(key, None)
+        if future is None:
+            if key in self._waiting:
+                self._waiting.remove(key)
+            return None
+        failure = future.exception()  # waits for it
+        self._held -= _bytes_of(key)
+        self._begin()
+        return None if failure is not None else future.result()
+
+    def waited(self, began: float) -> None:
+        """Count what a step has waited since a moment of `time.monotonic`."""
+        self.seconds += time.monotonic() - began
+
+    def close(self) -> None:
+        """Forget what was announced, and end the threads."""
+        self._waiting.clear()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+        self._begun.clear()
+        self._held = 0
+
+    def _begin(self) -> None:
+        """Begin with what is announced, as far as memory goes: the first of it always."""
+        while self._waiting and (not self._held or self._held + _bytes_of(self._waiting[0]) <= self._budget):
+            key = self._waiting.popleft()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="swift-pictures")
+            self._held += _bytes_of(key)
+            self._begun[key] = self._pool.submit(self._made, key)
+
+    def _made(self, key: _Key) -> dict[str, torch.Tensor]:
+        if not hasattr(self._own, "pictures"):
+            self._own.pictures = copy.deepcopy(self._pictures)  # tokenizers cannot be asked by two threads at a time
+        pictures: PictureProcessor = self._own.pictures
+        return pictures.inputs([self._decode(pictures, each) for each in key])
+
+
+def _bytes_of(key: _Key) -> int:
+    """Return about how much memory the inputs take, by the sizes that headers say."""
+    return sum(each.width * each.height for each in key) * _BYTES_OF_A_PIXEL
