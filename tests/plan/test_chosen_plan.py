@@ -57,6 +57,25 @@ def test_where_nothing_fits_the_nearest_are_said(inputs: Path, monkeypatch: pyte
     assert "GiB too much" in ended.output
 
 
+def test_a_run_that_will_lack_memory_is_warned_of(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    from swift.cli.choose import foreseen
+    from swift.config.parse import parse
+
+    words = [*RUN, "--max_length", "60000", "--train_type", "full", "--per_device_train_batch_size", "8"]
+    monkeypatch.chdir(inputs)
+    parsed = parse(words, "sft")
+    little = psutil.virtual_memory()._replace(available=int(1.2e9))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
+    warning = foreseen(parsed, 1, words, "sft")
+    assert warning is not None
+    assert "more than there are. These would fit:" in warning
+    assert "--per_device_train_batch_size 1" in warning
+    short = parse([*words, "--max_length", "64"], "sft")
+    assert foreseen(short, 1, words, "sft") is None
+
+
 def test_without_a_planner_the_command_that_installs_one_is_told(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swift.plugins.discover.list_plugins", lambda *_: [])
     ended = typed(["sft", *RUN, "--backend", "auto"], inputs)

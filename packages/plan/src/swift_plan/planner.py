@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from swift.contracts import ChosenPlan
 from swift.errors import UnsupportedPlan, UsageError
+from swift.planning import PlannedBackend
 from swift_plan import screen
+from swift_plan.cluster import CPU
 from swift_plan.command import Planned
+from swift_plan.known import config_of
 from swift_plan.machine import this_machine
 from swift_plan.options import PlanOptions
+from swift_plan.search import counted
+from swift_plan.shape import shape_of
+from swift_plan.timing import Timing
+from swift_plan.workload import Workload
 
 if TYPE_CHECKING:
+    from swift.contracts import Run
     from swift_plan.search import Candidate
 
 _ALIKE = 0.05
 """The part by which times that nobody has measured may differ without meaning anything."""
+_OF_PLANS = frozenset(
+    {"backend", "deepspeed", "tp", "pp", "cp", "ep", "vpp", "etp", "ulysses", "dp_shard", "dp_replicate",
+     "sequence_parallel", "per_device_train_batch_size", "train.micro_batch", "train.accumulation",
+     "gradient_accumulation_steps", "gradient_checkpointing", "train.gradient_checkpointing"}
+)  # fmt: skip
 _MODEL = ("--model", "--model_id_or_path", "--model.path")
 
 
@@ -44,11 +58,48 @@ class Chooser:
             reason.append(behind)
         return ChosenPlan(tuple(words_of_plan), "\n".join(reason))
 
+    def foresee(self, run: Run, words: Sequence[str], verb: str) -> str | None:
+        """Return a warning where a run takes more memory than there is, with the plans that do not."""
+        path = run.config.model.path or ""
+        config = config_of(path)
+        shape = shape_of(config, path)
+        machines = max(1, int(os.environ.get("NNODES") or 1))
+        where = this_machine(max(1, run.world.size // machines), machines)
+        backend = PlannedBackend.of_run(run)
+        work = Workload.of(backend, processes=run.world.size, on_cpu=where.device.name == CPU)
+        train = run.config.train
+        rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
+        counted_run = counted(
+            backend, shape, config, where, Timing(where), tokens=rows * work.length, compute_bytes=work.compute_bytes
+        )
+        if counted_run.peak <= where.capacity:
+            return None
+        options = PlanOptions(model=path, gpus=str(where), kind=verb)
+        others = Planned.on(where, options, list(_without_plan(_model(words)[1])))
+        lacking = screen.gib(counted_run.peak - where.capacity)
+        advice = [f"  {' '.join(screen.flags(plan, (), others.workload))}" for plan in others.found.fitting[:3]]
+        instead = "These would fit:\n" + "\n".join(advice) if advice else "No other plan would fit either."
+        return (
+            f"By the planner's count a process takes {screen.gib(counted_run.peak)} where samples are as long as "
+            f"--max_length {run.config.data.max_length} allows, {lacking} more than there are. {instead}"
+        )
+
 
 def simplest(fitting: Sequence[Candidate]) -> Candidate:
     """Return the plan that cuts least among those whose times do not tell them apart, of which the first is fastest."""
     near = [plan for plan in fitting if plan.time.total <= (1 + _ALIKE) * fitting[0].time.total]
     return min(near, key=lambda plan: (len(plan.layout.named()), plan.recompute, plan.backend.name != "torch"))
+
+
+def _without_plan(words: Sequence[str]) -> Iterator[str]:
+    """Yield the flags of a run but for those of backend, layout and micro-batch."""
+    dropping = False
+    for word in words:
+        if word.startswith("--"):
+            name = word.partition("=")[0][2:].replace("-", "_")
+            dropping = name in _OF_PLANS or name.startswith(("parallel.", "backend."))
+        if not dropping:
+            yield word
 
 
 def _model(words: Sequence[str]) -> tuple[str, list[str]]:

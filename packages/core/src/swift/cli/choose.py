@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from swift.errors import PluginError, UsageError
-from swift.terminal import Say
+from swift.errors import PluginError, SwiftError, UsageError
+from swift.terminal import Say, say_nothing
+
+if TYPE_CHECKING:
+    from swift.config.parse import Parsed
 
 _AUTO = "auto"
 
@@ -38,6 +43,24 @@ def chosen(args: Sequence[str], verb: str, say: Say) -> list[str]:
         )
     say(str(plan.reason))
     return [*words, *flags]
+
+
+def foreseen(parsed: Parsed, processes: int, args: Sequence[str], verb: str) -> str | None:
+    """Return what a planner that is installed warns of; None where there is none, or nothing to warn of."""
+    from swift.contracts import Run, World
+    from swift.plugins.discover import list_plugins
+    from swift.plugins.load import load
+
+    for entry in list_plugins("swift.planners"):
+        foresee = getattr(load(entry).object, "foresee", None) if entry.allowed else None
+        if foresee is None:
+            continue
+        config = parsed.config
+        run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
+        with suppress(SwiftError):  # what cannot be counted is no reason not to try
+            warning = foresee(run, list(args), verb)
+            return None if warning is None else str(warning)
+    return None
 
 
 def without_auto(args: Sequence[str]) -> list[str]:

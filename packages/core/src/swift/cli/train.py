@@ -14,7 +14,7 @@ def run(verb: str, args: list[str]) -> int:
         show_training_help(verb, args)
         return 0
     from swift.cli.beforehand import check_here, check_plan
-    from swift.cli.choose import chosen
+    from swift.cli.choose import chosen, foreseen
     from swift.cli.launch import STARTED_BY_SWIFT, launch, reported_errors
     from swift.config.parse import parse
     from swift.imports.sources import check_is_own
@@ -29,7 +29,10 @@ def run(verb: str, args: list[str]) -> int:
         if not is_worker():
             check_here(parsed.config)
         if "RANK" not in os.environ:  # else a launcher has started it, perhaps once more
-            check_plan(parsed, processes_in_all({**os.environ, **parsed.machines}, parsed.nproc))
+            processes = processes_in_all({**os.environ, **parsed.machines}, parsed.nproc)
+            check_plan(parsed, processes)
+            if (warning := foreseen(parsed, processes, args, verb)) is not None:
+                parsed.notes.append(warning)
     first_of_its_launcher = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     if first_of_its_launcher and STARTED_BY_SWIFT not in os.environ:
         for note in parsed.notes:

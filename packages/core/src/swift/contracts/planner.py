@@ -28,4 +28,7 @@ class Planner(Protocol):
 
         Called for `--backend auto`, and for `--parallel auto` where a backend is among the words. Raise a `SwiftError`
         that says what comes nearest where nothing fits. Do not import torch.
+
+        A planner may have a method `foresee(run, words, verb)` as well, with the same words as `choose`: called before
+        the weights of a run are read, it returns a warning where the run will lack memory, and otherwise None.
         """
