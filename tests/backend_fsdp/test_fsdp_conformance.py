@@ -34,5 +34,10 @@ class TestFsdp(BackendConformance):
         Layout(2, {"ulysses": 2}, cases=chosen("packed", "checkpointed", "dpo, lora", "reward", "value", GRPO)),
         Layout(2, {"cp": 2}, cases=chosen("packed", "lora", "bfloat16", HEADED_LORA, "embedding", NEGATIVES_LORA, GKD)),
         Layout(4, {"cp": 2, "dp_shard": 2}, cases=chosen("packed")),
-        Layout(2, {"dp_shard": 2}, {"backend.offload": True}, cases=chosen("accumulated", "lora", "reward")),
+        Layout(
+            2,
+            {"dp_shard": 2},
+            {"backend.offload": True, "backend.reduce": "micro_batch"},
+            cases=chosen("accumulated", "lora", "reward"),
+        ),
     )

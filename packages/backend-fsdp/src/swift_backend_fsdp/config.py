@@ -26,6 +26,11 @@ class FsdpConfig(Section):
     reduce_dtype: Literal["float32", "compute"] = Field(
         "float32", description="Precision in which gradients are added up; compute is that of model.dtype"
     )
+    reduce: Literal["step", "micro_batch"] = Field(
+        "step",
+        description="When gradients are added up and sharded: once a step, whole until then, or after each "
+        "micro-batch, which takes traffic and saves the memory of a whole gradient under accumulation",
+    )
     checkpoint_every: PositiveInt = Field(
         1,
         description="With train.gradient_checkpointing, recompute one block in N",

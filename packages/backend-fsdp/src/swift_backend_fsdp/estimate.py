@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from swift.contracts import LocalWeights, Run
 
 
+VARIANTS: Mapping[str, Sequence[str]] = {
+    "fsdp": (),
+    "fsdp early": ("--backend.reduce", "micro_batch"),
+}
+
+
 def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     """Shards of all state; blocks are gathered in the precision of the arithmetic as they are needed."""
     options, layout = run.options(FsdpConfig), weights.layout
@@ -25,8 +31,8 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
         state = {HOST + name: size for name, size in state.items()}
     trained = weights.trained / weights.all if weights.all else 0.0
     reduced = 4.0 if options.reduce_dtype == "float32" else weights.compute_bytes
-    # With accumulation, gradients stay whole until the last micro-batch is through, and are cut then.
-    whole = reduced * weights.trained if run.config.train.accumulation > 1 else 0.0
+    stays_whole = options.reduce == "step" and run.config.train.accumulation > 1
+    whole = reduced * weights.trained if stays_whole else 0.0
     return {
         **state,
         "gathered weights": _gathered(options, weights) if over > 1 or weights.compute_bytes < 4 else 0.0,
@@ -46,20 +52,21 @@ def _gathered(options: FsdpConfig, weights: LocalWeights) -> float:
 
 
 def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
-    """Weights are gathered for each forward and backward pass, gradients cut once a step."""
+    """Weights are gathered for each forward and backward pass, gradients cut once a step or after each."""
     options, layout = run.options(FsdpConfig), weights.layout
     over = layout.shard * layout.sequence
     blocks = max(1.0, weights.all / max(weights.block, 1.0))
     passes = 2 if options.reshard_after_forward else 1
     reduced = 4.0 if options.reduce_dtype == "float32" else weights.compute_bytes
+    times = micro_batches if options.reduce == "micro_batch" else 1
     traffic = [
         Traffic(
             "weights", "all_gather", micro_batches * passes * weights.compute_bytes * weights.all, over, layout.tp,
             calls=micro_batches * passes * blocks, hidden=0.9,
         ),
         Traffic(
-            "gradients", "reduce_scatter", reduced * weights.trained, over, layout.tp, calls=blocks,
-            hidden=0.9 / micro_batches,
+            "gradients", "reduce_scatter", times * reduced * weights.trained, over, layout.tp, calls=times * blocks,
+            hidden=0.9 * times / micro_batches,
         ),
     ]  # fmt: skip
     if options.offload:

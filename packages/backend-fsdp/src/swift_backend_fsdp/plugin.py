@@ -138,6 +138,12 @@ class FsdpBackend:
         return layout_of(config, processes)
 
     @hookimpl
+    def swift_variants(self) -> Mapping[str, Sequence[str]]:
+        from swift_backend_fsdp.estimate import VARIANTS
+
+        return VARIANTS
+
+    @hookimpl
     def swift_estimate_memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float]:
         from swift_backend_fsdp.estimate import estimate_memory
 

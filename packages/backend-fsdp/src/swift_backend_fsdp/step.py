@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from swift.toolkit import accumulate, gradient_view, score, update
 from swift_backend_fsdp import gradients
+from swift_backend_fsdp.config import FsdpConfig
 
 if TYPE_CHECKING:
     from swift.contracts import ForwardResult, Objective, Run, StepResult
@@ -20,17 +21,18 @@ if TYPE_CHECKING:
 
 
 def train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> StepResult:
-    """Accumulate micro-batches, add gradients up across processes after the last one, clip, update."""
+    """Accumulate micro-batches, add gradients up across processes after the last one or each of them, clip, update."""
     with gradient_view(state.optimizer):
         return _train_step(run, state, batch, objective)
 
 
 def _train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> StepResult:
     root, scaler = state.root, state.arithmetic.scaler
+    each = run.options(FsdpConfig).reduce == "micro_batch"
 
     @contextlib.contextmanager
     def around(last: bool) -> Iterator[None]:
-        root.set_requires_gradient_sync(last)  # type: ignore[operator]  # fully_shard made it an FSDPModule
+        root.set_requires_gradient_sync(last or each)  # type: ignore[operator]  # fully_shard made it an FSDPModule
         yield
 
     root.train()
