@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from swift import HOOK_API, Capabilities, Section, hookimpl
+from swift.contracts import Traffic
 
 
 class Options(Section):
@@ -74,3 +75,20 @@ class ZeroRedundancy:
         from swift.toolkit import leave_group
 
         leave_group()
+
+    @hookimpl
+    def swift_estimate_memory(self, run, weights):
+        # Every process has weights and gradients whole, and the moments of the parameters that it owns.
+        return {
+            "weights": 4 * weights.trained + weights.frozen_bytes * weights.frozen,
+            "gradients": 4 * weights.trained,
+            "optimizer": weights.slot_bytes * weights.trained / run.world.size,
+        }
+
+    @hookimpl
+    def swift_estimate_traffic(self, run, weights):
+        size = 4 * weights.trained
+        return [
+            Traffic("gradients", "all_reduce", size, run.world.size),
+            Traffic("updated weights", "all_gather", size, run.world.size),
+        ]

@@ -213,7 +213,8 @@ class BackendSearch:
                     states[several] = self.states(parallel, held, several)
                 kept = states[several]
                 if kept is None:
-                    return  # the backend says nothing of its memory
+                    self.refused = _silent(self.backend)
+                    return
                 traffic = self.backend.traffic(run, held[0].weights, accumulation)
                 one = _Filled(parallel, layout, sizes, micro_batch, accumulation, held, kept)
                 yield from self.each(one, activations, traffic)
@@ -290,13 +291,17 @@ def counted(
     accumulation = max(1, ceil(rows / (layout.data * train.micro_batch)))
     states = one.states({}, held, accumulation > 1)
     if states is None:
-        raise PluginError(
-            f"The backend {backend.name} does not say what it keeps.", hint="It lacks the hook swift_estimate_memory."
-        )
+        raise _silent(backend)
     filled = _Filled({}, layout, sizes, train.micro_batch, accumulation, held, states)
     traffic = backend.traffic(run, held[0].weights, accumulation)
     plans = one.each(filled, Activations(backend, run, shape, one.workload), traffic)
     return next(plan for plan in plans if plan.recompute == train.gradient_checkpointing)
+
+
+def _silent(backend: PlannedBackend) -> PluginError:
+    return PluginError(
+        f"The backend {backend.name} does not say what it keeps.", hint="It lacks the hook swift_estimate_memory."
+    )
 
 
 def search(
