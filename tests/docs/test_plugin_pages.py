@@ -21,6 +21,7 @@ PAGES = (
     "how-to/write-a-command.md",
     "how-to/write-a-reward.md",
     "how-to/rollouts.md",
+    "tutorial/guessing-game.md",
     "plugins/write-an-engine.md",
 )
 

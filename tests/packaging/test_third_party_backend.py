@@ -18,6 +18,8 @@ from environments import core_environment, declared, install, link
 from swift.testing.subjects import conversations, write_jsonl, write_model
 
 EXAMPLE = import_rules.ROOT / "examples" / "third-party-backend"
+GAME = import_rules.ROOT / "examples" / "third-party-environment"
+GAME_PAGE = import_rules.ROOT / "docs" / "tutorial" / "guessing-game.md"
 PAGE = import_rules.ROOT / "docs" / "plugins" / "write-a-backend.md"
 
 
@@ -32,14 +34,15 @@ def example(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(built: Path, example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """swift-core from its wheel, pytest, and the example from its own."""
+    """swift-core from its wheel, pytest, and the example and an environment from theirs."""
     environment = core_environment(built, tmp_path_factory.mktemp("third-party"))
     (packages,) = environment.glob("lib/python*/site-packages")
     for distribution in declared("pytest"):
         link(metadata.distribution(distribution), packages)
-    wheels.build(example, environment)
-    (wheel,) = environment.glob("swift_zero_redundancy-*.whl")
-    install(environment, wheel)
+    for source in (example, GAME):
+        wheels.build(source, environment)
+    for wheel in environment.glob("swift_*.whl"):
+        install(environment, wheel)
     return environment
 
 
@@ -55,6 +58,8 @@ def test_it_is_found_and_checked(environment: Path) -> None:
     assert listed.returncode == 0, listed.stderr
     (line,) = [line for line in listed.stdout.splitlines() if line.startswith("zero-redundancy")]
     assert line.split() == ["zero-redundancy", "backend", "swift-zero-redundancy", "1.0", "ok"]
+    (line,) = [line for line in listed.stdout.splitlines() if line.startswith("guessing")]
+    assert line.split() == ["guessing", "environment", "swift-guessing", "1.0", "ok"]
 
 
 @pytest.mark.full
@@ -83,6 +88,12 @@ def test_the_conformance_kit_certifies_it(environment: Path, example: Path) -> N
     kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir", str(example), str(example / "tests")]
     done = run(environment, "python", *kit, "-k", "not 4-dp", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_the_tutorial_of_environments_shows_the_files_of_the_example() -> None:
+    page = GAME_PAGE.read_text()
+    for name in ("pyproject.toml", "swift_guessing.py"):
+        assert f"{name}\n{(GAME / name).read_text()}```" in page
 
 
 def test_the_tutorial_shows_the_code_of_the_example() -> None:
