@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.commands import typed
-from helpers.tiny_runs import conversations, write_jsonl, write_model
+from commands import typed
+from tiny_runs import conversations, write_jsonl, write_model
 
 from swift.contracts import ProcessLayout
 from swift_plan.machine import this_machine

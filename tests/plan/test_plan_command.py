@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import typed
+from commands import typed
 
 LLAMA = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "full", "--max_length", "8192"]
 

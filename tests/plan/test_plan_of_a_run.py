@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.commands import typed
-from helpers.tiny_runs import conversations, write_jsonl, write_model
+from commands import typed
+from tiny_runs import conversations, write_jsonl, write_model
 
 from swift_plan import ledger
 

@@ -43,7 +43,7 @@ def test_weights_and_moments_are_those_of_processes_that_trained(
 ) -> None:
     words = ["--model", "x", "--backend", backend, "--train_type", "full", "--torch_dtype", "float32"]
     words += ["--deepspeed", variant] if variant else []
-    ((planned,), _) = planned_backends(words, "sft")
+    planned = planned_backends(words, "sft")[0][0]
     shape = shape_of(LARGE, "large")
     work = Workload.of(planned, processes=processes, on_cpu=True)
     stages = StagesOf(shape, TrainedCount(planned, shape, work), work, planned.slot_bytes((8, 8)))

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from helpers.commands import typed
+from commands import typed
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
