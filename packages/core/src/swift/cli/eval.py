@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -34,8 +35,10 @@ class EvalOptions(SamplingOptions, AskingOptions):
         "swift eval output/my-model/v0-20260101-120000 --dataset test.jsonl",
         "swift eval qwen3-0.6b --tasks arc_easy,gsm8k --limit 200",
     )
-    metric: Literal["accuracy", "loss"] = Field(
-        "accuracy", description="accuracy counts answers that match exactly; loss needs log-probabilities"
+    metric: Literal["accuracy", "cer", "iou", "loss"] = Field(
+        "accuracy",
+        description="accuracy counts answers that match exactly; cer, wrong characters for each expected one; iou, how "
+        "far boxes [left, top, right, bottom] overlap; loss needs log-probabilities",
     )
     tasks: Name | None = Field(None, description="Tasks of lm-evaluation-harness instead of --dataset: arc_easy,gsm8k")
     tasks_dir: FilePath | None = Field(None, description="A folder with task files of your own")
@@ -121,25 +124,27 @@ def _check_sampling(options: EvalOptions) -> None:
 
 
 def _scores(options: EvalOptions, sampling: Sampling) -> dict[str, float]:
+    from swift.infer.answer_metrics import metric_of
     from swift.infer.batch import answered
-    from swift.infer.evaluate import accuracy_of, judged, score_loss, with_answers
+    from swift.infer.evaluate import judged, score_loss, with_answers
     from swift.infer.journal import read_lines
     from swift.infer.questions import read_questions
     from swift.infer.speaker import EngineSpeaker, open_speaker
 
     questions = read_questions(options.dataset, options.columns, system=options.system)
     result = options.result_path
-    if options.metric == "accuracy" and result is not None:
+    metric = None if options.metric == "loss" else metric_of(options.metric)
+    if metric is not None and result is not None:
         compared = with_answers(questions)
-        answer_into(result, options, sampling, compared, further={"metric": options.metric}, line=judged)
-        return accuracy_of(read_lines(result))
+        line = partial(judged, metric=metric)
+        answer_into(result, options, sampling, compared, further={"metric": options.metric}, line=line)
+        return metric.of_lines(read_lines(result))
     speaker = open_speaker(options, batch_size=options.batch_size, say=print_note)
     try:
-        if options.metric == "accuracy":
+        if metric is not None:
             compared = with_answers(questions)
-            return accuracy_of(
-                judged(question, answer) for _, question, answer in answered(speaker, compared, sampling)
-            )
+            lines = (judged(question, answer, metric) for _, question, answer in answered(speaker, compared, sampling))
+            return metric.of_lines(lines)
         assert isinstance(speaker, EngineSpeaker)
         return score_loss(speaker, options.dataset, options.columns)
     finally:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from swift.config.sections import DataSection
 from swift.contracts import PicturedPrompt
 from swift.data.samples import Segment
 from swift.errors import DataError
+from swift.infer.answer_metrics import AnswerMetric
 from swift.infer.answers import Answer
 from swift.infer.batch import WINDOW, Asked
 from swift.infer.picture_messages import written
@@ -28,26 +29,11 @@ def with_answers(questions: Asked) -> list[Question]:
     return asked
 
 
-def judged(question: Question, answer: Answer) -> dict[str, Any]:
-    """Return a line that says whether the answer equals the expected one, ignoring white space at its ends."""
-    right = answer.text.strip() == str(question.expected).strip()
-    asked = {
-        "messages": written(question.messages),
-        "answer": answer.text,
-        "expected": question.expected,
-        "right": right,
-    }
-    return {**question.extras, **asked}
-
-
-def accuracy_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return how many of these lines are right."""
-    rights: list[Any] = [line.get("right") for line in lines]
-    if not all(isinstance(right, bool) for right in rights):
-        raise DataError(
-            "A line of the results does not say whether its answer is right.", hint="Start over: --overwrite"
-        )
-    return {"accuracy": sum(rights) / len(rights), "right": sum(rights), "questions": len(rights)}
+def judged(question: Question, answer: Answer, metric: AnswerMetric) -> dict[str, Any]:
+    """Return a line that says how an answer compares with the expected one, by a metric."""
+    expected = str(question.expected)
+    asked = {"messages": written(question.messages), "answer": answer.text, "expected": question.expected}
+    return {**question.extras, **asked, **metric.of_answer(answer.text, expected)}
 
 
 def score_loss(speaker: EngineSpeaker, names: Sequence[str], columns: dict[str, str]) -> dict[str, float]:
