@@ -89,7 +89,10 @@ class ModelSection(Section):
 class DataSection(Section):
     """Data to train and evaluate on."""
 
-    train: tuple[Name, ...] = Field((), description="[hf::|ms::]path_or_id[:subset][#N], several are concatenated")
+    train: tuple[Name, ...] = Field(
+        (),
+        description="[hf::|ms::]path_or_id[:subset][#N], a URL (s3://...) or tokenised data; several are concatenated",
+    )
     validation: tuple[Name, ...] = Field((), description="Same syntax; evaluated every train.eval_steps")
     split_ratio: BelowOne = Field(0.0, description="Part of the training set to keep for validation")
     columns: dict[Name, Name] = Field(default_factory=dict, description='Renames columns: {"question": "query"}')

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,26 @@ def open_corpus(names: Sequence[str], section: DataSection, encoding: Encoding) 
 
 def open_parts(names: Sequence[str], section: DataSection) -> list[Part]:
     """Open data sets without parsing their rows."""
-    parts = [_open(parse_source(name), section) for name in names]
+    parts = [_open(on_this_machine(parse_source(name), section), section) for name in names]
     _check_columns(parts, section)
     return parts
+
+
+def on_this_machine(source: Source, section: DataSection) -> Source:
+    """Return the local copy of a data set behind a URL; any other as it is."""
+    if source.kind != "url":
+        return source
+    from swift.data.sources.remote import fetch
+
+    return replace(source, kind="path", location=str(fetch(source.location, cache_folder(section))))
+
+
+def cache_folder(section: DataSection) -> Path:
+    """Return where tokenised data, and copies of data behind URLs, are kept."""
+    if section.cache is not None:
+        return section.cache
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "swift" / "tokenised"
 
 
 def corpus_of(rows: Any, name: str, section: DataSection, encoding: Encoding) -> Corpus:
@@ -139,7 +157,7 @@ def stream_rows(
     Local data sets are opened into `opened` or taken from there: every epoch reads the same state of their files.
     """
     for name in names:
-        source = parse_source(name)
+        source = on_this_machine(parse_source(name), section)
         if source.kind == "hf":
             yield from _stream_hub(source, section)
             continue

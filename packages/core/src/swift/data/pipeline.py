@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 
 from swift.config.obstacles import unsplit_stream
 from swift.config.sections import DataSection
-from swift.data.corpus import Corpus, corpus_of, open_corpus
+from swift.data.corpus import Corpus, cache_folder, corpus_of, open_corpus
 from swift.data.encode import SampleEncoder
 from swift.data.encode_corpus import encode_corpus
 from swift.data.encodings import Encoding, encoding_of
@@ -25,7 +24,7 @@ from swift.data.report import DataReport
 from swift.data.shards import check_identity
 from swift.data.store import SampleSet, Store, StoreWriter, open_store
 from swift.data.streaming import SampleStream
-from swift.data.tokenised import JoinedStore, TokenisedCorpus, names_tokenised, only_one
+from swift.data.tokenised import JoinedStore, TokenisedCorpus, tokenised_among
 from swift.errors import ConfigError, DataError, UsageError
 from swift.terminal import Say
 
@@ -115,8 +114,8 @@ class DataPreparation:
         section, encoding = self.encoder.section, self.encoder.encoding
         if rows is not None:
             return self._encode(corpus_of(rows, name, section, encoding))
-        if (tokenised := next(filter(names_tokenised, sources), None)) is not None:
-            return self._built(only_one(sources, tokenised))
+        if (tokenised := tokenised_among(sources, section)) is not None:
+            return self._built(tokenised)
         return self._encode(open_corpus(sources, section, encoding)) if sources else None
 
     def _built(self, folder: Path) -> Prepared:
@@ -227,11 +226,3 @@ def hold_out(prepared: Prepared, ratio: float, seed: int) -> tuple[Prepared, Pre
 def _part(prepared: Prepared, rows: np.ndarray) -> Prepared:
     samples = np.flatnonzero(np.isin(prepared.store.rows, rows))
     return Prepared(prepared.samples.subset(samples), prepared.report, prepared.corpus, rows, prepared.store)
-
-
-def cache_folder(section: DataSection) -> Path:
-    """Return where tokenised data is kept."""
-    if section.cache is not None:
-        return section.cache
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "swift" / "tokenised"

@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from swift.data.corpus import Corpus, Part
+from swift.config.sections import DataSection
+from swift.data.corpus import Corpus, Part, on_this_machine
 from swift.data.encodings import Encoding
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded
 from swift.data.shards import read_index, sources_of, value_file
+from swift.data.sources.remote import is_remote
 from swift.data.sources.rows import RowData
+from swift.data.sources.spec import parse_source
 from swift.data.store import Facts, SampleSet, Store
 from swift.data.store_index import is_tokenised, map_column
 from swift.errors import DataError
@@ -143,17 +146,20 @@ class TokenisedCorpus(Corpus):
         super().__init__(parts, encoding, check=False)
 
 
-def names_tokenised(source: str) -> bool:
-    """Return whether a name of a data set is a folder of tokenised data."""
-    return is_tokenised(Path(source).expanduser())
-
-
-def only_one(sources: Sequence[str], tokenised: str) -> Path:
+def tokenised_among(sources: Sequence[str], section: DataSection) -> Path | None:
     """Return the folder of tokenised data that a run names; raise `DataError` where it names more than that."""
-    if len(sources) > 1:
-        others = ", ".join(name for name in sources if name != tokenised)
-        raise DataError(
-            f"{tokenised} is tokenised data, which is a data set by itself, and {others} is named beside it.",
-            hint="Build all of them together: swift data build ... --dataset ONE OTHER --out FOLDER",
-        )
-    return Path(tokenised).expanduser()
+    for name in sources:
+        if is_remote(name):
+            folder = Path(on_this_machine(parse_source(name), section).location)
+        else:
+            folder = Path(name).expanduser()
+        if not is_tokenised(folder):
+            continue
+        if len(sources) > 1:
+            others = ", ".join(each for each in sources if each != name)
+            raise DataError(
+                f"{name} is tokenised data, which is a data set by itself, and {others} is named beside it.",
+                hint="Build all of them together: swift data build ... --dataset ONE OTHER --out FOLDER",
+            )
+        return folder
+    return None

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from swift.contracts import Need
-from swift.data.pipeline import Prepared, cache_folder
+from swift.data.corpus import cache_folder
+from swift.data.pipeline import Prepared
 from swift.data.store import ReferencedSamples, SampleSet, hash_of
 from swift.errors import ConfigError
 from swift.models.precision import resolve_dtype

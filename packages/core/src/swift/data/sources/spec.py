@@ -11,6 +11,7 @@ from typing import Literal
 
 from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.sources.dataset_info import InfoEntry, find_entry, known_names
+from swift.data.sources.remote import is_remote
 from swift.errors import DataError, did_you_mean
 from swift.untrusted import check_unicode, inside, shown
 
@@ -38,7 +39,7 @@ class Source:
 
     text: str
     """What was typed; names the data set in messages."""
-    kind: Literal["path", "hf", "ms"]
+    kind: Literal["path", "hf", "ms", "url"]
     location: str
     subset: str | None = None
     split: str = "train"
@@ -57,6 +58,8 @@ def parse_source(text: str, folder: Path | None = None) -> Source:
     if _exists(folder, text):
         return Source(text, "path", str(folder / Path(text).expanduser()))
     body, limit = _limit(text)
+    if is_remote(body):
+        return Source(text, "url", body, limit=limit)
     for prefix, kind in (("hf::", "hf"), ("ms::", "ms")):
         if body.startswith(prefix):
             return _hub(text, "hf" if kind == "hf" else "ms", body.removeprefix(prefix), limit)
