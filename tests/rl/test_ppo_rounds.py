@@ -47,6 +47,7 @@ def test_a_run_resumed_in_the_middle_of_a_round_has_the_same_bits_in_policy_and_
 ) -> None:
     changes = {"objective.kl_target": 1e-4, "objective.kl_horizon": 16, "objective.critic_lr": 3e-3}
     changes |= {"objective.temperature": 0.8, "objective.missing_eos_penalty": 0.5}
+    changes |= {"objective.whiten_rewards": True}
     whole = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
     resume = {"checkpoint.resume": str(whole.folder / "checkpoint-2"), "logging.run_name": "resumed"}
     rest = run_training(tied, tmp_path, ROWS, settings(rewards, **changes, **resume))
@@ -73,11 +74,29 @@ def test_a_run_resumed_in_the_middle_of_a_round_has_the_same_bits_in_policy_and_
         scores.append(even - 0.5 * (answer.finish_reason == "length"))
     values = [answer.token_values["old_values"] for answer in made[0].answers]
     masks = [np.ones(len(value), dtype=bool) for value in values]
-    expected = gae.estimate(np.array(scores), values, None, masks, PpoOptions(), kl_coef=0.0)
+    expected = gae.estimate(np.array(scores), values, None, masks, PpoOptions(whiten_rewards=True), kl_coef=0.0)
     for place, answer in enumerate(made[0].answers):
         assert answer.token_values["returns"] == pytest.approx(expected.returns[place], abs=1e-9)
         assert answer.advantages == pytest.approx(expected.advantages[place], abs=1e-9)
     assert any(np.abs(each.old_logps - each.ref_logps).max() > 1e-4 for each in answers)
+
+    # The second round, in which the policy has moved: by what its file says of policy, reference and critic.
+    scores = [np.mean(each.token_ids % 2 == 0) - 0.5 * (each.finish_reason == "length") for each in answers]
+    values = [each.token_values["old_values"] for each in answers]
+    masks = [np.ones(len(value), dtype=bool) for value in values]
+    apart = [each.old_logps.astype(np.float64) - each.ref_logps for each in answers]
+    facts = made[1].facts
+    options = PpoOptions(whiten_rewards=True)
+    expected = gae.estimate(np.array(scores), values, apart, masks, options, kl_coef=facts["kl_coef"])
+    for place, answer in enumerate(answers):
+        assert answer.token_values["returns"] == pytest.approx(expected.returns[place], abs=1e-6)
+        assert answer.advantages == pytest.approx(expected.advantages[place], abs=1e-6)
+    told, said = (np.concatenate(each).astype(np.float64) for each in (expected.returns, values))
+    assert facts["explained_variance"] == pytest.approx(1 - (told - said).var() / told.var(), abs=1e-6)
+    assert facts["kl"] == pytest.approx(np.concatenate(apart).mean(), abs=1e-9)
+    assert facts["kl"] > 0
+    for name in ("kl", "kl_coef", "explained_variance", "value", "return"):
+        assert whole.lines[5][name] == facts[name]
 
 
 def test_while_the_critic_warms_up_the_policy_stays_as_it_is(tied: Path, rewards: Path, tmp_path: Path) -> None:

@@ -131,6 +131,13 @@ def chosen(given: SampledPrompt, **options: Any) -> list[Any]:
     return [(row["reward"], row.get("rejected_reward", row.get("label"))) for row in choice.rows(given)]
 
 
+def left_out(given: SampledPrompt, **options: Any) -> int:
+    """How many answers were no candidates because they were cut off."""
+    choice = Choice(SampleOptions(dataset=("x",), reward_funcs=("right",), **options), {"right": 1.0})
+    choice.rows(given)
+    return choice.tally.cut_off
+
+
 def test_thresholds_decide_what_is_kept() -> None:
     assert chosen(prompt(1, 3, 2), n_best_to_keep=2) == [(3, None), (2, None)]
     assert chosen(prompt(-3, -2)) == [(-2, None)]  # best of n, whatever the best is
@@ -139,6 +146,8 @@ def test_thresholds_decide_what_is_kept() -> None:
     assert chosen(prompt(3, 3, 1), n_best_to_keep=9) == [(3, None), (1, None)]  # alike: once
     assert chosen(prompt(3, 2, cut=1)) == [(2, None)]
     assert chosen(prompt(3, 2, cut=1), keep_truncated=True) == [(3, None)]
+    assert left_out(prompt(3, 2, cut=1)) == 1
+    assert left_out(prompt(3, 2, cut=1), keep_truncated=True) == left_out(prompt(3, 2, cut=1), reward_threshold=3) == 0
     assert chosen(prompt(None, 2)) == [(2, None)]
     assert chosen(prompt(1, 1, 0, 0), easy_query_threshold=0.4) == []
     assert chosen(prompt(1, 1, 0, 0), easy_query_threshold=0.5) == [(1, None)]

@@ -19,6 +19,8 @@ class Tally:
     passing: int = 0
     failed: int = 0
     """Answers that have no reward: one failed, or none applies."""
+    cut_off: int = 0
+    """Answers that are left out because they reached max_new_tokens."""
     too_easy: int = 0
     without_row: int = 0
     """Prompts none of whose answers is kept, besides those that are too easy."""
@@ -77,11 +79,9 @@ class Choice:
 
     def _best(self, scored: Sequence[SampledAnswer], passing: Sequence[SampledAnswer]) -> list[SampledAnswer]:
         """Return the answers to keep, the best first; of texts that are alike the first one."""
-        chosen = [
-            answer
-            for answer in (passing if self._filters else scored)
-            if answer.finish_reason != "length" or self.options.keep_truncated
-        ]
+        eligible = passing if self._filters else scored
+        chosen = [answer for answer in eligible if answer.finish_reason != "length" or self.options.keep_truncated]
+        self.tally.cut_off += len(eligible) - len(chosen)
         if not self.weights:
             return chosen
         ranked = sorted(chosen, key=lambda answer: -(self.reward(answer) or 0.0))

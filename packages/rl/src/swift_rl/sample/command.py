@@ -57,6 +57,7 @@ def sample(options: SampleOptions, result: Path) -> None:
     _write(result, (row for prompt in prompts for row in choice.rows(prompt)))
     tally = choice.tally
     told = [f"{tally.answers} answers to {tally.prompts} prompts"]
+    told += [f"{tally.cut_off} cut off and left out (--keep_truncated takes them)"] if tally.cut_off else []
     if selected:
         told.append(f"{tally.passing / max(1, tally.answers):.1%} pass")
         told += [f"{tally.failed} have no reward"] if tally.failed else []
