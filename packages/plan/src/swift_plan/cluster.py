@@ -57,9 +57,22 @@ class Cluster:
         """
         if ways * stride <= self.per_machine:
             return self.device.link * 1e9
-        return (
-            self.device.network * 1e9 * max(1, self.per_machine // max(stride, 1) if stride < self.per_machine else 1)
-        )
+        members = max(1, self.per_machine // stride)
+        return min(self.device.link, self.device.network * members) * 1e9
+
+    def port(self, ways: int, stride: int, *, to_all: bool) -> float:
+        """Return the bytes a second that a device sends to its neighbour in such a group, or to all others of it.
+
+        What leaves a machine goes through the device's own port. Of what is sent to all, a part stays within.
+        """
+        if ways * stride <= self.per_machine:
+            return self.device.link * 1e9
+        inside = max(1, self.per_machine // stride) - 1 if to_all else 0
+        if inside == 0:
+            return self.device.network * 1e9
+        # Both ways are taken at once.
+        outside = ways - 1 - inside
+        return min(self.device.network * (ways - 1) / outside, self.device.link * (ways - 1) / inside) * 1e9
 
 
 def cluster(typed: str) -> Cluster:

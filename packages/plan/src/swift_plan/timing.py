@@ -17,22 +17,32 @@ if TYPE_CHECKING:
     from swift_plan.workload import Workload
 
 
+_HOPS = 32
+"""Neighbours that a message passes at most, one after the other: larger groups are gone through as trees."""
+_TIE = 4
+"""The power with which two times that run beside each other add up: none at 1, the larger alone at infinity."""
+
+
 @dataclass(frozen=True)
 class Calibration:
     """How far a machine stays behind its data sheet. The defaults are assumed; measured rows replace them."""
 
-    matmul: float = 0.68
+    matmul: float = 0.72
     """The share of the peak that large matrix products reach."""
-    half: float = 1.2e9
-    """Operations of a product at which it reaches half of that."""
-    memory: float = 0.75
+    narrow: float = 80.0
+    """Width of a matrix, as one process has it, at which products reach half of that."""
+    memory: float = 0.7
     """The share of the memory's bandwidth that is reached."""
     link: float = 0.75
-    """The share of a link's bandwidth that collectives reach."""
-    latency: float = 15e-6
+    """The share of the bandwidth within a machine that collectives reach."""
+    network: float = 0.6
+    """The share of the bandwidth between machines that collectives reach."""
+    latency: float = 12e-6
     """Seconds that a message takes at least, to each neighbour."""
-    layer: float = 30e-6
-    """Seconds that a layer costs beside its arithmetic, in each direction."""
+    layer: float = 100e-6
+    """Seconds that a layer costs beside its arithmetic, in each pass."""
+    launch: float = 400e-6
+    """Seconds in which a process hands one pass of a layer to its device: the device is never faster than that."""
     host: float = 20.0
     """GB/s between a device and its machine's memory."""
     step: float = 5e-3
@@ -50,17 +60,19 @@ class StepTime:
     gradients: float
     """In which a step waits for weights and gradients."""
     update: float
+    launches: float = 0.0
+    """In which devices wait until their process has handed them the next kernel."""
 
     @property
     def total(self) -> float:
         """Return the seconds of the step."""
-        return self.compute + self.exchange + self.bubble + self.gradients + self.update
+        return self.compute + self.exchange + self.launches + self.bubble + self.gradients + self.update
 
     def terms(self) -> dict[str, float]:
         """Return the seconds by name, of those above 0."""
         named = {
-            "arithmetic": self.compute, "exchange in layers": self.exchange, "pipeline bubble": self.bubble,
-            "weights and gradients": self.gradients, "update": self.update,
+            "arithmetic": self.compute, "exchange in layers": self.exchange, "waiting for kernels": self.launches,
+            "pipeline bubble": self.bubble, "weights and gradients": self.gradients, "update": self.update,
         }  # fmt: skip
         return {name: value for name, value in named.items() if value > 0}
 
@@ -78,18 +90,24 @@ class Timing:
             return traffic.bytes / (self.calibration.host * 1e9)
         if traffic.ways == 1:
             return 0.0
-        bandwidth = self.cluster.bandwidth(traffic.ways, traffic.stride) * self.calibration.link
-        hops = 1 if traffic.operation in ("send", "all_to_all") else min(traffic.ways - 1, 32)
-        return traffic.sent / bandwidth + traffic.calls * hops * self.calibration.latency
+        apart = traffic.ways * traffic.stride > self.cluster.per_machine
+        share = self.calibration.network if apart else self.calibration.link
+        alone = traffic.operation in ("send", "all_to_all")
+        if alone:
+            bandwidth = self.cluster.port(traffic.ways, traffic.stride, to_all=traffic.operation == "all_to_all")
+        else:
+            bandwidth = self.cluster.bandwidth(traffic.ways, traffic.stride)
+        hops = 1 if alone else min(traffic.ways - 1, _HOPS)
+        return traffic.sent / (bandwidth * share) + traffic.calls * hops * self.calibration.latency
 
     def layer(self, shape: ModelShape, layout: ProcessLayout, tokens: float, length: float, kept: float) -> float:
         """Return the seconds of one layer's forward pass over so many tokens of this process."""
         flops = tokens * shape.layer_flops(length, with_experts=bool(shape.experts)) / layout.tp
-        products = 7 if shape.gated else 6
-        each = flops / products
         known = self.calibration
-        share = known.matmul * each / (each + known.half)
-        moved = tokens * kept / (self.cluster.device.memory_bandwidth * 1e9 * known.memory)
+        width = shape.hidden / layout.tp
+        share = known.matmul * width / (width + known.narrow)
+        # What a layer keeps for its backward pass was written, and is read by what follows.
+        moved = 2 * tokens * kept / (self.cluster.device.memory_bandwidth * 1e9 * known.memory)
         return flops / (self.cluster.device.tflops * 1e12 * share) + moved + known.layer
 
     def step(
@@ -104,19 +122,23 @@ class Timing:
         recompute: bool,
     ) -> StepTime:
         """Return the seconds of a step whose slowest stage this is; `kept` is what a layer keeps, in bytes a token."""
-        layout = stage.weights.layout
+        layout, known = stage.weights.layout, self.calibration
         tokens = micro_batch * workload.length / layout.sequence
         micro_batches = ceil(workload.rows / (layout.data * micro_batch))
         # Backward: twice the products, once where the weights are frozen.
-        passes = (2 if workload.adapted else 3) + (1 if recompute else 0)
-        one = self.layer(shape, layout, tokens, workload.length, kept)
-        head = tokens * shape.head_flops / layout.tp / (self.cluster.device.tflops * 1e12 * self.calibration.matmul)
-        compute = passes * stage.layers * one + (passes if stage.has_head else 0) * head
+        whole = 2 if workload.adapted else 3
+        passes = whole + (1 if recompute else 0)
+        layers = passes * stage.layers * self.layer(shape, layout, tokens, workload.length, kept)
+        head = tokens * shape.head_flops / layout.tp / (self.cluster.device.tflops * 1e12 * known.matmul)
+        compute = layers + (whole if stage.has_head else 0) * head
         exchange = sum(
             self.message(each) * (1 - each.hidden)
             for each in model_traffic(shape, layout, workload, tokens, stage.layers, recompute=recompute)
         )
-        bubble = (layout.pp - 1) / layout.vpp * (compute + exchange)
+        # Kernels are handed over while others run: the slower of the two decides, with a little of both where they tie.
+        busy, handing = layers + exchange, passes * stage.layers * known.launch
+        waiting = (busy**_TIE + handing**_TIE) ** (1 / _TIE) - busy
+        bubble = (layout.pp - 1) / layout.vpp * (layers + exchange + waiting)
         computing = micro_batches * compute
         exposed = 0.0
         for each in state_traffic:
@@ -124,7 +146,5 @@ class Timing:
             exposed += max(seconds * (1 - each.hidden), seconds - computing)
         weights = stage.weights
         touched = weights.trained / max(1, layout.shard) * (16 + weights.slot_bytes)
-        update = (
-            touched / (self.cluster.device.memory_bandwidth * 1e9 * self.calibration.memory) + self.calibration.step
-        )
-        return StepTime(computing, micro_batches * exchange, bubble, exposed, update)
+        update = touched / (self.cluster.device.memory_bandwidth * 1e9 * known.memory) + known.step
+        return StepTime(computing, micro_batches * exchange, bubble, exposed, update, launches=micro_batches * waiting)

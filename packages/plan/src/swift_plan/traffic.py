@@ -20,17 +20,16 @@ def model_traffic(
     size = workload.compute_bytes
     hidden = tokens * shape.hidden * size
     passes = 3 if recompute else 2
+    # Embedding and head exchange as much as half a layer each; a stage within the pipeline has neither.
+    times = passes * 2 * layers + (2 if layout.pp == 1 else 1)
     if layout.tp > 1:
         if layout.sequence_parallel:
             for operation in ("all_gather", "reduce_scatter"):
                 yield Traffic(
-                    f"sequence parallel {operation}", operation, passes * 2 * layers * hidden, layout.tp,
-                    calls=passes * 2 * layers,
+                    f"sequence parallel {operation}", operation, times * hidden, layout.tp, calls=times
                 )  # fmt: skip
         else:
-            yield Traffic(
-                "tensor parallel", "all_reduce", passes * 2 * layers * hidden, layout.tp, calls=passes * 2 * layers
-            )
+            yield Traffic("tensor parallel", "all_reduce", times * hidden, layout.tp, calls=times)
     if layout.ulysses > 1:
         around = tokens * size * (2 * shape.queries + 2 * shape.keys) / layout.tp
         yield Traffic(

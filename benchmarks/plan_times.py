@@ -1,0 +1,210 @@
+"""How long: predicted iteration times beside measured ones, of GPT models on 2 to 512 A100.
+
+The rows are those that vTrain (KAIST, MICRO 2024, github.com/VIA-Research/vTrain, MIT licence) ships with its paper, as
+two files: vtrain_single_node.csv and vtrain_multi_node.csv. They are not in this repository: VTRAIN names their folder.
+`swift plan` counts each row with the Megatron backend's own estimates; speeds are fitted on a few rows, and all errors
+are those of other rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import log
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.facts import Figure
+from swift.planning import PlannedBackend, planned_backends
+from swift_plan.bars import Bars, crossed
+from swift_plan.case import Case
+from swift_plan.cluster import cluster
+from swift_plan.fit import UNSURE, Measured, choose, fit
+from swift_plan.shape import ModelShape
+from swift_plan.timing import Calibration, Timing
+from swift_plan.workload import Workload
+
+ROWS = 20
+_VOCABULARY = 51200
+_RUN = (
+    "--model",
+    "gpt",
+    "--backend",
+    "megatron",
+    "--train_type",
+    "full",
+    "--backend.use_distributed_optimizer",
+    "false",
+)
+
+
+@dataclass(frozen=True)
+class Row(Measured):
+    """A measured iteration of vTrain's."""
+
+    billions: float = 0.0
+    gpus: int = 0
+    group: tuple[str, ...] = ()
+    """What a layout is chosen for: the model, the batch and the devices."""
+
+
+def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    """Figures, and what they were made of."""
+    folder = os.environ.get("VTRAIN")
+    if not folder:
+        raise SystemExit("VTRAIN names no folder: it should hold vtrain_single_node.csv and vtrain_multi_node.csv.")
+    single, several = (list(rows(Path(folder) / f"vtrain_{kind}_node.csv")) for kind in ("single", "multi"))
+    draws = 2 if quick else 8
+    figures: list[Figure] = []
+    details: dict[str, Any] = {"rows": {"one machine": len(single), "several": len(several)}, "notes": NOTES}
+    for name, measured, goal in (("one machine", single, 0.08), ("64 to 512 GPUs", several, 0.06)):
+        of_errors, fitted = _errors(name, measured, goal, draws)
+        figures += of_errors
+        details[name] = fitted
+    figures += _largest(several)
+    figures += _chosen(single)
+    figures += _covered(single, max(2, draws // 2))
+    return figures, details
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """Read a file of vTrain's."""
+    (backend,), _ = planned_backends(_RUN, "pt")
+    with path.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            yield _row(backend, line)
+
+
+def _row(backend: PlannedBackend, line: dict[str, str]) -> Row:
+    def whole(name: str) -> int:
+        return int(float(line[name]))
+
+    hidden, heads, length = whole("hidden size"), whole("attention heads"), whole("sequence length")
+    tp, micro_batch = whole("tensor parallelism"), whole("micro batch")
+    shape = ModelShape(
+        "gpt", "gpt2", whole("# layers"), hidden, heads, heads, hidden // heads, _VOCABULARY, 4 * hidden, gated=False,
+        tied=True, positions=length,
+    )  # fmt: skip
+    workload = Workload(whole("global batch"), length, False, 2.0, 2.0, False)
+    sizes = {"tp": tp, "pp": whole("pipeline parallelism"), "dp_shard": 1, "dp_replicate": whole("data parallelism")}
+    counted = Case.of(backend, shape, workload, sizes, micro_batch, recompute=True)
+    # Before fused attention, a layer also wrote its scores: 5 bytes for each pair of tokens and head.
+    case = replace(counted, kept=10 * hidden + (24 * hidden + 5 * heads * length) / tp)
+    where = cluster(f"{case.layout.world}xA100")
+    described = f"tp {tp} pp {sizes['pp']} dp {sizes['dp_replicate']} b {micro_batch}"
+    return Row(
+        lambda speeds: case.time(Timing(where, speeds)).total,
+        float(line["iteration time (ms)"]) / 1e3,
+        f"{hidden}x{shape.layers}, {workload.rows} rows, {described}",
+        billions=shape.parameters / 1e9,
+        gpus=whole("# GPUs"),
+        group=tuple(line[key] for key in ("# GPUs", "global batch", "hidden size", "# layers", "sequence length")),
+    )
+
+
+def _error(measured: Sequence[Row], speeds: Calibration) -> float:
+    """Return the mean of the relative errors, by amount."""
+    return fmean(abs(row.error(speeds)) for row in measured)
+
+
+def _errors(name: str, measured: Sequence[Row], goal: float, draws: int) -> tuple[list[Figure], dict[str, Any]]:
+    chosen = set(choose(measured, ROWS))
+    speeds = fit([measured[index] for index in sorted(chosen)])
+    others = [row for index, row in enumerate(measured) if index not in chosen]
+    by_chance = []
+    for seed in range(draws):
+        order = random.Random(seed).sample(list(measured), len(measured))
+        by_chance.append(_error(order[ROWS:], fit(order[:ROWS])))
+    everything = fit(measured[:: max(1, len(measured) // 100)])
+    said = f"{name}: mean error"
+    by_few = f"of the others, fitted on {ROWS} rows"
+    figures = [
+        Figure(f"{said}, assumed speeds", _error(measured, Calibration()), ""),
+        Figure(f"{said} {by_few} that the planner chose", _error(others, speeds), "", at_most=goal),
+        Figure(f"{said} {by_few} by chance, {draws} draws", fmean(by_chance), "", at_most=goal),
+        Figure(f"{said} where all rows were fitted", _error(measured, everything), ""),
+    ]
+    far = sorted(others, key=lambda row: -abs(row.error(speeds)))[:5]
+    return figures, {
+        "speeds": vars(speeds),
+        "by_chance": by_chance,
+        "furthest": {row.name: row.error(speeds) for row in far},
+    }
+
+
+def _largest(measured: Sequence[Row]) -> list[Figure]:
+    """175 billion weights on 512 GPUs, from runs on at most 256; then with three short runs of its own."""
+    smaller, target = [row for row in measured if row.gpus <= 256], [row for row in measured if row.billions > 150]
+    speeds = fit(smaller)
+    held = {name: by / 5 for name, by in UNSURE.items()}
+    errors, slower = [], []
+    for own in combinations(range(len(target)), 3):
+        mended = fit([target[index] for index in own], speeds, held)
+        others = [row for index, row in enumerate(target) if index not in own]
+        errors.append(_error(others, mended))
+        taken = min(target, key=lambda row: row.predict(mended))
+        slower.append(taken.seconds / min(row.seconds for row in target) - 1)
+    name, few = f"175B on 512 GPUs, {len(target)} rows", len(smaller)
+    other = f"with 3 of its own rows, mean of {len(errors)} choices"
+    return [
+        Figure(f"{name}: mean error, fitted on {few} rows of at most 256", _error(target, speeds), "", at_most=0.08),
+        Figure(f"{name}: mean error of the others, {other}", fmean(errors), "", at_most=0.03),
+        Figure(f"{name}: by how much the layout so chosen is slower than the best, {other}", fmean(slower), ""),
+    ]
+
+
+def _chosen(measured: Sequence[Row]) -> list[Figure]:
+    """Run the best five, choose the best: how far is it from the best of all?"""
+    chosen = choose(measured, ROWS)
+    speeds = fit([measured[index] for index in chosen])
+    groups = defaultdict(list)
+    for row in measured:
+        groups[row.group].append(row)
+    large = [group for group in groups.values() if len(group) > 5]
+    figures = []
+    for count, goal in ((1, None), (3, None), (5, 0.95)):
+        near = 0
+        for group in large:
+            tried = sorted(group, key=lambda row: row.predict(speeds))[:count]
+            near += min(row.seconds for row in tried) <= 1.05 * min(row.seconds for row in group)
+        what = f"choosing, {len(large)} groups of 6 to {max(map(len, large))} layouts"
+        figures.append(Figure(f"{what}: best of {count} within 5 % of the best", near / len(large), "", at_least=goal))
+    return figures
+
+
+def _covered(measured: Sequence[Row], draws: int) -> list[Figure]:
+    """Bars from the errors of few rows: how often they hold what other rows took."""
+    figures = []
+    for count in (5, ROWS, 60):
+        held, width = [], []
+        for seed in range(draws):
+            order = random.Random(100 + seed).sample(list(measured), len(measured))
+            known, others = order[:count], order[count:]
+            bars, speeds = Bars(crossed(known)), fit(known)
+            width.append(log(bars.around(1.0).high))
+            for row in others:
+                bar = bars.around(row.predict(speeds))
+                held.append(bar.low <= row.seconds <= bar.high)
+        share = f"bars of 90 % from {count} rows, over {len(held) // draws} others x {draws} draws"
+        figures.append(Figure(f"{share}: how many they hold", fmean(held), "", at_least=0.85))
+        if count > 5:
+            figures.append(Figure(f"{share}: not too wide", fmean(held), "", at_most=0.95))
+        figures.append(Figure(f"{share}: width to each side, as logarithm", fmean(width), ""))
+    return figures
+
+
+NOTES = (
+    "Rows of vTrain (KAIST, MICRO 2024, github.com/VIA-Research/vTrain, MIT licence): a part of the 1,440 and 109 rows "
+    "that it has, so many as are said under `rows`. Full recomputation of activations and no overlap of gradients are "
+    "assumed of them: the files do not say.",
+    "vTrain itself reports 8.37 % on one machine and 14.73 % on several, from traces of every kernel.",
+    "What is fitted: nine numbers (`swift_plan/timing.py`, Calibration). Where even all rows together leave a larger "
+    "error than the goal, the rest is the rows' own: some are slower than equal layouts with a smaller micro-batch "
+    "beside them by a factor of two.",
+)

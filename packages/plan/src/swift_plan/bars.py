@@ -1,0 +1,71 @@
+"""How far a predicted figure may be off, from how far predictions were off: quantiles of errors (split-conformal).
+
+Where the errors are those of rows that look like the one to come, and none of the rows had a part in its own
+prediction, a bar of 90 % holds what is measured in 90 % of cases, whatever the errors' distribution. Few rows cannot
+promise that: the bar is then as wide as the largest error, and not narrower than what is assumed without any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, exp, log
+from typing import TYPE_CHECKING
+
+from swift_plan.fit import Measured, fit
+
+if TYPE_CHECKING:
+    from swift_plan.timing import Calibration
+
+LEVEL = 0.9
+ASSUMED = log(1.35)
+"""The error of a prediction by assumed speeds, where nothing was measured yet: by comparison with published runs."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure with its bounds."""
+
+    value: float
+    low: float
+    high: float
+    rows: int
+    """How many measured errors it is made of."""
+    assumed: bool
+    """Whether they are too few for the level, so that it is in part what was assumed."""
+
+    def __str__(self) -> str:
+        """Return the bounds as shares of the figure, and what they rest on."""
+        share = f"{self.low / self.value - 1:+.0%} … {self.high / self.value - 1:+.0%}"
+        return f"{share} ({'assumed, ' if self.assumed else ''}{self.rows} rows)"
+
+
+class Bars:
+    """Bars of one kind of figure, from the errors of those that came before."""
+
+    def __init__(self, errors: Sequence[float]) -> None:
+        """Take errors as logarithms: log(measured / predicted)."""
+        self._sizes = sorted(map(abs, errors))
+
+    def around(self, value: float, level: float = LEVEL) -> Bar:
+        """Return the bar of a predicted figure."""
+        width, assumed = self._width(level)
+        return Bar(value, value * exp(-width), value * exp(width), len(self._sizes), assumed)
+
+    def _width(self, level: float) -> tuple[float, bool]:
+        count = len(self._sizes)
+        place = ceil((count + 1) * level)
+        if place <= count:
+            return self._sizes[place - 1], False
+        return max([ASSUMED, *self._sizes]), True
+
+
+def crossed(rows: Sequence[Measured], start: Calibration | None = None, folds: int = 5) -> list[float]:
+    """Return the error of every row, as logarithm, under speeds that were fitted without it."""
+    errors = [0.0] * len(rows)
+    for fold in range(min(folds, len(rows))):
+        others = [row for index, row in enumerate(rows) if index % folds != fold]
+        speeds = fit(others, start)
+        for index in range(fold, len(rows), folds):
+            errors[index] = log(rows[index].seconds / rows[index].predict(speeds))
+    return errors

@@ -1,0 +1,203 @@
+"""Speeds of a machine from measured steps: the numbers of a `Calibration` under which plans take as long as runs did.
+
+Least squares on logarithms, damped (Levenberg and Marquardt), so that every row counts by its share and not by its
+seconds. What few rows cannot tell stays where it was assumed: each number is held by how well it was known before. A
+row that no speed explains, of a run that was disturbed, pulls no harder than one that is twice as far off as usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log, log1p
+
+from swift_plan.timing import Calibration
+
+UNSURE: Mapping[str, float] = {
+    "matmul": 0.3, "narrow": 1.0, "memory": 0.5, "link": 0.7, "network": 0.7, "latency": 1.0, "layer": 1.0,
+    "launch": 1.0, "step": 1.0,
+}  # fmt: skip
+"""How far each number may be off before anything was measured, as a logarithm: 0.7 is a factor of 2."""
+USUAL = 0.08
+"""The relative error of a time that counts as much as one of `UNSURE`."""
+_FAR = 2.0
+"""Errors beyond so many times the usual one pull no harder."""
+_SMALL = 1e-4
+_FEW, _MANY = 12, 60
+"""Steps of each beginning, and of the best one."""
+
+Vector = list[float]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A step that was measured, and how long it would take at other speeds."""
+
+    predict: Callable[[Calibration], float]
+    """Seconds of the step."""
+    seconds: float
+    name: str = ""
+
+    def error(self, calibration: Calibration) -> float:
+        """Return by which share of what was measured the prediction is too long, or too short below 0."""
+        return self.predict(calibration) / self.seconds - 1
+
+
+def fit(
+    rows: Sequence[Measured], start: Calibration | None = None, unsure: Mapping[str, float] = UNSURE
+) -> Calibration:
+    """Return the speeds that explain the rows; `start` is what holds where they say nothing.
+
+    Where the device decides how long a layer takes, the host's number moves nothing, and the other way round: so the
+    search also begins with a slower and with a faster host, and the best end counts.
+    """
+    begun = start or Calibration()
+    far = 1.5 * unsure["launch"]
+    ends = [Fit(rows, begun, unsure, {"launch": by}) for by in (0.0, far, -far)]
+    for end in ends:
+        end.settle(_FEW)
+    best = min(ends, key=lambda end: end.cost)
+    best.settle(_MANY)
+    return best.calibration
+
+
+def choose(rows: Sequence[Measured], count: int, start: Calibration | None = None) -> list[int]:
+    """Return which rows to measure, as indices: those from which the speeds are learned best.
+
+    Each next one is the row whose time is least certain after those before it. No measurement is looked at: it is for
+    choosing what to run.
+    """
+    begun = start or Calibration()
+    # The host decides the time of small layers, unless it is fast: both may be true.
+    views = [_View(rows, begun), _View(rows, replace(begun, launch=5 * begun.launch))]
+    left = set(range(len(rows)))
+    chosen: list[int] = []
+    while left and len(chosen) < count:
+        best = max(left, key=lambda index: (sum(log1p(view.doubt(index)) for view in views), -index))
+        left.remove(best)
+        chosen.append(best)
+        for view in views:
+            view.learn(best)
+    return chosen
+
+
+class _View:
+    """How times depend on speeds, seen from one calibration, and what is left uncertain of the speeds."""
+
+    def __init__(self, rows: Sequence[Measured], at: Calibration) -> None:
+        self._slopes: list[Vector] = []
+        for row in rows:
+            here = log(row.predict(at))
+            moved = [replace(at, **{name: getattr(at, name) * exp(_SMALL)}) for name in UNSURE]
+            self._slopes.append([(log(row.predict(each)) - here) / _SMALL / USUAL for each in moved])
+        self._spread = [[by * by * (i == j) for j in range(len(UNSURE))] for i, by in enumerate(UNSURE.values())]
+
+    def doubt(self, index: int) -> float:
+        """Return the variance of a row's predicted time, in units of the usual error's."""
+        return _dot(self._slopes[index], [_dot(row, self._slopes[index]) for row in self._spread])
+
+    def learn(self, index: int) -> None:
+        """Take away what a measurement of this row would settle (Sherman and Morrison)."""
+        seen = [_dot(row, self._slopes[index]) for row in self._spread]
+        over = 1 + _dot(self._slopes[index], seen)
+        self._spread = [
+            [value - a * b / over for value, b in zip(row, seen, strict=True)]
+            for row, a in zip(self._spread, seen, strict=True)
+        ]
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))
+
+
+class Fit:
+    """One search for the speeds, step by step."""
+
+    def __init__(
+        self, rows: Sequence[Measured], start: Calibration, unsure: Mapping[str, float], moved: Mapping[str, float]
+    ) -> None:
+        self.rows, self.start, self.unsure = rows, start, unsure
+        self._names = tuple(unsure)
+        self._at: Vector = [moved.get(name, 0.0) for name in self._names]
+        self._residuals = self._errors(self._at)
+        self.cost = _cost(self._residuals)
+        self._damping = 1e-2
+
+    @property
+    def calibration(self) -> Calibration:
+        """Return the best speeds so far."""
+        return self._moved(self._at)
+
+    def settle(self, most: int) -> None:
+        """Go on until nothing is gained, or for so many steps."""
+        for _ in range(most):
+            if not self._improve():
+                return
+
+    def _improve(self) -> bool:
+        """Go one step; return whether another one may help."""
+        slopes = self._slopes()
+        weights = [1.0 if abs(error) <= _FAR else _FAR / abs(error) for error in self._residuals]
+        sizes = range(len(self._names))
+        curvature = [
+            [sum(w * a * b for w, a, b in zip(weights, slopes[i], slopes[j], strict=True)) for j in sizes]
+            for i in sizes
+        ]
+        pull = [sum(w * a * r for w, a, r in zip(weights, slopes[i], self._residuals, strict=True)) for i in sizes]
+        while self._damping < 1e8:
+            damped = [
+                [value * (1 + self._damping * (i == j)) for j, value in enumerate(row)]
+                for i, row in enumerate(curvature)
+            ]
+            step = solved(damped, pull)
+            there = [at - min(1.0, max(-1.0, by)) for at, by in zip(self._at, step, strict=True)]
+            residuals = self._errors(there)
+            cost = _cost(residuals)
+            if cost < self.cost:
+                gained = self.cost - cost
+                self._at, self._residuals, self.cost = there, residuals, cost
+                self._damping = max(self._damping / 3, 1e-9)
+                return gained > _SMALL
+            self._damping *= 4
+        return False
+
+    def _moved(self, at: Sequence[float]) -> Calibration:
+        values = {name: getattr(self.start, name) * exp(by) for name, by in zip(self._names, at, strict=True)}
+        return replace(self.start, **values)
+
+    def _errors(self, at: Sequence[float]) -> Vector:
+        calibration = self._moved(at)
+        errors = [log(row.predict(calibration) / row.seconds) / USUAL for row in self.rows]
+        return errors + [by / self.unsure[name] for name, by in zip(self._names, at, strict=True)]
+
+    def _slopes(self) -> list[Vector]:
+        slopes = []
+        for index in range(len(self._names)):
+            beside = list(self._at)
+            beside[index] += _SMALL
+            slopes.append(
+                [(new - old) / _SMALL for new, old in zip(self._errors(beside), self._residuals, strict=True)]
+            )
+        return slopes
+
+
+def _cost(errors: Sequence[float]) -> float:
+    return sum(e * e / 2 if abs(e) <= _FAR else _FAR * abs(e) - _FAR * _FAR / 2 for e in errors)
+
+
+def solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> Vector:
+    """Return x of `matrix` x = `right`, for a matrix that is symmetric and positive (Gauss, largest pivot first)."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    size = len(rows)
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda index: abs(rows[index][column]))
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        for below in rows[column + 1 :]:
+            factor = below[column] / rows[column][column]
+            for index in range(column, size + 1):
+                below[index] -= factor * rows[column][index]
+    found = [0.0] * size
+    for index in reversed(range(size)):
+        known = sum(rows[index][other] * found[other] for other in range(index + 1, size))
+        found[index] = (rows[index][size] - known) / rows[index][index]
+    return found

@@ -1,0 +1,71 @@
+"""Bytes that processes exchange, beside formulas that `python -m benchmarks megatron` compares with counted bytes."""
+
+import pytest
+
+from swift.contracts import ProcessLayout
+from swift_plan.cluster import cluster
+from swift_plan.shape import ModelShape
+from swift_plan.traffic import model_traffic
+from swift_plan.workload import Workload
+
+LAYERS, HIDDEN, TOKENS, CHOSEN = 6, 64, 512, 2
+SINGLE = Workload(rows=4, length=128, rows_assumed=False, compute_bytes=4.0, frozen_bytes=4.0, adapted=False)
+
+
+def _bytes(layout: ProcessLayout, operation: str, *, recompute: bool = False, experts: int = 0) -> float:
+    shape = ModelShape(
+        "small",
+        "llama",
+        LAYERS,
+        HIDDEN,
+        4,
+        2,
+        16,
+        1000,
+        128,
+        experts=experts,
+        experts_per_token=CHOSEN,
+        expert_width=32,
+    )
+    messages = model_traffic(shape, layout, SINGLE, TOKENS, LAYERS, recompute=recompute)
+    return sum(message.bytes for message in messages if message.operation == operation)
+
+
+def test_tensor_parallelism_adds_up_four_times_a_layer_and_at_both_ends() -> None:
+    # (4 layers + 1) x tokens x hidden + learned x hidden, all tokens learned
+    assert _bytes(ProcessLayout(tp=2), "all_reduce") == 4 * (4 * LAYERS + 2) * TOKENS * HIDDEN
+
+
+def test_sequence_parallelism_gathers_and_cuts_eight_times_a_layer() -> None:
+    layout = ProcessLayout(tp=2, sequence_parallel=True)
+    both = _bytes(layout, "all_gather") + _bytes(layout, "reduce_scatter")
+    assert both == 4 * (8 * LAYERS + 4) * TOKENS * HIDDEN
+
+
+def test_a_stage_within_the_pipeline_sends_on_and_back() -> None:
+    # tokens x hidden for each of two stages, which send one way each
+    assert _bytes(ProcessLayout(pp=2), "send") / 2 == 4 * TOKENS * HIDDEN
+
+
+def test_tokens_go_to_their_experts_and_back_in_both_directions() -> None:
+    assert _bytes(ProcessLayout(ep=2), "all_to_all", experts=8) == 4 * 4 * LAYERS * TOKENS * CHOSEN * HIDDEN
+
+
+def test_recomputing_repeats_what_the_forward_pass_exchanged() -> None:
+    once, again = (_bytes(ProcessLayout(tp=2), "all_reduce", recompute=recompute) for recompute in (False, True))
+    assert again - once == 4 * 2 * LAYERS * TOKENS * HIDDEN
+
+
+def test_what_leaves_a_machine_goes_through_the_ports_of_those_that_take_part() -> None:
+    where = cluster("4x8xH100")
+    assert where.bandwidth(8, 1) == 450e9
+    assert where.bandwidth(4, 8) == 50e9
+    assert where.bandwidth(8, 4) == 100e9
+    assert where.bandwidth(32, 1) == 400e9
+
+
+def test_to_all_others_a_part_stays_within_the_machine() -> None:
+    where = cluster("4x8xH100")
+    assert where.port(8, 1, to_all=True) == 450e9
+    assert where.port(32, 1, to_all=True) == pytest.approx(50e9 * 31 / 24)
+    assert where.port(32, 1, to_all=False) == 50e9
