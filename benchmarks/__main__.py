@@ -13,6 +13,7 @@ PARTS = {
     "throughput": "speed and peak memory of training against a bare torch loop",
     "chunked_loss": "memory of the loss at a vocabulary of 152k",
     "start_up": "time to the first step, phase by phase",
+    "plan_search": "time and memory of swift plan itself",
     "plan_memory": "memory that swift plan counts, against what processes of every backend take",
     "tokenising": "rows a second from chats to tokens and masks, against row by row and datasets.map, and memory",
     "fsdp": "speed and memory of FSDP against FSDP2 by hand and the Trainer's, and long sequences",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, isqrt
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from swift_plan.timing import StepTime, Timing
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
-    from swift.contracts import ProcessLayout, Run, Traffic
+    from swift.contracts import ProcessLayout, Run
     from swift.planning import PlannedBackend
     from swift_plan.shape import ModelShape
 
@@ -39,7 +39,13 @@ class Candidate:
     recompute: bool
     memory: Mapping[str, float]
     """Bytes of the process with the most, by term."""
-    time: StepTime
+    clock: Callable[[], StepTime]
+    """Estimates the time, which most plans that do not fit are never asked for."""
+
+    @cached_property
+    def time(self) -> StepTime:
+        """Return what a step takes, by term."""
+        return self.clock()
 
     @cached_property
     def peak(self) -> float:
@@ -60,13 +66,18 @@ class Candidate:
 class _Filled:
     """A layout with a micro-batch, and what its stages hold."""
 
+    run: Run
     parallel: Mapping[str, Any]
-    layout: ProcessLayout
     stages: tuple[int, ...]
     micro_batch: int
     accumulation: int
     held: Sequence[Stage]
     states: Sequence[Mapping[str, float]]
+
+    @property
+    def layout(self) -> ProcessLayout:
+        """Return the sizes of all parallel dimensions."""
+        return self.held[0].weights.layout
 
 
 @dataclass
@@ -215,9 +226,8 @@ class BackendSearch:
                 if kept is None:
                     self.refused = _silent(self.backend)
                     return
-                traffic = self.backend.traffic(run, held[0].weights, accumulation)
-                one = _Filled(parallel, layout, sizes, micro_batch, accumulation, held, kept)
-                yield from self.each(one, activations, traffic)
+                one = _Filled(run, parallel, sizes, micro_batch, accumulation, held, kept)
+                yield from self.each(one, activations)
 
     def states(
         self, parallel: Mapping[str, Any], held: Sequence[Stage], several: bool
@@ -227,7 +237,8 @@ class BackendSearch:
         states = [self.backend.memory(run, stage.weights) for stage in held]
         return None if None in states else [state for state in states if state is not None]
 
-    def each(self, one: _Filled, activations: Activations, traffic: Sequence[Traffic]) -> Iterator[Candidate]:
+    def each(self, one: _Filled, activations: Activations) -> Iterator[Candidate]:
+        """Yield a layout with its micro-batch, recomputed and not."""
         tokens = one.micro_batch * self.workload.length / one.layout.sequence
         slowest = max(one.held, key=lambda stage: stage.layers + self._head_in_layers * stage.has_head)
         logits = [activations.logits(stage, tokens) for stage in one.held]
@@ -239,13 +250,15 @@ class BackendSearch:
             ]
             most = totals.index(max(totals))
             memory = {**one.states[most], "activations": kept[most], "logits of a chunk": logits[most]}
-            time = self.timing.step(
-                self.shape, self.workload, slowest, traffic, one.micro_batch, activations.layer, recompute=recompute
-            )
+            clock = partial(self._time, one, slowest, activations.layer, recompute=recompute)
             self.tried += 1
             yield Candidate(
-                self.backend, one.layout, one.parallel, one.stages, one.micro_batch, recompute, memory, time
+                self.backend, one.layout, one.parallel, one.stages, one.micro_batch, recompute, memory, clock
             )
+
+    def _time(self, one: _Filled, slowest: Stage, kept: float, *, recompute: bool) -> StepTime:
+        traffic = self.backend.traffic(one.run, one.held[0].weights, one.accumulation)
+        return self.timing.step(self.shape, self.workload, slowest, traffic, one.micro_batch, kept, recompute=recompute)
 
     @cached_property
     def _head_in_layers(self) -> float:
@@ -292,9 +305,8 @@ def counted(
     states = one.states({}, held, accumulation > 1)
     if states is None:
         raise _silent(backend)
-    filled = _Filled({}, layout, sizes, train.micro_batch, accumulation, held, states)
-    traffic = backend.traffic(run, held[0].weights, accumulation)
-    plans = one.each(filled, Activations(backend, run, shape, one.workload), traffic)
+    filled = _Filled(run, {}, sizes, train.micro_batch, accumulation, held, states)
+    plans = one.each(filled, Activations(backend, run, shape, one.workload))
     return next(plan for plan in plans if plan.recompute == train.gradient_checkpointing)
 
 
