@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from swift_plan.memory import Activations, Stage, peak, stages
+from swift_plan.memory import Activations, Stage, StagesOf, split
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Case:
     shape: ModelShape
     workload: Workload
     stages: Sequence[Stage]
-    """The first and the last of the pipeline."""
+    """Those of the pipeline that may have the most, the first one first."""
     traffic: Sequence[Traffic]
     """Of weights and gradients."""
     memory: Mapping[str, float]
@@ -44,12 +44,18 @@ class Case:
         layout = backend.layout(backend.run(parallel, world))
         accumulation = max(1, ceil(workload.rows / (layout.data * micro_batch)))
         run = backend.run(parallel, world, micro_batch=micro_batch, accumulation=accumulation)
-        slots = backend.slot_bytes((shape.hidden, shape.hidden))
-        held = stages(shape, layout, TrainedCount(backend, shape, workload), workload, slots)
+        counts = StagesOf(
+            shape, TrainedCount(backend, shape, workload), workload, backend.slot_bytes((shape.hidden, shape.hidden))
+        )
+        held = counts.under(layout, split(shape.layers, layout.pp, layout.vpp))
         activations = Activations(backend, run, shape, workload)
         tokens = micro_batch * workload.length / layout.sequence
         peaks = [
-            peak(stage, backend.memory(run, stage.weights) or {}, activations, shape, tokens, recompute=recompute)
+            {
+                **(backend.memory(run, stage.weights) or {}),
+                "activations": activations.bytes(stage, tokens, accumulation, recompute=recompute),
+                "logits of a chunk": activations.logits(stage, tokens),
+            }
             for stage in held
         ]
         traffic = tuple(backend.traffic(run, held[0].weights, accumulation))
@@ -68,8 +74,9 @@ class Case:
 
     def time(self, timing: Timing) -> StepTime:
         """Return the time of a step at these speeds."""
+        slowest = max(self.stages, key=lambda stage: (stage.layers, stage.has_head))
         return timing.step(
-            self.shape, self.workload, self.stages[-1], self.traffic, self.micro_batch, self.kept,
+            self.shape, self.workload, slowest, self.traffic, self.micro_batch, self.kept,
             recompute=self.recompute,
         )  # fmt: skip
 
