@@ -312,7 +312,7 @@ REFUSED: list[tuple[str, str]] = [
     ("--galore_quantization true", "--optim q_galore"),
     ("--galore_layerwise true", "--optim q_galore"),
     ("--apollo_proj svd", "--optim galore"),
-    ("--use_badam true", "--optim adamw_8bit"),
+    ("--use_badam true", "--train_type badam"),
     ("--optim_args a=b", "--adam_beta1"),
     ("--embedding_lr 1e-5", "--learning_rate"),
     ("--optim paged_adamw_8bit", "--deepspeed zero2_offload"),

@@ -44,7 +44,8 @@ class DeepSpeedBackend:
     capabilities = Capabilities(
         parallel=frozenset({"dp_replicate", "dp_shard", "tp", "ulysses"}),
         precisions=frozenset({"float32", "bfloat16", "float16"}),
-        tuners=frozenset(Trains),
+        # ZeRO lays out what is trained once, in flat tensors.
+        tuners=frozenset(Trains) - {Trains.TURNS},
         quantisers=frozenset({"bnb-nf4", "bnb-fp4", "bnb-int8"}),
         optimizers=frozenset({Reads.ELEMENTS}),
         provides=EVERY_VIEW,

@@ -22,9 +22,10 @@ from swift.toolkit import (
     part_boxes,
 )
 from swift_backend_fsdp.local import local_slice
+from swift_backend_fsdp.shard import take_turn
 
 if TYPE_CHECKING:
-    from swift.contracts import CheckpointReader, CheckpointWriter, Slot
+    from swift.contracts import CheckpointReader, CheckpointWriter, Run, Slot
     from swift_backend_fsdp.shard import FsdpState
 
 
@@ -34,11 +35,14 @@ def save(state: FsdpState, writer: CheckpointWriter) -> None:
     writer.facts({"scaler": state.arithmetic.scaler.state_dict()})
 
 
-def load(state: FsdpState, reader: CheckpointReader) -> None:
+def load(run: Run, state: FsdpState, reader: CheckpointReader) -> None:
     """Fill weights in place, and the optimizer's state, which is made where there is none yet."""
     reader.tensors(_weights(state))
-    load_slots(state.optimizer, _slots_to_read(state, reader), reader)
-    load_matrix_slots(state.optimizer, reader)
+    step = int(reader.manifest["step"])
+    take_turn(run, state, step)
+    if state.turns is None or state.turns.goes_on(step):
+        load_slots(state.optimizer, _slots_to_read(state, reader), reader)
+        load_matrix_slots(state.optimizer, reader)
     scaler = reader.manifest.get("facts", {}).get("scaler")
     if scaler and state.arithmetic.scaler.is_enabled():
         state.arithmetic.scaler.load_state_dict(scaler)

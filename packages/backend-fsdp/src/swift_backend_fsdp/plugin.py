@@ -112,10 +112,10 @@ class FsdpBackend:
         return True
 
     @hookimpl
-    def swift_load_checkpoint(self, state: FsdpState, reader: CheckpointReader) -> bool:
+    def swift_load_checkpoint(self, run: Run, state: FsdpState, reader: CheckpointReader) -> bool:
         from swift_backend_fsdp.checkpoint import load
 
-        load(state, reader)
+        load(run, state, reader)
         return True
 
     @hookimpl

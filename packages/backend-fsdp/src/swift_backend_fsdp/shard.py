@@ -15,6 +15,7 @@ from swift.contracts import ModelView, Need
 from swift.toolkit import (
     Arithmetic,
     SequenceView,
+    Turns,
     ViewModule,
     base_model,
     build_optimizer,
@@ -93,6 +94,8 @@ class FsdpState:
     step: int = 0
     sees: bool = False
     """Whether weights are trained that only pictures reach."""
+    turns: Turns | None = None
+    """Who of the weights has a turn, where they take turns."""
 
     @property
     def view(self) -> ViewModule:
@@ -117,30 +120,43 @@ def shard(run: Run, built: MetaModel) -> FsdpState:
     with torch.no_grad():
         root(None)
     root.reshard_all()
-    groups = parameter_groups(
-        built.view.model.named_parameters(),
-        run.config.optim,
-        run.config.tuner,
-        rates=rates_of_parts(run.config, built.view.model),
+    # FSDP has seen all weights that are ever trained by now; those without a turn only wait.
+    turns = Turns.of(run, built.view.model)
+    if turns is not None:
+        turns.take(0)
+    parts, optimizer = _optimizer(run, built.view.model, meshes, arithmetic)
+    return FsdpState(
+        root=root,
+        parts=parts,
+        partial=partial,
+        optimizer=optimizer,
+        slots=slots_of(run.config.optim),
+        arithmetic=arithmetic,
+        meshes=meshes,
+        sees=trains_on_pictures(run, built.view.model),
+        turns=turns,
     )
-    place(groups, built.view.model, region_of=lambda parameter: local_slice(parameter)[1], processes=meshes.parts)
+
+
+def take_turn(run: Run, state: FsdpState, step: int) -> None:
+    """Let the weights of a step have their turn, where they take turns: the optimizer is made for them alone."""
+    if state.turns is not None and state.turns.take(step):
+        state.parts, state.optimizer = _optimizer(run, state.model, state.meshes, state.arithmetic)
+
+
+def _optimizer(
+    run: Run, model: nn.Module, meshes: Meshes, arithmetic: Arithmetic
+) -> tuple[list[TrainedShard], torch.optim.Optimizer]:
+    config = run.config
+    groups = parameter_groups(model.named_parameters(), config.optim, config.tuner, rates=rates_of_parts(config, model))
+    place(groups, model, region_of=lambda parameter: local_slice(parameter)[1], processes=meshes.parts)
     parts: list[TrainedShard] = []
     for group in groups:
         own = [_trained_shard(name, each) for name, each in zip(group["names"], group["params"], strict=True)]
         parts += own
         group["params"] = [each.local for each in own]
-    return FsdpState(
-        root=root,
-        parts=parts,
-        partial=partial,
-        optimizer=build_optimizer(
-            groups, run.config.optim, run.config.learning_rate, "cpu" if options.offload else arithmetic.device
-        ),
-        slots=slots_of(run.config.optim),
-        arithmetic=arithmetic,
-        meshes=meshes,
-        sees=trains_on_pictures(run, built.view.model),
-    )
+    device = "cpu" if run.options(FsdpConfig).offload else arithmetic.device
+    return parts, build_optimizer(groups, config.optim, config.learning_rate, device)
 
 
 def _fully_shard(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from swift.toolkit import accumulate, gradient_view, score, update
 from swift_backend_fsdp import gradients
 from swift_backend_fsdp.config import FsdpConfig
+from swift_backend_fsdp.shard import take_turn
 
 if TYPE_CHECKING:
     from swift.contracts import ForwardResult, Objective, Run, StepResult
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 def train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) -> StepResult:
     """Accumulate micro-batches, add gradients up across processes after the last one or each of them, clip, update."""
+    take_turn(run, state, state.step)
     with gradient_view(state.optimizer):
         return _train_step(run, state, batch, objective)
 

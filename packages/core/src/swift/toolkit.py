@@ -75,6 +75,7 @@ from swift.processes.watchdog import heartbeat
 from swift.terminal import print_note, progress, summary_of, waiting
 from swift.train.steps import Arithmetic, accumulate, gradient_view, score, update
 from swift.train.sums import GlobalSums, NonFiniteStep
+from swift.train.turns import Turns
 from swift.untrusted_pickle import check_archive, load_pickle
 
 __all__ = [
@@ -103,6 +104,7 @@ __all__ = [
     "SlotsToRead",
     "TensorPlan",
     "TokenViews",
+    "Turns",
     "ViewModule",
     "VocabularyShard",
     "accumulate",

@@ -199,3 +199,23 @@ class GraloraOptions(TargetOptions):
         description="Blocks into which a side of a weight is cut: a divisor of the rank and of every width (gralora)",
     )
     dropout: BelowOne = Field(0.0, description="Dropout on the adapters' input")
+
+
+class LisaOptions(Section):
+    """Options of `lisa`."""
+
+    layers: Annotated[int, Field(ge=1, le=10_000)] = Field(2, description="Layers that are trained at a time (lisa)")
+    interval: Annotated[int, Field(ge=1)] = Field(
+        20, description="Steps after which other layers have their turn (lisa, badam)"
+    )
+
+
+class BadamOptions(Section):
+    """Options of `badam`."""
+
+    interval: Annotated[int, Field(ge=1)] = Field(
+        100, description="Steps after which other layers have their turn (lisa, badam)"
+    )
+    order: Literal["random", "ascending", "descending"] = Field(
+        "random", description="Order in which layers have their turns, each once in a round (badam)"
+    )

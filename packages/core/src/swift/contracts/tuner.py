@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Trains(StrEnum):
     """Requirement of a tuner. A backend lists those it can serve in `Capabilities.tuners`.
 
-    The first four are what core's own tuners ask for, which a backend may implement in a way of its own. The last two
-    are for any other tuner: a backend that builds its model by `swift.toolkit.build_view` serves both.
+    The first four are what core's own tuners ask for, which a backend may implement in a way of its own. The others
+    are for any other tuner: a backend that builds its model by `swift.toolkit.build_view` serves the first two of them.
     """
 
     FULL = "full"
@@ -35,6 +35,9 @@ class Trains(StrEnum):
     """Any choice of the model's own weights, which `attach` makes on a transformers model."""
     MODULES = "modules"
     """Any modules of PEFT, which `attach` puts into a transformers model."""
+    TURNS = "turns"
+    """Weights that take turns, as `Tuner.trained` has it: gradients and optimizer state are kept for those alone that
+    have theirs. Served by `swift.toolkit.Turns`, where a backend can make its optimizer anew between two steps."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,14 @@ class TunerContext:
 
 
 class Tuner(Protocol):
-    """One way of choosing what is trained. The entry point in `swift.tuners` names a class called without arguments."""
+    """One way of choosing what is trained. The entry point in `swift.tuners` names a class called without arguments.
+
+    A tuner whose weights take turns needs `Trains.TURNS` and has one more method,
+    `trained(names, step, options, seed) -> Collection[str]`: given the names on disk of all weights that `attach` has
+    left to train, in the order of the model, it returns those that are trained at a step, counted from 0. It must
+    depend on nothing but the arguments, so that all processes, and resumed runs, train the same. Whenever other weights
+    have their turn than in the step before, the optimizer begins anew.
+    """
 
     options_model: type[BaseModel]
     """The keys of the section `tuner` that are the tuner's own. Core has `kind`, `quantize` and `adapter` for all."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from swift.contracts.tuner import Trains
 from swift.plugins.answers import wrong
 from swift.plugins.blame import failing
 from swift.plugins.load import load_tuner
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from swift.config.sections import TunerSection
     from swift.contracts import Tuner, TunerContext
+    from swift.errors import PluginError
     from swift.plugins.entry import PluginEntry
 
 
@@ -50,6 +52,24 @@ class SelectedTuner:
         """Return what an adapter's parameter begins with; None leaves it as it is."""
         with failing(self.entry, "initial"):
             return self.tuner.initial(name, shape, self.options, seed)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Return whether the weights take turns."""
+        with failing(self.entry, "needs"):
+            return Trains.TURNS in self.tuner.needs(self.options)
+
+    def trained(self, names: Sequence[str], step: int, seed: int) -> Collection[str]:
+        """Return which of the weights have their turn at a step."""
+        with failing(self.entry, "trained"):
+            due: Collection[str] = self.tuner.trained(names, step, self.options, seed)  # type: ignore[attr-defined]  # of those whose weights take turns
+        if not due or not set(due) <= set(names):
+            raise self.wrong("trained", "some of the names that it was given", due)
+        return due
+
+    def wrong(self, method: str, expected: str, came: object) -> PluginError:
+        """Return the error for an answer of the tuner that is none."""
+        return wrong(self.entry, method, expected, came)
 
     def lr_scale(self, name: str) -> float:
         """Return the factor on the learning rate of a parameter."""

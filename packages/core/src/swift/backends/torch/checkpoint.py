@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swift.backends.torch.shard import take_turn
 from swift.checkpoint.matrix_slots import load_matrix_slots, matrix_tensors
 from swift.checkpoint.names import model_name, optim_name
 from swift.errors import CheckpointError
@@ -15,7 +16,7 @@ from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
 
 if TYPE_CHECKING:
     from swift.backends.torch.shard import TorchState
-    from swift.contracts import CheckpointReader, CheckpointWriter, Slot
+    from swift.contracts import CheckpointReader, CheckpointWriter, Run, Slot
     from swift.models.names import Piece
 
 
@@ -25,11 +26,14 @@ def save(state: TorchState, writer: CheckpointWriter) -> None:
     writer.facts({"scaler": state.arithmetic.scaler.state_dict()})
 
 
-def load(state: TorchState, reader: CheckpointReader) -> None:
+def load(run: Run, state: TorchState, reader: CheckpointReader) -> None:
     """Fill weights in place, and the optimizer's state, which is made where there is none yet."""
     reader.tensors(_weights(state))
-    load_slots(state.optimizer, _slots_to_read(state, reader), reader)
-    load_matrix_slots(state.optimizer, reader)
+    step = int(reader.manifest["step"])
+    take_turn(run, state, step)
+    if state.turns is None or state.turns.goes_on(step):
+        load_slots(state.optimizer, _slots_to_read(state, reader), reader)
+        load_matrix_slots(state.optimizer, reader)
     scaler = reader.manifest.get("facts", {}).get("scaler")
     if scaler and state.arithmetic.scaler.is_enabled():
         state.arithmetic.scaler.load_state_dict(scaler)

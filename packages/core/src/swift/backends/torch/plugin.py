@@ -105,10 +105,10 @@ class TorchBackend:
         return True
 
     @hookimpl
-    def swift_load_checkpoint(self, state: TorchState, reader: CheckpointReader) -> bool:
+    def swift_load_checkpoint(self, run: Run, state: TorchState, reader: CheckpointReader) -> bool:
         from swift.backends.torch.checkpoint import load
 
-        load(state, reader)
+        load(run, state, reader)
         return True
 
     @hookimpl

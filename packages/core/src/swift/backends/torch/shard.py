@@ -17,6 +17,7 @@ from swift.optim.build import build_optimizer, parameter_groups
 from swift.optim.placements import place
 from swift.optim.selected import slots_of
 from swift.train.steps import Arithmetic
+from swift.train.turns import Turns
 
 if TYPE_CHECKING:
     from swift.contracts import Run, Slot
@@ -38,6 +39,8 @@ class TorchState:
     step: int = 0
     sees: bool = False
     """Whether weights are trained that only pictures reach."""
+    turns: Turns | None = None
+    """Who of the weights has a turn, where they take turns."""
 
     @property
     def model(self) -> torch.nn.Module:
@@ -51,19 +54,37 @@ class TorchState:
 
 def shard(run: Run, view: ViewModule) -> TorchState:
     """Nothing is cut here: every process keeps a whole replica, and gradients are added up."""
-    config, arithmetic = run.config, Arithmetic.of(run)
+    turns = Turns.of(run, view.model)
+    if turns is not None:
+        turns.take(0)
+    arithmetic = Arithmetic.of(run)
+    return TorchState(
+        view=view,
+        replica=_data_parallel(run, view, arithmetic.device) if run.world.size > 1 else view,
+        optimizer=_optimizer(run, view, arithmetic.device),
+        slots=slots_of(run.config.optim),
+        arithmetic=arithmetic,
+        sees=trains_on_pictures(run, view.model),
+        turns=turns,
+    )
+
+
+def take_turn(run: Run, state: TorchState, step: int) -> None:
+    """Let the weights of a step have their turn, where they take turns: optimizer and buckets are for them alone."""
+    if state.turns is None or not state.turns.take(step):
+        return
+    device = state.arithmetic.device
+    state.replica = _data_parallel(run, state.view, device) if run.world.size > 1 else state.view
+    state.optimizer = _optimizer(run, state.view, device)
+
+
+def _optimizer(run: Run, view: ViewModule, device: torch.device) -> torch.optim.Optimizer:
+    config = run.config
     groups = parameter_groups(
         view.model.named_parameters(), config.optim, config.tuner, rates=rates_of_parts(config, view.model)
     )
     place(groups, view.model)
-    return TorchState(
-        view=view,
-        replica=_data_parallel(run, view, arithmetic.device) if run.world.size > 1 else view,
-        optimizer=build_optimizer(groups, config.optim, config.learning_rate, arithmetic.device),
-        slots=slots_of(config.optim),
-        arithmetic=arithmetic,
-        sees=trains_on_pictures(run, view.model),
-    )
+    return build_optimizer(groups, config.optim, config.learning_rate, device)
 
 
 def _data_parallel(run: Run, view: ViewModule, device: torch.device) -> DistributedDataParallel:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from swift.backends.torch.shard import take_turn
 from swift.train.steps import accumulate, gradient_view, score, update
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 def train_step(run: Run, state: TorchState, batch: Batch, objective: Objective) -> StepResult:
     """Accumulate micro-batches, add gradients up across processes after the last one, clip, update."""
+    take_turn(run, state, state.step)
     with gradient_view(state.optimizer):
         return _train_step(run, state, batch, objective)
 

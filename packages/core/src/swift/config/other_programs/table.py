@@ -117,10 +117,13 @@ OPTIMIZER: Rows = {
         ("std",), "APOLLO projects the shorter side", "APOLLO projects the shorter side of a matrix.", "Leave it out."
     ),
     ("apollo_scale_front",): off("updates are scaled after they are limited.", "Leave it out."),
-    ("use_badam",): off("BAdam is not implemented.", _LITTLE_MEMORY),
+    ("use_badam",): off("BAdam is a tuner here.", "Type: --train_type badam --tuner.interval 50"),
     ("use_lomo",): off(IN_BACKWARD, LITTLE_STATE),
     ("lisa_activated_layers", "lisa_step_interval"): Default(
-        ("0",), "all layers are trained in every step", "LISA is not implemented.", _LITTLE_MEMORY
+        ("0",),
+        "all layers are trained in every step",
+        "LISA is a tuner here.",
+        "Type: --train_type lisa --tuner.layers 2 --tuner.interval 20",
     ),
     ("optimizer_args",): Refused(
         "an optimizer's options are flags of their own here.",

@@ -17,8 +17,8 @@ _OPTIMIZERS = (
     "schedule_free, lion or sgd; a plugin can bring another: docs/how-to/write-an-optimizer.md"
 )
 _TUNERS = (
-    "Type --train_type lora (or dora, rslora, qlora), miss, oft, boft, hira, loha, lokr, gralora, vera, ia3 or full; a "
-    "plugin can bring another: docs/how-to/write-a-tuner.md"
+    "Type --train_type lora (or dora, rslora, qlora), miss, oft, boft, hira, loha, lokr, gralora, vera, ia3, "
+    "lisa, badam or full; a plugin can bring another: docs/how-to/write-a-tuner.md"
 )
 IN_BACKWARD = "updates in the middle of the backward pass leave no gradient norm, and nothing that could be clipped."
 LITTLE_STATE = "For little memory: --optim adamw_4bit or q_galore, or --deepspeed zero3_offload"
