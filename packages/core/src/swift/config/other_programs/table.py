@@ -26,7 +26,6 @@ from swift.config.other_programs.values import IN_BACKWARD, LITTLE_STATE
 
 Rows = Mapping[tuple[str, ...], Meaning]
 
-_LITTLE_MEMORY = "For little memory: --train_type qlora, or --optim adamw_8bit on a GPU"
 _NO_WORKERS = "batches are put together in the training process, from data that is tokenised before"
 _TEMPLATE = "the chat template of the model's own tokenizer is used; --chat_template FILE.jinja names another"
 _UPLOAD = ("training uploads nothing.", "When it has ended: swift export RUN --push OWNER/NAME")
