@@ -98,7 +98,7 @@ class Planned:
         explained = self._explained()
         if explained is not None:
             _say(f"\nPlan {self.options.explain or 1}, {screen.label(explained)}:")
-            _say(screen.table(screen.terms(explained)))
+            _say(screen.table(screen.terms(explained, self.cluster.device.name)))
             _say(f"Type: {self.command(explained)}\n")
         _say(screen.thumb(self.shape, self.workload))
         for name, error in self.found.refused.items():

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def _entry(line: str) -> Entry | None:
     try:
         content: Any = json.loads(line)
         entry = Entry(**{field.name: content[field.name] for field in fields(Entry)})
-        return entry if entry.residual("bytes") == entry.residual("bytes") else None  # NaN is no residual
+        residuals = [entry.residual(what) for what in ("bytes", "seconds")]
+        return entry if all(-1 < residual < inf for residual in residuals) else None  # NaN is no residual
     except (ValueError, TypeError, KeyError, RecursionError):
         return None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import log
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from swift_plan import rule_of_thumb
+from swift_plan import ledger, rule_of_thumb
+from swift_plan.bars import Bars
 
 if TYPE_CHECKING:
     from swift_plan.cluster import Cluster
@@ -15,14 +17,18 @@ if TYPE_CHECKING:
     from swift_plan.workload import Workload
 
 _GIB = 2.0**30
+_ENOUGH = 10
+"""Past runs from which on they say more of memory than counting does."""
 _DAY = 86400
 
 
 def label(candidate: Candidate) -> str:
     """Return a plan in a few words: 'megatron tp 2 pp 4 dp 2'."""
     sizes = candidate.layout.named()
-    sizes["dp"] = sizes.pop("dp_replicate", 1) * sizes.pop("dp_shard", 1)
-    described = [f"{dimension} {size}" for dimension, size in sizes.items() if size > 1]
+    replicas, shards = sizes.pop("dp_replicate", 1), sizes.pop("dp_shard", 1)
+    described = [f"{dimension} {size}" for dimension, size in sizes.items()]
+    if replicas * shards > 1:
+        described.append("dp " + " × ".join(str(size) for size in (replicas, shards) if size > 1))
     return " ".join([candidate.backend.variant or candidate.backend.name, *described])
 
 
@@ -134,11 +140,15 @@ def next_best(found: Found) -> str | None:
     return f"Plan {place} ({label(other)}) is behind the first: {reason(best, other)}"
 
 
-def terms(candidate: Candidate) -> list[list[str]]:
-    """Return the memory and the time of a plan by term, as rows."""
-    rows = [["memory of the fullest process", "", "counted from sizes"]]
+def terms(candidate: Candidate, device: str) -> list[list[str]]:
+    """Return the memory and the time of a plan by term, as rows, with what past runs say of such figures."""
+    past = list(ledger.entries(candidate.backend.name, device))
+    peak = Bars([log(1 + run.residual("bytes")) for run in past])
+    step = Bars([log(1 + run.residual("seconds")) for run in past])
+    counted = "counted" if len(past) < _ENOUGH else f"counted, {peak.around(candidate.peak)}"
+    rows = [["memory of the fullest process", gib(candidate.peak), counted]]
     rows += [[name, f"{size / _GIB:.2f} GiB", ""] for name, size in candidate.memory.items() if size > 0]
-    rows.append(["one step", "", "assumed efficiencies"])
+    rows.append(["one step", seconds(candidate.time.total), f"90 % bar {step.around(candidate.time.total)}"])
     rows += [[name, seconds(size), ""] for name, size in candidate.time.terms().items()]
     return rows
 

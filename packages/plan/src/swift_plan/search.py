@@ -346,8 +346,16 @@ def search(
 def _best_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return the first of each layout: among its micro-batches the fastest, or one nearly as fast that keeps less."""
     best: dict[Any, Candidate] = {}
+    seen: set[Any] = set()
     for candidate in candidates:
-        key = (candidate.backend, candidate.layout)
+        layout = candidate.layout
+        # How data parallel processes are grouped is nothing to tell apart where it changes no memory.
+        alike = replace(layout, replicate=1, shard=layout.data)
+        key = (candidate.backend, alike, candidate.micro_batch, candidate.recompute, round(candidate.peak / 1e6))
+        if key in seen:
+            continue
+        seen.add(key)
+        key = (candidate.backend, layout)
         first = best.setdefault(key, candidate)
         near = candidate.time.total <= 1.02 * first.time.total and candidate.peak < 0.9 * first.peak
         if near and candidate.recompute == first.recompute:
