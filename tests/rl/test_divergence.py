@@ -17,6 +17,7 @@ from swift.models.logps import token_logps
 from swift_rl.distill import divergence
 from swift_rl.distill.objective import Gkd
 from swift_rl.distill.options import GkdOptions
+from swift_rl.distill.rounds import student_answers
 
 TOKENS, VOCABULARY = 11, 37
 BETAS = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -177,3 +178,12 @@ def test_a_batch_in_which_nothing_is_learned_has_the_same_metrics_and_no_loss() 
     sums = objective.loss(view, batch)
     assert float(sums.loss) == 0
     assert sums.metrics.keys() == objective.loss(view, collate(samples, flat=False)).metrics.keys()
+
+
+def test_the_student_answers_in_its_part_of_the_rounds_and_other_seeds_choose_others() -> None:
+    for part in (0.0, 0.3, 1.0):
+        chosen = np.array([[student_answers(seed, number, part) for number in range(1000)] for seed in range(4)])
+        spread = 4 * (part * (1 - part) / chosen.size) ** 0.5  # four standard deviations of a mean of coins
+        assert abs(chosen.mean() - part) <= spread
+    agreeing = [student_answers(0, number, 0.5) == student_answers(1, number, 0.5) for number in range(1000)]
+    assert 400 < sum(agreeing) < 600

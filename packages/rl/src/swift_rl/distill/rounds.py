@@ -104,7 +104,7 @@ class AnswerRounds:
     def _begun(self, number: int, version: int, within: int) -> tuple[Sequence[Encoded], Mapping[str, float]]:
         """Return the samples of a round, and its figures."""
         begun = time.monotonic()
-        by_student = _student_answers(self._context.config.train.seed, number, self._options.lmbda)
+        by_student = student_answers(self._context.config.train.seed, number, self._options.lmbda)
         if not by_student and not self._options.seq_kd:
             samples = self._questions.answered(number * self._per_round, self._per_round)
             length = float(np.mean([sample.loss_weight for sample in samples]))
@@ -166,7 +166,7 @@ class AnswerRounds:
         return [tuple(samples[index] for index in each) for each in packs]
 
 
-def _student_answers(seed: int, number: int, part: float) -> bool:
+def student_answers(seed: int, number: int, part: float) -> bool:
     """Return whether the student answers in a round, which it does in this part of all."""
     return bool(shuffler(seed ^ _COIN, number).random_sample() < part)
 
