@@ -95,6 +95,8 @@ def test_teachers_that_would_not_be_heard_are_refused(tied: Path, teacher: Path,
         ({"teacher_kl_coef": 0.5}, "teacher_kl_coef is about a teacher, and none is named"),
         ({"teacher_device": "cpu"}, "teacher_device is about a teacher, and none is named"),
         ({**named, "teacher_kl_coef": 0.0}, "leave the teacher out"),
+        ({**named, "teacher_as_role": True, "teacher_dtype": "bfloat16"}, "teacher_dtype is about an engine"),
+        ({"teacher_model_server": "http://a", "teacher_as_role": True}, "leave teacher_model_server out"),
         ({**named, "temperature": 0.7}, "scored at temperature 1, and answers are drawn at temperature 0.7"),
         ({**named, "dynamic_sample": True}, "dynamic_sample is about rewards, and there are none"),
         ({**named, "beta": 0.1, "kl_in_reward": True}, "kl_in_reward is about rewards, and there are none"),
@@ -107,13 +109,23 @@ def test_teachers_that_would_not_be_heard_are_refused(tied: Path, teacher: Path,
         })  # fmt: skip
 
 
+def test_a_teacher_that_the_run_holds_says_what_an_engine_says(tied: Path, teacher: Path, tmp_path: Path) -> None:
+    asked = learned(tied, tmp_path / "engine", teacher)
+    held = learned(tied, tmp_path / "role", teacher, **{"objective.teacher_as_role": True})
+    assert held.losses == pytest.approx(asked.losses, rel=1e-5)
+    assert held.grad_norms == pytest.approx(asked.grad_norms, rel=1e-5)
+
+
 @pytest.mark.full
 def test_processes_that_share_the_answers_learn_the_same(tied: Path, teacher: Path, tmp_path: Path) -> None:
     several = {"objective.steps_per_generation": 2, "train.max_steps": 4, "train.micro_batch": 2}
     alone = learned(tied, tmp_path / "alone", teacher, **several)
-    (answers,) = on_processes(
-        2, partial(learned, tied, tmp_path / "fsdp", teacher, **several, **{"backend.name": "fsdp"})
-    )
-    run = succeeded(answers)[0]
-    assert run.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
-    assert run.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
+    sharded, role = {"backend.name": "fsdp"}, {"objective.teacher_as_role": True}
+    jobs = [
+        partial(learned, tied, tmp_path / "asked", teacher, **several, **sharded),
+        partial(learned, tied, tmp_path / "held", teacher, **several, **sharded, **role),
+    ]
+    for answers in on_processes(2, *jobs):
+        run = succeeded(answers)[0]
+        assert run.losses == pytest.approx(alone.losses, rel=1e-4, abs=1e-6)
+        assert run.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)

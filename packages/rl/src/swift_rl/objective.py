@@ -54,10 +54,12 @@ class Grpo(BaseObjective[GrpoOptions]):
             raise ConfigError(problem[0], hint=problem[1])
 
     def roles(self, config: Config) -> list[ModelRole]:
-        """Return the reference, where there is one and it is a model of its own."""
+        """Return the reference, where it is a model of its own, and the teacher, where the run holds it."""
         from swift_rl.rounds.reference import reference_roles
+        from swift_rl.rounds.teacher import teacher_roles
 
-        return reference_roles(config, self.options) if self.options.beta > 0 else []
+        references = reference_roles(config, self.options) if self.options.beta > 0 else []
+        return [*references, *teacher_roles(config, self.options)]
 
     def plan(self, context: PlanContext) -> Plan:
         """Return the plan that lets the model answer prompts, in rounds."""

@@ -11,7 +11,7 @@ from swift_rl import advantages, kl
 from swift_rl.options import GrpoOptions
 from swift_rl.rounds.judge import CUT_OFF
 from swift_rl.rounds.reference import RunReference
-from swift_rl.rounds.teacher import TokenTeacher
+from swift_rl.rounds.teacher import RoleTeacher, TokenTeacher, open_teacher
 from swift_rl.rounds.values import TakenAnswers, Valuer
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class GroupValuer(Valuer[GrpoOptions]):
     def __init__(self, context: PlanContext, options: GrpoOptions, columns: Sequence[str]) -> None:
         super().__init__(context, options, columns)
         self._reference = RunReference(context, options.temperature) if options.beta > 0 else None
-        self._teacher = TokenTeacher(context, options) if options.has_teacher else None
+        self._teacher = open_teacher(context, options) if options.has_teacher else None
         self._is_first = False
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class GroupValuer(Valuer[GrpoOptions]):
                 answer.advantages = np.where(kept, values, 0.0)
         return {**told, **(self.correct(taken, options) if self.corrects(options) else {})}
 
-    def _taught(self, taken: TakenAnswers, teacher: TokenTeacher) -> Mapping[str, float]:
+    def _taught(self, taken: TakenAnswers, teacher: TokenTeacher | RoleTeacher) -> Mapping[str, float]:
         """Add to the advantages what a teacher says of each token against what the policy says, nat for nat."""
         logps = taken.of_answers(teacher.logps(taken.samples))
         apart = []

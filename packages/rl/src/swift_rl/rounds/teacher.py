@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from swift.contracts import ModelRole
 from swift.toolkit import heartbeat
 from swift_rl.distill.engine import TeacherEngine
+from swift_rl.rounds.logps import TokenLogps, values_of_answers
 
 if TYPE_CHECKING:
+    from swift.config.sections import Config
     from swift.contracts import PlanContext
     from swift.data.samples import Encoded
     from swift_rl.distill.options import TeacherOptions
+    from swift_rl.options import GrpoOptions
+
+TEACHER = "teacher"
+"""The role of a teacher that the run holds."""
 
 
 class TokenTeacher:
@@ -39,3 +46,32 @@ class TokenTeacher:
     def close(self) -> None:
         """Give the engine back."""
         self._engine.close()
+
+
+class RoleTeacher:
+    """The same as a frozen model of the run, on its processes and sharded as the policy is."""
+
+    def __init__(self, context: PlanContext) -> None:
+        self._context = context
+
+    def logps(self, samples: Sequence[Encoded]) -> list[np.ndarray]:
+        """Return the log-probability of every token that is learned. Called on every process."""
+        forward = self._context.role(TEACHER).forward
+        scored = values_of_answers(self._context, samples, TokenLogps(), temperature=1.0, forward=forward)
+        return [values["logps"] for values in scored]
+
+    def close(self) -> None:
+        """Do nothing: the run holds it."""
+
+
+def teacher_roles(config: Config, options: GrpoOptions) -> list[ModelRole]:
+    """Return the role that a teacher is, where it is asked as one."""
+    if not options.teacher_as_role:
+        return []
+    own = {"path": options.teacher_model, "revision": None, "random_weights": False, "value_head": False}
+    return [ModelRole(TEACHER, config.model.model_copy(update=own), trained=False)]
+
+
+def open_teacher(context: PlanContext, options: GrpoOptions) -> TokenTeacher | RoleTeacher:
+    """Return the teacher of a run."""
+    return RoleTeacher(context) if options.teacher_as_role else TokenTeacher(context, options)

@@ -44,7 +44,7 @@ OPTIONS: Mapping[str, Arity] = {
     **dict.fromkeys(
         (
             "kl_in_reward", "use_bias_correction_kl", "overlong_filter", "log_entropy", "dynamic_sample",
-            "leave_one_out", "whiten_rewards", "seq_kd", "sync_ref_model",
+            "leave_one_out", "whiten_rewards", "seq_kd", "sync_ref_model", "teacher_as_role",
         ),
         "switch",
     ),
