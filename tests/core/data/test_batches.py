@@ -12,7 +12,7 @@ import pytest
 
 from swift.data.batch import Batch, Row
 from swift.data.plans import BatchLayout, EpochPlan
-from swift.data.plans.epochs import evaluation_batches
+from swift.data.plans.epochs import EpochOrder, evaluation_batches
 from swift.data.plans.packing import pack
 from swift.data.samples import Encoded, SampleFacts, Segment
 from swift.data.store import SampleSet
@@ -133,6 +133,27 @@ def test_the_order_is_the_seeds() -> None:
     assert plan(InMemory(LENGTHS), shuffle=False).rows_of(0)[1] == [(i,) for i in range(6)]
     # The same on every machine and with every NumPy, or a resumed run would see samples twice.
     assert plan(InMemory([5] * 10), seed=42).rows_of(0)[1] == [(5,), (0,), (6,), (4,), (2,), (7,)]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_order_is_that_of_the_first_release_and_takes_little_memory(packing: bool) -> None:
+    lengths = np.random.RandomState(0).randint(5, 60, 50_000)
+    layout = BatchLayout(global_rows=6, micro_rows=1, seed=3, max_length=64, packing=packing)
+    random = np.random.RandomState([3, 1])
+    order = random.permutation(len(lengths))
+    expected = [(int(index),) for index in order]
+    if packing:
+        packs = [tuple(each.tolist()) for each in pack(lengths, order, 64)]
+        expected = [packs[index] for index in random.permutation(len(packs))]
+    rows = EpochOrder(lengths, layout).rows(1)
+    assert list(rows) == expected
+    assert rows[10:30:3] == expected[10:30:3]
+    assert (rows[-1], rows[7], len(rows[-5:])) == (expected[-1], expected[7], 5)
+    with pytest.raises(IndexError):
+        rows[len(expected)]
+    held = sum(each.nbytes for each in vars(rows).values() if each is not None)
+    assert held <= 12 * len(lengths)
+    assert not any(isinstance(each, list | tuple) for each in vars(rows).values())
 
 
 def test_steps_are_counted_from_epochs_and_max_steps_outranks_them() -> None:

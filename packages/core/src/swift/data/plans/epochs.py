@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import overload
 
 import numpy as np
 
@@ -85,7 +86,7 @@ class EpochOrder:
         self._seed = layout.order_seed
         self._shuffle = layout.shuffle
         self._capacity = layout.capacity
-        self.rows: Callable[[int], list[Indices]] = lru_cache(maxsize=2)(self._rows)
+        self.rows: Callable[[int], OrderedRows] = lru_cache(maxsize=2)(self._rows)
 
     @property
     def fill_ratio(self) -> float:
@@ -98,15 +99,44 @@ class EpochOrder:
         """Return how many rows an epoch has; different permutations may pack differently."""
         return len(self._lengths) if self._capacity is None else len(self.rows(epoch))
 
-    def _rows(self, epoch: int) -> list[Indices]:
+    def _rows(self, epoch: int) -> OrderedRows:
         random = shuffler(self._seed, epoch)
         samples = len(self._lengths)
         order = random.permutation(samples) if self._shuffle else np.arange(samples)
         if self._capacity is None:
-            return [(index,) for index in order.tolist()]
-        packs = [tuple(each.tolist()) for each in pack(self._lengths, order, self._capacity)]
+            return OrderedRows(order)
+        packs = pack(self._lengths, order, self._capacity)
         # Best fit puts the long samples first; mixed again, batches are alike.
-        return [packs[index] for index in random.permutation(len(packs))] if self._shuffle else packs
+        mixed = random.permutation(len(packs)) if self._shuffle else np.arange(len(packs))
+        inside = np.concatenate([np.zeros(0, dtype=np.int64), *(packs[index] for index in mixed)])
+        return OrderedRows(inside, [len(packs[index]) for index in mixed])
+
+
+class OrderedRows(Sequence[Indices]):
+    """The rows of an epoch in order, in a few bytes for each sample however many there are."""
+
+    def __init__(self, order: np.ndarray, sizes: Sequence[int] | None = None) -> None:
+        """Take samples in order, and of how many of them each row consists; of one, where nothing is said."""
+        small = len(order) <= np.iinfo(np.uint32).max
+        self._order = order.astype(np.uint32 if small else np.int64)
+        self._ends = None if sizes is None else np.cumsum(sizes, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._order if self._ends is None else self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> Indices: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Indices]: ...
+    def __getitem__(self, index: int | slice) -> Indices | list[Indices]:
+        chosen = range(len(self))[index]
+        return self._row(chosen) if isinstance(chosen, int) else [self._row(each) for each in chosen]
+
+    def _row(self, index: int) -> Indices:
+        if self._ends is None:
+            return (int(self._order[index]),)
+        first = int(self._ends[index - 1]) if index else 0
+        return tuple(self._order[first : int(self._ends[index])].tolist())
 
 
 def shuffler(seed: int, epoch: int) -> np.random.RandomState:
