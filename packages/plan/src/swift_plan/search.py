@@ -351,10 +351,10 @@ def _best_of_each(candidates: Iterable[Candidate]) -> list[Candidate]:
         layout = candidate.layout
         # How data parallel processes are grouped is nothing to tell apart where it changes no memory.
         alike = replace(layout, replicate=1, shard=layout.data)
-        key = (candidate.backend, alike, candidate.micro_batch, candidate.recompute, round(candidate.peak / 1e6))
-        if key in seen:
+        same = (candidate.backend, alike, candidate.micro_batch, candidate.recompute, round(candidate.peak / 1e6))
+        if same in seen:
             continue
-        seen.add(key)
+        seen.add(same)
         key = (candidate.backend, layout)
         first = best.setdefault(key, candidate)
         near = candidate.time.total <= 1.02 * first.time.total and candidate.peak < 0.9 * first.peak
