@@ -27,6 +27,7 @@ PARTS = {
     "embeddings": "speed and losses of embeddings against sentence-transformers' trainer",
     "grpo": "drawing answers and learning from them against TRL's GRPOTrainer",
     "estimators": "what --like computes against the functions of verl, OpenRLHF and NeMo-RL, out of their packages",
+    "optimizers": "memory, time and loss of every tuner with every optimizer, and what Muon by owners costs",
     "imports": "losses and learning rates of recipes of ms-swift, LLaMA-Factory and TRL, there and imported",
     "plan_times": "predicted iteration times against vTrain's measured ones (their folder: VTRAIN), and error bars",
 }

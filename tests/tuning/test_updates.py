@@ -10,6 +10,7 @@ import torch
 from few_layers import Together, assert_equal, layer, of_swift, trained
 from torch.optim import _muon
 
+from swift.contracts import Matrix, Placement
 from swift.optim.block_codecs import EightBits, FourBits
 from swift.plugins.load import load_optimizer
 
@@ -124,3 +125,28 @@ def test_options_of_adafactor_are_in_force(monkeypatch: pytest.MonkeyPatch) -> N
         not torch.equal(found, default[name])
         for name, found in trained(*of_swift("adafactor", monkeypatch, beta2_decay=-0.1)).items()
     )
+
+
+@pytest.mark.parametrize("name", ["adamw_8bit", "adamw_4bit"])
+def test_few_bits_are_the_same_bits_however_a_weight_is_cut(name: str) -> None:
+    rows, columns, steps = 64, 512, 5
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(rows, columns, generator=generator)
+    grads = [torch.randn(rows, columns, generator=generator) for _ in range(steps)]
+    plugin = load_optimizer(name).object
+
+    def updated(*region: slice) -> list[torch.Tensor]:
+        weight = torch.nn.Parameter(start[region].clone())
+        placement = Placement("up", (rows, columns), region, (Matrix("up", 0, (rows, columns)),))
+        group = {"params": [weight], "placements": [placement], "lr": 0.1, "weight_decay": 0.1, "lr_scale": 1.0}
+        optimizer: Any = plugin.make([group], plugin.options_model(), torch.device("cpu"))
+        for grad in grads:
+            weight.grad = grad[region].clone()
+            optimizer.step()
+        slots = optimizer.slot_values(weight)
+        return [weight.detach(), slots["exp_avg"], slots["exp_avg_sq"]]
+
+    whole = updated(slice(0, rows), slice(0, columns))
+    for region in ((slice(0, 24), slice(0, columns)), (slice(24, rows), slice(256, columns))):
+        for found, expected in zip(updated(*region), whole, strict=True):
+            assert torch.equal(found, expected[region])

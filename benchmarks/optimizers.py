@@ -1,0 +1,202 @@
+"""Every tuner with every optimizer on 84M parameters: memory, processor time and loss; and what Muon by owners costs.
+
+Each pair is a run of its own in a forked process, on one thread. Time is that of the processor, which other programs
+do not take away. A pair that swift refuses is kept with its reason. Pairs are kept as they are measured, so that a
+command that was ended goes on where it was: `build/benchmarks/optimizers`. `SWIFT_BENCHMARK_MINUTES=N` begins no pair
+after so many minutes; those that are left are marked.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.facts import Figure, MemoryWatch
+from benchmarks.inputs import CHATS, LARGE, MODEL, WORK, ensure
+from benchmarks.owners import measure_owners
+
+KEPT = WORK / "optimizers"
+TUNERS = ("full", "lora", "dora", "miss", "oft", "boft", "hira", "loha", "lokr", "gralora", "vera", "ia3")
+OPTIMIZERS = (
+    *("adamw", "adamw_8bit", "adamw_4bit", "adafactor", "adam_mini", "galore", "q_galore", "apollo", "apollo_mini"),
+    *("muon", "schedule_free", "lion", "sgd"),
+)
+ROWS, STEPS, QUICK_STEPS = 4, 5, 3
+RATES: Mapping[str, float] = {"lion": 1e-5, "sgd": 0.1, "adafactor": 1e-2, "galore": 4e-4, "q_galore": 4e-4}
+"""Of full training, where it is not that of AdamW; adapters learn at ten times as much."""
+ADAMW, OF_ADAPTERS = 1e-4, 10.0
+
+Cell = dict[str, Any]
+
+
+def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    """Figures, and what they were made of."""
+    ensure()
+    model, steps = (MODEL, QUICK_STEPS) if quick else (LARGE, STEPS)
+    folder = KEPT / f"{model.name}-{steps}"
+    folder.mkdir(parents=True, exist_ok=True)
+    _import_everything()
+    cells: dict[str, dict[str, Cell]] = {tuner: {} for tuner in TUNERS}
+    # What tells most comes first: all weights by each optimizer, then each tuner by AdamW.
+    pairs = sorted(
+        ((tuner, name) for tuner in TUNERS for name in OPTIMIZERS),
+        key=lambda pair: (pair[0] != "full", pair[1] != "adamw"),
+    )
+    until = time.monotonic() + 60 * float(os.environ.get("SWIFT_BENCHMARK_MINUTES", "inf"))
+    for tuner, name in pairs:
+        if time.monotonic() > until and not _file(folder, tuner, name).exists():
+            cells[tuner][name] = {"left": "not measured yet"}
+            continue
+        cells[tuner][name] = _cell(folder, model, tuner, name, steps)
+        print(f"  {tuner} {name}: {cells[tuner][name]}", flush=True)
+    owners = measure_owners(model, rounds=3 if quick else 12)
+    details = {
+        "model": model.name,
+        "steps": steps,
+        "rows_of_a_step": ROWS,
+        "learning_rates": {"adamw": ADAMW, **RATES, "adapters": f"{OF_ADAPTERS} times as much"},
+        "pairs": cells,
+        "owners": owners,
+        "notes": [*_tables(cells, steps), NOTE_OF_OWNERS],
+    }
+    return _figures(cells, owners), details
+
+
+NOTE_OF_OWNERS = (
+    "Two processes hold half of the rows of each matrix. An update of Muon without its own arithmetic, the "
+    "Newton-Schulz iteration, is timed beside one of AdamW for the same halves, over lists of tensors as Muon is "
+    "written, and by the fused kernel. What processes send in an update is counted in `all_to_all`."
+)
+
+
+def _figures(cells: Mapping[str, Mapping[str, Cell]], owners: Mapping[str, Any]) -> list[Figure]:
+    full = cells["full"]
+    state = {name: each["peak_mib"] / full["adamw"]["peak_mib"] for name, each in full.items() if "peak_mib" in each}
+    time_of = {name: each["cpu_s"] / full["adamw"]["cpu_s"] for name, each in full.items() if "cpu_s" in each}
+    return [
+        Figure("muon by owners without its arithmetic, over an update of AdamW", owners["beyond"], at_most=1.25),
+        Figure("muon by owners without its arithmetic, over one of AdamW's fused kernel", owners["beyond_fused"]),
+        Figure(
+            "muon by owners: elements that are sent for each weight of a matrix", owners["sent_per_weight"], unit=""
+        ),
+        *(Figure(f"full, {name}: peak memory over AdamW's", value) for name, value in state.items() if name != "adamw"),
+        *(
+            Figure(f"full, {name}: time of a step over AdamW's", value)
+            for name, value in time_of.items()
+            if name != "adamw"
+        ),
+    ]
+
+
+def _tables(cells: Mapping[str, Mapping[str, Cell]], steps: int) -> list[str]:
+    """Return a table for each thing that is measured: a row for a tuner, a column for an optimizer."""
+    titles = {
+        "peak_mib": "Most memory in MiB beyond that of imports",
+        "cpu_s": "Processor's seconds for a step",
+        "loss": f"Loss of step {steps}",
+    }
+    return [
+        "\n".join([
+            f"{title}; – is refused, … is not measured yet:",
+            "",
+            "| | " + " | ".join(OPTIMIZERS) + " |",
+            "|---|" + "---:|" * len(OPTIMIZERS),
+            *(
+                f"| {tuner} | " + " | ".join(_shown(row[name], key) for name in OPTIMIZERS) + " |"
+                for tuner, row in cells.items()
+            ),
+        ])
+        for key, title in titles.items()
+    ]  # fmt: skip
+
+
+def _shown(cell: Cell, key: str) -> str:
+    if key not in cell:
+        return "…" if "left" in cell else "–"
+    return f"{cell[key]:,.0f}" if key == "peak_mib" else f"{cell[key]:.2f}" if key == "cpu_s" else f"{cell[key]:.3f}"
+
+
+def _cell(folder: Path, model: Path, tuner: str, name: str, steps: int) -> Cell:
+    kept = _file(folder, tuner, name)
+    if not kept.exists():
+        receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
+        child = multiprocessing.get_context("fork").Process(target=_train, args=(model, tuner, name, steps, sender))
+        child.start()
+        sender.close()
+        try:
+            found = receiver.recv()
+        except EOFError:
+            found = {"failed": "died without a word"}
+        child.join()
+        if "failed" in found:
+            raise SystemExit(f"{tuner} with {name}: {found['failed']}")
+        kept.write_text(json.dumps(found) + "\n")
+    cell: Cell = json.loads(kept.read_text())
+    return cell
+
+
+def _file(folder: Path, tuner: str, name: str) -> Path:
+    return folder / f"{tuner}-{name}.json"
+
+
+def _train(model: Path, tuner: str, name: str, steps: int, answer: Any) -> None:
+    from swift.config.parse import config_from_mapping
+    from swift.errors import SwiftError
+    from swift.train import loop
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    full = tuner == "full"
+    rows = [json.loads(line) for line in CHATS.read_text(encoding="utf-8").splitlines()[: steps * ROWS]]
+    settings = {
+        "model.path": str(model),
+        "backend.device": "cpu",
+        "tuner.kind": "lora" if tuner == "dora" else tuner,
+        **({"tuner.dora": True} if tuner == "dora" else {}),
+        "optim.name": name,
+        "optim.lr": RATES.get(name, ADAMW) * (1.0 if full else OF_ADAPTERS),
+        "optim.schedule": "constant",
+        "optim.warmup_steps": 0,
+        "optim.weight_decay": 0.0,
+        "train.micro_batch": ROWS,
+        "train.max_steps": steps,
+        "data.shuffle": False,
+        "data.workers": 1,
+        "checkpoint.save_last": False,
+        "logging.output": str(KEPT / "runs"),
+        "logging.report_to": [],
+    }
+    watch = MemoryWatch()
+    seconds, loss = [], 0.0
+    try:
+        since = time.process_time()
+        for record in loop.steps(config_from_mapping(settings), rows=rows):
+            now = time.process_time()
+            seconds.append(now - since)
+            since, loss = now, record.result.loss
+        watch.mark("steps")
+        # The first step makes the optimizer's state, and is left out.
+        answer.send({"peak_mib": watch.end()["steps"], "cpu_s": statistics.median(seconds[1:]), "loss": loss})
+    except SwiftError as refusal:
+        answer.send({"refused": str(refusal)})
+    except BaseException as error:
+        answer.send({"failed": repr(error)})
+    finally:
+        os._exit(0)
+
+
+def _import_everything() -> None:
+    """Import once what all runs import, so that none of it counts as memory of one."""
+    import bitsandbytes  # noqa: F401
+    import peft  # noqa: F401
+    import torch
+    from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
+
+    import swift.train.loop  # noqa: F401
+
+    torch.set_num_threads(1)
