@@ -160,16 +160,21 @@ def adapter(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("start", ["full", "lora", "adapter"])
+@pytest.mark.parametrize("start", ["full", "following", "lora", "adapter"])
 @pytest.mark.parametrize("objective", ["grpo", "ppo"])
 def test_before_the_first_step_the_policy_is_its_reference_to_the_last_bit(
     tied: Path, rewards: Path, adapter: Path, tmp_path: Path, start: str, objective: str
 ) -> None:
-    changes: dict[str, Any] = {"tuner.kind": "full" if start == "full" else "lora", "objective.temperature": 0.8}
+    changes: dict[str, Any] = {
+        "tuner.kind": "full" if start in ("full", "following") else "lora",
+        "objective.temperature": 0.8,
+    }
     if objective == "ppo":
         changes |= {"objective.name": "ppo", "objective.kl_coef": 0.5, "objective.num_ppo_epochs": 1}
     else:
         changes["objective.beta"] = 0.5
+    if start == "following":
+        changes |= {"objective.sync_ref_model": True, "objective.ref_model_sync_steps": 9}
     if start == "adapter":
         changes["tuner.adapter"] = str(adapter)
     run = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))

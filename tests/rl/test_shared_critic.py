@@ -121,7 +121,7 @@ def test_a_run_is_resumed_in_the_middle_of_a_round_on_another_backend(
     tied: Path, rewards: Path, tmp_path: Path, backend: str
 ) -> None:
     processes, plan = LAYOUTS[backend]
-    tuned = {"full": {}, "lora": LORA}
+    tuned = {"full": {}, "lora": LORA, "separate": {"objective.critic": "separate"}}
     begun = [partial(trained, tied, tmp_path / name, rewards, tuner) for name, tuner in tuned.items()]
     whole = [succeeded(each)[0] for each in on_processes(1, *begun)]
     resumed = [
