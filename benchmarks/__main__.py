@@ -26,6 +26,7 @@ PARTS = {
     "reward_models": "speed and losses of reward models against TRL's RewardTrainer",
     "embeddings": "speed and losses of embeddings against sentence-transformers' trainer",
     "grpo": "drawing answers and learning from them against TRL's GRPOTrainer",
+    "distillation": "learning from a teacher about the data's answers against TRL's GKDTrainer",
     "estimators": "what --like computes against the functions of verl, OpenRLHF and NeMo-RL, out of their packages",
     "optimizers": "memory, time and loss of every tuner with every optimizer, and what Muon by owners costs",
     "imports": "losses and learning rates of recipes of ms-swift, LLaMA-Factory and TRL, there and imported",

@@ -50,7 +50,11 @@ class Turns(TrainerCallback):
 
         class Watched(trainer):  # type: ignore[misc]  # any of the two
             def compute_loss(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
-                masks = (value for name, value in inputs.items() if name.endswith("attention_mask"))
+                masks = (
+                    value
+                    for name, value in inputs.items()
+                    if name.endswith("attention_mask") and not name.startswith("prompt")  # of the same tokens once more
+                )
                 turns.tokens = int(sum(mask.sum() for mask in masks))
                 loss = super().compute_loss(model, inputs, *args, **more)
                 turns.loss = (loss[0] if isinstance(loss, tuple) else loss).detach()
@@ -116,7 +120,27 @@ def embedding_trainer(order: dict[str, Any], turns: Turns) -> Any:
     )
 
 
-TRAINERS = {"rm": reward_trainer, "embedding": embedding_trainer}
+def gkd_trainer(order: dict[str, Any], turns: Turns) -> Any:
+    from transformers import AutoModelForCausalLM
+    from trl.experimental.gkd import GKDConfig, GKDTrainer
+
+    return turns.watching(GKDTrainer)(
+        model=AutoModelForCausalLM.from_pretrained(order["model"], dtype=torch.float32),
+        teacher_model=AutoModelForCausalLM.from_pretrained(order["teacher"], dtype=torch.float32),
+        args=GKDConfig(
+            **arguments(order),
+            train_sampling_strategy="sequential",
+            lmbda=order["lmbda"],
+            beta=order["beta"],
+            temperature=1.0,
+        ),
+        train_dataset=load_dataset("json", data_files=order["data"], split="train", cache_dir=order["folder"]),
+        processing_class=AutoTokenizer.from_pretrained(order["model"]),
+        callbacks=[turns],
+    )
+
+
+TRAINERS = {"rm": reward_trainer, "embedding": embedding_trainer, "gkd": gkd_trainer}
 """By swift's name of the objective."""
 
 
