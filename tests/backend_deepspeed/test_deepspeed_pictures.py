@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from picture_runs import ALL, FLAT, LORA, RATES, assert_same_weights, picture_folder, trained_on_pictures
+from picture_runs import (
+    ALL,
+    FLAT,
+    LORA,
+    RATES,
+    assert_same_weights,
+    picture_folder,
+    refused_for_mixing,
+    trained_on_pictures,
+)
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model
 
@@ -34,8 +43,19 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path, monke
     for name, (kind, settings, sharded) in CASES.items():
         stage = {"backend.name": "deepspeed", "backend.config": name.partition(",")[0]}
         runs.append(partial(trained_on_pictures, models[kind], folder, f"ds {name}", {**settings, **sharded, **stage}))
+    runs.append(
+        partial(
+            refused_for_mixing,
+            models["qwen2_5_vl"],
+            folder,
+            "mixed",
+            {"backend.name": "deepspeed", "backend.config": "zero3"},
+        )
+    )
+    *done, mixed = on_processes(2, *runs)
+    assert all("other numbers when samples with pictures are laid end to end" in str(answer) for answer in mixed)
     # In the third step one of the two processes has no picture.
-    for (name, (kind, settings, _)), answers in zip(CASES.items(), on_processes(2, *runs), strict=True):
+    for (name, (kind, settings, _)), answers in zip(CASES.items(), done, strict=True):
         one = trained_on_pictures(models[kind], folder, f"torch {name}", settings)
         two, _ = succeeded(answers)
         assert two.losses == pytest.approx(one.losses, rel=1e-5), name

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tiny_pictures import picture_files
 from tiny_runs import Trained, run_training
 from transformers import AutoModelForImageTextToText
+
+from swift.errors import ModelError
+from swift.models.media import PictureReader
 
 SIZES = [(56, 56), (84, 56), (56, 112), (90, 61)]
 HELD: list[list[int]] = [[0, 1], [], [2], [3], [1], [0], [], [], [], [], [], [1]]
@@ -49,6 +53,17 @@ def trained_on_pictures(model: Path, folder: Path, name: str, settings: dict[str
     return run_training(
         model, folder / "runs", picture_rows(), {**SETTINGS, **paths, **settings, "logging.run_name": name}, **more
     )
+
+
+def refused_for_mixing(model: Path, folder: Path, name: str, settings: dict[str, Any]) -> str:
+    """Train a model whose samples mix when they lie end to end; return the error, '' where there is none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PictureReader, "_positions", lambda *_: None)
+        try:
+            trained_on_pictures(model, folder, name, {**settings, **FLAT, "train.max_steps": 1})
+        except ModelError as error:
+            return str(error)
+    return ""
 
 
 def assert_same_weights(one: Trained, other: Trained) -> None:

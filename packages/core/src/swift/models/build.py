@@ -21,6 +21,7 @@ from swift.tuners.selected import tuner_of
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource, Run
+    from swift.data.batch import MediaReader
 
 
 def build_view(
@@ -72,13 +73,21 @@ def build_view(
     view.pooling = config.model.pooling
     if config.train.neftune_alpha:
         view.add_noise(config.train.neftune_alpha)
-    if isinstance(run.media_reader, PictureReader) and weights:
-        view.check_pictures(run.media_reader)
+    _look_at_pictures(view, run.media_reader, weights=weights)
     if config.train.compile:
         compile_blocks(view)
     trained, total = weight_counts(model)
     run.model_facts = ModelFacts(dtype_name, total, trained)
     return view
+
+
+def _look_at_pictures(view: ViewModule, reader: MediaReader | None, *, weights: bool) -> None:
+    """Check a model with pictures where the run has any: now, or by `self_check` once the backend has filled it."""
+    if not isinstance(reader, PictureReader):
+        return
+    view.reader = reader
+    if weights:
+        view.check_pictures(reader)
 
 
 def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:

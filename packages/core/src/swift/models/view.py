@@ -53,6 +53,8 @@ class ViewModule(nn.Module):
         """True when the model is given a mask for padding; causal models need none, padding being on the right."""
         self.pooling = "last"
         """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
+        self.reader: PictureReader | None = None
+        """Reads the pictures of the run, where it has any: then the check looks at samples with pictures too."""
         self._noise: EmbeddingNoise | None = None
         self._say = say
         causal_lm = causal_lm_of(model)
@@ -188,6 +190,8 @@ class ViewModule(nn.Module):
         if self._unembeds:
             self._check_head()
         self._check_layout()
+        if self.reader is not None and self._unembeds:
+            self.check_pictures(self.reader)
 
     @torch.no_grad()
     def check_pictures(self, reader: PictureReader) -> None:
