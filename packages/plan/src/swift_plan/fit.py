@@ -52,8 +52,8 @@ def fit(
     search also begins with a slower and with a faster host, and the best end counts.
     """
     begun = start or Calibration()
-    far = 1.5 * unsure["launch"]
-    ends = [Fit(rows, begun, unsure, {"launch": by}) for by in (0.0, far, -far)]
+    far = 1.5 * unsure.get("launch", 0.0)
+    ends = [Fit(rows, begun, unsure, {"launch": by} if by else {}) for by in sorted({0.0, far, -far})]
     for end in ends:
         end.settle(_FEW)
     best = min(ends, key=lambda end: end.cost)
