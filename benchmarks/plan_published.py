@@ -15,12 +15,12 @@ from typing import Any
 
 from benchmarks.facts import Figure
 from swift.planning import PlannedBackend, planned_backends
-from swift_plan.case import Case
 from swift_plan.cluster import Cluster, cluster
-from swift_plan.fit import Measured, fit
+from swift_plan.counted import CountedPlan
+from swift_plan.fit import MeasuredStep, fit
 from swift_plan.known import config_of
 from swift_plan.shape import ModelShape, shape_of
-from swift_plan.timing import Calibration, Timing
+from swift_plan.timing import Speeds, Timing
 from swift_plan.workload import Workload
 
 FIXTURE = Path(__file__).with_name("published.json")
@@ -54,7 +54,7 @@ def _shape(row: Mapping[str, Any]) -> ModelShape:
     )  # fmt: skip
 
 
-def _case(row: Mapping[str, Any]) -> Case:
+def _case(row: Mapping[str, Any]) -> CountedPlan:
     sharded = "known" in row
     own = () if sharded or "backend" in row else ("--backend.use_distributed_optimizer", "false")
     backend = _backend(row.get("backend", "megatron"), *own)
@@ -64,7 +64,7 @@ def _case(row: Mapping[str, Any]) -> Case:
     over = sharded or "backend" in row
     sizes |= {"dp_shard": data if over else 1, "dp_replicate": 1 if over else data}
     sizes["sequence_parallel"] = row.get("sp", False)
-    return Case.of(backend, _shape(row), workload, sizes, row["batch"], recompute=row.get("recompute", False))
+    return CountedPlan.of(backend, _shape(row), workload, sizes, row["batch"], recompute=row.get("recompute", False))
 
 
 def _memory(row: Mapping[str, Any]) -> list[Figure]:
@@ -77,7 +77,7 @@ def _memory(row: Mapping[str, Any]) -> list[Figure]:
     ]
 
 
-def _seconds(row: Mapping[str, Any], case: Case, where: Cluster) -> float:
+def _seconds(row: Mapping[str, Any], case: CountedPlan, where: Cluster) -> float:
     """Return the seconds of a step; a share of the peak is that without what is recomputed."""
     if "seconds" in row:
         return float(row["seconds"])
@@ -87,7 +87,7 @@ def _seconds(row: Mapping[str, Any], case: Case, where: Cluster) -> float:
     return float(3 * work.tokens * each / (where.devices * speed * 1e12))
 
 
-def _predicted(case: Case, where: Cluster, speeds: Calibration) -> float:
+def _predicted(case: CountedPlan, where: Cluster, speeds: Speeds) -> float:
     return case.time(Timing(where, speeds)).total
 
 
@@ -96,8 +96,9 @@ def _times(rows: list[Mapping[str, Any]]) -> tuple[list[Figure], list[Mapping[st
     for row in rows:
         case = _case(row)
         where = cluster(f"{case.layout.world}x{row['device']}")
-        measured.append(Measured(partial(_predicted, case, where), _seconds(row, case, where)))
-    errors, details = [], []
+        measured.append(MeasuredStep(partial(_predicted, case, where), _seconds(row, case, where)))
+    errors: list[float] = []
+    details: list[Mapping[str, Any]] = []
     for row, one in zip(rows, measured, strict=True):
         others = [
             other
@@ -121,7 +122,7 @@ def _order(row: Mapping[str, Any]) -> Figure:
     common = {"name": row["name"], "model": [12288, 96, 96], "rows": 1536, "recompute": True}
     pipelines = _case({**common, "tp": 8, "pp": 12, "dp": gpus // 96, "batch": 1})
     shape, work = pipelines.shape, pipelines.workload
-    zero = Case.of(
+    zero = CountedPlan.of(
         _backend("deepspeed", "--deepspeed", "zero3"), shape, work, {"dp_shard": gpus, "dp_replicate": 1},
         row["zero_batch"], recompute=True,
     )  # fmt: skip

@@ -23,11 +23,11 @@ from typing import Any
 from benchmarks.facts import Figure
 from swift.planning import PlannedBackend, planned_backends
 from swift_plan.bars import Bars, crossed
-from swift_plan.case import Case
 from swift_plan.cluster import cluster
-from swift_plan.fit import UNSURE, Measured, choose, fit
+from swift_plan.counted import CountedPlan
+from swift_plan.fit import UNSURE, MeasuredStep, choose, fit
 from swift_plan.shape import ModelShape
-from swift_plan.timing import Calibration, Timing
+from swift_plan.timing import Speeds, Timing
 from swift_plan.workload import Workload
 
 ROWS = 20
@@ -45,7 +45,7 @@ _RUN = (
 
 
 @dataclass(frozen=True)
-class Row(Measured):
+class Row(MeasuredStep):
     """A measured iteration of vTrain's."""
 
     billions: float = 0.0
@@ -93,7 +93,7 @@ def _row(backend: PlannedBackend, line: dict[str, str]) -> Row:
     )  # fmt: skip
     workload = Workload(whole("global batch"), length, False, 2.0, 2.0, False)
     sizes = {"tp": tp, "pp": whole("pipeline parallelism"), "dp_shard": 1, "dp_replicate": whole("data parallelism")}
-    counted = Case.of(backend, shape, workload, sizes, micro_batch, recompute=True)
+    counted = CountedPlan.of(backend, shape, workload, sizes, micro_batch, recompute=True)
     # Before fused attention, a layer also wrote its scores: 5 bytes for each pair of tokens and head.
     case = replace(counted, kept=10 * hidden + (24 * hidden + 5 * heads * length) / tp)
     where = cluster(f"{case.layout.world}xA100")
@@ -108,7 +108,7 @@ def _row(backend: PlannedBackend, line: dict[str, str]) -> Row:
     )
 
 
-def _error(measured: Sequence[Row], speeds: Calibration) -> float:
+def _error(measured: Sequence[Row], speeds: Speeds) -> float:
     """Return the mean of the relative errors, by amount."""
     return fmean(abs(row.error(speeds)) for row in measured)
 
@@ -125,7 +125,7 @@ def _errors(name: str, measured: Sequence[Row], goal: float, draws: int) -> tupl
     said = f"{name}: mean error"
     by_few = f"of the others, fitted on {ROWS} rows"
     figures = [
-        Figure(f"{said}, assumed speeds", _error(measured, Calibration()), ""),
+        Figure(f"{said}, assumed speeds", _error(measured, Speeds()), ""),
         Figure(f"{said} {by_few} that the planner chose", _error(others, speeds), "", at_most=goal),
         Figure(f"{said} {by_few} by chance, {draws} draws", fmean(by_chance), "", at_most=goal),
         Figure(f"{said} where all rows were fitted", _error(measured, everything), ""),
@@ -204,7 +204,7 @@ NOTES = (
     "that it has, so many as are said under `rows`. Full recomputation of activations and no overlap of gradients are "
     "assumed of them: the files do not say.",
     "vTrain itself reports 8.37 % on one machine and 14.73 % on several, from traces of every kernel.",
-    "What is fitted: nine numbers (`swift_plan/timing.py`, Calibration). Where even all rows together leave a larger "
+    "What is fitted: nine numbers (`swift_plan/timing.py`, Speeds). Where even all rows together leave a larger "
     "error than the goal, the rest is the rows' own: some are slower than equal layouts with a smaller micro-batch "
     "beside them by a factor of two.",
 )

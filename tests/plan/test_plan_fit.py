@@ -7,22 +7,22 @@ from math import exp
 import pytest
 
 from swift_plan.bars import ASSUMED, Bars, crossed
-from swift_plan.fit import Measured, choose, fit, solved
-from swift_plan.timing import Calibration
+from swift_plan.fit import MeasuredStep, choose, fit, solved
+from swift_plan.timing import Speeds
 
-TRUE = replace(Calibration(), matmul=0.55, launch=2e-3, link=0.4)
+TRUE = replace(Speeds(), matmul=0.55, launch=2e-3, link=0.4)
 
 
-def _row(work: float, sent: float, layers: float, noise: float = 1.0) -> Measured:
+def _row(work: float, sent: float, layers: float, noise: float = 1.0) -> MeasuredStep:
     """Return a step whose law is simple: products, messages, and layers that are handed over meanwhile."""
 
-    def predict(speeds: Calibration) -> float:
+    def predict(speeds: Speeds) -> float:
         return max(work / speeds.matmul + sent / speeds.link, layers * speeds.launch) + speeds.step
 
-    return Measured(predict, predict(TRUE) * noise)
+    return MeasuredStep(predict, predict(TRUE) * noise)
 
 
-def _rows(count: int, noise: float = 0.0, seed: int = 1) -> list[Measured]:
+def _rows(count: int, noise: float = 0.0, seed: int = 1) -> list[MeasuredStep]:
     draw = random.Random(seed)
     return [
         _row(draw.uniform(0.01, 1), draw.uniform(0.001, 0.5), draw.choice((10, 20, 400)), exp(draw.gauss(0, noise)))
@@ -38,8 +38,8 @@ def test_speeds_that_made_the_rows_are_found_again() -> None:
 
 def test_what_rows_do_not_tell_stays_as_it_was_assumed() -> None:
     found = fit(_rows(40))
-    assert found.network == pytest.approx(Calibration().network)
-    assert found.host == Calibration().host
+    assert found.network == pytest.approx(Speeds().network)
+    assert found.host == Speeds().host
 
 
 def test_one_run_that_was_disturbed_does_not_move_the_speeds() -> None:
@@ -49,7 +49,7 @@ def test_one_run_that_was_disturbed_does_not_move_the_speeds() -> None:
 
 
 def test_no_rows_leave_everything_as_assumed() -> None:
-    assert fit([]) == Calibration()
+    assert fit([]) == Speeds()
 
 
 def test_rows_are_chosen_from_which_more_is_learned_than_from_repeats() -> None:

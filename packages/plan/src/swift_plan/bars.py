@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import ceil, exp, log
 from typing import TYPE_CHECKING
 
-from swift_plan.fit import Measured, fit
+from swift_plan.fit import MeasuredStep, fit
 
 if TYPE_CHECKING:
-    from swift_plan.timing import Calibration
+    from swift_plan.timing import Speeds
 
 LEVEL = 0.9
 ASSUMED = log(1.35)
@@ -60,7 +60,7 @@ class Bars:
         return max([ASSUMED, *self._sizes]), True
 
 
-def crossed(rows: Sequence[Measured], start: Calibration | None = None, folds: int = 5) -> list[float]:
+def crossed(rows: Sequence[MeasuredStep], start: Speeds | None = None, folds: int = 5) -> list[float]:
     """Return the error of every row, as logarithm, under speeds that were fitted without it."""
     errors = [0.0] * len(rows)
     for fold in range(min(folds, len(rows))):

@@ -1,4 +1,4 @@
-"""What machines that fail cost a long run: how often to save, and how much of the time is learned in."""
+"""The cost of machines that fail to a long run: how often to save, and how much of the time is learned in."""
 
 from __future__ import annotations
 

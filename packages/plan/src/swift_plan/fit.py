@@ -1,4 +1,4 @@
-"""Speeds of a machine from measured steps: the numbers of a `Calibration` under which plans take as long as runs did.
+"""Speeds of a machine from measured steps: the numbers of a `Speeds` under which plans take as long as runs did.
 
 Least squares on logarithms, damped (Levenberg and Marquardt), so that every row counts by its share and not by its
 seconds. What few rows cannot tell stays where it was assumed: each number is held by how well it was known before. A
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log, log1p
 
-from swift_plan.timing import Calibration
+from swift_plan.timing import Speeds
 
 UNSURE: Mapping[str, float] = {
     "matmul": 0.3, "narrow": 1.0, "memory": 0.5, "link": 0.7, "network": 0.7, "latency": 1.0, "layer": 1.0,
@@ -30,28 +30,26 @@ Vector = list[float]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """A step that was measured, and how long it would take at other speeds."""
 
-    predict: Callable[[Calibration], float]
+    predict: Callable[[Speeds], float]
     """Seconds of the step."""
     seconds: float
     name: str = ""
 
-    def error(self, calibration: Calibration) -> float:
+    def error(self, calibration: Speeds) -> float:
         """Return by which share of what was measured the prediction is too long, or too short below 0."""
         return self.predict(calibration) / self.seconds - 1
 
 
-def fit(
-    rows: Sequence[Measured], start: Calibration | None = None, unsure: Mapping[str, float] = UNSURE
-) -> Calibration:
+def fit(rows: Sequence[MeasuredStep], start: Speeds | None = None, unsure: Mapping[str, float] = UNSURE) -> Speeds:
     """Return the speeds that explain the rows; `start` is what holds where they say nothing.
 
     Where the device decides how long a layer takes, the host's number moves nothing, and the other way round: so the
     search also begins with a slower and with a faster host, and the best end counts.
     """
-    begun = start or Calibration()
+    begun = start or Speeds()
     far = 1.5 * unsure.get("launch", 0.0)
     ends = [Fit(rows, begun, unsure, {"launch": by} if by else {}) for by in sorted({0.0, far, -far})]
     for end in ends:
@@ -61,13 +59,13 @@ def fit(
     return best.calibration
 
 
-def choose(rows: Sequence[Measured], count: int, start: Calibration | None = None) -> list[int]:
+def choose(rows: Sequence[MeasuredStep], count: int, start: Speeds | None = None) -> list[int]:
     """Return which rows to measure, as indices: those from which the speeds are learned best.
 
     Each next one is the row whose time is least certain after those before it. No measurement is looked at: it is for
     choosing what to run.
     """
-    begun = start or Calibration()
+    begun = start or Speeds()
     # The host decides the time of small layers, unless it is fast: both may be true.
     views = [_View(rows, begun), _View(rows, replace(begun, launch=5 * begun.launch))]
     left = set(range(len(rows)))
@@ -84,7 +82,7 @@ def choose(rows: Sequence[Measured], count: int, start: Calibration | None = Non
 class _View:
     """How times depend on speeds, seen from one calibration, and what is left uncertain of the speeds."""
 
-    def __init__(self, rows: Sequence[Measured], at: Calibration) -> None:
+    def __init__(self, rows: Sequence[MeasuredStep], at: Speeds) -> None:
         self._slopes: list[Vector] = []
         for row in rows:
             here = log(row.predict(at))
@@ -114,7 +112,7 @@ class Fit:
     """One search for the speeds, step by step."""
 
     def __init__(
-        self, rows: Sequence[Measured], start: Calibration, unsure: Mapping[str, float], moved: Mapping[str, float]
+        self, rows: Sequence[MeasuredStep], start: Speeds, unsure: Mapping[str, float], moved: Mapping[str, float]
     ) -> None:
         self.rows, self.start, self.unsure = rows, start, unsure
         self._names = tuple(unsure)
@@ -124,7 +122,7 @@ class Fit:
         self._damping = 1e-2
 
     @property
-    def calibration(self) -> Calibration:
+    def calibration(self) -> Speeds:
         """Return the best speeds so far."""
         return self._moved(self._at)
 
@@ -161,7 +159,7 @@ class Fit:
             self._damping *= 4
         return False
 
-    def _moved(self, at: Sequence[float]) -> Calibration:
+    def _moved(self, at: Sequence[float]) -> Speeds:
         values = {name: getattr(self.start, name) * exp(by) for name, by in zip(self._names, at, strict=True)}
         return replace(self.start, **values)
 

@@ -36,7 +36,7 @@ class Durations:
 
 @dataclass(frozen=True)
 class Replay:
-    """What came out."""
+    """The outcome of a replay."""
 
     seconds: float
     bubble: float

@@ -24,7 +24,7 @@ _TIE = 4
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Speeds:
     """How far a machine stays behind its data sheet. The defaults are assumed; measured rows replace them."""
 
     matmul: float = 0.72
@@ -82,7 +82,7 @@ class Timing:
     """The speed of one cluster."""
 
     cluster: Cluster
-    calibration: Calibration = Calibration()
+    calibration: Speeds = Speeds()
 
     def message(self, traffic: Traffic) -> float:
         """Return the seconds of one kind of message, where nothing hides it."""

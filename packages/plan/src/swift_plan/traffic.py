@@ -1,4 +1,4 @@
-"""What processes send because layers, sequences and experts are cut: counted from the layout, by one process a step."""
+"""Messages that come of cut layers, sequences and experts: counted from the layout, by one process a step."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Case:
+class CountedPlan:
     """A model under one layout of one backend: all that was counted, and nothing that depends on a machine's speed."""
 
     shape: ModelShape
@@ -38,7 +38,7 @@ class Case:
     def of(
         cls, backend: PlannedBackend, shape: ModelShape, workload: Workload, parallel: Mapping[str, Any],
         micro_batch: int, *, recompute: bool,
-    ) -> Case:  # fmt: skip
+    ) -> CountedPlan:  # fmt: skip
         """Count one plan; `parallel` has all sizes of the layout, and so the number of processes."""
         world = _processes(parallel)
         layout = backend.layout(backend.run(parallel, world))
