@@ -55,7 +55,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
             continue
         cells[tuner][name] = _cell(folder, model, tuner, name, steps)
         print(f"  {tuner} {name}: {cells[tuner][name]}", flush=True)
-    owners = measure_owners(model, rounds=3 if quick else 12)
+    owners = measure_owners(LARGE, rounds=4 if quick else 12)
     details = {
         "model": model.name,
         "steps": steps,
@@ -147,7 +147,7 @@ def _file(folder: Path, tuner: str, name: str) -> Path:
 
 def _train(model: Path, tuner: str, name: str, steps: int, answer: Any) -> None:
     from swift.config.parse import config_from_mapping
-    from swift.errors import SwiftError
+    from swift.errors import ConfigError
     from swift.train import loop
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -182,7 +182,7 @@ def _train(model: Path, tuner: str, name: str, steps: int, answer: Any) -> None:
         watch.mark("steps")
         # The first step makes the optimizer's state, and is left out.
         answer.send({"peak_mib": watch.end()["steps"], "cpu_s": statistics.median(seconds[1:]), "loss": loss})
-    except SwiftError as refusal:
+    except ConfigError as refusal:
         answer.send({"refused": str(refusal)})
     except BaseException as error:
         answer.send({"failed": repr(error)})
