@@ -151,3 +151,27 @@ def test_a_process_that_is_not_swifts_own_is_left_as_it_is(tmp_path: Path) -> No
     deferred.defer_heavy_imports(config)
     assert (sys.modules.get(deferred.COMPILER), list(sys.meta_path)) == before
     assert torch.distributed.is_available()
+
+
+SHARDING = """
+import sys
+import torch._dynamo
+from swift import deferred
+from swift.config.parse import config_from_mapping
+
+deferred.has_own_process()
+needed = {"model.path": "m", "data.train": ["d"], "logging.output": ".", "train.compile": True}
+deferred.defer_heavy_imports(config_from_mapping(needed).config)
+print("transformers.modeling_utils" in sys.modules, "torchao" in sys.modules)
+
+from transformers.quantizers.quantizer_torchao import flatten_tensor_state_dict
+
+tensors, about = flatten_tensor_state_dict({"bias": torch.ones(2)})
+print(tensors["bias"].tolist(), "bias" in about, "torchao" in sys.modules)
+"""
+
+
+@pytest.mark.full
+def test_a_process_that_compiles_or_shards_does_without_torchao_until_it_is_called() -> None:
+    done = subprocess.run([sys.executable, "-c", SHARDING], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["True False", "[1.0, 1.0] True True"], done.stdout + done.stderr

@@ -4,8 +4,8 @@
 behind it), and transformers torchao, for a decorator or a name that does nothing unless something is compiled, sharded
 or quantised. That is half of the CPU time that a training process takes to its first step.
 
-Here they are deferred, in a process that the `swift` command has to itself, that compiles nothing and has the whole
-model: it trains alone, or with others by DDP.
+Here they are deferred, in a process that the `swift` command has to itself: torchao always, the compiler where nothing
+is compiled and the process has the whole model, alone or with others by DDP.
 Whatever is asked of them beyond the decorators imports them as ever: what was put off is then made up for.
 """
 
@@ -14,8 +14,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
     from swift.config.sections import Config
 
 COMPILER = "torch._dynamo"
-_CALLED_ONLY = {
-    f"{COMPILER}._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),
-    "torchao.prototype.safetensors.safetensors_support": ("flatten_tensor_state_dict",),
-}
+_OF_TORCHAO = {"torchao.prototype.safetensors.safetensors_support": ("flatten_tensor_state_dict",)}
+_CALLED_ONLY = {f"{COMPILER}._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",), **_OF_TORCHAO}
 """Module → names that transformers takes from it when it is imported itself, and later does nothing with but call."""
+_ASKING = ("masking_utils", "modeling_utils", "models.auto.modeling_auto")
+"""Modules of transformers that do so."""
 
 _own_process = False
 
@@ -47,20 +46,19 @@ def is_own_process() -> bool:
 
 
 def defer_heavy_imports(config: Config) -> None:
-    """Import transformers without the compiler and torchao, if this process needs neither."""
-    if not _own_process or config.backend.name != "torch" or config.train.compile:
+    """Import transformers without torchao, and without the compiler where this process needs none."""
+    if not _own_process or "transformers.modeling_utils" in sys.modules:
         return
     import torch
 
-    if COMPILER in sys.modules or "transformers.modeling_utils" in sys.modules:
+    if config.backend.name != "torch" or config.train.compile or COMPILER in sys.modules:
+        _import_transformers(_OF_TORCHAO, {})
         return
     compiler = _Compiler(torch.__path__)
     sys.modules[COMPILER] = compiler
     sys.meta_path.insert(0, _Submodules(compiler))
     _without_distributed()
-    with _called_only(compiler):
-        for name in ("masking_utils", "modeling_utils", "models.auto.modeling_auto"):
-            importlib.import_module(f"transformers.{name}")
+    _import_transformers(_CALLED_ONLY, compiler.stand_ins)
 
 
 class _Compiler(ModuleType):
@@ -124,7 +122,7 @@ class _Compiler(ModuleType):
                 return sys.modules[COMPILER]
             if self.real is None:
                 self._loading = True
-                self.withdraw()
+                _withdraw(self.stand_ins)
                 if sys.modules.get(COMPILER) is self:
                     del sys.modules[COMPILER]
                 real = importlib.import_module(COMPILER)
@@ -132,12 +130,6 @@ class _Compiler(ModuleType):
                     getattr(real, mark)(function)
                 self.real, self._loading = real, False
             return self.real
-
-    def withdraw(self) -> None:
-        """Take the dummies away that only transformers was to see."""
-        for name, module in self.stand_ins.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
 
     def _mark(self, mark: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if self.real is None:
@@ -193,16 +185,23 @@ class _AlreadyThere(Loader):
         module.__spec__ = self._spec
 
 
-@contextmanager
-def _called_only(compiler: _Compiler) -> Iterator[None]:
-    """Inside, importing the modules of `_CALLED_ONLY` gives functions that import them when they are called."""
-    for module, names in _CALLED_ONLY.items():
+def _import_transformers(called_only: Mapping[str, Sequence[str]], stand_ins: dict[str, ModuleType]) -> None:
+    """Import it with functions in the place of modules, which import these when they are called."""
+    for module, names in called_only.items():
         if module not in sys.modules:
-            sys.modules[module] = compiler.stand_ins[module] = _StandIn(module, names)
+            sys.modules[module] = stand_ins[module] = _StandIn(module, names)
     try:
-        yield
+        for name in _ASKING:
+            importlib.import_module(f"transformers.{name}")
     finally:
-        compiler.withdraw()
+        _withdraw(stand_ins)
+
+
+def _withdraw(stand_ins: Mapping[str, ModuleType]) -> None:
+    """Take the dummies away that only transformers was to see."""
+    for name, module in stand_ins.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
 
 
 class _StandIn(ModuleType):
