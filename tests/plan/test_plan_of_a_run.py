@@ -11,7 +11,7 @@ from tiny_runs import conversations, write_jsonl, write_model
 
 from swift_plan import ledger
 
-ENTRY = ledger.Entry("fsdp", "H100", 0, {"dp_shard": 8}, 8_000_000_000, 50e9, 55e9, 2.0, 1.9)
+ENTRY = ledger.LedgerEntry("fsdp", "H100", 0, {"dp_shard": 8}, 8_000_000_000, 50e9, 55e9, 2.0, 1.9)
 
 
 @pytest.fixture(autouse=True)

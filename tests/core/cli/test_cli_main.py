@@ -84,7 +84,7 @@ def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it(
     ("args", "code", "sentence"),
     [
         (["trian"], 2, "Did you mean 'train'?"),
-        (["plan"], 2, "swift config show sft"),
+        (["plan"], 2, "swift plan qwen3-8b --gpus 8xH100"),
         (["ppo", "--model", "m", "--dataset", "d"], 3, 'pip install "swift-core[rl]"'),
         (["rlhf", "--rlhf_type", "gkd", "--model", "m", "--dataset", "d"], 3, 'pip install "swift-core[rl]"'),
         (["rollout"], 2, 'pip install "swift-core[rl]"'),

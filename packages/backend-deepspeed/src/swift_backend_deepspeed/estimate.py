@@ -1,4 +1,4 @@
-"""What a process keeps and sends, counted before anything is built. Imports neither torch nor DeepSpeed."""
+"""Memory and traffic of a process, counted before anything is built. Imports neither torch nor DeepSpeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a planner asks of installed backends: which layouts are legal, what they keep, and what they send.
+"""Questions of a planner to installed backends: which layouts are legal, what they keep, and what they send.
 
 Nothing here imports torch, opens a model or starts a process. `swift plan` is made on it, and may be replaced by
 anything else that is.

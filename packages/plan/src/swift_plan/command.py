@@ -13,7 +13,7 @@ from swift.planning import PlannedBackend, planned_backends
 from swift_plan.cluster import CPU, Cluster, cluster
 from swift_plan.known import config_of
 from swift_plan.options import PlanOptions
-from swift_plan.search import Candidate, Found, search
+from swift_plan.search import Candidate, FoundPlans, search
 from swift_plan.shape import ModelShape, shape_of
 from swift_plan.timing import Timing
 from swift_plan.workload import Workload
@@ -40,7 +40,7 @@ class PlanCommand:
 
 
 class Planned:
-    """What was asked, and what was found."""
+    """A question and the plans that answer it."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Planned:
         words: Sequence[str],
         shape: ModelShape,
         where: Cluster,
-        found: Found,
+        found: FoundPlans,
         work: Workload,
     ) -> None:
         self.options, self.words, self.shape = options, words, shape

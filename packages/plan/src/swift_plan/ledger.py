@@ -1,4 +1,4 @@
-"""What plans said and what runs measured: a line for each run, in a file of the user's. Error bars are made of it."""
+"""Predictions of plans beside measurements of runs: a line for each run, in a file of the user's. Error bars are made of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEDGER = "SWIFT_PLAN_LEDGER"
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One run: what was predicted of it, and what was measured."""
 
     backend: str
@@ -42,7 +42,7 @@ def place() -> Path:
     return Path(named) if named else Path(cache).expanduser() / "swift" / "plans.jsonl"
 
 
-def add(entry: Entry) -> None:
+def add(entry: LedgerEntry) -> None:
     """Append a run; lines of several runs that end at once do not mix."""
     path = place()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def add(entry: Entry) -> None:
         os.close(descriptor)
 
 
-def entries(backend: str, device: str) -> Iterator[Entry]:
+def entries(backend: str, device: str) -> Iterator[LedgerEntry]:
     """Yield the runs of one backend on one kind of device; lines that are no entries are passed over."""
     try:
         lines = place().read_text(encoding="utf-8", errors="replace").splitlines()
@@ -66,10 +66,10 @@ def entries(backend: str, device: str) -> Iterator[Entry]:
             yield entry
 
 
-def _entry(line: str) -> Entry | None:
+def _entry(line: str) -> LedgerEntry | None:
     try:
         content: Any = json.loads(line)
-        entry = Entry(**{field.name: content[field.name] for field in fields(Entry)})
+        entry = LedgerEntry(**{field.name: content[field.name] for field in fields(LedgerEntry)})
         residuals = [entry.residual(what) for what in ("bytes", "seconds")]
         return entry if all(-1 < residual < inf for residual in residuals) else None  # NaN is no residual
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -21,7 +21,7 @@ _LOGITS = 2 * 256 * 2**20
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage of a pipeline holds."""
+    """One stage of a pipeline, with all that it holds."""
 
     weights: LocalWeights
     layers: int

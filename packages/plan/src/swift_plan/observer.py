@@ -54,7 +54,7 @@ class PlanObserver:
             _write(run, {"not_counted": error.message, "measured": measured})
             return
         device = run.topology.device.partition(":")[0]
-        entry = ledger.Entry(
+        entry = ledger.LedgerEntry(
             backend=run.config.backend.name,
             device=this_machine(run.world.size, 1).device.name if device == "cuda" else device,
             level=0,

@@ -12,7 +12,7 @@ from swift_plan.bars import Bars
 
 if TYPE_CHECKING:
     from swift_plan.cluster import Cluster
-    from swift_plan.search import Candidate, Found
+    from swift_plan.search import Candidate, FoundPlans
     from swift_plan.shape import ModelShape
     from swift_plan.workload import Workload
 
@@ -86,7 +86,7 @@ def tokens_a_day(candidate: Candidate, workload: Workload) -> float:
     return workload.tokens / candidate.time.total * _DAY
 
 
-def lines(found: Found, workload: Workload, cluster: Cluster, price: float | None) -> tuple[str, list[list[str]]]:
+def lines(found: FoundPlans, workload: Workload, cluster: Cluster, price: float | None) -> tuple[str, list[list[str]]]:
     """Return a title and the rows of a table, headings first: what fits, or else what comes nearest."""
     if found.fitting:
         headings = ["", *_HEADINGS, "step", "tokens/day", *(["10⁹ tokens cost"] if price else [])]
@@ -120,7 +120,7 @@ def _row(candidate: Candidate, workload: Workload, cluster: Cluster, price: floa
     return row
 
 
-def nearest(found: Found, cluster: Cluster) -> list[str]:
+def nearest(found: FoundPlans, cluster: Cluster) -> list[str]:
     """Return the plans that come nearest to fitting, a line each."""
     return [f"{label(each)}: {_too_much(each, cluster)} too much" for each in found.nearest]
 
@@ -130,7 +130,7 @@ def gib(size: float) -> str:
     return f"{size / _GIB:.1f} GiB"
 
 
-def next_best(found: Found) -> str | None:
+def next_best(found: FoundPlans) -> str | None:
     """Return why the plan after the first is behind it; None where there is no other one."""
     if len(found.fitting) < 2:
         return None

@@ -81,7 +81,7 @@ class _Filled:
 
 
 @dataclass
-class Found:
+class FoundPlans:
     """The result of a search."""
 
     fitting: list[Candidate] = field(default_factory=list)
@@ -324,9 +324,9 @@ def search(
     timing: Timing,
     *,
     most: int = 12,
-) -> Found:
+) -> FoundPlans:
     """Return the best plans of all backends: what fits, fastest first, and what comes nearest to fitting."""
-    found = Found()
+    found = FoundPlans()
     fitting: list[Candidate] = []
     others: list[Candidate] = []
     for backend in backends:

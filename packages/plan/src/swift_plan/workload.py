@@ -1,4 +1,4 @@
-"""What a run is asked to do in one optimizer step, and what of its model it trains: read off its configuration."""
+"""The work of one optimizer step, and the part of a model that is trained, as a configuration says."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class ChosenPlan:
-    """What a planner has chosen for a run."""
+    """Backend and layout that a planner has chosen for a run."""
 
     flags: tuple[str, ...]
     """To be added to what was typed: backend, layout, micro-batch."""

@@ -49,7 +49,7 @@ class TokenTeacher:
 
 
 class RoleTeacher:
-    """The same as a frozen model of the run, on its processes and sharded as the policy is."""
+    """The teacher as a frozen model of the run, on its processes and sharded as the policy is."""
 
     def __init__(self, context: PlanContext) -> None:
         self._context = context

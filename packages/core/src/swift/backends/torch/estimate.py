@@ -1,4 +1,4 @@
-"""What a process keeps and sends, counted before anything is built. Does not import torch."""
+"""Memory and traffic of a process, counted before anything is built. Does not import torch."""
 
 from __future__ import annotations
 
