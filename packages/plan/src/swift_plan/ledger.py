@@ -1,4 +1,4 @@
-"""Predictions of plans beside measurements of runs: a line for each run, in a file of the user's. Error bars are made of it."""
+"""Predictions of plans beside measurements of runs: a line for each run, of which error bars are made."""
 
 from __future__ import annotations
 
