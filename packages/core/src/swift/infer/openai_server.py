@@ -187,6 +187,7 @@ def at_once(work: Callable[[int], Any], places: Sequence[int], most: int) -> Ite
             try:
                 done.put((place, work(place), None))
             except BaseException as failure:
+                stopped.set()
                 done.put((place, None, failure))
 
     for _ in range(min(most, len(places))):
