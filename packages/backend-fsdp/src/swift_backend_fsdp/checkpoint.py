@@ -38,9 +38,7 @@ def save(state: FsdpState, writer: CheckpointWriter) -> None:
 def load(run: Run, state: FsdpState, reader: CheckpointReader) -> None:
     """Fill weights in place, and the optimizer's state, which is made where there is none yet."""
     reader.tensors(_weights(state))
-    step = int(reader.manifest["step"])
-    take_turn(run, state, step)
-    if state.turns is None or state.turns.goes_on(step):
+    if _goes_on(run, state, reader):
         load_slots(state.optimizer, _slots_to_read(state, reader), reader)
         load_matrix_slots(state.optimizer, reader)
     scaler = reader.manifest.get("facts", {}).get("scaler")
@@ -51,6 +49,15 @@ def load(run: Run, state: FsdpState, reader: CheckpointReader) -> None:
 def state_of(state: FsdpState) -> dict[int, torch.nn.Parameter]:
     """Parameter → the tensor that the optimizer knows it by."""
     return {id(part.parameter): part.local for part in state.parts}
+
+
+def _goes_on(run: Run, state: FsdpState, reader: CheckpointReader) -> bool:
+    """Give the weights of the next step their turn; return whether the stored state of the optimizer is theirs."""
+    if state.turns is None:
+        return True
+    step = int(reader.manifest["step"])
+    take_turn(run, state, step)
+    return state.turns.goes_on(step)
 
 
 def _slots_to_read(state: FsdpState, reader: CheckpointReader) -> Iterator[SlotsToRead]:
