@@ -90,7 +90,7 @@ def test_flags_and_arguments_set_what_they_say(options: type[Section], line: str
         (InferOptions, "m --seed", "--seed takes a value, and has none"),
         (InferOptions, "m --overwrite=perhaps", "--overwrite is a switch"),
         (InferOptions, "m -t 5", "Unknown flag -t"),
-        (EvalOptions, "m --metric f1", "--metric must be one of 'accuracy' or 'loss', not 'f1'"),
+        (EvalOptions, "m --metric f1", "--metric must be one of 'accuracy', 'cer', 'iou' or 'loss', not 'f1'"),
         (ExportVerbOptions, "run --no-verify --verify all", "--no-verify and --verify contradict each other"),
         (MergeLoraOptions, "run --to adapter", "--to must be one of 'hf', not 'adapter'"),
         (ConvertOptions, "c", "swift verb needs --out"),

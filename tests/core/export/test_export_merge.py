@@ -111,7 +111,7 @@ def test_an_adapter_on_tied_embeddings_is_refused_because_it_would_change_the_ou
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"peft_type": "VERA"}, "VERA adapters cannot be merged"),
+        ({"peft_type": "ADALORA"}, "ADALORA adapters cannot be merged"),
         ({"init_lora_weights": "corda"}, "init_lora_weights=corda"),
         ({"target_parameters": ["mlp.experts"]}, "target_parameters"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
