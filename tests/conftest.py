@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import signal
@@ -37,9 +36,6 @@ os.environ.update(
 # Hundreds of processes import the same modules: they are compiled once, whatever the machine's own setting.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# A worker holds a million objects that stay. To look through those of the last minute for garbage again and again, as
-# Python does, takes a twentieth of the time of tests in process.
-gc.set_threshold(50_000, 10, 10)
 # A shell starts what it puts into the background with Ctrl-C ignored, which all tests of signals would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
