@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-vllm conformance matrix check lint typecheck imports docs docs-check bench wheels lock clean
+.PHONY: help setup demo test test-all test-vllm browser conformance matrix check lint typecheck imports docs docs-check bench wheels lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,11 +21,14 @@ demo: setup ## Train, resume, export and question a tiny model, on the CPU
 test: check ## Before every commit: ruff, mypy, import rules, generated pages, and the tests that are quick
 	@$(BIN)/python -m pytest -n 4 -m "not full" --times=build/test-times/quick.txt
 
-test-all: check ## The same, and all other tests: further layouts and variants, whole commands, vLLM; what CI runs
+test-all: check browser ## The same, and all other tests: further layouts and variants, whole commands, vLLM; what CI runs
 	@$(BIN)/python -m pytest -n 4 --times=build/test-times/all.txt
 
 test-vllm: setup ## Of all tests, what starts a real vLLM: serving, engines, quantised exports, from training to an answer
 	@$(BIN)/python -m pytest -n 2 -m vllm --times=build/test-times/vllm.txt
+
+browser: ## Install the Chromium that tests of the dashboard open, where there is none
+	@$(PYTHON) tools/browser.py
 
 conformance: setup ## The conformance kit on every backend, with every case in every layout, and compiled QLoRA
 	@SWIFT_WHOLE_KIT=1 $(BIN)/python -m pytest tests -k "conformance or catches or compiled"
