@@ -37,6 +37,7 @@ LIGHT = (
     "swift.serve.options",
     "swift.serve.request",
     "swift.plugins",
+    "swift.runs",
 )
 """Imported, with all that lies in them, without anything of HEAVY."""
 
@@ -71,6 +72,7 @@ PUBLIC = (
     "swift.optim.selected",
     "swift.planning",
     "swift.plugins",
+    "swift.runs",
     "swift.testing",
     "swift.toolkit",
     "swift.untrusted",
@@ -106,6 +108,7 @@ FLOORS = (
     "train",
     "toolkit",
     "observers",
+    "runs",
     "testing",
     "convert",
     "imports",

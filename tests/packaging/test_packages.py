@@ -1,4 +1,4 @@
-"""The eight packages: one version, one licence, and dependencies that are declared where they are used."""
+"""The nine packages: one version, one licence, and dependencies that are declared where they are used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_there_are_eight_packages() -> None:
+def test_there_are_nine_packages() -> None:
     assert [package.name for package in PACKAGES] == [
         "backend-deepspeed",
         "backend-fsdp",
@@ -34,6 +34,7 @@ def test_there_are_eight_packages() -> None:
         "plan",
         "rl",
         "tuning",
+        "ui",
     ]
 
 

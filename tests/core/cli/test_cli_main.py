@@ -88,7 +88,7 @@ def test_help_with_a_backend_that_is_not_installed_says_how_to_install_it(
         (["ppo", "--model", "m", "--dataset", "d"], 3, 'pip install "swift-core[rl]"'),
         (["rlhf", "--rlhf_type", "gkd", "--model", "m", "--dataset", "d"], 3, 'pip install "swift-core[rl]"'),
         (["rollout"], 2, 'pip install "swift-core[rl]"'),
-        (["web-ui"], 2, "swift chat MODEL"),
+        (["web-ui"], 2, "swift ui"),
         (["dpo"], 2, "swift rlhf needs --model"),
         (["reranker"], 2, "swift sft needs --model"),
         (["seq_cls", "--model", "m", "--dataset", "d"], 2, "The number of labels is missing"),

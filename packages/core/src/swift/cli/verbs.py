@@ -110,11 +110,9 @@ KIN = {
 KIN |= {name.replace("_", "-"): ("sft", "--task_type", name) for name in ("seq_cls", "embedding", "reranker")}
 """Verbs of other programs → the verb and the flags that mean the same here."""
 
-_SCREEN = "On the terminal: swift chat MODEL; for programs and other interfaces: swift serve MODEL"
 NOT_THERE = {
-    "web-ui": ("swift has no web interface.", _SCREEN),
-    "app": ("swift has no web interface.", _SCREEN),
-    "ui": ("swift has no web interface.", _SCREEN),
+    "web-ui": ("swift's web interface is another verb.", "Type: swift ui"),
+    "app": ("swift's web interface is another verb.", "Type: swift ui"),
 }
 """Verbs of other programs that swift does not have: what is missing, and what there is."""
 

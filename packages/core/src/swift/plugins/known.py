@@ -10,7 +10,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
     "swift.planners": {"plan": "plan"},
     "swift.observers": {"plan": "plan"},
-    "swift.commands": {"rewards": "rl", "rollout": "rl", "sample": "rl", "plan": "plan"},
+    "swift.commands": {"rewards": "rl", "rollout": "rl", "sample": "rl", "plan": "plan", "ui": "ui", "watch": "ui"},
 }
 """Group → plugin name → the extra of swift-core that brings it."""
 

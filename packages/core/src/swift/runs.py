@@ -1,0 +1,101 @@
+"""Runs as their folders show them, for programs that look at runs which they did not start.
+
+Importing this module imports no torch. Nothing here writes into a run's folder or takes its lock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift.observers.charts import charts_of
+from swift.observers.jsonl import FILE_NAME as LOGGING_FILE
+from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, Line
+from swift.observers.report import FILE_NAME as REPORT_FILE
+from swift.observers.text import count, duration, figure, label
+from swift.train.run_folder import ARGS_FILE, CONFIG_FILE, LOCK_FILE
+
+__all__ = [
+    "ARGS_FILE",
+    "CONFIG_FILE",
+    "EVAL_PREFIX",
+    "LOCK_FILE",
+    "LOGGING_FILE",
+    "MEMORY",
+    "PROGRESS",
+    "REPORT_FILE",
+    "SPEED",
+    "Line",
+    "RunHolder",
+    "charts_of",
+    "count",
+    "duration",
+    "figure",
+    "holder_of",
+    "label",
+]
+
+_HOLDER = re.compile(r"process (?P<process>\d+) on (?P<host>\S+)")
+_CLOCKS_DIFFER = 2.0
+"""Seconds by which the clock of a file system may be behind that of the processes."""
+
+
+@dataclass(frozen=True)
+class RunHolder:
+    """The process that wrote its name into the lock of a run's folder."""
+
+    process: int
+    host: str
+    since: float
+    """When it took the folder, in seconds since 1970."""
+    alive: bool | None
+    """Whether it still holds the folder; None on another machine, where this cannot be seen."""
+
+
+def holder_of(folder: Path) -> RunHolder | None:
+    """Return who holds a run's folder, or held it last; None where no lock can be read.
+
+    The lock itself is left alone: taking it for a moment, only to see whether it is free, would refuse a run that
+    starts at that moment.
+    """
+    path = folder / LOCK_FILE
+    try:
+        found = _HOLDER.match(path.read_text(encoding="utf-8", errors="replace")[:200])
+        since = path.stat().st_mtime
+    except OSError:
+        return None
+    if found is None:
+        return None
+    process, host = int(found["process"]), found["host"]
+    here = host == os.uname().nodename
+    return RunHolder(process, host, since, _holds(process, path, since) if here else None)
+
+
+def _holds(process: int, path: Path, since: float) -> bool:
+    """Return whether the process lives, is the one that took the lock, and has it open."""
+    import psutil
+
+    try:
+        other = psutil.Process(process)
+        if other.create_time() > since + _CLOCKS_DIFFER or other.status() == psutil.STATUS_ZOMBIE:
+            return False
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
+    opened = Path(f"/proc/{process}/fd")
+    try:
+        mine = path.stat()
+        return any(_is_same(each.path, mine) for each in os.scandir(opened))
+    except OSError:  # another user's process, or no such folder on this system: it lives, and more cannot be known
+        return True
+
+
+def _is_same(descriptor: str, file: os.stat_result) -> bool:
+    try:
+        found = Path(descriptor).stat()
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (file.st_dev, file.st_ino)

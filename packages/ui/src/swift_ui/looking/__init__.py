@@ -1,0 +1,1 @@
+"""Looking at runs: everything is read from their folders, and nothing is written."""

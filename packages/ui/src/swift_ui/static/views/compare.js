@@ -1,0 +1,6 @@
+// Several runs on one chart.
+import { element } from "../dom.js";
+
+export const mount = (root) => {
+  root.append(element("h1", {}, "Compare"));
+};
