@@ -25,6 +25,7 @@ LIGHT = (
     "swift.contracts",
     "swift.deferred",
     "swift.errors",
+    "swift.forms",
     "swift.hardware",
     "swift.hookspecs",
     "swift.imports",
@@ -57,6 +58,7 @@ PUBLIC = (
     "swift.data.samples",
     "swift.errors",
     "swift.export",
+    "swift.forms",
     "swift.hardware",
     "swift.hookspecs",
     "swift.infer",
@@ -119,6 +121,7 @@ FLOORS = (
     "llm",
     "",
     "cli",
+    "forms",
     "__main__",
 )
 """The folders and top-level modules of core from the ground up ('' is `swift` itself): who imports stands above."""

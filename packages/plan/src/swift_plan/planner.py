@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from swift.contracts import ChosenPlan
+from swift.contracts import ChosenPlan, ExpectedMemory
 from swift.errors import UnsupportedPlan, UsageError
 from swift.planning import PlannedBackend
 from swift_plan import screen
@@ -15,13 +15,14 @@ from swift_plan.command import Planned
 from swift_plan.known import config_of
 from swift_plan.machine import this_machine
 from swift_plan.options import PlanOptions
-from swift_plan.search import counted
+from swift_plan.search import MARGIN, counted
 from swift_plan.shape import shape_of
 from swift_plan.timing import Timing
 from swift_plan.workload import Workload
 
 if TYPE_CHECKING:
     from swift.contracts import Run
+    from swift_plan.cluster import Cluster
     from swift_plan.search import Candidate
 
 _ALIKE = 0.05
@@ -61,17 +62,7 @@ class Chooser:
     def foresee(self, run: Run, words: Sequence[str], verb: str) -> str | None:
         """Return a warning where a run takes more memory than there is, with the plans that do not."""
         path = run.config.model.path or ""
-        config = config_of(path)
-        shape = shape_of(config, path)
-        machines = max(1, int(os.environ.get("NNODES") or 1))
-        where = this_machine(max(1, run.world.size // machines), machines)
-        backend = PlannedBackend.of_run(run)
-        work = Workload.of(backend, processes=run.world.size, on_cpu=where.device.name == CPU)
-        train = run.config.train
-        rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
-        counted_run = counted(
-            backend, shape, config, where, Timing(where), tokens=rows * work.length, compute_bytes=work.compute_bytes
-        )
+        where, counted_run = _counted(run)
         if counted_run.peak <= where.capacity:
             return None
         options = PlanOptions(model=path, gpus=str(where), kind=verb)
@@ -83,6 +74,37 @@ class Chooser:
             f"By the planner's count a process takes {screen.gib(counted_run.peak)} where samples are as long as "
             f"--max_length {run.config.data.max_length} allows, {lacking} more than there are. {instead}"
         )
+
+    def expect(self, run: Run, words: Sequence[str], verb: str) -> ExpectedMemory:
+        """Return what the fullest process of a run takes at the most, with the margin for what is not counted."""
+        where, counted_run = _counted(run)
+        peak = counted_run.peak
+        on_cpu = where.device.name == CPU  # whose speed is a guess that ranks layouts
+        return ExpectedMemory(
+            peak_bytes=peak,
+            low_bytes=peak * (1 - MARGIN),
+            high_bytes=peak * (1 + MARGIN),
+            capacity_bytes=where.capacity,
+            terms=counted_run.memory,
+            device=where.device.name,
+            seconds=None if on_cpu else counted_run.time.total,
+        )
+
+
+def _counted(run: Run) -> tuple[Cluster, Candidate]:
+    """Return this machine, and the run with samples as long as it allows."""
+    path = run.config.model.path or ""
+    config = config_of(path)
+    shape = shape_of(config, path)
+    machines = max(1, int(os.environ.get("NNODES") or 1))
+    where = this_machine(max(1, run.world.size // machines), machines)
+    backend = PlannedBackend.of_run(run)
+    work = Workload.of(backend, processes=run.world.size, on_cpu=where.device.name == CPU)
+    train = run.config.train
+    rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
+    tokens = rows * work.length
+    timing = Timing(where)
+    return where, counted(backend, shape, config, where, timing, tokens=tokens, compute_bytes=work.compute_bytes)
 
 
 def simplest(fitting: Sequence[Candidate]) -> Candidate:

@@ -30,7 +30,7 @@ _TRAINING_EXAMPLES = {
     "rlhf": "swift rlhf --rlhf_type dpo --model qwen3-0.6b --dataset pairs.jsonl",
     "train": "swift train --train_type sft --model qwen3-0.6b --dataset data.jsonl",
 }
-_MOST_USED = (
+MOST_USED = (
     *("data.train", "data.validation", "data.split_ratio", "data.max_length", "data.packing"),
     *("tuner.kind", "tuner.rank", "tuner.alpha", "tuner.targets", "tuner.dropout", "tuner.quantize"),
     *("objective.name", "objective.reward_funcs", "objective.num_generations", "objective.max_completion_length"),
@@ -129,7 +129,7 @@ def _friendly(title: str, summary: str, fields: Iterable[Field]) -> FlagGroup:
     """Return options of training with the flag first that people type, and with the options first that they use."""
     from swift.config.aliases import flags_of
 
-    place = {key: number for number, key in enumerate(_MOST_USED)}
+    place = {key: number for number, key in enumerate(MOST_USED)}
     ordered = sorted(fields, key=lambda field: place.get(field.key, len(place)))
     names, others = [], []
     for field in ordered:
@@ -138,6 +138,14 @@ def _friendly(title: str, summary: str, fields: Iterable[Field]) -> FlagGroup:
         names.append(f"--{every[0]}")
         others.append(every[1:])
     return FlagGroup(title, summary, ordered, others, names)
+
+
+def flag_named(key: str) -> str:
+    """Return the flag that people type for a key of a run: its usual name, where that takes the same values."""
+    from swift.config.aliases import aliases, flags_of
+
+    usual = [flag for flag in flags_of(key) if aliases()[flag].renames]
+    return key if key in _NARROWER or not usual else usual[0]
 
 
 def _chosen(section: str, verb: str, args: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ from swift.contracts.optimizer import (
     TakesGradientsElsewhere,
 )
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
-from swift.contracts.planner import ChosenPlan, Planner
+from swift.contracts.planner import ChosenPlan, ExpectedMemory, Planner
 from swift.contracts.reward import Reward, RewardItem
 from swift.contracts.role import POLICY, ModelRole, OpenRole
 from swift.contracts.run import Run, Topology, World
@@ -61,6 +61,7 @@ __all__ = [
     "EngineRequest",
     "Environment",
     "EpisodeStart",
+    "ExpectedMemory",
     "ExportRequest",
     "ForeignCheckpoint",
     "ForwardResult",

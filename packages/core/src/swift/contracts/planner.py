@@ -5,8 +5,8 @@ Importable without torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -20,6 +20,28 @@ class ChosenPlan:
     """Why, for the user: a line, or several."""
 
 
+@dataclass(frozen=True)
+class ExpectedMemory:
+    """Memory that the fullest process of a run is expected to take."""
+
+    peak_bytes: float
+    low_bytes: float
+    high_bytes: float
+    """The bounds between which it is expected."""
+    capacity_bytes: float
+    """What its device has."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Bytes by name, the peak as a sum."""
+    device: str = ""
+    seconds: float | None = None
+    """Of a step, where the device's speed is known."""
+
+    @property
+    def fits(self) -> bool:
+        """Return whether there is enough even at the upper bound."""
+        return self.high_bytes <= self.capacity_bytes
+
+
 class Planner(Protocol):
     """One planner. The entry point in `swift.planners` names a class that is called without arguments."""
 
@@ -31,4 +53,7 @@ class Planner(Protocol):
 
         A planner may have a method `foresee(run, words, verb)` as well, with the same words as `choose`: called before
         the weights of a run are read, it returns a warning where the run will lack memory, and otherwise None.
+
+        It may have a method `expect(run, words, verb)`, which returns an `ExpectedMemory` within a few tenths of a
+        second, or None: forms ask at every change, to show whether a run fits while it is being typed.
         """

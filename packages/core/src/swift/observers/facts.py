@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from swift.config.own_options import LoraOptions
 from swift.config.tasks import CAUSAL_LM, returns
@@ -136,13 +137,22 @@ def next_commands(run: Run, summary: RunSummary) -> list[tuple[str, str]]:
             ask,
             ("Export it", _command("swift", "export", best, "--to", "hf", "--out", out)),
         ]
-    config = run.folder / "config.yaml"
-    resume = ["swift", "train", "--config", config, "--resume_from_checkpoint", summary.last_checkpoint]
-    if not run.config.checkpoint.optimizer_state:
-        resume += ["--resume_only_model", "true"]  # its weights are all that there is to go on from
     on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(run.world.size)
-    processes = ["--nproc", run.world.size] if run.world.size > 1 and on_one_machine else []
-    return [("Resume", _command(*resume, *processes))]
+    words = resume_words(
+        run.folder,
+        summary.last_checkpoint,
+        processes=run.world.size if on_one_machine else 1,
+        optimizer_state=run.config.checkpoint.optimizer_state,
+    )
+    return [("Resume", _command("swift", *words))]
+
+
+def resume_words(folder: Path, checkpoint: Path, *, processes: int = 1, optimizer_state: bool = True) -> list[str]:
+    """Return what is typed after `swift` to go on with a run from a checkpoint, on so many processes."""
+    words = ["train", "--config", str(folder / "config.yaml"), "--resume_from_checkpoint", str(checkpoint)]
+    if not optimizer_state:
+        words += ["--resume_only_model", "true"]  # its weights are all that there is to go on from
+    return [*words, *(["--nproc", str(processes)] if processes > 1 else [])]
 
 
 def _command(*words: object) -> str:

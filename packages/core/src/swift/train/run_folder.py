@@ -64,8 +64,13 @@ def named_run_folder(config: Config, model_name: str) -> Path | None:
             hint="Name it, the same each time: --logging.run_name NAME. Or resume the newest run: "
             "--resume_from_checkpoint last",
         )
-    folder = _parent(config, model_name) / config.logging.run_name
+    folder = folder_of_name(config, model_name)
     return folder if (folder / ARGS_FILE).is_file() else None
+
+
+def folder_of_name(config: Config, model_name: str) -> Path:
+    """Return where the run lies, or will lie, that has the name in `logging.run_name`."""
+    return _parent(config, model_name) / (config.logging.run_name or "")
 
 
 class RunLock:

@@ -1,0 +1,277 @@
+"""What a program asks before it starts a command: which options there are, and what would refuse it.
+
+A page that starts runs is made on it, and refuses what the command line refuses, with the same sentences. Nothing here
+imports torch, reads weights or starts a process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift.cli.help import MOST_USED, flag_named, groups_of
+from swift.cli.options import options_of, read_options
+from swift.cli.verbs import TRAINING, VERBS
+from swift.config.aliases import VERB_OBJECTIVES
+from swift.config.fields import Field, core_fields, core_keys, model_fields
+from swift.config.options import RunsCode
+from swift.contracts import ExpectedMemory, Run, World
+from swift.errors import SwiftError
+from swift.observers.facts import resume_words
+from swift.plugins.discover import list_plugins
+from swift.plugins.kinds import KINDS
+from swift.plugins.load import find, load
+from swift.terminal import say_nothing
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from swift.config.parse import Parsed
+
+__all__ = ["CheckedCommand", "FormField", "FormSection", "check_command", "form_of", "resume_words", "verb_of"]
+
+
+@dataclass(frozen=True)
+class FormField:
+    """One option, as a form shows it."""
+
+    key: str
+    """`section.name` for a run; the name alone for other verbs."""
+    flag: str
+    """What is typed for it; empty for a word that stands without a flag."""
+    kind: str
+    """'switch', 'list', 'mapping' or 'value'."""
+    type: str
+    """For people: 'integer', 'number', 'text'."""
+    choices: tuple[str, ...]
+    """The values that it takes, where they can be listed; names of installed plugins among them."""
+    default: Any
+    required: bool
+    description: str
+    bounds: str = ""
+    selects: bool = False
+    """Whether its value decides which other options there are: it names a plugin."""
+    often: bool = False
+    """Whether it is among those that are typed most."""
+
+
+@dataclass(frozen=True)
+class FormSection:
+    """Options that belong together."""
+
+    name: str
+    title: str
+    fields: tuple[FormField, ...]
+    problem: str = ""
+    """Why a plugin's own options are missing: the sentence that names the plugin and its fault."""
+
+
+@dataclass(frozen=True)
+class CheckedCommand:
+    """A command that nothing refuses before it is started."""
+
+    verb: str
+    notes: tuple[str, ...] = ()
+    """What the user should hear."""
+    processes: int = 1
+    writes: tuple[Path, ...] = ()
+    """Folders that it is told to write into."""
+    run_folder: Path | None = None
+    """Where the run will lie, if it has a name."""
+    trusts: tuple[str, ...] = ()
+    """Code that it would run which comes from elsewhere: of a model, or Python files that options name."""
+    hosts: tuple[str, ...] = ()
+    """Addresses that it listens on."""
+    expected: ExpectedMemory | None = None
+    """By an installed planner, where it was asked for."""
+
+
+def verb_of(objective: str) -> str:
+    """Return the verb that an objective is trained with."""
+    if all(objective not in names for names in VERB_OBJECTIVES.values()):
+        return "rlhf"
+    return next((verb for verb, names in VERB_OBJECTIVES.items() if names[0] == objective), "train")
+
+
+def form_of(verb: str, selected: Mapping[str, str] | None = None) -> list[FormSection]:
+    """Return the options of a verb. For a run, `selected` names plugins by key: `{"backend.name": "fsdp"}`.
+
+    Options of plugins stand in their sections, whoever published them.
+    """
+    if verb in TRAINING:
+        from swift.config.sections import Config
+
+        return [_section_of_run(name, selected or {}) for name in Config.model_fields] + [_processes()]
+    options = options_of(verb)
+    assert options is not None
+    return [
+        FormSection(
+            f"group-{number}", group.title or VERBS[verb].summary, tuple(_field(each, "") for each in group.fields)
+        )
+        for number, group in enumerate(groups_of(options))
+    ]
+
+
+def _section_of_run(name: str, selected: Mapping[str, str]) -> FormSection:
+    from swift.config.sections import Config
+
+    group = next((group for group, kind in KINDS.items() if kind.section == name), None)
+    own = core_keys(name)
+    fields = {
+        each.key: each for key, each in core_fields().items() if each.section == name and key[len(name) + 1 :] in own
+    }
+    selects = "" if group is None else f"{name}.{KINDS[group].selected_by}"
+    problem = ""
+    if group is not None:
+        try:
+            chosen = load(find(group, selected.get(selects) or str(fields[selects].default)))
+            assert chosen.config_model is not None
+            fields |= {each.key: each for each in model_fields(chosen.config_model, name)}
+        except SwiftError as error:
+            problem = str(error)
+    place = {key: number for number, key in enumerate(MOST_USED)}
+    ordered = sorted(fields.values(), key=lambda each: (each.key != selects, place.get(each.key, len(place))))
+    made = [_field(each, flag_named(each.key)) for each in ordered]
+    if group is not None:
+        names = tuple(dict.fromkeys(entry.name for entry in list_plugins(group) if entry.allowed))
+        made = [
+            replace(each, choices=names, selects=True, often=True) if each.key == selects else each for each in made
+        ]
+    summary = (Config.model_fields[name].annotation.__doc__ or "").split("\n")[0]
+    return FormSection(name, summary, tuple(made), problem)
+
+
+def _processes() -> FormSection:
+    count = Field("nproc", "value", True, None, "Processes on this machine, one for each GPU", "integer", "≥ 1")
+    return FormSection("processes", "How many processes are started.", (replace(_field(count, "nproc"), often=True),))
+
+
+def _field(each: Field, flag: str) -> FormField:
+    choices = (
+        ("true", "false") if each.kind == "switch" else tuple(each.type_name.split(" | ")) if _listed(each) else ()
+    )
+    return FormField(
+        key=each.key,
+        flag="" if each.argument else flag or each.key,
+        kind=each.kind,
+        type=each.type_name,
+        choices=choices,
+        default=_plain(each.default),
+        required=each.required,
+        description=each.description,
+        bounds=each.bounds,
+        often=each.key in MOST_USED or each.argument is not None or each.required,
+    )
+
+
+def _listed(each: Field) -> bool:
+    """Return whether the type names all values: a union of types is none of these."""
+    names = each.type_name.split(" | ")
+    types = {"text", "path", "number", "integer", "switch", "JSON", "list"}
+    return each.kind == "value" and len(names) > 1 and not types & set(names)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def check_command(words: Sequence[str], *, expect: bool = False) -> CheckedCommand:
+    """Return what `swift WORDS` would do, or raise the error with which it would be refused; nothing is begun.
+
+    `expect` asks an installed planner how much memory a run will take.
+    """
+    said = StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        checked = _check_run(*_split(words), expect) if words[0] in TRAINING else _check_other(*_split(words))
+    notes = [line.removeprefix("Note: ") for line in said.getvalue().splitlines()]
+    return replace(checked, notes=(*notes, *checked.notes))
+
+
+def _split(words: Sequence[str]) -> tuple[str, list[str]]:
+    return words[0], list(words[1:])
+
+
+def _check_run(verb: str, words: list[str], expect: bool) -> CheckedCommand:
+    from swift.cli.beforehand import check_here, check_plan
+    from swift.cli.choose import chosen
+    from swift.config.parse import parse
+    from swift.imports.sources import check_is_own
+    from swift.processes.group import processes_in_all
+
+    check_is_own(words)
+    words = chosen(words, verb, say_nothing)
+    parsed = parse(words, verb)
+    check_here(parsed.config)
+    processes = processes_in_all({**os.environ, **parsed.machines}, parsed.nproc)
+    check_plan(parsed, processes)
+    config = parsed.config
+    writes = [config.logging.output] + [each for each in (config.export.out,) if each is not None]
+    return CheckedCommand(
+        verb,
+        tuple(parsed.notes),
+        processes,
+        tuple(path.absolute() for path in writes),
+        _run_folder(parsed),
+        _code_of(parsed),
+        expected=_expected(parsed, processes, words, verb) if expect else None,
+    )
+
+
+def _run_folder(parsed: Parsed) -> Path | None:
+    from swift.train.run_folder import folder_of_name
+
+    config = parsed.config
+    return None if config.logging.run_name is None else folder_of_name(config, config.model.path or "model")
+
+
+def _code_of(parsed: Parsed) -> tuple[str, ...]:
+    """Return which code from elsewhere the run would execute."""
+    found = ["model.trust_remote_code"] if parsed.config.model.trust_remote_code else []
+    return (*found, *_files_of(parsed.objective_options))
+
+
+def _files_of(options: BaseModel) -> list[str]:
+    marked = [
+        name
+        for name, info in type(options).model_fields.items()
+        if any(isinstance(each, RunsCode) for each in info.metadata)
+    ]
+    return [file for name in marked for file in RunsCode.files(getattr(options, name)) if getattr(options, name)]
+
+
+def _expected(parsed: Parsed, processes: int, words: Sequence[str], verb: str) -> ExpectedMemory | None:
+    """Return what a planner expects; None where there is none, or it cannot count this run."""
+    config = parsed.config
+    run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
+    for entry in list_plugins("swift.planners"):
+        expect = getattr(load(entry).object, "expect", None) if entry.allowed else None
+        if expect is not None:
+            with suppress(SwiftError):
+                came: ExpectedMemory | None = expect(run, list(words), verb)
+                return came
+    return None
+
+
+def _check_other(verb: str, words: list[str]) -> CheckedCommand:
+    options_model = options_of(verb)
+    assert options_model is not None
+    passes_on = verb in ("serve", "deploy")
+    typed = read_options(verb, words, options_model, passes_on=passes_on)
+    options: Any = typed.options
+    trusts = ["trust_remote_code"] if getattr(options, "trust_remote_code", False) else []
+    out = [getattr(options, name, None) for name in ("out", "result_path", "result")]
+    return CheckedCommand(
+        verb,
+        writes=tuple(Path(each).absolute() for each in out if each is not None),
+        trusts=(*trusts, *typed.passed_on, *_files_of(options)),
+        hosts=tuple(filter(None, [getattr(options, "host", None)])),
+    )

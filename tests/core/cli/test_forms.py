@@ -1,0 +1,90 @@
+"""Forms show every option that the command line has, and refuse what it refuses, with its own sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import typed
+
+from swift.config.fields import core_fields
+from swift.errors import SwiftError
+from swift.forms import check_command, form_of, resume_words, verb_of
+from swift.plugins.discover import list_plugins
+
+
+def fields(verb: str, **selected: str) -> dict[str, str]:
+    """Key → the flag that is typed for it."""
+    chosen = {f"{section}.{'kind' if section == 'tuner' else 'name'}": name for section, name in selected.items()}
+    return {each.key: each.flag for section in form_of(verb, chosen) for each in section.fields}
+
+
+def test_a_form_has_every_key_of_a_run_once_and_those_of_the_plugins_that_are_selected() -> None:
+    shown = fields("sft")
+    keys = [each.key for section in form_of("sft") for each in section.fields]
+    assert len(keys) == len(set(keys))
+    of_adapters = {key for key in core_fields() if key.startswith("tuner.")} - set(shown)
+    assert set(core_fields()) - set(shown) == of_adapters
+    assert "tuner.rank" in shown
+    assert "tuner.rank" not in fields("sft", tuner="full")
+    assert "tuner.freeze" in fields("sft", tuner="full")
+    assert "objective.num_generations" in fields("rlhf", objective="grpo")
+    names = {each.key: each.choices for section in form_of("sft") for each in section.fields if each.selects}
+    assert set(names["optim.name"]) == {entry.name for entry in list_plugins("swift.optimizers")}
+
+
+def test_flags_of_a_form_are_those_that_people_type() -> None:
+    shown = fields("sft")
+    assert shown["model.path"] == "model"
+    assert shown["tuner.rank"] == "lora_rank"
+    assert shown["optim.lr"] == "learning_rate"
+    assert [verb_of(name) for name in ("pt", "sft", "dpo", "seq_cls")] == ["pt", "sft", "rlhf", "train"]
+
+
+def test_a_plugin_that_does_not_load_leaves_its_section_with_the_reason() -> None:
+    (section,) = [each for each in form_of("sft", {"backend.name": "nowhere"}) if each.name == "backend"]
+    assert "nowhere" in section.problem
+    assert [each.key for each in section.fields] == ["backend.name"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sft --model m --dataset d.jsonl --lora_rank x",
+        "sft --model m --dataset d.jsonl --lora_rnak 8",
+        "sft --model m",
+        "sft --model m --dataset d.jsonl --tp 2",
+        "rlhf --rlhf_type sft --model m --dataset d.jsonl",
+        "export --to nowhere --shard_size_gb lots model",
+        "serve m --port high",
+    ],
+)
+def test_a_form_is_refused_with_the_sentence_of_the_command_line(words: str, tmp_path: Path) -> None:
+    with pytest.raises(SwiftError) as refused:
+        check_command(words.split())
+    assert typed(words.split(), tmp_path).output == f"Error: {refused.value}\n"
+
+
+def test_a_check_says_what_the_command_would_write_and_whose_code_it_would_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("d.jsonl").write_text(json.dumps({"text": "a"}))
+    common = ["--model", "far/away", "--dataset", "d.jsonl"]
+    checked = check_command(["sft", *common, "--trust_remote_code", "--run_name", "first", "--output_dir", "out"])
+    assert checked.writes == (tmp_path / "out",)
+    assert checked.run_folder == tmp_path / "out" / "away" / "first"
+    assert checked.trusts == ("model.trust_remote_code",)
+    assert check_command(["serve", "m", "--host", "0.0.0.0", "--an-engines-flag", "1"]).hosts == ("0.0.0.0",)
+    assert check_command(["serve", "m", "--an-engines-flag", "1"]).trusts != ()
+    rewarded = check_command(["rlhf", "--rlhf_type", "grpo", *common, "--reward_funcs", "mine.py:score"])
+    assert rewarded.trusts == ("mine.py:score",)
+
+
+def test_resuming_is_typed_as_the_run_itself_says_it() -> None:
+    folder = Path("/runs/v0")
+    assert " ".join(resume_words(folder, folder / "checkpoint-2", processes=2, optimizer_state=False)) == (
+        "train --config /runs/v0/config.yaml --resume_from_checkpoint /runs/v0/checkpoint-2 "
+        "--resume_only_model true --nproc 2"
+    )
