@@ -22,6 +22,10 @@ ASSUMED = log(1.35)
 """The error of a prediction by assumed speeds, where nothing was measured yet: by comparison with published runs."""
 
 
+MEMORY_ASSUMED = log(1.08)
+"""The error of a counted peak, where nothing was measured yet: what allocators and libraries take is not counted."""
+
+
 @dataclass(frozen=True)
 class Bar:
     """A figure with its bounds."""
@@ -43,9 +47,9 @@ class Bar:
 class Bars:
     """Bars of one kind of figure, from the errors of those that came before."""
 
-    def __init__(self, errors: Sequence[float]) -> None:
-        """Take errors as logarithms: log(measured / predicted)."""
-        self._sizes = sorted(map(abs, errors))
+    def __init__(self, errors: Sequence[float], *, assumed: float = ASSUMED) -> None:
+        """Take errors as logarithms, log(measured / predicted), and the one that is assumed without any."""
+        self._sizes, self._assumed = sorted(map(abs, errors)), assumed
 
     def around(self, value: float, level: float = LEVEL) -> Bar:
         """Return the bar of a predicted figure."""
@@ -57,7 +61,7 @@ class Bars:
         place = ceil((count + 1) * level)
         if place <= count:
             return self._sizes[place - 1], False
-        return max([ASSUMED, *self._sizes]), True
+        return max([self._assumed, *self._sizes]), True
 
 
 def crossed(rows: Sequence[MeasuredStep], start: Speeds | None = None, folds: int = 5) -> list[float]:

@@ -62,7 +62,7 @@ def entries(backend: str, device: str) -> Iterator[LedgerEntry]:
         return
     for line in lines:
         entry = _entry(line)
-        if entry is not None and (entry.backend, entry.device) == (backend, device):
+        if entry is not None and entry.backend == backend and entry.device.lower() == device.lower():
             yield entry
 
 

@@ -15,7 +15,7 @@ from swift_plan.command import Planned
 from swift_plan.known import config_of
 from swift_plan.machine import this_machine
 from swift_plan.options import PlanOptions
-from swift_plan.search import MARGIN, counted
+from swift_plan.search import counted
 from swift_plan.shape import shape_of
 from swift_plan.timing import Timing
 from swift_plan.workload import Workload
@@ -76,14 +76,14 @@ class Chooser:
         )
 
     def expect(self, run: Run, words: Sequence[str], verb: str) -> ExpectedMemory:
-        """Return what the fullest process of a run takes at the most, with the margin for what is not counted."""
+        """Return what the fullest process of a run takes, with the bounds that past runs leave of such a figure."""
         where, counted_run = _counted(run)
-        peak = counted_run.peak
         on_cpu = where.device.name == CPU  # whose speed is a guess that ranks layouts
+        peak, _ = screen.bars(counted_run, where.device.name)
         return ExpectedMemory(
-            peak_bytes=peak,
-            low_bytes=peak * (1 - MARGIN),
-            high_bytes=peak * (1 + MARGIN),
+            peak_bytes=peak.value,
+            low_bytes=peak.low,
+            high_bytes=peak.high,
             capacity_bytes=where.capacity,
             terms=counted_run.memory,
             device=where.device.name,

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from swift_plan import ledger, rule_of_thumb
-from swift_plan.bars import Bars
+from swift_plan.bars import MEMORY_ASSUMED, Bar, Bars
 
 if TYPE_CHECKING:
     from swift_plan.cluster import Cluster
@@ -140,15 +140,21 @@ def next_best(found: FoundPlans) -> str | None:
     return f"Plan {place} ({label(other)}) is behind the first: {reason(best, other)}"
 
 
+def bars(candidate: Candidate, device: str) -> tuple[Bar, Bar]:
+    """Return the bounds of a plan's peak and of its step, from what past runs of its backend say of such figures."""
+    past = list(ledger.entries(candidate.backend.name, device))
+    peak = Bars([log(1 + run.residual("bytes")) for run in past], assumed=MEMORY_ASSUMED)
+    step = Bars([log(1 + run.residual("seconds")) for run in past])
+    return peak.around(candidate.peak), step.around(candidate.time.total)
+
+
 def terms(candidate: Candidate, device: str) -> list[list[str]]:
     """Return the memory and the time of a plan by term, as rows, with what past runs say of such figures."""
-    past = list(ledger.entries(candidate.backend.name, device))
-    peak = Bars([log(1 + run.residual("bytes")) for run in past])
-    step = Bars([log(1 + run.residual("seconds")) for run in past])
-    counted = "counted" if len(past) < _ENOUGH else f"counted, {peak.around(candidate.peak)}"
+    peak, step = bars(candidate, device)
+    counted = "counted" if peak.rows < _ENOUGH else f"counted, {peak}"
     rows = [["memory of the fullest process", gib(candidate.peak), counted]]
     rows += [[name, f"{size / _GIB:.2f} GiB", ""] for name, size in candidate.memory.items() if size > 0]
-    rows.append(["one step", seconds(candidate.time.total), f"90 % bar {step.around(candidate.time.total)}"])
+    rows.append(["one step", seconds(candidate.time.total), f"90 % bar {step}"])
     rows += [[name, seconds(size), ""] for name, size in candidate.time.terms().items()]
     return rows
 
