@@ -16,8 +16,8 @@ from swift.errors import SwiftError
 from swift_ui import __version__
 from swift_ui.acting.api import routes as routes_of_acting
 from swift_ui.guard import PageGuard
+from swift_ui.looking.api import RunLooker
 from swift_ui.looking.api import routes as routes_of_looking
-from swift_ui.looking.index import RunIndex
 from swift_ui.looking.missing import NotThere
 from swift_ui.settings import UiSettings
 
@@ -25,7 +25,7 @@ STATIC = Path(str(files("swift_ui") / "static"))
 
 
 def make_app(settings: UiSettings) -> Starlette:
-    """Return the whole server: `app.state.settings` is what it was started with, `app.state.index` knows the runs."""
+    """Return the whole server: `app.state.settings` is what it was started with, `app.state.looker` knows the runs."""
     app = Starlette(
         routes=[
             Route("/", _page),
@@ -38,7 +38,7 @@ def make_app(settings: UiSettings) -> Starlette:
         exception_handlers={SwiftError: _refusal, NotThere: _not_there},
     )
     app.state.settings = settings
-    app.state.index = RunIndex(settings.roots)
+    app.state.looker = RunLooker(settings.roots)
     return app
 
 
@@ -64,4 +64,5 @@ def _refusal(request: Request, error: Exception) -> Response:
 
 
 def _not_there(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": {"message": str(error)}}, 404)
+    assert isinstance(error, NotThere)
+    return JSONResponse({"error": {"message": error.message, "hint": error.hint}}, 404)

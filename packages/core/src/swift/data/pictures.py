@@ -96,6 +96,20 @@ def picture_of_part(part: Mapping[str, Any], root: Path | None) -> Picture | Non
     return None
 
 
+def thumbnail(path: str, side: int) -> str | None:
+    """Return a picture as a small JPEG in a data URI, for pages; None for one that cannot be read."""
+    pillow = _pillow()
+    written = io.BytesIO()
+    try:
+        with pillow.open(path) as image:
+            image.draft("RGB", (side, side))
+            image.thumbnail((side, side))
+            image.convert("RGB").save(written, format="JPEG", quality=80)
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError):
+        return None
+    return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
+
+
 def measure(picture: Picture, folder: Path, *, decode: bool = False) -> Measured:
     """Return what the header of a picture says; content without a file is written into `folder` once.
 

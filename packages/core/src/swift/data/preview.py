@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, groupby, repeat
 from typing import Any
 
@@ -15,57 +16,86 @@ from swift.data.media import MediaRef
 from swift.data.samples import Encoded, Segment
 
 
+@dataclass(frozen=True)
+class PreviewPiece:
+    """Neighbouring tokens of the same weight as one text, or a picture."""
+
+    weight: float
+    text: str
+    ids: tuple[int, ...]
+    media: MediaRef | None = None
+
+
+@dataclass(frozen=True)
+class PreviewSegment:
+    """One segment of a sample, as text."""
+
+    name: str
+    tokens: int
+    learned: int
+    """How many of the tokens are learned."""
+    pieces: tuple[PreviewPiece, ...]
+
+
 def preview(tokenizer: Any, encoded: Encoded, encoding: Encoding) -> Group:
     """Return a sample with learned text highlighted, the rest dim, with token ids and counts.
 
     Without colours the marks ⟦ ⟧ remain.
     """
     parts: list[Text] = []
-    names = encoding.segment_names
-    for name, segment in zip(chain(names, repeat(names[-1])), encoded.segments, strict=False):
-        parts += _segment(tokenizer, name, segment)
+    for segment in preview_segments(tokenizer, encoded, encoding):
+        parts += _drawn(segment)
     if encoded.values:
         parts.append(Text(", ".join(f"{name} {value:g}" for name, value in encoded.values.items())))
     return Group(*parts)
 
 
-def _segment(tokenizer: Any, name: str, segment: Segment) -> list[Text]:
-    learned = int(np.count_nonzero(segment.weights))
+def preview_segments(tokenizer: Any, encoded: Encoded, encoding: Encoding) -> list[PreviewSegment]:
+    """Return the segments of a sample as texts, cut where what is learned begins and ends."""
+    names = encoding.segment_names
+    named = zip(chain(names, repeat(names[-1])), encoded.segments, strict=False)
+    return [
+        PreviewSegment(name, len(segment), int(np.count_nonzero(segment.weights)), tuple(_pieces(tokenizer, segment)))
+        for name, segment in named
+    ]
+
+
+def _drawn(segment: PreviewSegment) -> list[Text]:
     text = Text()
-    for weight, run in _runs(segment):
-        if isinstance(run, MediaRef):
-            text.append(f"[image {run.width}×{run.height} → {run.length} tokens: {run.source}]", style="cyan")
-            continue
-        part = tokenizer.decode(run, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if weight:
-            text.append(f"⟦{part}⟧" if weight == 1 else f"⟦{weight:g}: {part}⟧", style="bold green")
+    for piece in segment.pieces:
+        if piece.media is not None:
+            picture = piece.media
+            text.append(f"[image {picture.width}×{picture.height} → {picture.length} tokens: {picture.source}]", "cyan")
+        elif piece.weight:
+            marked = f"⟦{piece.text}⟧" if piece.weight == 1 else f"⟦{piece.weight:g}: {piece.text}⟧"
+            text.append(marked, style="bold green")
         else:
-            text.append(part, style="dim")
+            text.append(piece.text, style="dim")
     ids = Text(" ".join(_ids(segment)), style="dim")
-    return [Text(f"{name}: {len(segment)} tokens, {learned} learned (in ⟦ ⟧)", style="bold"), text, Text("ids: ") + ids]
+    heading = f"{segment.name}: {segment.tokens} tokens, {segment.learned} learned (in ⟦ ⟧)"
+    return [Text(heading, style="bold"), text, Text("ids: ") + ids]
 
 
-def _runs(segment: Segment) -> Iterator[tuple[float, list[int] | MediaRef]]:
-    """Neighbouring tokens of the same weight, and pictures."""
+def _pieces(tokenizer: Any, segment: Segment) -> Iterator[PreviewPiece]:
     start = 0
     for each in segment.media:
-        yield from _texts(segment, start, each.start)
-        yield 0.0, each
+        yield from _texts(tokenizer, segment, start, each.start)
+        yield PreviewPiece(0.0, "", (), each)
         start = each.start + each.length
-    yield from _texts(segment, start, len(segment))
+    yield from _texts(tokenizer, segment, start, len(segment))
 
 
-def _texts(segment: Segment, start: int, end: int) -> Iterator[tuple[float, list[int] | MediaRef]]:
+def _texts(tokenizer: Any, segment: Segment, start: int, end: int) -> Iterator[PreviewPiece]:
     pairs = zip(segment.weights[start:end].tolist(), segment.input_ids[start:end].tolist(), strict=True)
     for weight, run in groupby(pairs, key=lambda pair: pair[0]):
-        yield weight, [token for _, token in run]
+        ids = [token for _, token in run]
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        yield PreviewPiece(weight, text, tuple(ids))
 
 
-def _ids(segment: Segment) -> Iterator[str]:
+def _ids(segment: PreviewSegment) -> Iterator[str]:
     """Yield the token ids, those of a picture as how many they are."""
-    start = 0
-    for each in segment.media:
-        yield from map(str, segment.input_ids[start : each.start].tolist())
-        yield f"[{each.length}]"
-        start = each.start + each.length
-    yield from map(str, segment.input_ids[start:].tolist())
+    for piece in segment.pieces:
+        if piece.media is not None:
+            yield f"[{piece.media.length}]"
+        yield from map(str, piece.ids)

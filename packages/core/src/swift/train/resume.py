@@ -27,6 +27,7 @@ from swift.train.run_folder import (
     run_of_launcher,
     write_run_files,
 )
+from swift.train.sample_file import write_samples
 
 if TYPE_CHECKING:
     from swift.config.parse import Parsed
@@ -184,6 +185,7 @@ def describe_run(job: Job, parsed: Parsed, start: StartPoint) -> None:
             "launchers": list(start.launchers),
         },
     )
+    write_samples(job)
     if job.data.validation is not None:
         job.data.validation.write_rows(run.folder / "val_dataset.jsonl")
 

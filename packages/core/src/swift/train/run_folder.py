@@ -1,7 +1,7 @@
 """A run's folder: how it is named, what core writes into it at the start, and how other verbs read it.
 
     output/<model>/vN-YYYYMMDD-HHMMSS/
-      args.json  config.yaml  logging.jsonl  report.html  runs/  images/  checkpoint-<step>/ ...
+      args.json  config.yaml  samples.json  logging.jsonl  report.html  runs/  images/  checkpoint-<step>/ ...
 
 This module does not import torch.
 """
@@ -183,7 +183,7 @@ def resolved_config(
 
 def check_run_files(folder: Path) -> None:
     """Refuse a folder in which something else than a file has the name of one that a run writes or goes on with."""
-    for name in (CONFIG_FILE, ARGS_FILE, "logging.jsonl", "report.html", "val_dataset.jsonl"):
+    for name in (CONFIG_FILE, ARGS_FILE, "logging.jsonl", "report.html", "samples.json", "val_dataset.jsonl"):
         if (folder / name).exists() or (folder / name).is_symlink():
             check_regular(folder / name, ConfigError)
 

@@ -2,24 +2,201 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from swift.runs import REPORT_FILE, charts_of
+from swift_ui.looking import rounds, samples, view
+from swift_ui.looking.compare import differences
+from swift_ui.looking.events import RunEvents
 from swift_ui.looking.index import RunIndex
+from swift_ui.looking.lines import MOST_POINTS, RunLines
+from swift_ui.looking.log import log_part
+from swift_ui.looking.missing import NotThere, file_in
+from swift_ui.looking.state import StateReader
+
+MOST_COMPARED = 24
+MOST_KEPT = 32
+"""Runs whose lines are kept in memory."""
+PAGE_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+)
+"""Of pages that lie in runs' folders: their scripts run as nobody's, and reach neither the cookie nor a network."""
+
+
+class RunLooker:
+    """Everything that requests about runs share: where they are, how they stand, and their lines."""
+
+    def __init__(self, roots: tuple[Path, ...]) -> None:
+        self.index = RunIndex(roots)
+        self.states = StateReader()
+        self._lines: OrderedDict[Path, RunLines] = OrderedDict()
+        self._lock = Lock()
+
+    def lines(self, folder: Path) -> RunLines:
+        """Return the lines of a run, up to date."""
+        with self._lock:
+            kept = self._lines.setdefault(folder, RunLines(folder))
+            self._lines.move_to_end(folder)
+            while len(self._lines) > MOST_KEPT:
+                self._lines.popitem(last=False)
+        kept.update()
+        return kept
+
+    def row(self, key: str, folder: Path) -> dict[str, Any]:
+        """Return a run as a line of the list."""
+        state = self.states.state(folder)
+        last = next((line for line in reversed(self.states.tail(folder)) if "step" in line), {})
+        shown = ("loss", "eval_loss", "tokens_per_second", "remaining_time", "reward")
+        figures = {name: last[name] for name in shown if isinstance(last.get(name), int | float)}
+        return {
+            "key": key,
+            **view.title_of(folder),
+            "folder": str(folder),
+            "state": state.as_json(),
+            "figures": figures,
+            "facts": self._facts(folder),
+        }
+
+    def _facts(self, folder: Path) -> dict[str, Any]:
+        return self.index.once(folder, lambda: view.short_facts(view.arguments(folder)))
+
+
+def looker(request: Request) -> RunLooker:
+    """Return what the application keeps about runs."""
+    found: RunLooker = request.app.state.looker
+    return found
+
+
+def run_of(request: Request) -> Path:
+    """Return the folder of the run that a request is about; raise `NotThere` where there is none."""
+    return looker(request).index.folder(request.path_params["key"])
 
 
 def routes() -> list[Route]:
     """Return the routes of looking."""
-    return [Route("/api/runs", _runs), Route("/api/runs/{key}", _run)]
+    of_run = "/api/runs/{key}"
+    return [
+        Route("/api/runs", _runs),
+        Route("/api/compare", _compare),
+        Route(of_run, _run),
+        Route(f"{of_run}/series", _series),
+        Route(f"{of_run}/events", _events),
+        Route(f"{of_run}/log", _log),
+        Route(f"{of_run}/config", _config),
+        Route(f"{of_run}/samples", _samples),
+        Route(f"{of_run}/rounds", _rounds),
+        Route(f"{of_run}/rounds/{{number:int}}", _round),
+        Route(f"{of_run}/pages/{{name:path}}", _page),
+        Route(f"{of_run}/pictures/{{name:path}}", _picture),
+    ]
 
 
 def _runs(request: Request) -> Response:
-    index: RunIndex = request.app.state.index
-    return JSONResponse({"runs": [{"key": key, "folder": str(folder)} for key, folder in index.find().items()]})
+    looks = looker(request)
+    rows = [looks.row(key, folder) for key, folder in looks.index.find().items()]
+    rows.sort(key=lambda row: (row["state"]["started"], row["name"]), reverse=True)
+    return JSONResponse({"runs": rows, "roots": [str(root) for root in looks.index.roots]})
 
 
 def _run(request: Request) -> Response:
-    index: RunIndex = request.app.state.index
-    folder = index.folder(request.path_params["key"])
-    return JSONResponse({"key": request.path_params["key"], "folder": str(folder)})
+    folder = run_of(request)
+    looks = looker(request)
+    lines = looks.lines(folder)
+    state = looks.states.state(folder)
+    return JSONResponse({"key": request.path_params["key"], **view.run_view(folder, state, lines.summary)})
+
+
+def _series(request: Request) -> Response:
+    folder = run_of(request)
+    first, last = _bounds(request)
+    lines = looker(request).lines(folder)
+    peak = view.arguments(folder).get("optim.learning_rate")
+    return JSONResponse(
+        {
+            "place": lines.place,
+            "charts": lines.charts(peak if isinstance(peak, float) else None),
+            "series": lines.series(first=first, last=last),
+            "ranks": {"step": lines.ranks_step, "rows": lines.ranks},
+            "last": lines.last,
+            "first": lines.first,
+        }
+    )
+
+
+def _events(request: Request) -> Response:
+    folder = run_of(request)
+    known = request.headers.get("last-event-id") or request.query_params.get("after")
+    events = RunEvents(folder, looker(request).states, known)
+    return StreamingResponse(aiter(events), media_type="text/event-stream")
+
+
+def _log(request: Request) -> Response:
+    return JSONResponse(log_part(run_of(request), _number(request, "after"), _number(request, "before")))
+
+
+def _config(request: Request) -> Response:
+    return JSONResponse(view.configuration(run_of(request)))
+
+
+def _samples(request: Request) -> Response:
+    return JSONResponse(samples.samples(run_of(request)))
+
+
+def _rounds(request: Request) -> Response:
+    return JSONResponse({"rounds": rounds.rounds(run_of(request))})
+
+
+def _round(request: Request) -> Response:
+    return JSONResponse(rounds.answers(run_of(request), request.path_params["number"]))
+
+
+def _page(request: Request) -> Response:
+    folder, name = run_of(request), request.path_params["name"]
+    if name not in [REPORT_FILE, *view.pages(folder)]:
+        raise NotThere("This run has no such page.")
+    headers = {"content-security-policy": PAGE_POLICY, "x-frame-options": "SAMEORIGIN"}
+    return FileResponse(file_in(folder, name), media_type="text/html; charset=utf-8", headers=headers)
+
+
+def _picture(request: Request) -> Response:
+    folder, name = run_of(request), request.path_params["name"]
+    if name not in view.pictures(folder):
+        raise NotThere("This run has no such picture.")
+    return FileResponse(file_in(folder, name))
+
+
+def _compare(request: Request) -> Response:
+    keys = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_COMPARED]
+    looks = looker(request)
+    folders = [looks.index.folder(key) for key in keys]
+    most = max(200, MOST_POINTS // max(1, len(keys)))
+    runs = []
+    names: dict[str, None] = {}
+    for key, folder in zip(keys, folders, strict=True):
+        lines = looks.lines(folder)
+        names |= dict.fromkeys(lines.columns)
+        runs.append({**looks.row(key, folder), "series": lines.series(most=most)})
+    settings = [view.settings_of(view.arguments(folder)) for folder in folders]
+    return JSONResponse({"runs": runs, "charts": _charts_of_all(names), "differences": differences(settings)})
+
+
+def _charts_of_all(names: dict[str, None]) -> list[dict[str, Any]]:
+    return charts_of([dict.fromkeys(names, 1.0)])
+
+
+def _bounds(request: Request) -> tuple[float, float]:
+    first, last = _number(request, "first"), _number(request, "last")
+    return -math.inf if first is None else first, math.inf if last is None else last
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name, "")
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 19 else None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any, TypeVar
 
-from swift.runs import ARGS_FILE, LOGGING_FILE
+from swift.runs import ARGS_FILE, LOCK_FILE, LOGGING_FILE, holder_of
 from swift_ui.looking.missing import NotThere
+
+T = TypeVar("T")
 
 DEPTH = 4
 """Levels below a root on which runs are looked for: output/MODEL/RUN is on the second."""
@@ -21,6 +24,7 @@ class RunIndex:
     def __init__(self, roots: tuple[Path, ...]) -> None:
         self.roots = tuple(root.resolve() for root in roots)
         self._known: dict[str, Path] = {}
+        self._kept: dict[Path, tuple[float, Any]] = {}
 
     def find(self) -> dict[str, Path]:
         """Look through the roots, and return the runs' folders by key."""
@@ -32,6 +36,18 @@ class RunIndex:
         found = self._known.get(key) or self.find().get(key)
         if found is None or not found.is_dir():
             raise NotThere("There is no such run below the folders that this server was started with.")
+        return found
+
+    def once(self, folder: Path, read: Callable[[], T]) -> T:
+        """Return what `read` found when the run's `args.json` last changed."""
+        try:
+            changed = (folder / ARGS_FILE).lstat().st_mtime
+        except OSError:
+            return read()
+        kept = self._kept.get(folder)
+        if kept is None or kept[0] != changed:
+            kept = self._kept[folder] = (changed, read())
+        found: T = kept[1]
         return found
 
 
@@ -46,7 +62,9 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
             entries = list(found)
     except OSError:
         return
-    if any(entry.name in _MARKS and entry.is_file(follow_symlinks=False) for entry in entries):
+    names = {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
+    # A run that still loads its model has only its lock.
+    if names & _MARKS or (LOCK_FILE in names and holder_of(folder) is not None):
         yield folder
         return
     if depth:

@@ -1,0 +1,84 @@
+"""The stream of a run's new lines: server-sent events that go on where a connection broke off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from swift_ui.looking.lines import MOST_POINTS, RunLines
+from swift_ui.looking.state import RunState, StateReader
+
+EVERY = 0.25
+"""Seconds between two looks at a file."""
+STATE_EVERY = 4
+"""Looks at the file for each look at the run's process."""
+HEARTBEAT = 60
+"""Looks after which something is sent in any case, so that a broken connection is noticed."""
+
+
+class RunEvents:
+    """Events of one listener: `lines` (new ones), `state` (it changed), `reset` (all is to be read again).
+
+    The id of an event is the file and the place in it up to which the listener knows its lines.
+    """
+
+    def __init__(self, folder: Path, states: StateReader, known: str | None) -> None:
+        self._folder, self._states = folder, states
+        self._lines = RunLines(folder)
+        self._known = known
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"retry: 1000\n\n"
+        for event in await asyncio.to_thread(self._begin):
+            yield event
+        told: RunState | None = None
+        look = 0
+        while True:
+            if look % STATE_EVERY == 0:
+                state = await asyncio.to_thread(self._states.state, self._folder)
+                if _differs(state, told):
+                    told = state
+                    yield self._event("state", state.as_json())
+            for event in await asyncio.to_thread(self._new):
+                yield event
+            if look % HEARTBEAT == 0:
+                yield b": here\n\n"
+            look += 1
+            await asyncio.sleep(EVERY)
+
+    def _begin(self) -> list[bytes]:
+        """Return what a listener missed; all that there is, where what it knows is of another file."""
+        if self._known is None:
+            self._lines.skip()
+            return []
+        if not self._lines.go_on(self._known):
+            self._lines.skip()
+            return [self._event("reset", {})]
+        return self._new()
+
+    def _new(self) -> list[bytes]:
+        generation = self._lines.generation
+        lines = self._lines.update()
+        if generation and self._lines.generation != generation:
+            return [self._event("reset", {})]
+        rows = [line for line in lines if "step" in line]
+        return [self._event("lines", {"lines": rows[-MOST_POINTS:]})] if rows else []
+
+    def _event(self, name: str, data: dict[str, Any]) -> bytes:
+        text = json.dumps(data, ensure_ascii=True)
+        return f"event: {name}\nid: {self._lines.place}\ndata: {text}\n\n".encode()
+
+
+def _differs(state: RunState, told: RunState | None) -> bool:
+    """Return whether something else than the newest step changed, which the lines tell."""
+    if told is None:
+        return True
+    return (state.name, state.cause, state.started, state.process) != (
+        told.name,
+        told.cause,
+        told.started,
+        told.process,
+    )

@@ -1,0 +1,221 @@
+"""`logging.jsonl`, read once and then only what is new: columns of numbers, thinned for a screen."""
+
+from __future__ import annotations
+
+import math
+import os
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO, cast
+
+from pydantic_core import from_json
+
+from swift.runs import LOGGING_FILE, MEMORY, Line, charts_of
+from swift.untrusted import open_regular
+from swift_ui.looking.missing import NotThere, file_in
+
+MOST_POINTS = 1500
+"""Points of one curve that are sent: more than a screen has columns of pixels."""
+TOGETHER = 1 << 20
+"""Bytes that are parsed at a time."""
+_MISSING = math.nan
+
+
+class RunLines:
+    """The lines of one run, kept as columns and brought up to date at every look.
+
+    A resumed run writes its file anew, without the steps that it makes again: `generation` is another one then, and all
+    is read from the start.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = Lock()
+        self._forget()
+        self.generation = ""
+
+    def _forget(self) -> None:
+        self.offset = 0
+        self.steps = array("d")
+        self.columns: dict[str, array[float]] = {}
+        self.last: Line = {}
+        self.first: Line = {}
+        self.ranks: list[Mapping[str, Any]] = []
+        self.ranks_step: int | None = None
+        self.summary: Line | None = None
+        """The line about the whole run, where it is the last one."""
+
+    def update(self) -> list[Line]:
+        """Read what was added, and return these lines."""
+        with self._lock:
+            try:
+                file = open_regular(file_in(self._folder, LOGGING_FILE), NotThere)
+            except NotThere:
+                self._forget()
+                return []
+            with file:
+                return list(deque(self._read(file), MOST_POINTS))
+
+    @property
+    def place(self) -> str:
+        """Return the file and the place in it up to which its lines are known."""
+        return f"{self.generation}-{self.offset}"
+
+    def skip(self) -> None:
+        """Take all lines that are there as known, without reading them."""
+        with self._lock, suppress(NotThere), open_regular(file_in(self._folder, LOGGING_FILE), NotThere) as file:
+            self.generation = str(os.fstat(file.fileno()).st_ino)
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TOGETHER))
+            end = file.read(size - file.tell())
+            self.offset = size - len(end) + end.rfind(b"\n") + 1
+
+    def go_on(self, place: str) -> bool:
+        """Go on at a place that was known before; returns False where that is of another file."""
+        generation, _, offset = place.partition("-")
+        with self._lock, suppress(NotThere), open_regular(file_in(self._folder, LOGGING_FILE), NotThere) as file:
+            found = os.fstat(file.fileno())
+            is_place = str(found.st_ino) == generation and offset.isdecimal() and len(offset) < 20
+            if is_place and int(offset) <= found.st_size:
+                self.generation, self.offset = generation, int(offset)
+                return True
+        return False
+
+    def _read(self, file: BinaryIO) -> Iterator[Line]:
+        found = os.fstat(file.fileno())
+        if self.generation != str(found.st_ino) or found.st_size < self.offset:
+            self._forget()
+            self.generation = str(found.st_ino)
+        file.seek(self.offset)
+        while chunk := file.read(TOGETHER):
+            whole = chunk.rfind(b"\n") + 1
+            if not whole:  # a line of more than a megabyte, or one that is being written
+                chunk += file.readline()
+                whole = chunk.rfind(b"\n") + 1
+                if not whole:
+                    return
+            self.offset += whole
+            lines = parsed(chunk[:whole])
+            self._add(lines)
+            yield from lines
+            file.seek(self.offset)
+
+    def _add(self, lines: Sequence[Line]) -> None:
+        rows = [line for line in lines if isinstance(line.get("step"), int)]
+        if lines:
+            self.summary = lines[-1] if "status" in lines[-1] else None
+        if not rows:
+            return
+        before = len(self.steps)
+        self.steps.extend(row["step"] for row in rows)
+        for name in set().union(*rows) - {"step"}:
+            values = _numbers([row.get(name) for row in rows])
+            if name not in self.columns:
+                if all(value != value for value in values):
+                    continue
+                self.columns[name] = array("d", [_MISSING]) * before
+            self.columns[name].extend(values)
+        for column in self.columns.values():
+            column.extend([_MISSING] * (len(self.steps) - len(column)))
+        self.first = self.first or rows[0]
+        self.last = {**self.last, **rows[-1]}
+        for row in rows:
+            if isinstance(row.get("ranks"), list):
+                self.ranks = [each for each in row["ranks"] if isinstance(each, dict)]
+                self.ranks_step = row["step"]
+
+    def series(self, *, first: float = -math.inf, last: float = math.inf, most: int = MOST_POINTS) -> dict[str, Any]:
+        """Return the points of every column, [steps, values], of the steps in a range."""
+        with self._lock:
+            low, high = _range(self.steps, first, last)
+            steps = self.steps[low:high]
+            return {name: thinned(steps, column[low:high], most) for name, column in self.columns.items()}
+
+    def charts(self, peak: float | None = None) -> list[dict[str, Any]]:
+        """Return which charts the columns make, as the report has them."""
+        names: Line = dict.fromkeys(self.columns, 1.0)
+        if MEMORY in self.columns and not any(value > 0 for value in self.columns[MEMORY]):
+            names[MEMORY] = 0.0
+        return charts_of([names], peak)
+
+
+def parsed(text: bytes) -> list[Line]:
+    """Return the objects of whole lines; what is no JSON object is left out."""
+    lines = text.splitlines()
+    try:
+        found = from_json(b"[" + b",".join(line for line in lines if line) + b"]", cache_strings="keys")
+    except ValueError:
+        found = [_parsed(line) for line in lines]
+    return [each for each in found if isinstance(each, dict)]
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return from_json(line)
+    except ValueError:
+        return None
+
+
+def thinned(steps: Sequence[float], values: Sequence[float], most: int) -> list[list[float]]:
+    """Return [steps, values] of at most `most` points: of each stretch its lowest and its highest, and both ends.
+
+    A peak of one step stays a peak. Steps without a value are left out.
+    """
+    total = sum(values)
+    if total != total:
+        known = [index for index, value in enumerate(values) if value == value]
+        steps, values = [steps[index] for index in known], [values[index] for index in known]
+    places: Iterable[int] = range(len(values)) if len(values) <= most else _extremes(values, most)
+    chosen = list(places)
+    return [[int(steps[index]) for index in chosen], [_rounded(values[index]) for index in chosen]]
+
+
+def _extremes(values: Sequence[float], most: int) -> Iterator[int]:
+    """Yield places in order: the ends, and between them the lowest and the highest value of each stretch."""
+    stretches = (most - 2) // 2
+    inner = len(values) - 2
+    yield 0
+    for index in range(stretches):
+        start, end = 1 + index * inner // stretches, 1 + (index + 1) * inner // stretches
+        stretch = values[start:end]
+        low, high = start + stretch.index(min(stretch)), start + stretch.index(max(stretch))
+        yield from (low,) if low == high else sorted((low, high))
+    yield len(values) - 1
+
+
+def _numbers(values: Sequence[object]) -> Sequence[float]:
+    """Return numbers as they are, and anything else as missing."""
+    if not isinstance(values[0], bool):
+        try:
+            numbers = array("d", cast("list[float]", values))  # which refuses what is no number
+        except (TypeError, OverflowError):
+            pass
+        else:
+            if math.isfinite(sum(numbers)):
+                return numbers
+    return [_number(value) for value in values]
+
+
+def _number(value: object) -> float:
+    """Return a number as it is, and anything else as missing: texts, lists, true and what is too large to draw."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _MISSING
+    try:
+        number = float(value)
+    except OverflowError:
+        return _MISSING
+    return number if math.isfinite(number) else _MISSING
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.7g}")
+
+
+def _range(steps: Sequence[float], first: float, last: float) -> tuple[int, int]:
+    """Return which places have steps in a range; steps only grow."""
+    return bisect_left(steps, first), bisect_right(steps, last)

@@ -1,0 +1,126 @@
+"""One run as the page shows it: facts, checkpoints, configuration and files, read from its folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from swift.errors import SwiftError
+from swift.runs import ARGS_FILE, CONFIG_FILE, REPORT_FILE
+from swift.untrusted import read_json_object, read_text
+from swift_ui.looking.missing import NotThere, file_in
+from swift_ui.looking.state import LOG_FILE, RunState
+
+PLAN_FILE = "plan.json"
+SAMPLES_FILE = "samples.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
+_ASIDE = ("swift_version", "plugins", "environment")
+"""Keys of `args.json` that are no settings."""
+_PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif"})
+
+
+def title_of(folder: Path) -> dict[str, str]:
+    """Return how a run is called: its own name, and that of the model's folder around it."""
+    return {"name": folder.name, "model": folder.parent.name}
+
+
+def arguments(folder: Path) -> dict[str, Any]:
+    """Return `args.json`; empty for a run that has not written it yet."""
+    try:
+        return read_json_object(file_in(folder, ARGS_FILE), NotThere)
+    except NotThere:
+        return {}
+
+
+def settings_of(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run by key, as the command line names them."""
+    return {name: value for name, value in args.items() if name not in _ASIDE}
+
+
+def short_facts(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the few facts by which people tell runs apart."""
+    environment = args.get("environment")
+    facts = {
+        "model": str(args.get("model.path") or "").rstrip("/").rpartition("/")[2],
+        "objective": args.get("objective.name"),
+        "tuner": args.get("tuner.kind"),
+        "backend": args.get("backend.name"),
+        "processes": environment.get("processes") if isinstance(environment, dict) else None,
+        "learning_rate": args.get("optim.learning_rate") or args.get("optim.lr"),
+    }
+    return {name: value for name, value in facts.items() if isinstance(value, str | int | float) and value != ""}
+
+
+def run_view(folder: Path, state: RunState, summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return everything about a run but its curves."""
+    args = arguments(folder)
+    return {
+        **title_of(folder),
+        "folder": str(folder),
+        "state": state.as_json(),
+        "facts": short_facts(args),
+        "version": args.get("swift_version"),
+        "plugins": args.get("plugins") or {},
+        "environment": args.get("environment") or {},
+        "checkpoints": checkpoints(folder, summary),
+        "plan": plan(folder),
+        "summary": dict(summary) if summary else None,
+        "has": {
+            "report": (folder / REPORT_FILE).is_file(),
+            "log": (folder / LOG_FILE).is_file(),
+            "samples": (folder / SAMPLES_FILE).is_file(),
+            "rounds": any(folder.glob("rollouts/round-*.jsonl")),
+        },
+        "pages": [REPORT_FILE] * (folder / REPORT_FILE).is_file() + pages(folder),
+        "pictures": pictures(folder),
+    }
+
+
+def checkpoints(folder: Path, summary: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the whole checkpoints of a run, in order; `summary` says which is the best."""
+    best = Path(str((summary or {}).get("best_model_checkpoint") or "-")).name
+    found: list[dict[str, Any]] = []
+    for path in folder.iterdir():
+        match = _CHECKPOINT.fullmatch(path.name)
+        if match and not path.is_symlink() and path.is_dir():
+            found.append({"name": path.name, "path": str(path), "step": int(match[1]), "best": path.name == best})
+    found.sort(key=lambda each: each["step"])
+    if found:
+        found[-1]["last"] = True
+    return found
+
+
+def plan(folder: Path) -> dict[str, Any] | None:
+    """Return what the planner predicted, where the run was planned."""
+    try:
+        return read_json_object(file_in(folder, PLAN_FILE), NotThere)
+    except SwiftError:
+        return None
+
+
+def configuration(folder: Path) -> dict[str, Any]:
+    """Return `config.yaml` as text, and its settings by key."""
+    text = read_text(file_in(folder, CONFIG_FILE), NotThere)
+    try:
+        sections = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError):
+        sections = {}
+    keys: dict[str, Any] = {}
+    for section, values in sections.items() if isinstance(sections, dict) else ():
+        keys |= {f"{section}.{name}": value for name, value in values.items()} if isinstance(values, dict) else {}
+    return {"text": text, "path": str(folder / CONFIG_FILE), "keys": keys}
+
+
+def pages(folder: Path) -> list[str]:
+    """Return the pages that were written into folders of the run, such as those of rounds."""
+    return sorted(page.relative_to(folder).as_posix() for page in folder.glob("*/*.html") if page.is_file())
+
+
+def pictures(folder: Path) -> list[str]:
+    """Return the pictures that were drawn for the run."""
+    found = (path for path in folder.glob("images/*") if path.suffix.lower() in _PICTURES and path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in found)[:200]
