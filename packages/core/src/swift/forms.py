@@ -1,4 +1,4 @@
-"""What a program asks before it starts a command: which options there are, and what would refuse it.
+"""Questions of a program before it starts a command: which options there are, and what would refuse it.
 
 A page that starts runs is made on it, and refuses what the command line refuses, with the same sentences. Nothing here
 imports torch, reads weights or starts a process.
@@ -267,11 +267,17 @@ def _check_other(verb: str, words: list[str]) -> CheckedCommand:
     passes_on = verb in ("serve", "deploy")
     typed = read_options(verb, words, options_model, passes_on=passes_on)
     options: Any = typed.options
+    if verb in ("export", "merge-lora"):
+        from swift.cli.export import check_export
+
+        _, destination = check_export(options)
+        out = [destination]
+    else:
+        out = [each for each in (getattr(options, "result_path", None),) if each is not None]
     trusts = ["trust_remote_code"] if getattr(options, "trust_remote_code", False) else []
-    out = [getattr(options, name, None) for name in ("out", "result_path", "result")]
     return CheckedCommand(
         verb,
-        writes=tuple(Path(each).absolute() for each in out if each is not None),
+        writes=tuple(Path(each).absolute() for each in out),
         trusts=(*trusts, *typed.passed_on, *_files_of(options)),
         hosts=tuple(filter(None, [getattr(options, "host", None)])),
     )

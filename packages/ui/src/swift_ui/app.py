@@ -32,7 +32,7 @@ def make_app(settings: UiSettings) -> Starlette:
             Mount("/static", StaticFiles(directory=STATIC)),
             Route("/api/about", _about),
             *routes_of_looking(),
-            *routes_of_acting(),
+            *routes_of_acting(settings),
         ],
         middleware=[Middleware(PageGuard, settings=settings)],
         exception_handlers={SwiftError: _refusal, NotThere: _not_there},

@@ -57,16 +57,8 @@ def run(verb: str, args: list[str]) -> int:
 
 def export(options: ExportVerbOptions) -> int:
     """Write a checkpoint, or a model folder, for others to load, and check it."""
-    from swift.plugins.load import find
-    from swift.plugins.schemes import find_scheme
-
     options = _pushed(options)
-    checkpoint = _check_source(options)
-    find("swift.exporters", options.to)
-    check_bits(options.quant_bits, options.quant)
-    if options.quant is not None:
-        find_scheme(options.quant, options.to)
-    check_destination(_destination(checkpoint, options), options)
+    checkpoint, _ = check_export(options)
     # Only now: the module imports torch, and a mistake should be answered at once.
     with importing():
         from swift.models.quiet import quiet_libraries
@@ -83,6 +75,21 @@ def export(options: ExportVerbOptions) -> int:
         model=None if options.checkpoint is None else options.model,
     )
     return 0
+
+
+def check_export(options: ExportVerbOptions) -> tuple[Path, Path]:
+    """Return what is to be exported, and where to; raise what can be said against it before anything is loaded."""
+    from swift.plugins.load import find
+    from swift.plugins.schemes import find_scheme
+
+    checkpoint = _check_source(options)
+    find("swift.exporters", options.to)
+    check_bits(options.quant_bits, options.quant)
+    if options.quant is not None:
+        find_scheme(options.quant, options.to)
+    destination = _destination(checkpoint, options)
+    check_destination(destination, options)
+    return checkpoint, destination
 
 
 def _check_source(options: ExportVerbOptions) -> Path:

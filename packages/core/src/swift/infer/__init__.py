@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from swift.infer.conversations import ConversationScorer
     from swift.infer.journal import Journal, read_lines
     from swift.infer.openai_server import OpenAiServer, at_once
+    from swift.infer.picture_messages import question_with
     from swift.infer.questions import Question, read_questions
     from swift.infer.sampling import draw_tokens
+    from swift.infer.speaker import open_speaker
     from swift.infer.steps import StepScorer
     from swift.infer.stop import StopStrings
 
@@ -33,7 +35,9 @@ __all__ = [
     "find_source",
     "open_engine",
     "open_scorer",
+    "open_speaker",
     "open_step_scorer",
+    "question_with",
     "quiet_libraries",
     "read_lines",
     "read_questions",
@@ -143,6 +147,8 @@ _LATER = {
     "check_result": "asking",
     "draw_tokens": "sampling",
     "quiet_libraries": "asking",
+    "open_speaker": "speaker",
+    "question_with": "picture_messages",
     "read_lines": "journal",
     "read_questions": "questions",
     "OpenAiServer": "openai_server",

@@ -1,0 +1,116 @@
+"""The keeper of one command: starts it, waits for it, and writes down how it ended. It outlives the server.
+
+`python -m swift_ui.acting.keeper FOLDER` comes back at once. Nothing but the standard library is imported: it stays in
+memory as long as the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+JOB, STARTED, ENDED, LOG = "job.json", "started.json", "ended.json", "log.txt"
+_LOOK = 0.2
+"""Seconds between two looks for the folder of the run."""
+
+
+def keep(folder: Path) -> None:
+    """Run the command of a folder to its end."""
+    job = json.loads((folder / JOB).read_text(encoding="utf-8"))
+    run_folder = Path(job["run_folder"]) if job["run_folder"] else None
+    log = folder / LOG
+    if run_folder is not None:
+        share_log(run_folder / LOG, log)  # of a run that is gone on with
+    killed = out_of_memory_kills()
+    with log.open("ab") as output:
+        begins = output.tell()
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **job["environment"]}
+        child = subprocess.Popen(
+            job["program"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=job["cwd"],
+            start_new_session=True,
+        )
+        own = {"keeper": os.getpid(), "keeper_began": began(os.getpid()), "log_from": begins}
+        write(folder / STARTED, {"process": child.pid, "began": began(child.pid), **own})
+        code = _wait(child, log, run_folder)
+        ended = {"code": code, "at": time.time(), "out_of_memory": code < 0 and out_of_memory_kills() > killed}
+        if code < 0 and -code not in (signal.SIGTERM, signal.SIGINT):
+            output.write(f"{cause(ended)}\n".encode())
+    write(folder / ENDED, ended)
+
+
+def _wait(child: subprocess.Popen[bytes], log: Path, run_folder: Path | None) -> int:
+    """Return the command's exit code. The log is shown in the run's folder as soon as the run has made it."""
+    while run_folder is not None and not (run_folder / LOG).exists():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(_LOOK)
+        if (run_folder / "args.json").exists():
+            share_log(log, run_folder / LOG)
+    return child.wait()
+
+
+def share_log(log: Path, name: Path) -> None:
+    """Give a log a second name: both folders hold the same file. A file system without links has one name only."""
+    with contextlib.suppress(OSError):
+        os.link(log, name, follow_symlinks=False)
+
+
+def cause(ended: dict[str, Any]) -> str:
+    """Return the sentence for a command that a signal ended."""
+    number = -int(ended["code"])
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    if ended["out_of_memory"]:
+        return f"Ended by {name}: the machine was out of memory."
+    return f"Ended by {name}, without a word of its own."
+
+
+def began(process: int) -> float | None:
+    """Return when a process began, in ticks since the machine's start; a number that is given anew has another."""
+    try:
+        return float(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def out_of_memory_kills() -> int:
+    """Return how many processes the kernel has killed for lack of memory, of this group or else of this machine."""
+    for path, key in (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
+        with contextlib.suppress(OSError, ValueError):
+            found = dict(line.split() for line in Path(path).read_text().splitlines())
+            if key in found:
+                return int(found[key])
+    return 0
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a file that is whole as soon as it is there."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(json.dumps(content), encoding="utf-8")
+    beside.replace(path)
+
+
+def main() -> None:
+    """Leave the process that started this one, and keep the command."""
+    folder = Path(sys.argv[1])
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    try:
+        keep(folder)
+    except OSError as error:
+        write(folder / ENDED, {"code": 127, "at": time.time(), "out_of_memory": False, "problem": str(error)})
+
+
+if __name__ == "__main__":
+    main()

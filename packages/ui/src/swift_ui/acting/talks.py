@@ -1,0 +1,64 @@
+"""Models that answer the page: opened as commands of their own, asked over loopback with their own secret."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from swift.errors import SwiftError, UsageError
+from swift.infer import OpenAiServer
+from swift_ui.acting.jobs import Job, JobBook
+from swift_ui.looking.missing import NotThere
+
+KIND = "chat"
+_ASKED = ("messages", "max_tokens", "temperature", "top_p", "seed")
+_MODULE = "swift_ui.acting.speaking"
+
+
+def open_talk(jobs: JobBook, model: str, *, trust: bool, device: str | None = None) -> Job:
+    """Load a model (a run, a checkpoint, an adapter, a folder) in a process of its own, or find it loaded."""
+    if not model or model.startswith("-"):
+        raise UsageError("Which model is to be asked?", hint="A run, a checkpoint, an adapter, or a model's folder.")
+    for job in jobs.all():
+        if job.kind == KIND and job.alive and job.words == ("chat", model):
+            return job
+    options: dict[str, Any] = {"model": model, "trust_remote_code": trust, "device": device}
+    program = (sys.executable, "-m", _MODULE, json.dumps(options))
+    return jobs.start(["chat", model], kind=KIND, program=program, secret=secrets.token_urlsafe(24))
+
+
+def view_of(job: Job) -> dict[str, Any]:
+    """Return what the page shows of a model that it talks with."""
+    ready = job.state == "running" and bool(job.facts)
+    state = "ready" if ready else "loading" if job.alive else job.state
+    problem = "" if job.alive else _last_words(job)
+    facts = {name: job.facts[name] for name in ("name", "multi_turn", "pictures") if name in job.facts}
+    return {"id": job.id, "model": job.words[1], "state": state, "problem": problem, **facts}
+
+
+def answer_of(jobs: JobBook, job: Job, asked: dict[str, Any]) -> Iterator[str]:
+    """Yield the answer to a conversation as lines of JSON: pieces of text, or an error."""
+    if job.kind != KIND or not job.alive or "port" not in job.facts:
+        raise NotThere("This model is not loaded (any more).")
+    server = OpenAiServer(f"http://127.0.0.1:{job.facts['port']}", jobs.secret(job))
+    body: dict[str, Any] = {name: asked[name] for name in _ASKED if name in asked}
+    return _pieces(server, {**body, "stream": True})
+
+
+def _pieces(server: OpenAiServer, body: dict[str, Any]) -> Iterator[str]:
+    try:
+        for event in server.events("/v1/chat/completions", body):
+            for choice in event.get("choices") or ():
+                if piece := choice["delta"].get("content"):
+                    yield json.dumps({"text": piece}) + "\n"
+    except SwiftError as error:
+        yield json.dumps({"error": error.message}) + "\n"
+
+
+def _last_words(job: Job) -> str:
+    lines = [line for line in job.log(4000).splitlines() if line.strip()]
+    errors = [number for number, line in enumerate(lines) if line.startswith("Error: ")]
+    return "\n".join(lines[errors[-1] :] if errors else lines[-1:]) or job.cause

@@ -1,0 +1,129 @@
+"""What the page starts: the words that a form becomes, what is refused, and commands that outlive the server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from swift.errors import UsageError
+from swift.forms import form_of
+from swift_ui.acting.jobs import Job, JobBook
+from swift_ui.acting.runs import RunActions
+from swift_ui.acting.words import words_of
+
+FIELDS = [field for section in form_of("sft") for field in section.fields]
+
+
+def until(book: JobBook, job: Job, state: str) -> Job:
+    """Returns the job once it is in a state."""
+    end = time.monotonic() + 60
+    while (found := book.find(job.id)).state != state:
+        assert time.monotonic() < end, found
+        time.sleep(0.01)
+    return found
+
+
+def test_a_form_becomes_the_words_that_one_would_type() -> None:
+    values = {"model.path": "m", "data.train": ["a.jsonl", "b c.jsonl"], "data.packing": True, "tuner.rank": ""}
+    assert words_of("sft", FIELDS, values, "--system 'Be brief.' ; rm -rf /") == [
+        *("sft", "--model", "m", "--dataset", "a.jsonl", "b c.jsonl", "--packing", "true"),
+        *("--system", "Be brief.", ";", "rm", "-rf", "/"),
+    ]
+
+
+def test_a_value_never_becomes_a_flag() -> None:
+    values = {"model.path": "--trust_remote_code", "data.train": ["--config", "x.yaml"]}
+    words = words_of("sft", FIELDS, values)
+    assert words == ["sft", "--model=--trust_remote_code", "--dataset=--config", "--dataset=x.yaml"]
+    export = [field for section in form_of("export") for field in section.fields]
+    with pytest.raises(UsageError, match="is a flag"):
+        words_of("export", export, {"checkpoint": "--push"})
+
+
+@pytest.mark.parametrize(
+    ("values", "further", "reason"),
+    [
+        ({"model.trust_remote_code": "true"}, "", "would run code"),
+        ({}, "--trust-remote-code", "would run code"),
+        ({"logging.output": "/tmp"}, "", "writes nowhere else"),
+        ({"logging.output": "../.."}, "", "writes nowhere else"),
+        ({"tuner.rank": "many"}, "", "--lora_rank must be a whole number, not 'many'."),
+        ({}, "--config /etc/passwd", "passwd"),
+    ],
+)
+def test_what_only_the_terminal_decides_is_refused(
+    page: TestClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, str],
+    further: str,
+    reason: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("d.jsonl").write_text('{"text": "a"}\n')
+    common = {"model.path": "far/away", "data.train": ["d.jsonl"], "logging.output": "output"}
+    asked = {"verb": "sft", "values": {**common, **values}, "further": further}
+    shown = page.post("/api/check", json=asked).json()
+    assert reason in shown["refused"]["message"]
+    assert page.post("/api/jobs", json=asked).status_code == 400
+    assert page.get("/api/jobs").json() == {"jobs": []}
+
+
+@pytest.mark.parametrize("verb", ["plugins", "data", "ui", "--help", "", None, ["sft"]])
+def test_other_verbs_are_not_started(page: TestClient, verb: object) -> None:
+    assert page.post("/api/jobs", json={"verb": verb, "values": {}}).status_code == 400
+
+
+def test_a_server_for_other_machines_is_not_started(page: TestClient) -> None:
+    answer = page.post("/api/jobs", json={"verb": "serve", "values": {"model": "m", "host": "0.0.0.0"}})
+    assert "for other machines" in answer.json()["error"]["message"]
+
+
+def test_a_command_goes_on_without_the_server_and_its_end_is_known(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "import sys; print('hello', flush=True); sys.exit(3)"]
+    job = JobBook(tmp_path).start(["sft", "--model", "m"], program=program)
+    found = until(JobBook(tmp_path), job, "failed")  # another server would know no more than the folder
+    assert found.code == 3
+    assert found.log() == "hello\n"
+    assert found.words == ("sft", "--model", "m")
+
+
+def test_a_command_that_is_killed_is_shown_with_its_cause_and_one_that_is_stopped_is_not_dead(tmp_path: Path) -> None:
+    book = JobBook(tmp_path)
+    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+    first, second, third = (until(book, book.start(["sft"], program=sleeping), "running") for _ in range(3))
+    assert first.process is not None
+    os.kill(first.process, signal.SIGKILL)
+    assert until(book, first, "died").cause == "Ended by SIGKILL, without a word of its own."
+    book.stop(second)
+    assert until(book, second, "stopped").cause == ""
+    book.stop(third, now=True)
+    until(book, third, "stopped")
+    with pytest.raises(UsageError, match="ended already"):
+        book.stop(third)
+
+
+def test_the_log_of_a_command_lies_in_the_folder_of_its_run_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    script = (
+        f"import pathlib, time; run = pathlib.Path({str(run)!r}); run.mkdir(exist_ok=True); print('step', flush=True); "
+        "(run / 'args.json').write_text('{}'); time.sleep(600)"
+    )
+    book = JobBook(tmp_path)
+    for times in (1, 2):  # the second goes on in the same folder
+        job = until(book, book.start(["sft"], program=[sys.executable, "-c", script], run_folder=run), "running")
+        end = time.monotonic() + 60
+        while not (run / "log.txt").exists() or (run / "log.txt").read_text().count("step\n") < times:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert book.of_run(run) == book.find(job.id)
+        assert RunActions.of(run, book).alive
+        book.stop(job)
+        until(book, job, "stopped")
+    assert book.find(job.id).log() == "step\n"
