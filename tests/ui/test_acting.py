@@ -13,14 +13,14 @@ from starlette.testclient import TestClient
 
 from swift.errors import UsageError
 from swift.forms import form_of
-from swift_ui.acting.jobs import Job, JobBook
+from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.acting.runs import RunActions
 from swift_ui.acting.words import words_of
 
 FIELDS = [field for section in form_of("sft") for field in section.fields]
 
 
-def until(book: JobBook, job: Job, state: str) -> Job:
+def until(book: JobBook, job: StartedCommand, state: str) -> StartedCommand:
     """Returns the job once it is in a state."""
     end = time.monotonic() + 60
     while (found := book.find(job.id)).state != state:

@@ -1,4 +1,4 @@
-"""What the page asks to have something done. A command is shown before it is started, and refused as when typed."""
+"""Handlers of what the page asks to have done. A command is shown before it is started, and refused as when typed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swift.forms import CheckedCommand
 from swift_ui.acting import talks
 from swift_ui.acting.allowed import TRAINING, VERBS, check_allowed, check_verb
 from swift_ui.acting.desk import FrontDesk
-from swift_ui.acting.jobs import Job, JobBook
+from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.acting.presets import PRESETS
 from swift_ui.acting.runs import RunActions, stop_run
 from swift_ui.acting.words import shown, words_of
@@ -83,7 +83,7 @@ class ActingApi:
         checked = await self._checked(words)
         return JSONResponse({"job": _view(await self._launch(words, checked))})
 
-    async def _launch(self, words: list[str], checked: CheckedCommand) -> Job:
+    async def _launch(self, words: list[str], checked: CheckedCommand) -> StartedCommand:
         return await run_in_threadpool(self.jobs.start, words, run_folder=checked.run_folder)
 
     async def _words(self, asked: dict[str, Any]) -> list[str]:
@@ -182,7 +182,7 @@ def _texts(value: Any) -> dict[str, str]:
     return {str(key): str(text) for key, text in value.items()} if isinstance(value, dict) else {}
 
 
-def _view(job: Job) -> dict[str, Any]:
+def _view(job: StartedCommand) -> dict[str, Any]:
     """Return what the page shows of a command."""
     return {
         "id": job.id,

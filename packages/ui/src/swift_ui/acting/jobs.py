@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from swift_ui.acting import keeper
 from swift_ui.looking.missing import NotThere
 
 PLACE = Path(".swift-ui") / "jobs"
-_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
+_ID = re.compile(r"\d{8}-\d{6}-\d{6}-[0-9a-f]{8}")
 _STARTS = 10.0
 """Seconds within which a keeper has started its command."""
 STOPPING = "stopping.json"
@@ -35,7 +36,7 @@ _TAIL = 64_000
 
 
 @dataclass(frozen=True)
-class Job:
+class StartedCommand:
     """One command, as its folder shows it."""
 
     id: str
@@ -87,9 +88,9 @@ class JobBook:
         kind: str = "command",
         program: Sequence[str] = (),
         secret: str = "",
-    ) -> Job:
+    ) -> StartedCommand:
         """Start `swift WORDS`, or another `program` that is shown as these words."""
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+        name = f"{datetime.now():%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}"
         folder = self._place / name
         folder.mkdir(parents=True, mode=0o700)
         if secret:
@@ -111,39 +112,39 @@ class JobBook:
         )
         return self.find(name)
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[StartedCommand]:
         """Return all commands, the newest first."""
         with contextlib.suppress(OSError):
             names = sorted((each.name for each in self._place.iterdir() if _ID.fullmatch(each.name)), reverse=True)
             return [job for name in names if (job := self._job(name)) is not None]
         return []
 
-    def find(self, name: str) -> Job:
+    def find(self, name: str) -> StartedCommand:
         """Return one command; raise `NotThere` for an id that is none."""
         job = self._job(name) if _ID.fullmatch(name) else None
         if job is None:
             raise NotThere("There is no such command: its folder is gone.")
         return job
 
-    def of_run(self, run_folder: Path) -> Job | None:
+    def of_run(self, run_folder: Path) -> StartedCommand | None:
         """Return the newest command that runs, or ran, in the folder of a run."""
         return next((job for job in self.all() if job.run_folder == run_folder), None)
 
-    def secret(self, job: Job) -> str:
+    def secret(self, job: StartedCommand) -> str:
         """Return what only the server and the command know."""
         try:
             return (job.folder / "secret").read_text()
         except OSError:
             raise NotThere("This command has no secret any more.") from None
 
-    def stop(self, job: Job, *, now: bool = False) -> None:
+    def stop(self, job: StartedCommand, *, now: bool = False) -> None:
         """Ask a command to end: as Ctrl-C does once, or at once."""
         if not job.alive or job.process is None or not lives(job.process, job.process_began):
             raise UsageError("This command has ended already.")
         keeper.write(job.folder / STOPPING, {"at": time.time(), "now": now})
         end_process(job.process, now=now)
 
-    def _job(self, name: str) -> Job | None:
+    def _job(self, name: str) -> StartedCommand | None:
         folder = self._place / name
         asked = _read(folder / keeper.JOB)
         if not asked:
@@ -155,7 +156,7 @@ class JobBook:
         state, cause = _state(asked, ended, started=bool(started), alive=alive)
         if state == "died" and stopping.get("now"):
             state, cause = "stopped", "Ended at once, as it was told."
-        return Job(
+        return StartedCommand(
             name,
             folder,
             asked["kind"],

@@ -13,18 +13,18 @@ import yaml
 from swift.errors import UsageError
 from swift.forms import resume_words
 from swift.runs import ARGS_FILE, CONFIG_FILE, holder_of
-from swift_ui.acting.jobs import Job, JobBook, end_process
+from swift_ui.acting.jobs import JobBook, StartedCommand, end_process
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 @dataclass(frozen=True)
 class RunActions:
-    """What can be done with a run now."""
+    """Actions on a run that make sense now."""
 
     alive: bool
     """Whether it trains on this machine."""
-    job: Job | None
+    job: StartedCommand | None
     """The command that the page has started for it, if any."""
     checkpoints: tuple[Path, ...]
     """The newest first."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from swift.errors import SwiftError, UsageError
 from swift.infer import OpenAiServer
-from swift_ui.acting.jobs import Job, JobBook
+from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.looking.missing import NotThere
 
 KIND = "chat"
@@ -18,7 +18,7 @@ _ASKED = ("messages", "max_tokens", "temperature", "top_p", "seed")
 _MODULE = "swift_ui.acting.speaking"
 
 
-def open_talk(jobs: JobBook, model: str, *, trust: bool, device: str | None = None) -> Job:
+def open_talk(jobs: JobBook, model: str, *, trust: bool, device: str | None = None) -> StartedCommand:
     """Load a model (a run, a checkpoint, an adapter, a folder) in a process of its own, or find it loaded."""
     if not model or model.startswith("-"):
         raise UsageError("Which model is to be asked?", hint="A run, a checkpoint, an adapter, or a model's folder.")
@@ -30,7 +30,7 @@ def open_talk(jobs: JobBook, model: str, *, trust: bool, device: str | None = No
     return jobs.start(["chat", model], kind=KIND, program=program, secret=secrets.token_urlsafe(24))
 
 
-def view_of(job: Job) -> dict[str, Any]:
+def view_of(job: StartedCommand) -> dict[str, Any]:
     """Return what the page shows of a model that it talks with."""
     ready = job.state == "running" and bool(job.facts)
     state = "ready" if ready else "loading" if job.alive else job.state
@@ -39,7 +39,7 @@ def view_of(job: Job) -> dict[str, Any]:
     return {"id": job.id, "model": job.words[1], "state": state, "problem": problem, **facts}
 
 
-def answer_of(jobs: JobBook, job: Job, asked: dict[str, Any]) -> Iterator[str]:
+def answer_of(jobs: JobBook, job: StartedCommand, asked: dict[str, Any]) -> Iterator[str]:
     """Yield the answer to a conversation as lines of JSON: pieces of text, or an error."""
     if job.kind != KIND or not job.alive or "port" not in job.facts:
         raise NotThere("This model is not loaded (any more).")
@@ -58,7 +58,7 @@ def _pieces(server: OpenAiServer, body: dict[str, Any]) -> Iterator[str]:
         yield json.dumps({"error": error.message}) + "\n"
 
 
-def _last_words(job: Job) -> str:
+def _last_words(job: StartedCommand) -> str:
     lines = [line for line in job.log(4000).splitlines() if line.strip()]
     errors = [number for number, line in enumerate(lines) if line.startswith("Error: ")]
     return "\n".join(lines[errors[-1] :] if errors else lines[-1:]) or job.cause
