@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.optim.sgd import sgd
 
 from swift.config.own_options import AdamOptions
 from swift.contracts import Placement
@@ -38,8 +39,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             if matrices:
                 grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in matrices]
                 updates = self.updates_of(group, matrices, grads, owners)
-                torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(matrices, updates, alpha=-group["lr"])
+                subtract(matrices, updates, lr=group["lr"], weight_decay=group["weight_decay"])
             with_grad = [each for each in others if each.grad is not None and each.numel()]
             if with_grad:
                 self._update_others(group, with_grad)
@@ -81,6 +81,31 @@ class MatrixOptimizer(torch.optim.Optimizer):
             state[name] = torch.zeros_like(weight)
         kept: torch.Tensor = state[name]
         return kept
+
+
+def subtract(weights: list[torch.Tensor], updates: list[torch.Tensor], *, lr: float, weight_decay: float) -> None:
+    """Shrink weights by the learning rate times their decay, and take updates times the learning rate from them."""
+    # Which is what torch's SGD does in one pass, where the update is its gradient: w - lr * (u + decay * w).
+    sgd(
+        weights,
+        updates,
+        [None] * len(weights),
+        lr=lr,
+        weight_decay=weight_decay,
+        momentum=0.0,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        fused=all(each.device.type in ("cpu", "cuda") for each in weights),
+    )
+
+
+def at_a_time(*lists: list[torch.Tensor]) -> Iterator[tuple[list[torch.Tensor], ...]]:
+    """Yield tensors of several lists one by one on a CPU, whose cache holds one; elsewhere all, for one kernel."""
+    if lists[0][0].device.type == "cpu":
+        yield from (tuple([each] for each in row) for row in zip(*lists, strict=True))
+    else:
+        yield lists
 
 
 def is_matrix(placement: Placement) -> bool:

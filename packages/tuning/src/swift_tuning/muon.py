@@ -10,7 +10,7 @@ import torch
 
 from swift.contracts import Matrix
 from swift.toolkit import MatrixOwners
-from swift_tuning.matrices import MatrixOptimizer, is_matrix
+from swift_tuning.matrices import MatrixOptimizer, at_a_time, is_matrix
 
 if TYPE_CHECKING:
     from swift_tuning.options import MuonOptions
@@ -35,24 +35,28 @@ class OrthogonalMomentum(MatrixOptimizer):
         grads: list[torch.Tensor],
         owners: MatrixOwners,
     ) -> list[torch.Tensor]:
-        """Return the momentum of each matrix, made orthogonal where it is whole."""
+        """Return the momentum of each matrix, made orthogonal where it is whole, in the place of the gradients."""
         momentum = self._options.momentum
         held = [self.slot(each, "momentum_buffer") for each in weights]
-        torch._foreach_lerp_(held, grads, 1 - momentum)
-        updates = torch._foreach_lerp(grads, held, momentum) if self._options.nesterov else [m.clone() for m in held]
-        owners.update(updates, self._orthogonal)
-        return list(updates)
+        for some_held, some_grads in at_a_time(held, grads):
+            torch._foreach_lerp_(some_held, some_grads, 1 - momentum)
+            if self._options.nesterov:
+                torch._foreach_lerp_(some_grads, some_held, momentum)
+            else:
+                torch._foreach_copy_(some_grads, some_held)
+        owners.update(grads, self._orthogonal)
+        return grads
 
     def _orthogonal(self, matrix: Matrix, whole: torch.Tensor) -> torch.Tensor:
         rows, columns = matrix.shape
         by_shape = math.sqrt(max(1.0, rows / columns))
         if self._options.adjust_lr == "match_rms_adamw":
             by_shape = 0.2 * math.sqrt(max(rows, columns))
-        return orthogonal(whole, self._options.ns_steps, self._dtype) * by_shape
+        return orthogonal(whole, self._options.ns_steps, self._dtype, by_shape)
 
 
-def orthogonal(matrix: torch.Tensor, steps: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the matrix with all singular values near 1."""
+def orthogonal(matrix: torch.Tensor, steps: int, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    """Return the matrix with all singular values near a scale."""
     first, second, third = _COEFFICIENTS
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     found = wide.to(dtype)
@@ -61,4 +65,5 @@ def orthogonal(matrix: torch.Tensor, steps: int, dtype: torch.dtype) -> torch.Te
         gram = found @ found.T
         polynomial = torch.addmm(gram, gram, gram, beta=second, alpha=third)
         found = torch.addmm(found, polynomial, found, beta=first)
-    return (found.T if matrix.shape[0] > matrix.shape[1] else found).to(matrix.dtype)
+    found = found.to(matrix.dtype).mul_(scale)
+    return found.T if matrix.shape[0] > matrix.shape[1] else found

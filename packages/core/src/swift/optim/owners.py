@@ -1,13 +1,14 @@
 """Updates that need whole matrices, where every process has a part: each matrix is updated by one process.
 
-The matrices are dealt out by size. For one matrix of every owner at a time, the parts travel to the owner, which
+The matrices are dealt out by what they cost. In every turn the parts of some matrices of each owner travel to it, which
 computes what one process alone would, and back: so the numbers are those of one process, and no process ever holds
-more than one whole matrix.
+whole matrices of more elements than the largest has.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,10 @@ import torch.distributed as dist
 from swift.contracts import Matrix, Placement
 
 Compute = Callable[[Matrix, torch.Tensor], torch.Tensor]
-"""Returns the update of one whole matrix. It may depend on its arguments, and on what it has kept for this matrix."""
+"""Returns the update of one whole matrix. It may depend on its arguments, and on what it has kept for this matrix.
+
+The memory of the matrix is used again for the next one: what is to be kept of it is cloned. What is returned may lie in
+it."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,9 @@ class MatrixOwners:
                 part = tensors[index].view(-1).narrow(0, matrix.start, math.prod(matrix.shape)).view(matrix.shape)
                 part.copy_(compute(matrix, part))
         for group, tasks in self._shared:
+            room = _room(tasks, dist.get_rank(group), tensors)
             for turn in _turns(tasks, dist.get_world_size(group)):
-                _take_turn(group, turn, tensors, compute)
+                _take_turn(group, turn, tensors, compute, room)
 
 
 def _dealt(placements: Sequence[Placement], indices: Sequence[int], group: Any) -> list[_Task]:
@@ -120,41 +125,96 @@ def _part(placement: Placement, matrix: Matrix, bounds: Sequence[tuple[int, int]
 
 
 def _turns(tasks: Sequence[_Task], size: int) -> Iterator[list[_Task]]:
-    """Yield one matrix of every owner that has one left."""
-    queues = [[task for task in tasks if task.owner == rank] for rank in range(size)]
-    for turn in range(max(map(len, queues))):
-        yield [queue[turn] for queue in queues if turn < len(queue)]
+    """Yield the next matrices of every owner that has some left: together no more than the largest of all."""
+    largest = max(math.prod(task.matrix.shape) for task in tasks)
+    turns: dict[int, list[_Task]] = defaultdict(list)
+    for owner in range(size):
+        turn, taken = 0, 0
+        for task in (each for each in tasks if each.owner == owner):
+            numel = math.prod(task.matrix.shape)
+            if taken + numel > largest:
+                turn, taken = turn + 1, 0
+            taken += numel
+            turns[turn].append(task)
+    for turn in range(len(turns)):
+        yield turns[turn]
 
 
-def _take_turn(group: Any, turn: Sequence[_Task], tensors: Sequence[torch.Tensor], compute: Compute) -> None:
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    by_owner = {task.owner: task for task in turn}
-    own = by_owner.get(rank)
-    to_owners = [by_owner[owner].parts[rank].numel if owner in by_owner else 0 for owner in range(size)]
-    of_mine = [own.parts[other].numel if own else 0 for other in range(size)]
-    like = tensors[turn[0].parameter]
-    sent, received = like.new_empty(sum(to_owners)), like.new_empty(sum(of_mine))
-    for chunk, task in zip(torch.split(sent, to_owners), _in_order(by_owner, size), strict=True):
-        if task is not None:
-            chunk.copy_(task.parts[rank].of_local(tensors[task.parameter]))
-    dist.all_to_all_single(received, sent, of_mine, to_owners, group=group)
-    if own is not None:
-        whole = like.new_empty(own.matrix.shape)
-        for chunk, part in zip(torch.split(received, of_mine), own.parts, strict=True):
+def _room(tasks: Sequence[_Task], rank: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return memory for the matrices of a turn, which all turns of this process have in common."""
+    largest = max(math.prod(task.matrix.shape) for task in tasks)
+    owns = any(task.owner == rank for task in tasks)
+    return tensors[tasks[0].parameter].new_empty(largest if owns else 0)
+
+
+def _take_turn(
+    group: Any, turn: Sequence[_Task], tensors: Sequence[torch.Tensor], compute: Compute, room: torch.Tensor
+) -> None:
+    rank = dist.get_rank(group)
+    parts_here = [task.parts[rank].of_local(tensors[task.parameter]) for task in turn]
+    own = [(task, local) for task, local in zip(turn, parts_here, strict=True) if task.owner == rank]
+    others = [(task.owner, local) for task, local in zip(turn, parts_here, strict=True) if task.owner != rank]
+    wholes = _cut(room, [task.matrix.shape for task, _ in own])
+    there, back = _Messages(group), _Messages(group)
+    for owner, local in others:
+        there.send(local, owner)
+    for (task, local), whole in zip(own, wholes, strict=True):
+        for other, part in enumerate(task.parts):
             view = part.of_whole(whole)
-            view.copy_(chunk.view(view.shape))
-        update = compute(own.matrix, whole).contiguous()
-        for chunk, part in zip(torch.split(received, of_mine), own.parts, strict=True):
+            if other == rank:
+                view.copy_(local.view(view.shape))
+            else:
+                there.receive(view, other)
+    there.arrive()
+    for (task, local), whole in zip(own, wholes, strict=True):
+        update = compute(task.matrix, whole).contiguous()
+        for other, part in enumerate(task.parts):
             view = part.of_whole(update)
-            chunk.view(view.shape).copy_(view)
-    dist.all_to_all_single(sent, received, to_owners, of_mine, group=group)
-    for chunk, task in zip(torch.split(sent, to_owners), _in_order(by_owner, size), strict=True):
-        if task is not None:
-            task.parts[rank].of_local(tensors[task.parameter]).copy_(chunk)
+            if other == rank:
+                local.view(view.shape).copy_(view)
+            else:
+                back.send(view, other)
+    for owner, local in others:
+        back.receive(local, owner)
+    back.arrive()
 
 
-def _in_order(by_owner: dict[int, _Task], size: int) -> list[_Task | None]:
-    return [by_owner.get(owner) for owner in range(size)]
+def _cut(room: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Return a tensor of each shape, one after the other in memory."""
+    sizes = [math.prod(shape) for shape in shapes]
+    pieces = torch.split(room[: sum(sizes)], sizes) if sizes else ()
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+class _Messages:
+    """Parts that travel at the same time, from and to memory as it is wherever that is in one piece."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._operations: list[dist.P2POp] = []
+        self._unpacked: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def send(self, part: torch.Tensor, process: int) -> None:
+        """Send a part to a process of the group, which receives it."""
+        self._add(dist.isend, part.contiguous(), process)
+
+    def receive(self, part: torch.Tensor, process: int) -> None:
+        """Fill a part with what a process of the group sends."""
+        packed = part if part.is_contiguous() else torch.empty_like(part, memory_format=torch.contiguous_format)
+        if packed is not part:
+            self._unpacked.append((part, packed))
+        self._add(dist.irecv, packed, process)
+
+    def _add(self, operation: Callable[..., Any], part: torch.Tensor, process: int) -> None:
+        if part.numel():
+            self._operations.append(dist.P2POp(operation, part, group=self._group, group_peer=process))
+
+    def arrive(self) -> None:
+        """Wait until all of them have arrived."""
+        for work in dist.batch_isend_irecv(self._operations) if self._operations else ():
+            work.wait()
+        for part, packed in self._unpacked:
+            part.copy_(packed)
 
 
 def _bounds(placement: Placement) -> list[tuple[int, int]]:
