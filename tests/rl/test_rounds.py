@@ -160,13 +160,13 @@ def adapter(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("start", ["full", "following", "lora", "adapter"])
+@pytest.mark.parametrize("start", ["full", "following", "lora", "adapter", "turns"])
 @pytest.mark.parametrize("objective", ["grpo", "ppo"])
 def test_before_the_first_step_the_policy_is_its_reference_to_the_last_bit(
     tied: Path, rewards: Path, adapter: Path, tmp_path: Path, start: str, objective: str
 ) -> None:
     changes: dict[str, Any] = {
-        "tuner.kind": "full" if start in ("full", "following") else "lora",
+        "tuner.kind": {"full": "full", "following": "full", "turns": "lisa"}.get(start, "lora"),
         "objective.temperature": 0.8,
     }
     if objective == "ppo":

@@ -76,6 +76,7 @@ from swift.terminal import print_note, progress, summary_of, waiting
 from swift.train.steps import Arithmetic, accumulate, gradient_view, score, update
 from swift.train.sums import GlobalSums, NonFiniteStep
 from swift.train.turns import Turns
+from swift.tuners.selected import ends_when_off, tuner_of
 from swift.untrusted_pickle import check_archive, load_pickle
 
 __all__ = [
@@ -135,6 +136,7 @@ __all__ = [
     "decoder_blocks",
     "eight_bits",
     "empty_slot",
+    "ends_when_off",
     "experts_of",
     "fill",
     "flat_boxes",
@@ -182,6 +184,7 @@ __all__ = [
     "trainable_summary",
     "trains_on_pictures",
     "transform_of",
+    "tuner_of",
     "update",
     "use_attention",
     "value_head_of",

@@ -123,5 +123,6 @@ class PlanContext:
     role: Callable[[str], OpenRole]
     """Return one of them; from the first batch on."""
     adapter: Callable[[], Mapping[str, Any] | None]
-    """Return the PEFT configuration of the LoRA in training, None where anything else is trained; from the first batch
-    on."""
+    """Return the PEFT configuration of the LoRA in training, from the first batch on.
+
+    None where anything else is trained, or where it is trained on weights of few bits, which engines do not have."""

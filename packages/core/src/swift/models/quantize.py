@@ -52,12 +52,7 @@ def quantized_build(
     quantise = _QUANTISERS[section.quantize](section)
     _import(section.quantize.partition("-")[0])
     model: Any = meta_model(source, dtype)
-    names, heads = name_map(model), (model.get_output_embeddings() or head_of(model), value_head_of(model))
-    linear = {
-        f"{path}.weight": path
-        for path, module in model.named_modules()
-        if type(module) is torch.nn.Linear and module not in heads
-    }
+    names, linear = name_map(model), layers_to_quantise(model)
     buffers = {name for name, _ in model.named_buffers()}
     for name in names.parameters():
         if name in buffers or (place is not None and name not in linear):
@@ -82,8 +77,18 @@ def quantized_build(
     return built
 
 
+def layers_to_quantise(model: Any) -> dict[str, str]:
+    """Return the layers of a model that are quantised, by the names of their weights: linear ones but for heads."""
+    heads = (model.get_output_embeddings() or head_of(model), value_head_of(model))
+    return {
+        f"{path}.weight": path
+        for path, module in model.named_modules()
+        if type(module) is torch.nn.Linear and module not in heads
+    }
+
+
 def in_few_bits(weight: torch.Tensor, section: TunerSection, dtype: torch.dtype) -> torch.Tensor:
-    """Return a matrix as 4 bits keep it, in fp32: what the quantised layer multiplies with."""
+    """Return a matrix as 4 or 8 bits keep it, in fp32: what the quantised layer multiplies with."""
     holder = torch.nn.Module()
     outputs, inputs = weight.shape
     holder.linear = torch.nn.Linear(inputs, outputs, bias=False, device="meta", dtype=dtype)
@@ -91,6 +96,8 @@ def in_few_bits(weight: torch.Tensor, section: TunerSection, dtype: torch.dtype)
     packed: Any = holder.linear.weight
     if section.quantize == "torchao-nf4":
         kept: torch.Tensor = packed.data.get_original_weight()
+    elif section.quantize == "bnb-int8":
+        kept = _import("bnb").functional.int8_vectorwise_dequant(packed.CB, packed.SCB)
     else:
         kept = _import("bnb").functional.dequantize_4bit(packed.data, packed.quant_state)
     return kept.float()

@@ -53,10 +53,13 @@ class ModelInTraining:
         return self.roles[name]
 
     def adapter(self) -> Mapping[str, Any] | None:
-        """Return the PEFT configuration of the LoRA in training, which is what engines take, if there is one."""
+        """Return the PEFT configuration of the LoRA in training, which is what engines take, if there is one.
+
+        None too where it is trained on weights of few bits: engines have others, and are sent all of them.
+        """
         if self.state is None:
             raise _too_early("adapter")
-        config = self.run.adapter_config
+        config = self.run.adapter_config if self.run.config.tuner.quantize == "none" else None
         return config if config is not None and kind_of(config) == "LORA" else None
 
 

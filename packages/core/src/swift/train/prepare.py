@@ -29,6 +29,7 @@ from swift.data.pipeline import DataPreparation, PreparedData, holds_media, pict
 from swift.data.store import ReferencedSamples, hash_of
 from swift.errors import ConfigError, DataError
 from swift.models.classes import has_tower
+from swift.models.few_bits import adapters_as_trained, as_trained
 from swift.models.heads import exported
 from swift.models.media import PictureReader
 from swift.models.parts import ALIGNER, VIT, frozen_parts
@@ -395,10 +396,11 @@ def load_model(setup: Setup, source: ModelSource) -> TrainState:
     with waiting("Loading the model"):
         state = hooks.shard(run, hooks.wrap_model(run, source))
     run.adapter_start = {}  # the model has them
+    base = as_trained(as_exported(source), run)
 
     def send(inference: InferenceEngine | None) -> None:
-        weights = exported(hooks.iter_weights(run, state))
-        send_weights(inference, weights, source=as_exported(source), adapter=run.adapter_config, version=state.step)
+        weights = adapters_as_trained(exported(hooks.iter_weights(run, state)), run)
+        send_weights(inference, weights, source=base, adapter=run.adapter_config, version=state.step)
 
     run.send_weights = send
     return state

@@ -20,7 +20,7 @@ from swift.errors import ConfigError
 from swift.models.precision import resolve_dtype
 from swift.objectives.score import SegmentScore
 from swift.terminal import progress
-from swift.tuners.selected import tuner_of
+from swift.tuners.selected import ends_when_off, tuner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -41,10 +41,7 @@ def reference_mode(objective: Objective, requested: str, config: Config) -> Mode
     """Return how this run gets its reference, or 'none' when the objective needs none."""
     if Need.REFERENCE_LOGPS not in objective.needs:
         return "none"
-    tuner = tuner_of(config.tuner)
-    # Else switching it off leaves biases as they are trained, or weights without what corrects their few bits.
-    alone = getattr(tuner.options, "bias", "none") == "none" and getattr(tuner.options, "init", "") != "loftq"
-    has_adapter = tuner.adapter and config.tuner.adapter is None and alone
+    has_adapter = ends_when_off(config.tuner)
     if requested == "adapter" and not has_adapter:
         raise ConfigError(
             "objective.reference is adapter, and there is none that could be switched off to give the model before "

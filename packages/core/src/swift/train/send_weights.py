@@ -8,6 +8,7 @@ from typing import Any
 
 from swift.contracts import InferenceEngine, ModelSource, WeightStream
 from swift.models.adapter_file import kind_of
+from swift.models.few_bits import FewBitsSource
 from swift.models.merge import merged
 
 
@@ -32,12 +33,13 @@ def send_weights(
 
     Called on every process of a run, since the stream may use collectives: each with an engine of its own, or None. No
     process holds more than the stream's one tensor at a time, or, where adapters are trained, these. An engine that
-    takes adapters is sent nothing but LoRA's; others get them merged into the weights of `source`.
+    takes adapters is sent nothing but LoRA's, unless they are trained on weights of few bits, which it has not; others
+    get them merged into the weights of `source`.
     """
     try:
         if engine is not None:
-            takes = getattr(engine, "takes_adapters", False) and adapter is not None and kind_of(adapter) == "LORA"
-            if takes and adapter is not None:
+            takes = getattr(engine, "takes_adapters", False) and not isinstance(source, FewBitsSource)
+            if takes and adapter is not None and kind_of(adapter) == "LORA":
                 engine.update_adapter(weights, adapter)  # type: ignore[attr-defined]
             else:
                 engine.update_weights(whole_weights(weights, source=source, adapter=adapter))

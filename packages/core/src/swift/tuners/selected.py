@@ -82,3 +82,14 @@ def tuner_of(section: TunerSection) -> SelectedTuner:
     loaded = load_tuner(section.kind)
     assert loaded.config_model is not None
     return SelectedTuner(loaded.entry, loaded.object, section.options(loaded.config_model))
+
+
+def ends_when_off(section: TunerSection) -> bool:
+    """Return whether a model is as it was before training while its adapters are switched off.
+
+    Biases stay as they are trained, weights of few bits lack what LoftQ's start gives back to them, and an adapter that
+    training has begun with would be missing.
+    """
+    tuner = tuner_of(section)
+    alone = getattr(tuner.options, "bias", "none") == "none" and getattr(tuner.options, "init", "") != "loftq"
+    return tuner.adapter and section.adapter is None and alone

@@ -27,6 +27,7 @@ IN_PROCESS = "transformers"
 """The engine of which every process has its own; others answer all prompts of the run."""
 
 
+IN_8_BITS = "bnb-int8"
 EXACT = 1e-3
 """Nats per token by which an engine may score otherwise that computes as the trainer does, in single precision."""
 ROUNDED = 0.05
@@ -229,6 +230,9 @@ class Rollouts:
 
     def _open(self) -> VerifiedEngine:
         model, options = self._context.config.model, self._options
+        if (quantize := self._context.config.tuner.quantize) != "none":
+            inputs = ", which rounds inputs of layers too: gap/mean in the log" if quantize == IN_8_BITS else ""
+            self._context.say(f"Answers are drawn with weights as {quantize} keeps them, adapters merged in{inputs}.")
         in_process = options.rollout_engine == IN_PROCESS
         engine = open_engine(
             options.rollout_engine,
@@ -245,8 +249,12 @@ class Rollouts:
 
 
 def computes_alike(context: PlanContext, options: DrawOptions) -> bool:
-    """Return whether answers are drawn by the engine of this process, in single precision like the training."""
-    return options.rollout_engine == IN_PROCESS and trains_in_single(context)
+    """Return whether answers are drawn by the engine of this process, in single precision like the training.
+
+    Layers of 8 bits round what goes into them as well, which no engine does.
+    """
+    in_8_bits = context.config.tuner.quantize == IN_8_BITS
+    return options.rollout_engine == IN_PROCESS and trains_in_single(context) and not in_8_bits
 
 
 def trains_in_single(context: PlanContext) -> bool:

@@ -1,0 +1,100 @@
+"""A model as its quantised layers multiply with it: the base of what an engine is sent by a run of QLoRA."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swift.models.meta import meta_model
+from swift.models.names import NameMap, name_map
+from swift.models.precision import resolve_dtype
+from swift.models.quantize import in_few_bits, layers_to_quantise
+from swift.tuners.selected import tuner_of
+
+if TYPE_CHECKING:
+    from swift.contracts import ModelSource, Run, WeightStream
+
+
+class FewBitsSource:
+    """Reads weights of quantised layers as 4 or 8 bits keep them, all others as they are on disk.
+
+    Implements `swift.contracts.ModelSource`. An engine that had the published weights would not say what the model in
+    training says: the adapters have been trained on those of few bits.
+    """
+
+    def __init__(self, source: ModelSource, run: Run) -> None:
+        self._source = source
+        self._section = run.config.tuner
+        self._device = run.topology.device
+        self._dtype: torch.dtype = getattr(torch, resolve_dtype(run.config.model.dtype, self._device)[0])
+
+    @property
+    def config(self) -> Any:
+        """Return the transformers configuration."""
+        return self._source.config
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the transformers tokenizer."""
+        return self._source.tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """Return that of the source, with how weights are quantised."""
+        return f"{self._source.fingerprint}-{self._section.quantize}"
+
+    def names(self) -> list[str]:
+        """Return the Hugging Face names of all weights, tied ones once."""
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one weight."""
+        return self._source.shape(name)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return one weight, in fp32 where it is quantised."""
+        names, quantised = self._layers
+        owner = names.owner(name)[0] if name in names.names() else None
+        if owner not in quantised:
+            return self._source.read(name)
+        pieces = names.pieces(owner)
+        whole = torch.empty(quantised[owner], dtype=self._dtype)
+        for piece in pieces:
+            piece.view_of(whole).copy_(self._source.read(piece.name))
+        kept = in_few_bits(whole.to(self._device), self._section, self._dtype).cpu()
+        return next(piece.view_of(kept) for piece in pieces if piece.name == name)
+
+    def build(self, *, dtype: torch.dtype, device: str = "cpu", weights: bool = True) -> torch.nn.Module:
+        """Return the transformers module, as the source builds it: with the published weights."""
+        return self._source.build(dtype=dtype, device=device, weights=weights)
+
+    def write_assets(self, folder: Path, dtype: str) -> None:
+        """Put next to exported weights what makes them a model."""
+        self._source.write_assets(folder, dtype)
+
+    @cached_property
+    def _layers(self) -> tuple[NameMap, dict[str, torch.Size]]:
+        """The names of the model's weights, and the shapes of those that are quantised by their names in memory."""
+        model = meta_model(self._source, self._dtype)
+        return name_map(model), {name: model.get_parameter(name).shape for name in layers_to_quantise(model)}
+
+
+def as_trained(source: ModelSource, run: Run) -> ModelSource:
+    """Return the model that a run's adapters are trained on: the source, or what few bits keep of it."""
+    return source if run.config.tuner.quantize == "none" else FewBitsSource(source, run)
+
+
+def adapters_as_trained(weights: WeightStream, run: Run) -> WeightStream:
+    """Stream adapters as they are added to weights of few bits, from what is streamed to be added to those on disk.
+
+    The two differ in LoftQ's start, which the second half of the factors takes out again.
+    """
+    options = tuner_of(run.config.tuner).options
+    for name, tensor in weights:
+        if getattr(options, "init", "") == "loftq" and ".lora_B." in name:
+            tensor = tensor.clone()
+            tensor[:, tensor.shape[1] // 2 :] = 0
+        yield name, tensor
