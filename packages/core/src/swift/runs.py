@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from swift.observers.charts import charts_of
@@ -29,6 +30,7 @@ __all__ = [
     "SPEED",
     "Line",
     "RunHolder",
+    "chart_script",
     "charts_of",
     "count",
     "duration",
@@ -71,6 +73,11 @@ def holder_of(folder: Path) -> RunHolder | None:
     process, host = int(found["process"]), found["host"]
     here = host == os.uname().nodename
     return RunHolder(process, host, since, _holds(process, path, since) if here else None)
+
+
+def chart_script() -> str:
+    """Return the script that draws charts, in `report.html` and elsewhere: it defines `swiftCharts`."""
+    return files("swift.observers").joinpath("assets", "charts.js").read_text(encoding="utf-8")
 
 
 def _holds(process: int, path: Path, since: float) -> bool:

@@ -13,6 +13,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from swift.errors import SwiftError
+from swift.runs import chart_script
 from swift_ui import __version__
 from swift_ui.acting.api import routes as routes_of_acting
 from swift_ui.guard import PageGuard
@@ -29,6 +30,7 @@ def make_app(settings: UiSettings) -> Starlette:
     app = Starlette(
         routes=[
             Route("/", _page),
+            Route("/static/charts.js", _charts),
             Mount("/static", StaticFiles(directory=STATIC)),
             Route("/api/about", _about),
             *routes_of_looking(),
@@ -44,6 +46,12 @@ def make_app(settings: UiSettings) -> Starlette:
 
 def _page(request: Request) -> Response:
     return FileResponse(STATIC / "index.html")
+
+
+def _charts(request: Request) -> Response:
+    """Answer with the script that core's report draws its charts with, as a module."""
+    exported = "\nexport const { Charts, number, percent, placeAt } = swiftCharts;\n"
+    return Response(chart_script() + exported, media_type="text/javascript")
 
 
 def _about(request: Request) -> Response:

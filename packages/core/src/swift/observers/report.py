@@ -115,7 +115,7 @@ def render_report(
         steps=f"{last.get('step', 0):,} of {run.total_steps:,} steps",
         data=data,
         style=_asset("report.css"),
-        script=_asset("report.js"),
+        script=_asset("charts.js") + _asset("report.js"),
     )
 
 

@@ -11,8 +11,9 @@ from swift_ui.looking.lines import parsed
 from swift_ui.looking.missing import NotThere, file_in
 
 FOLDER = "rollouts"
-MOST_LINES = 400
+MOST_ANSWERS = 400
 MOST_BYTES = 8 << 20
+_TOLD = ("text", "reward", "rewards", "remarks", "failed", "finish_reason", "why_not")
 _ROUND = re.compile(r"round-(\d{1,9})\.jsonl")
 
 
@@ -28,9 +29,29 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
 
 
 def answers(folder: Path, number: int) -> dict[str, Any]:
-    """Return the prompts and answers of a round, of a large one the first."""
+    """Return the prompts of a round, each with its answers; of a large round the first."""
     path = file_in(folder, f"{FOLDER}/round-{number:06d}.jsonl")
     with open_regular(path, NotThere) as file:
-        text = file.read(MOST_BYTES)
-    lines = parsed(text)
-    return {"lines": lines[:MOST_LINES], "more": max(0, len(lines) - MOST_LINES)}
+        lines = parsed(file.read(MOST_BYTES))
+    head, told = (lines[0], lines[1:]) if lines else ({}, [])
+    dropped = head["dropped"] if isinstance(head.get("dropped"), dict) else {}
+    asked = [each for each in head.get("prompts") or () if isinstance(each, dict)]
+    groups: list[dict[str, Any]] = [
+        {
+            "place": each.get("place"),
+            "messages": each.get("messages"),
+            "dropped": dropped.get(str(index)),
+            "answers": [],
+        }
+        for index, each in enumerate(asked)
+    ]
+    for line in told[:MOST_ANSWERS]:
+        index = line.get("prompt")
+        if isinstance(index, int) and 0 <= index < len(groups):
+            groups[index]["answers"].append({name: line.get(name) for name in _TOLD})
+    return {
+        "facts": head.get("facts") or {},
+        "version": head.get("version"),
+        "groups": [group for group in groups if group["answers"]],
+        "more": max(0, len(told) - MOST_ANSWERS),
+    }

@@ -23,7 +23,7 @@ SILENCE = 900.0
 _TAIL = 1 << 16
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|std::bad_alloc|\bOOM\b", re.I)
 _TOLD = re.compile(
-    r"^(Error: .+|\w*(?:Error|Exception|Interrupt)\b.*|.*(?:Signal|signal) \d+ .*|Killed|Segmentation fault.*)$"
+    r"^(Error: .+|[\w.]*(?:Error|Exception|Interrupt)\b.*|.*(?:Signal|signal) \d+ .*|Killed|Segmentation fault.*)$"
 )
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|[\x00-\x08\x0b-\x1f]")
 

@@ -1,0 +1,33 @@
+// Checkpoints, pages and pictures of the run, and what it ran with.
+import { element } from "../../dom.js";
+import { count, plain } from "../../format.js";
+import { table } from "../../table.js";
+
+export const mount = (root, about, live) => {
+  const draw = () => {
+    const { run } = about;
+    const pages = `/api/${about.path}/pages/`;
+    root.replaceChildren(element("div", { class: "columns" },
+      element("section", { class: "card" }, element("h2", {}, "Checkpoints"),
+        run.checkpoints.length
+          ? table(["Folder", ["Step", "number"], "Which"], [...run.checkpoints].reverse().map((each) => [
+            element("code", {}, each.path), [count(each.step), "number"],
+            element("span", { class: "tag" }, [each.best ? "best" : "", each.last ? "last" : ""].filter(Boolean).join(", "))]), { label: "Checkpoints" })
+          : element("p", { class: "muted" }, "None saved yet.")),
+      element("section", { class: "card" }, element("h2", {}, "Pages"),
+        run.pages.length ? element("ul", {}, ...run.pages.map((name) => element("li", {}, element("a", { href: pages + name, target: "_blank", rel: "noopener" }, name))))
+          : element("p", { class: "muted" }, "None written yet.")),
+      element("section", { class: "card" }, element("h2", {}, "Ran with"),
+        element("dl", {}, ...[["Folder", run.folder], ["Process", run.state.process ? `${run.state.process} on ${run.state.host}` : null], ["swift", run.version],
+          ...Object.entries(run.plugins), ...Object.entries(run.environment.versions || {}), ["Processes", run.environment.processes]]
+          .filter(([, value]) => value !== null && value !== undefined && value !== "")
+          .flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, plain(value))]))),
+      run.plan ? element("section", { class: "card" }, element("h2", {}, "Plan"), element("pre", { class: "config" }, JSON.stringify(run.plan, null, 2))) : null,
+    ), run.pictures.length ? element("section", { class: "card" }, element("h2", {}, "Pictures"),
+      element("div", { class: "gallery" }, ...run.pictures.map((name) => element("img", { src: `/api/${about.path}/pictures/${name}`, alt: name, loading: "lazy" })))) : "");
+  };
+  const hear = (what) => { if (what === "state" || what === "all") draw(); };
+  live.heard.add(hear);
+  draw();
+  return () => live.heard.delete(hear);
+};

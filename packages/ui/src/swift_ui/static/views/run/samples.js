@@ -1,0 +1,47 @@
+// The first samples as the model reads them: what is learned is marked, what is only read is grey.
+import { get } from "../../api.js";
+import { element } from "../../dom.js";
+import { count, figure } from "../../format.js";
+import { table } from "../../table.js";
+
+const pieceOf = (piece) => {
+  if (piece.picture !== undefined)
+    return element("span", { class: "picture" },
+      typeof piece.thumbnail === "string" && piece.thumbnail.startsWith("data:image/") ? element("img", { src: piece.thumbnail, alt: piece.picture }) : null,
+      `${piece.picture} ${piece.width}×${piece.height} → ${piece.tokens} tokens`);
+  if (!piece.weight) return piece.text;
+  return element("mark", { class: piece.weight === 1 ? null : "part", title: piece.weight === 1 ? "learned" : `learned with weight ${piece.weight}` },
+    piece.weight === 1 ? "" : element("b", {}, `${figure(piece.weight)}: `), piece.text);
+};
+
+const segmentOf = (segment) => [
+  element("h3", {}, `${segment.name}: ${count(segment.tokens)} tokens, ${count(segment.learned)} learned`),
+  element("div", { class: "text", tabindex: "0", role: "group", "aria-label": `Text of ${segment.name}` }, ...segment.pieces.map(pieceOf)),
+  element("details", {}, element("summary", { class: "muted" }, "Token ids"),
+    element("div", { class: "ids" }, ...segment.pieces.flatMap((piece) => piece.ids
+      ? [element(piece.weight ? "b" : "span", {}, piece.ids.join(" ")), " "] : [`[${piece.tokens}] `]))),
+];
+
+export const mount = async (root, about) => {
+  if (!about.run.has.samples) {
+    root.append(element("p", { class: "empty" }, "This run has written no samples. To see some: ",
+      element("code", {}, `swift config show --config ${about.run.folder}/config.yaml --sample 5`)));
+    return;
+  }
+  const { samples, left_out: leftOut, sources, streamed } = await get(`${about.path}/samples`);
+  if (leftOut.length)
+    root.append(element("section", { class: "card", "aria-label": "Samples that were left out" },
+      element("h2", {}, `${count(leftOut.reduce((sum, each) => sum + each.count, 0))} samples were left out`),
+      table(["Reason", ["Samples", "number"], "The first of them"],
+        leftOut.map((each) => [each.reason, [count(each.count), "number"], each.first]), { label: "Reasons" })));
+  if (sources.length)
+    root.append(element("section", { class: "card" }, element("h2", {}, "Data sets"),
+      table(["Name", ["Rows", "number"], ["Samples", "number"], ["Tokens", "number"], ["Learned tokens", "number"]],
+        sources.map((each) => [each.name, ...[each.rows, each.samples, each.tokens, each.loss_tokens].map((value) => [count(value), "number"])]), { label: "Data sets" })));
+  if (streamed) root.append(element("p", { class: "empty" }, "The data is read while training: nothing of it is known beforehand."));
+  if (!samples.length) return;
+  root.append(element("p", { class: "legend muted" }, `The first ${samples.length} samples; `, element("mark", {}, "marked text"), " is learned, the rest is only read."));
+  root.append(...samples.map((sample) => element("section", { class: "card sample", "aria-label": `Sample ${sample.place}` },
+    element("p", { class: "muted mono" }, sample.place, ...Object.entries(sample.values).map(([name, value]) => ` · ${name} ${figure(value)}`)),
+    ...sample.segments.flatMap(segmentOf))));
+};
