@@ -100,7 +100,7 @@ def test_a_command_that_is_killed_is_shown_with_its_cause_and_one_that_is_stoppe
     first, second, third = (until(book, book.start(["sft"], program=sleeping), "running") for _ in range(3))
     assert first.process is not None
     os.kill(first.process, signal.SIGKILL)
-    assert until(book, first, "died").cause == "Ended by SIGKILL, without a word of its own."
+    assert until(book, first, "died").cause == "Ended by signal 9 (SIGKILL), without a word of its own."
     book.stop(second)
     assert until(book, second, "stopped").cause == ""
     book.stop(third, now=True)

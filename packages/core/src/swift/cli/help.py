@@ -31,6 +31,7 @@ _TRAINING_EXAMPLES = {
     "train": "swift train --train_type sft --model qwen3-0.6b --dataset data.jsonl",
 }
 MOST_USED = (
+    "model.path",
     *("data.train", "data.validation", "data.split_ratio", "data.max_length", "data.packing"),
     *("tuner.kind", "tuner.rank", "tuner.alpha", "tuner.targets", "tuner.dropout", "tuner.quantize"),
     *("objective.name", "objective.reward_funcs", "objective.num_generations", "objective.max_completion_length"),

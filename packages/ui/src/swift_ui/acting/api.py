@@ -14,7 +14,7 @@ from starlette.routing import Route
 from swift.errors import SwiftError, UsageError
 from swift.forms import CheckedCommand
 from swift_ui.acting import talks
-from swift_ui.acting.allowed import TRAINING, VERBS, check_allowed, check_verb
+from swift_ui.acting.allowed import TRAINING, VERBS, check_allowed, check_verb, within
 from swift_ui.acting.desk import FrontDesk
 from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.acting.presets import PRESETS
@@ -60,9 +60,14 @@ class ActingApi:
                 "verbs": VERBS,
                 "sections": [asdict(each) for each in sections],
                 "presets": [asdict(each) for each in presets],
-                "output": str(self._settings.roots[0]),
+                "output": self._output(),
             }
         )
+
+    def _output(self) -> str | None:
+        """Return the parent of runs that a form names; None where the usual one is below a root."""
+        roots = self._settings.roots
+        return None if any(within(Path("output").absolute(), root.resolve()) for root in roots) else str(roots[0])
 
     async def _check(self, request: Request) -> Response:
         """Answer with the command, and with what would refuse it: a refusal is no failure of this request."""

@@ -69,10 +69,10 @@ def share_log(log: Path, name: Path) -> None:
 def cause(ended: dict[str, Any]) -> str:
     """Return the sentence for a command that a signal ended."""
     number = -int(ended["code"])
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
     if ended["out_of_memory"]:
-        return f"Ended by {name}: the machine was out of memory."
-    return f"Ended by {name}, without a word of its own."
+        return f"Ended by signal {number} ({name}): the machine was out of memory."
+    return f"Ended by signal {number} ({name}), without a word of its own."
 
 
 def began(process: int) -> float | None:

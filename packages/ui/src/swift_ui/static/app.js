@@ -7,6 +7,9 @@ const VIEWS = {
   runs: ["Runs", () => import("./views/runs.js")],
   run: [null, () => import("./views/run.js")],
   compare: [null, () => import("./views/compare.js")],
+  new: ["New run", () => import("./views/new.js")],
+  jobs: ["Commands", () => import("./views/jobs.js")],
+  chat: ["Chat", () => import("./views/chat.js")],
 };
 
 const main = document.getElementById("main");

@@ -3,6 +3,7 @@ import { get, listen } from "../api.js";
 import { problem } from "../app.js";
 import { element } from "../dom.js";
 import { count, duration, figure, known } from "../format.js";
+import { mountActions } from "./actions.js";
 
 const TABS = [
   ["curves", "Curves", () => true],
@@ -70,6 +71,7 @@ export const mount = async (root, { parts: [key, wanted] }) => {
   const cause = element("div");
   const figures = element("section", { class: "figures", "aria-label": "Key figures" });
   const actions = element("div", { class: "tools actions" });
+  const said = element("div");
   const content = element("div");
   const words = [run.facts.model, run.facts.objective, run.facts.tuner, run.facts.backend,
     run.facts.processes > 1 ? `${run.facts.processes} processes` : null];
@@ -79,7 +81,7 @@ export const mount = async (root, { parts: [key, wanted] }) => {
         element("h1", {}, `${run.model}/${run.name}`),
         element("p", { class: "muted" }, words.filter(Boolean).join(" · "))),
       status, actions),
-    cause, figures,
+    cause, said, figures,
     element("nav", { class: "tabs", "aria-label": "About this run" }, ...TABS.filter(([, , has]) => has({ ...run, has: { ...run.has, ranks: live.data.ranks.rows.length } }))
       .map(([name, title]) => element("a", { href: `#/run/${key}/${name}`, "aria-current": name === tab[0] ? "page" : null }, title))),
     content);
@@ -126,6 +128,7 @@ export const mount = async (root, { parts: [key, wanted] }) => {
   };
 
   head();
+  const unmountActions = mountActions(actions, said, key);
   const { mount: mountTab } = await import(`./run/${tab[0]}.js`);
   try {
     unmountTab = (await mountTab(content, { get run() { return run; }, path, key }, live)) || unmountTab;
@@ -136,6 +139,7 @@ export const mount = async (root, { parts: [key, wanted] }) => {
   document.addEventListener("visibilitychange", seen);
   return () => {
     close();
+    unmountActions();
     unmountTab();
     document.removeEventListener("visibilitychange", seen);
     document.getElementById("connection").textContent = "";

@@ -1,0 +1,272 @@
+// A form for a command: made from the options that the command line has, checked by it at every change.
+import { post } from "../api.js";
+import { element } from "../dom.js";
+
+const TRAINING = ["pt", "sft", "rlhf", "train"];
+const TITLES = {
+  pt: "Continue pre-training", sft: "Fine-tune", rlhf: "Preferences and rewards", train: "Any objective",
+  export: "Export", eval: "Evaluate", infer: "Answer a file", serve: "Serve",
+};
+const OPEN = ["model", "data", "tuner", "objective", "train", "processes", "group-0"];
+const PAUSE = 200;
+
+const stamp = () => new Date(Date.now() - new Date().getTimezoneOffset() * 60000).toISOString().slice(0, 19).replace(/[-:]/g, "").replace("T", "-");
+const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(bytes < 2 ** 30 ? 2 : 1)} GiB`;
+const shownDefault = (value) =>
+  value === null || value === "" || (Array.isArray(value) && !value.length) || (typeof value === "object" && !Array.isArray(value) && !Object.keys(value).length)
+    ? "" : Array.isArray(value) ? value.join(" ") : typeof value === "object" ? JSON.stringify(value) : String(value);
+
+class Form {
+  constructor(verb, query) {
+    this.verb = verb;
+    this.values = this.kept();
+    this.further = this.values["@further"] || "";
+    delete this.values["@further"];
+    for (const [key, value] of query) this.values[key] = value;
+    this.turn = 0;
+    this.onlyChanged = false;
+  }
+
+  kept() {
+    try { return JSON.parse(sessionStorage.getItem(`form ${this.verb}`)) || {}; } catch { return {}; }
+  }
+
+  keep() {
+    sessionStorage.setItem(`form ${this.verb}`, JSON.stringify({ ...this.values, "@further": this.further }));
+  }
+
+  get selected() {
+    const keys = ["backend.name", "objective.name", "tuner.kind", "optim.name"];
+    return Object.fromEntries(keys.filter((key) => this.values[key]).map((key) => [key, this.values[key]]));
+  }
+
+  // What is sent: values of fields that the form still has.
+  get sent() {
+    const known = new Set(this.sections.flatMap((section) => section.fields.map((field) => field.key)));
+    return Object.fromEntries(Object.entries(this.values).filter(([key]) => known.has(key)));
+  }
+
+  async load() {
+    const answer = await post("form", { verb: this.verb, selected: this.selected });
+    this.sections = answer.sections;
+    this.presets = answer.presets;
+    if (TRAINING.includes(this.verb)) {
+      if (answer.output && !this.values["logging.output"]) this.values["logging.output"] = answer.output;
+      this.values["logging.run_name"] ??= stamp();
+    }
+  }
+}
+
+const control = (form, field, changed) => {
+  const id = `field-${field.key}`;
+  const value = form.values[field.key];
+  const described = { id, "aria-describedby": `${id}-about`, "data-key": field.key };
+  const set = (given) => {
+    if (given === "" || (Array.isArray(given) && !given.length)) delete form.values[field.key];
+    else form.values[field.key] = given;
+    changed(field);
+  };
+  if (field.choices.length) {
+    const select = element("select", { ...described, onchange: (event) => set(event.target.value) },
+      element("option", { value: "" }, shownDefault(field.default) ? `${shownDefault(field.default)} (default)` : "not set"),
+      ...field.choices.filter((choice) => choice !== shownDefault(field.default)).map((choice) => element("option", { value: choice }, choice)));
+    select.value = field.choices.includes(value) ? value : "";
+    return select;
+  }
+  if (field.kind === "list") {
+    const area = element("textarea", { ...described, rows: 1, spellcheck: "false", placeholder: shownDefault(field.default) || "one a line",
+      oninput: (event) => {
+        event.target.rows = Math.max(1, event.target.value.split("\n").length);
+        set(event.target.value.split("\n").map((line) => line.trim()).filter(Boolean));
+      } });
+    area.value = Array.isArray(value) ? value.join("\n") : value || "";
+    area.rows = Math.max(1, area.value.split("\n").length);
+    return area;
+  }
+  const input = element("input", { ...described, type: "text", spellcheck: "false", autocomplete: "off",
+    inputmode: ["integer", "number"].includes(field.type) ? "decimal" : "text",
+    placeholder: shownDefault(field.default) || (field.required ? "required" : ""), oninput: (event) => set(event.target.value) });
+  input.value = value ?? "";
+  return input;
+};
+
+const row = (form, field, changed) => {
+  const id = `field-${field.key}`;
+  const about = [field.description, field.choices.length ? "" : [field.type, field.bounds].filter(Boolean).join(" ")].filter(Boolean).join(" · ");
+  const made = element("div", { class: "field", "data-field": field.key, "data-often": String(field.often) },
+    element("label", { for: id }, field.flag ? `--${field.flag}` : field.key.toUpperCase()),
+    control(form, field, changed),
+    element("p", { class: "about", id: `${id}-about` }, about));
+  made.dataset.words = `${field.key} ${field.flag} ${field.description}`.toLowerCase();
+  return made;
+};
+
+const bar = (expected) => {
+  const widest = Math.max(expected.capacity_bytes, expected.high_bytes);
+  const share = (bytes) => `${(100 * bytes / widest).toFixed(2)}%`;
+  const off = Math.round(100 * (expected.high_bytes / expected.peak_bytes - 1));
+  const says = `${expected.fits ? "Fits" : expected.low_bytes > expected.capacity_bytes ? "Does not fit" : "May not fit"}: ` +
+    `${gib(expected.peak_bytes)} ± ${off} % of ${gib(expected.capacity_bytes)}`;
+  const parts = Object.entries(expected.terms).filter(([, bytes]) => bytes > 0).sort(([, one], [, other]) => other - one);
+  const track = element("div", { class: "plan-track", "aria-hidden": "true" });
+  const piece = (name, from, to) => {
+    const made = element("i", { class: name });
+    made.style.left = share(from);
+    made.style.width = share(to - from);
+    track.append(made);
+  };
+  piece("plan-sure", 0, expected.low_bytes);
+  piece("plan-bar", expected.low_bytes, expected.high_bytes);
+  piece("plan-end", expected.capacity_bytes - widest / 400, expected.capacity_bytes);
+  return element("div", { class: `plan ${expected.fits ? "fits" : expected.low_bytes > expected.capacity_bytes ? "over" : "near"}`, id: "plan" },
+    element("p", { class: "plan-says" }, says), track,
+    element("details", {}, element("summary", {}, `Memory of a process on ${expected.device}`),
+      element("table", {}, element("tbody", {}, ...parts.map(([name, bytes]) => element("tr", {}, element("td", {}, name), element("td", { class: "number" }, gib(bytes))))))));
+};
+
+export const mount = async (root, { parts: [verb = "sft"], query }) => {
+  const form = new Form(verb, query);
+  const training = TRAINING.includes(verb);
+  await form.load();
+  const sections = element("div", { class: "form-sections" });
+  const command = element("code", { id: "command", tabindex: 0, "aria-label": "The command" });
+  const verdict = element("div", { id: "verdict", role: "status", "aria-live": "polite" });
+  const launch = element("button", { type: "submit", class: "first", id: "launch", disabled: true }, training ? "Start the run" : `Start ${verb}`);
+  const count = element("span", { class: "muted", id: "changed-count" });
+  let timer = 0, ended = false;
+
+  const check = async () => {
+    const mine = ++form.turn;
+    try {
+      const answer = await post("check", { verb, selected: form.selected, values: form.sent, further: form.further });
+      if (mine !== form.turn || ended) return;
+      command.textContent = answer.command;
+      verdict.replaceChildren(
+        answer.refused
+          ? element("div", { class: "refusal", id: "refusal" }, element("p", {}, answer.refused.message), answer.refused.hint ? element("p", { class: "hint" }, answer.refused.hint) : null)
+          : answer.expected ? bar(answer.expected) : element("p", { class: "ready" }, "Nothing is wrong with it."),
+        ...answer.notes.map((note) => element("p", { class: "note" }, note)));
+      launch.disabled = Boolean(answer.refused);
+    } catch (error) {
+      if (mine === form.turn) verdict.replaceChildren(element("div", { class: "refusal" }, element("p", {}, error.message), error.hint ? element("p", { class: "hint" }, error.hint) : null));
+      launch.disabled = true;
+    }
+  };
+
+  const mark = () => {
+    let changed = 0;
+    for (const each of sections.querySelectorAll(".field")) {
+      const on = each.dataset.field in form.values;
+      changed += on;
+      each.classList.toggle("changed", on);
+    }
+    count.textContent = changed ? `${changed} changed` : "";
+  };
+
+  const later = async (field) => {
+    form.keep();
+    mark();
+    launch.disabled = true;
+    form.turn++;
+    clearTimeout(timer);
+    if (field?.selects) {
+      await form.load();
+      draw();
+      document.getElementById(`field-${field.key}`)?.focus();
+    }
+    timer = setTimeout(check, field?.selects ? 0 : PAUSE);
+  };
+
+  const search = element("input", { type: "search", id: "search", placeholder: "Search options ( / )", "aria-label": "Search options", oninput: () => filter() });
+  const only = element("input", { type: "checkbox", id: "only-changed", onchange: () => filter() });
+  const filter = () => {
+    const wanted = search.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    const narrowed = wanted.length > 0 || only.checked;
+    for (const section of sections.querySelectorAll("details.form-section")) {
+      let shown = 0, hidden = 0;
+      const all = section.dataset.all === "true";
+      for (const each of section.querySelectorAll(".field")) {
+        const found = narrowed
+          ? wanted.every((word) => each.dataset.words.includes(word)) && (!only.checked || each.dataset.field in form.values)
+          : all || each.dataset.often === "true" || each.dataset.field in form.values;
+        each.hidden = !found;
+        shown += found;
+        hidden += !found;
+      }
+      section.hidden = narrowed && !shown;
+      if (narrowed) section.open = shown > 0;
+      const more = section.querySelector("button.more");
+      more.hidden = narrowed || (!all && !hidden) ;
+      more.textContent = all ? "Only the usual ones" : `${hidden} more`;
+    }
+  };
+
+  const draw = () => {
+    const open = new Map([...sections.querySelectorAll("details.form-section")].map((each) => [each.dataset.name, [each.open, each.dataset.all]]));
+    sections.replaceChildren(...form.sections.map((section) => {
+      const [wasOpen, all] = open.get(section.name) || [OPEN.includes(section.name), "false"];
+      const made = element("details", { class: "form-section", open: wasOpen, "data-name": section.name },
+        element("summary", {}, element("b", {}, section.name.startsWith("group-") ? verb : section.name), element("span", { class: "muted" }, section.title)),
+        section.problem ? element("p", { class: "refusal" }, section.problem) : null,
+        ...section.fields.map((field) => row(form, field, later)),
+        element("button", { type: "button", class: "quiet more", onclick: () => { made.dataset.all = String(made.dataset.all !== "true"); filter(); } }));
+      made.dataset.all = all;
+      if (!section.fields.some((field) => field.often)) made.dataset.all = "true";
+      return made;
+    }));
+    mark();
+    filter();
+  };
+
+  const further = element("input", { type: "text", id: "further", spellcheck: "false", autocomplete: "off", "aria-label": "Further flags, as typed",
+    placeholder: "further flags, as typed: --lora_alpha 64", oninput: (event) => { form.further = event.target.value; later(); } });
+  further.value = form.further;
+
+  const start = async (event) => {
+    event.preventDefault();
+    launch.disabled = true;
+    try {
+      const { job } = await post("jobs", { verb, selected: form.selected, values: form.sent, further: form.further });
+      if (training) { form.values["logging.run_name"] = stamp(); form.keep(); }
+      location.hash = `#/jobs/${job.id}?follow=1`;
+    } catch (error) {
+      verdict.replaceChildren(element("div", { class: "refusal", role: "alert" }, element("p", {}, error.message), error.hint ? element("p", { class: "hint" }, error.hint) : null));
+    }
+  };
+
+  const preset = async (each) => {
+    const kept = Object.fromEntries(Object.entries(form.values).filter(([key]) => /^(model\.path|data\.train|logging\.)/.test(key)));
+    if (each.verb !== verb) {
+      sessionStorage.setItem(`form ${each.verb}`, JSON.stringify({ ...kept, ...each.values }));
+      location.hash = `#/new/${each.verb}`;
+      return;
+    }
+    form.values = { ...kept, ...each.values };
+    await form.load();
+    draw();
+    later();
+  };
+
+  const copied = element("button", { type: "button", class: "quiet", onclick: async () => { await navigator.clipboard?.writeText(command.textContent); copied.textContent = "Copied"; setTimeout(() => { copied.textContent = "Copy"; }, 1500); } }, "Copy");
+  root.append(
+    element("h1", {}, training ? "New run" : TITLES[verb]),
+    training ? element("p", { class: "verbs", role: "group", "aria-label": "What is trained" }, ...TRAINING.map((name) =>
+      element("a", { href: `#/new/${name}`, class: "tab", "aria-current": name === verb ? "page" : null }, TITLES[name]))) : null,
+    element("form", { class: "new", onsubmit: start, autocomplete: "off" },
+      element("div", { class: "form-side" },
+        element("div", { class: "form-tools" }, search, element("label", { class: "check" }, only, " only what I changed"), count),
+        form.presets.length ? element("div", { class: "presets", role: "group", "aria-label": "Presets" }, element("span", { class: "muted" }, "Begin from"), ...form.presets.map((each) => element("button", { type: "button", title: each.says, onclick: () => preset(each) }, each.name)),
+          element("button", { type: "button", class: "quiet", onclick: () => { sessionStorage.removeItem(`form ${verb}`); form.values = {}; form.further = further.value = ""; preset({ verb, values: {} }); } }, "Clear")) : null,
+        sections, further),
+      element("aside", { class: "form-summary", "aria-label": "The command and what is said about it" },
+        element("div", { class: "command-head" }, element("h2", {}, "Command"), copied),
+        element("pre", {}, command), verdict, launch)));
+  const keys = (event) => {
+    if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) { event.preventDefault(); search.focus(); }
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !launch.disabled) start(event);
+  };
+  addEventListener("keydown", keys);
+  draw();
+  check();
+  return () => { ended = true; clearTimeout(timer); removeEventListener("keydown", keys); };
+};
