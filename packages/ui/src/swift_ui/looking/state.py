@@ -23,8 +23,10 @@ SILENCE = 900.0
 _TAIL = 1 << 16
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|std::bad_alloc|\bOOM\b", re.I)
 _TOLD = re.compile(
-    r"^(Error: .+|[\w.]*(?:Error|Exception|Interrupt)\b.*|.*(?:Signal|signal) \d+ .*|Killed|Segmentation fault.*)$"
+    r"^(Error: .+|Ended by .+|[\w.]*(?:Error|Exception|Interrupt)\b.*|.*(?:Signal|signal) \d+ .*|Killed|Segmentation fault.*)$"
 )
+_BY_KEEPER = "Ended by "
+"""Beginning of what is written into the log of a command that the page started, where a signal ended it."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|[\x00-\x08\x0b-\x1f]")
 
 
@@ -100,7 +102,7 @@ class StateReader:
         told = _last_words(_end_of(folder, LOG_FILE)) or _last_words(_end_of(folder, "traceback-0.txt"))
         killed = _killed_here() > self._seen_alive.get(folder, _killed_here())
         if told and _OUT_OF_MEMORY.search(told):
-            return f"Out of memory: {told}"
+            return told if told.startswith(_BY_KEEPER) else f"Out of memory: {told}"
         if killed:
             return "Out of memory: the kernel killed a process of this machine (SIGKILL) while the run was watched."
         if (folder / "hang").is_dir():

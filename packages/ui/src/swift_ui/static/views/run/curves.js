@@ -10,6 +10,7 @@ const SHARES = [
   ["optimizer_fraction", "optimizer", "optimizer"],
   ["data_fraction", "waiting for data", "waiting"],
 ];
+const FIRST = ["completion_length", "reward", "loss"];
 const SHARE_NAMES = new Set(SHARES.map(([name]) => name));
 
 const pointsOf = (data, name) => {
@@ -22,6 +23,8 @@ export const chartsOf = (run, data) => {
     ...chart,
     series: chart.series.map((series) => ({ ...series, ...pointsOf(data, series.name) })),
   }));
+  // What a run of rewards is about stands beside its loss.
+  charts.sort((a, b) => FIRST.indexOf(b.metric) - FIRST.indexOf(a.metric));
   const shares = SHARES.filter(([name]) => data.series[name]?.[0].length);
   if (shares.length > 1) charts.splice(1, 0, {
     metric: "shares", title: "Where the time of a step goes", stacked: true,
