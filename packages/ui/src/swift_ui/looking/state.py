@@ -23,7 +23,7 @@ SILENCE = 900.0
 _TAIL = 1 << 16
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|std::bad_alloc|\bOOM\b", re.I)
 _TOLD = re.compile(
-    r"^(Error: .+|Ended by .+|[\w.]*(?:Error|Exception|Interrupt)\b.*|.*(?:Signal|signal) \d+ .*|Killed|Segmentation fault.*)$"
+    r"^(Error: .+|Ended by .+|[\w.]*(?:Error|Exception|Interrupt)\b.*|.*[Ss]ignal \d+ .*|Killed|Segmentation fault.*)$"
 )
 _BY_KEEPER = "Ended by "
 """Beginning of what is written into the log of a command that the page started, where a signal ended it."""
