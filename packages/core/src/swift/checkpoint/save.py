@@ -37,6 +37,7 @@ from swift.contracts import CheckpointWriter
 from swift.errors import CheckpointError, SwiftError
 from swift.plugins.blame import blamed, keep_traceback
 from swift.processes.comms import Comms
+from swift.processes.updates import update_begins
 
 _FACTS = TypeAdapter(dict[str, JsonValue])
 
@@ -135,6 +136,7 @@ def before_update() -> None:
     """
     for pending in tuple(_in_flight.values()):
         pending.wait_for_copy()
+    update_begins()
 
 
 def wait_for_saves(run_folder: Path) -> None:

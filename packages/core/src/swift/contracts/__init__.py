@@ -24,7 +24,7 @@ from swift.contracts.inference import (
 from swift.contracts.layout import HOST, LayerSizes, LocalWeights, ProcessLayout, Traffic
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
-from swift.contracts.observer import RunSummary, StepRecord
+from swift.contracts.observer import RankFacts, RunSummary, StepRecord, StepShares
 from swift.contracts.optimizer import (
     Matrix,
     Optimizer,
@@ -87,6 +87,7 @@ __all__ = [
     "ProcessLayout",
     "QuantizeRequest",
     "Quantized",
+    "RankFacts",
     "Reads",
     "RejectedSamples",
     "ResumablePlan",
@@ -102,6 +103,7 @@ __all__ = [
     "Slot",
     "StepRecord",
     "StepResult",
+    "StepShares",
     "StoresMatrixSlots",
     "StoresSlots",
     "TakesGradientsElsewhere",

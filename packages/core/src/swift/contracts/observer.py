@@ -5,13 +5,54 @@ Importable without torch: tensors appear in annotations only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from swift.contracts.backend import StepResult
+
+
+@dataclass(frozen=True)
+class StepShares:
+    """Seconds of a step by what they were spent on, a mean over processes and over the steps that were measured."""
+
+    seconds: float
+    """Of the step from its beginning to its end."""
+    communication: float
+    """In collectives while nothing is computed: transfers, and waiting for slower processes."""
+    data: float
+    """Waiting for the batch, and for pictures to be decoded."""
+    optimizer: float
+    """From `swift.toolkit.before_update` to the end of the backend's step, its communication left out."""
+
+    @property
+    def compute(self) -> float:
+        """Return the rest of the step: forward and backward passes, and Python between them."""
+        return max(0.0, self.seconds - self.communication - self.data - self.optimizer)
+
+    @property
+    def fractions(self) -> dict[str, float]:
+        """Parts of the step by name: 'compute', 'communication', 'data', 'optimizer'. Their sum is 1."""
+        whole = self.compute + self.communication + self.data + self.optimizer
+        names = ("compute", "communication", "data", "optimizer")
+        return {name: getattr(self, name) / whole if whole else 0.0 for name in names}
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """Facts that one process measured in the steps since the logged one before; times are means per step."""
+
+    rank: int
+    host: str
+    seconds: float
+    data_seconds: float
+    memory_gib: float
+    """The most that it has needed so far."""
+    own_seconds: float | None = None
+    """Of a step, what it did not spend in communication; None where no step was measured."""
+    communication_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +74,13 @@ class StepRecord:
     memory_gib: float = 0.0
     evaluation_before: Mapping[str, float] | None = None
     """Evaluation before this step, which is the first of its session (`train.eval_on_start`)."""
+    shares: StepShares | None = None
+    """Where the time of steps went, on a logged step, if one was measured since the logged one before."""
+    ranks: Sequence[RankFacts] = ()
+    """What each process measured, on a logged step of a run with several: all of them, or those with the longest
+    `own_seconds` where there are very many."""
+    slowest: RankFacts | None = None
+    """The process that has computed much longer than the median one in several measured steps in a row."""
 
 
 @dataclass(frozen=True)

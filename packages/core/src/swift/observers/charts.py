@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, Line
+from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SHARES, SPEED, Line
 from swift.observers.text import label
 
 KNOWN = {
@@ -20,7 +21,18 @@ KNOWN = {
 FROM_ZERO = {"learning_rate", "grad_norm", "tokens_per_second", MEMORY, "mfu"}
 """Amounts, whose axis starts at zero; the axis of the others frames the values."""
 
+SHARES_TITLE = "Where the time of a step goes"
+PARTS = (
+    ("compute_fraction", "compute", "compute"),
+    ("communication_fraction", "communication", "communication"),
+    ("optimizer_fraction", "optimizer", "optimizer"),
+    ("data_fraction", "waiting for data", "waiting"),
+)
+"""Name, label and kind of the parts of a step's time."""
+
 NOT_DRAWN = {
+    *SHARES,
+    "slowest_rank",
     "step",
     "epoch",
     "elapsed_time",
@@ -55,7 +67,13 @@ def charts_of(lines: list[Line], peak: float | None = None) -> list[dict[str, An
         charts.append({"title": title, "metric": metric, "from_zero": metric in FROM_ZERO, "series": series})
         if metric == "learning_rate" and peak is not None:
             charts[-1]["reaches"] = peak
-    return charts
+    return charts + _shares_chart(drawn)
+
+
+def _shares_chart(drawn: Collection[str]) -> list[dict[str, Any]]:
+    """Return the chart of the parts of a step's time, one on the other, where they were measured."""
+    series = [{"name": name, "label": label, "kind": kind} for name, label, kind in PARTS if name in drawn]
+    return [{"title": SHARES_TITLE, "metric": "shares", "stacked": True, "series": series}] if series else []
 
 
 def _is_number(value: object) -> bool:

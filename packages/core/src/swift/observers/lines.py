@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swift.contracts import StepRecord
+from swift.contracts import RankFacts, StepRecord
+from swift.train.cadence import LoggedSteps
 
 Line = dict[str, Any]
 
@@ -19,6 +20,9 @@ PROGRESS = "global_step/max_steps"
 MEMORY = "memory(GiB)"
 SPEED = "train_speed(s/it)"
 EVAL_PREFIX = "eval_"
+RANKS = "ranks"
+SHARES = ("compute_fraction", "communication_fraction", "data_fraction", "optimizer_fraction")
+"""Of a step, on lines since whose line before one was measured (`logging.shares`); their sum is 1."""
 
 
 class Meter:
@@ -35,23 +39,16 @@ class Meter:
         mfu: Callable[[float], float | None] = lambda tokens_per_second: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._every = every
+        self._logged = LoggedSteps(every)
         self._mfu = mfu
         self._clock = clock
         self._started = clock()
-        self._first_step: int | None = None
         self._since_last_line: list[StepRecord] = []
 
     def take(self, record: StepRecord) -> Line | None:
         """Return the line of this step, or None where it is not to be logged."""
-        is_first = self._first_step is None
-        if self._first_step is None:
-            self._first_step = record.step
         self._since_last_line.append(record)
-        is_last = record.step == record.total_steps
-        if is_first or is_last or record.step % self._every == 0 or record.evaluation is not None:
-            return self._line(record)
-        return None
+        return self._line(record) if self._logged.takes(record) else None
 
     def rest(self) -> Line | None:
         """Return the line of the last step where a run ended between two logged ones, else None."""
@@ -70,6 +67,7 @@ class Meter:
             **result.metrics,
             **self._times(record),
             **_averages(records),
+            **_measured(records),
         }
         mfu = self._mfu(line["tokens_per_second"])
         if mfu is not None:
@@ -82,7 +80,7 @@ class Meter:
     def _times(self, record: StepRecord) -> Line:
         """Seconds since this process began to train, and seconds to go at the pace so far."""
         elapsed = self._clock() - self._started
-        steps_made = record.step - (self._first_step or record.step) + 1
+        steps_made = record.step - (self._logged.first or record.step) + 1
         remaining = elapsed / steps_made * (record.total_steps - record.step)
         return {"elapsed_time": round(elapsed, 3), "remaining_time": round(remaining, 3)}
 
@@ -116,6 +114,28 @@ def _averages(records: list[StepRecord]) -> Line:
         "data_wait_fraction": sum(record.data_seconds for record in records) / seconds if seconds else 0.0,
         MEMORY: max(record.memory_gib for record in records),
     }
+
+
+def _measured(records: list[StepRecord]) -> Line:
+    """Where the time of steps went, and what each process measured, as far as records tell."""
+    line: Line = {}
+    shares = next((record.shares for record in reversed(records) if record.shares is not None), None)
+    if shares is not None:
+        line |= {f"{name}_fraction": part for name, part in shares.fractions.items()}
+    ranks = next((record.ranks for record in reversed(records) if record.ranks), ())
+    if ranks:
+        line[RANKS] = [_row(each) for each in ranks]
+    slowest = records[-1].slowest
+    if slowest is not None:
+        line["slowest_rank"] = slowest.rank
+    return line
+
+
+def _row(facts: RankFacts) -> Line:
+    row = {"rank": facts.rank, "host": facts.host, "seconds": facts.seconds, "data_seconds": facts.data_seconds}
+    if facts.own_seconds is not None:
+        row |= {"own_seconds": facts.own_seconds, "communication_seconds": facts.communication_seconds}
+    return row | {MEMORY: facts.memory_gib}
 
 
 def _finite(value: Any) -> Any:

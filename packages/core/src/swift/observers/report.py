@@ -18,7 +18,7 @@ from swift.hookspecs import hookimpl
 from swift.observers.charts import charts_of
 from swift.observers.facts import next_commands, setup_facts, unusable_samples
 from swift.observers.files import replace_file
-from swift.observers.lines import EVAL_PREFIX, MEMORY, Line, Meter
+from swift.observers.lines import EVAL_PREFIX, MEMORY, RANKS, Line, Meter
 from swift.observers.mfu import mfu_of
 from swift.observers.text import count, duration, figure, label
 from swift.train.run_folder import resolved_config
@@ -157,7 +157,7 @@ def read_report(path: Path) -> dict[str, Any]:
 
 def _columns(lines: list[Line]) -> dict[str, list[Any]]:
     """Column by column, None where a line lacks the name: a tenth of the size of the lines themselves."""
-    names = dict.fromkeys(name for line in lines for name in line)
+    names = dict.fromkeys(name for line in lines for name in line if name != RANKS)
     return {name: [line.get(name) for line in lines] for name in names}
 
 

@@ -14,6 +14,7 @@ from swift.plugins import answers
 from swift.plugins.blame import explained
 from swift.plugins.guard import Participation, guarded
 from swift.plugins.load import LoadedPlugin
+from swift.processes.updates import step_ended
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,6 +121,7 @@ class Hooks:
     def train_step(self, run: Run, state: TrainState, batch: Batch, objective: Objective) -> StepResult:
         """Return one optimizer step over one global batch."""
         came = self._ask("swift_train_step", run=run, state=state, batch=batch, objective=objective)
+        step_ended()
         self._tell(run)
         return answers.step_result(self._owner("backend"), "swift_train_step", came)
 

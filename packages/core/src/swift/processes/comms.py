@@ -50,6 +50,15 @@ class Comms:
         dist.all_gather_object(values, value, group=self._group)
         return values
 
+    def gather_numbers(self, values: Sequence[float]) -> list[list[float]]:
+        """Everybody's numbers, by rank, on every process: one small collective. All have equally many."""
+        if not self.distributed:
+            return [list(values)]
+        mine = torch.tensor(values, dtype=torch.float64)
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everyone, mine, group=self._group)
+        return [row.tolist() for row in everyone]
+
     def broadcast(self, value: T) -> T:
         """Return the main process's value, on every process."""
         if not self.distributed:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
-    from swift.contracts import Plan
+    from swift.contracts import Plan, StepRecord
 
 
 def settle_intervals(config: Config, plan: Plan) -> Config:
@@ -31,3 +31,20 @@ def _whole(interval: float | None, plan: Plan) -> int | None:
     if interval is None:
         return None
     return math.ceil(interval * plan.total_steps) if interval < 1 else int(interval)
+
+
+class LoggedSteps:
+    """Tells which steps are logged: the first of a session, every `every`-th, the last, and each that was evaluated."""
+
+    def __init__(self, every: float) -> None:
+        self._every = every
+        self.first: int | None = None
+        """The first step that was asked about."""
+
+    def takes(self, record: StepRecord) -> bool:
+        """Return whether this step is logged. To be asked about each step, in order."""
+        is_first = self.first is None
+        if self.first is None:
+            self.first = record.step
+        is_last = record.step == record.total_steps
+        return is_first or is_last or record.step % self._every == 0 or record.evaluation is not None

@@ -26,6 +26,7 @@ from swift.train.memory import peak_memory_gib
 from swift.train.planning import plan_metrics, train_roles
 from swift.train.prepare import open_job, report_data
 from swift.train.saving import CheckpointSaver
+from swift.train.shares import StepMeter
 from swift.train.sums import NonFiniteStep
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Loop:
         self._signals = signals
         self._tokens = 0
         self._started = time.monotonic()
+        self._meter = StepMeter(job)
         job.watchdog.advice = lambda: resume_advice(job.run.config, self.saver.last)
 
     def run(self) -> RunSummary:
@@ -125,7 +127,8 @@ class Loop:
     def _each_step(self) -> Iterator[StepRecord]:
         before = self._evaluate_at_start()
         for step in range(self.job.state.step, self.job.run.total_steps):
-            record = replace(self.evaluate_if_due(self.make_step(step)), evaluation_before=before)
+            record = self.evaluate_if_due(self.make_step(step))
+            record = replace(self._meter.gathered(record), evaluation_before=before)
             before = None
             self.tell_observers(record)
             self.save_if_due(record)
@@ -141,17 +144,18 @@ class Loop:
         batch = job.plan.batch(step, job.topology.data_rank, job.topology.data_size)
         data_seconds = time.monotonic() - begin
         waited = job.decode_ahead(step, batch)
-        ready, objective = job.ready(batch, training=True)
-        try:
-            of_roles = train_roles(job.plan, step, batch)
-            result = job.hooks.train_step(job.run, job.state, ready, objective)
-        except NonFiniteStep as failure:
-            self.saver.wait()
-            raise not_finite(job, step + 1, failure, self.saver.last) from None
+        with self._meter.measuring(begin) as sample:
+            ready, objective = job.ready(batch, training=True)
+            try:
+                of_roles = train_roles(job.plan, step, batch)
+                result = job.hooks.train_step(job.run, job.state, ready, objective)
+            except NonFiniteStep as failure:
+                self.saver.wait()
+                raise not_finite(job, step + 1, failure, self.saver.last) from None
         self._tokens += batch.tokens
         if told := {**of_roles, **plan_metrics(job.plan, step)}:
             result = replace(result, metrics={**result.metrics, **told})
-        return StepRecord(
+        record = StepRecord(
             step=step + 1,
             total_steps=job.run.total_steps,
             epoch=job.plan.epoch_at(step + 1),
@@ -162,6 +166,8 @@ class Loop:
             data_seconds=data_seconds + job.waited_for_pictures() - waited,
             memory_gib=peak_memory_gib(job.topology.device),
         )
+        self._meter.note(record, sample)
+        return record
 
     def evaluate_if_due(self, record: StepRecord) -> StepRecord:
         """Evaluate where it is time; return the record with the result."""

@@ -11,7 +11,6 @@ const SHARES = [
   ["data_fraction", "waiting for data", "waiting"],
 ];
 const FIRST = ["completion_length", "reward", "loss"];
-const SHARE_NAMES = new Set(SHARES.map(([name]) => name));
 
 const pointsOf = (data, name) => {
   const [steps, values] = data.series[name] || [[], []];
@@ -19,7 +18,7 @@ const pointsOf = (data, name) => {
 };
 
 export const chartsOf = (run, data) => {
-  const charts = data.charts.filter((chart) => !SHARE_NAMES.has(chart.metric)).map((chart) => ({
+  const charts = data.charts.filter((chart) => !chart.stacked).map((chart) => ({
     ...chart,
     series: chart.series.map((series) => ({ ...series, ...pointsOf(data, series.name) })),
   }));
