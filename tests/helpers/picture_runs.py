@@ -12,7 +12,7 @@ from tiny_runs import Trained, run_training
 from transformers import AutoModelForImageTextToText
 
 from swift.errors import ModelError
-from swift.models.media import PictureReader
+from swift.models.media import TowerReader
 
 SIZES = [(56, 56), (84, 56), (56, 112), (90, 61)]
 HELD: list[list[int]] = [[0, 1], [], [2], [3], [1], [0], [], [], [], [], [], [1]]
@@ -58,7 +58,7 @@ def trained_on_pictures(model: Path, folder: Path, name: str, settings: dict[str
 def refused_for_mixing(model: Path, folder: Path, name: str, settings: dict[str, Any]) -> str:
     """Train a model whose samples mix when they lie end to end; return the error, '' where there is none."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PictureReader, "_positions", lambda *_: None)
+        patch.setattr(TowerReader, "_positions", lambda *_: None)
         try:
             trained_on_pictures(model, folder, name, {**settings, **FLAT, "train.max_steps": 1})
         except ModelError as error:

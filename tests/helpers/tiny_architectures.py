@@ -28,12 +28,12 @@ from swift.contracts import Need
 from swift.data.batch import MicroBatch
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
-from swift.data.pipeline import picture_tokens
+from swift.data.pipeline import media_tokens
 from swift.data.samples import Encoded
 from swift.errors import ModelError
 from swift.models.attention import choose_attention
-from swift.models.media import PictureReader
-from swift.models.pictures import PictureProcessor, for_pictures_alone
+from swift.models.media import TowerReader
+from swift.models.media_processor import MediaProcessor, for_pictures_alone
 from swift.models.view import ViewModule
 
 PINS = [[56, 112], [112, 56], [112, 112]]
@@ -65,7 +65,7 @@ def proven(kind: str) -> Proven:
             if parameter.dim() >= 2:
                 parameter.normal_(std=0.08)
     model.eval()
-    reader = PictureReader(PictureProcessor(processor, DataSection()), getattr(model.model, "get_rope_index", None))
+    reader = TowerReader(MediaProcessor(processor, DataSection()), getattr(model.model, "get_rope_index", None))
     samples = [reader.probe(sizes) for sizes in _SIZES]
     expected = [_alone(model, reader, sample) for sample in samples]
     return Proven(*(_of_layout(model, reader, samples, expected, layout) for layout in ("padded", "flat", "packed")))
@@ -85,9 +85,9 @@ def rows_are_read(kind: str) -> bool:
             "images": picture_files(folder, _OF_ROW),
         }
         section = DataSection(media_root=folder, cache=folder / "cache")
-        rules = PictureProcessor(processor, section)
+        rules = MediaProcessor(processor, section)
         chat = encoding_of("chat")
-        encoder = SampleEncoder(processor.tokenizer, section, chat, picture_tokens(rules, section))
+        encoder = SampleEncoder(processor.tokenizer, section, chat, media_tokens(rules, section))
         ((segment,),) = (each.segments for each in encoder.encode(chat.understand(row, "", root=folder), "").samples)
     first, second = ({"type": "text", "text": text} for text in ("What is it, and what is ", "?"))
     parts = [{"type": "image"}, first, {"type": "image"}, second]
@@ -99,7 +99,7 @@ def rows_are_read(kind: str) -> bool:
 
 
 def _of_layout(
-    model: Any, reader: PictureReader, samples: list[Encoded], expected: list[torch.Tensor], layout: str
+    model: Any, reader: TowerReader, samples: list[Encoded], expected: list[torch.Tensor], layout: str
 ) -> str:
     """Return 'equal' or 'refused'; fail where numbers differ, and the check that a run begins with says nothing."""
     try:
@@ -122,11 +122,11 @@ def _of_layout(
     return "equal"
 
 
-def _batch(reader: PictureReader, samples: list[Encoded], *, flat: bool) -> MicroBatch:
+def _batch(reader: TowerReader, samples: list[Encoded], *, flat: bool) -> MicroBatch:
     return reader.collated(samples, flat=flat)
 
 
-def _alone(model: Any, reader: PictureReader, sample: Encoded) -> torch.Tensor:
+def _alone(model: Any, reader: TowerReader, sample: Encoded) -> torch.Tensor:
     """Return the model's own log-probabilities of a sample that nothing else is with."""
     (segment,) = sample.segments
     ids = torch.tensor(segment.input_ids.tolist())[None]

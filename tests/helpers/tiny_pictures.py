@@ -1,7 +1,10 @@
-"""Tiny models that read pictures, in folders as released: random weights, a tokenizer of bytes and a processor."""
+"""Tiny models that read pictures or hear sounds, in folders as released: random weights, a tokenizer of bytes and a
+processor.
+"""
 
 from __future__ import annotations
 
+import wave
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ TEXT: dict[str, Any] = {
     "vocab_size": 320,
     "max_position_embeddings": 2048,
 }
+_HEARD = {"audio_token": "<|AUDIO|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"}
 QWEN_TEXT = {"model_type": "qwen2", **TEXT}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 _TOWER: dict[str, Any] = {
@@ -54,7 +58,7 @@ SIGLIP: dict[str, Any] = {
 
 
 def picture_model(folder: Path, kind: str, *, seed: int = 0) -> Path:
-    """Write a model of one kind into a folder: 'llava', 'qwen2_vl', 'qwen2_5_vl', 'qwen3_vl' or 'qwen3_5'."""
+    """Write a model of one kind: 'llava', 'qwen2_vl', 'qwen2_5_vl', 'qwen3_vl', 'qwen3_5' or 'qwen2_audio'."""
     config, model_class = picture_configuration(kind)
     torch.manual_seed(seed)
     model = model_class(config)
@@ -84,6 +88,12 @@ def _processor(kind: str) -> Any:
             vision_feature_select_strategy="full",
             num_additional_image_tokens=0,
             chat_template=chat_template("<image>"),
+        )
+    if kind == "qwen2_audio":
+        return transformers.Qwen2AudioProcessor(
+            transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=2),
+            tokenizer_with(tuple(_HEARD.values()), _HEARD),
+            chat_template=chat_template("", "<|audio_bos|><|AUDIO|><|audio_eos|>"),
         )
     whole = {
         "qwen2_vl": transformers.Qwen2VLProcessor,
@@ -119,6 +129,25 @@ def picture_files(folder: Path, sizes: Sequence[tuple[int, int]]) -> list[str]:
     return names
 
 
+def sound(seconds: float, seed: int, rate: int = 16000) -> np.ndarray:
+    """Return two tones and some noise, from -1 to 1."""
+    random = np.random.RandomState(seed)
+    moments = np.arange(round(seconds * rate)) / rate
+    tones = sum(0.3 * np.sin(2 * np.pi * frequency * moments) for frequency in random.uniform(200, 2000, 2))
+    return (tones + 0.05 * random.standard_normal(len(moments))).astype(np.float32)
+
+
+def sound_files(folder: Path, lengths: Sequence[float], rate: int = 16000) -> list[str]:
+    """Write a WAV file of 16 bits for each length into a folder; return the names of the files."""
+    names = []
+    for number, seconds in enumerate(lengths):
+        names.append(f"{number}.wav")
+        with wave.open(str(folder / names[-1]), "wb") as file:
+            file.setparams((1, 2, rate, 0, "NONE", ""))
+            file.writeframes((sound(seconds, number, rate) * 32767).astype("<i2").tobytes())
+    return names
+
+
 def tokenizer_with(special: Sequence[str], named: dict[str, str]) -> PreTrainedTokenizerFast:
     letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
@@ -134,11 +163,15 @@ def tokenizer_with(special: Sequence[str], named: dict[str, str]) -> PreTrainedT
     )
 
 
-def chat_template(image: str) -> str:
+def chat_template(image: str, audio: str = "") -> str:
     return (
         "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
         "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-        "{% if part['type'] == 'image' %}" + image + "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+        "{% if part['type'] == 'image' %}"
+        + image
+        + "{% elif part['type'] == 'audio' %}"
+        + audio
+        + "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
         "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
 
@@ -154,6 +187,18 @@ def picture_configuration(kind: str) -> tuple[Any, Any]:
             vision_feature_layer=-1,
         )
         return config, transformers.LlavaForConditionalGeneration
+    if kind == "qwen2_audio":
+        tokenizer = tokenizer_with(tuple(_HEARD.values()), _HEARD)
+        tower = {
+            "num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "d_model": 32,
+            "max_source_positions": 100,
+        }  # fmt: skip
+        config = transformers.Qwen2AudioConfig(
+            audio_config={"model_type": "qwen2_audio_encoder", **tower},
+            text_config=QWEN_TEXT,
+            audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+        )
+        return config, transformers.Qwen2AudioForConditionalGeneration
     tokenizer = tokenizer_with(tuple(_QWEN.values()), {})
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in _QWEN.items()}
     text = {**TEXT, "rope_parameters": _ROPE}

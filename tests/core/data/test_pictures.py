@@ -20,11 +20,11 @@ from swift.data.conversation import Unusable
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import Encoding, encoding_of
 from swift.data.encodings.classification import ClassificationEncoding
-from swift.data.pipeline import PreparedData, picture_tokens, prepare_data
+from swift.data.pipeline import PreparedData, media_tokens, prepare_data
 from swift.data.preview import preview
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError
-from swift.models.pictures import PictureProcessor
+from swift.models.media_processor import MediaProcessor
 
 KINDS = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SIZES = [(56, 56), (90, 61), (28, 140)]
@@ -42,8 +42,8 @@ def section_of(folder: Path, **settings: Any) -> DataSection:
 
 
 def encoder_of(kind: str, section: DataSection, encoding: str = "chat") -> SampleEncoder:
-    rules = PictureProcessor(processor_of(kind), section)
-    return SampleEncoder(rules.processor.tokenizer, section, encoding_of(encoding), picture_tokens(rules, section))
+    rules = MediaProcessor(processor_of(kind), section)
+    return SampleEncoder(rules.processor.tokenizer, section, encoding_of(encoding), media_tokens(rules, section))
 
 
 def encode(row: Mapping[str, Any], folder: Path, kind: str = "qwen2_5_vl", **settings: Any) -> Encoded:
@@ -60,7 +60,7 @@ def asked(content: Any, **columns: Any) -> dict[str, Any]:
 def prepared(folder: Path, rows: list[dict[str, Any]], name: str, **settings: Any) -> PreparedData:
     (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     section = DataSection(train=(str(folder / name),), cache=folder / "cache", **settings)
-    rules = PictureProcessor(processor_of("qwen2_5_vl"), section)
+    rules = MediaProcessor(processor_of("qwen2_5_vl"), section)
     return prepare_data(section, rules.processor.tokenizer, encoding="chat", seed=1, say=print, pictures=rules)
 
 
@@ -145,7 +145,8 @@ def test_every_way_to_write_a_picture_gives_the_same_sample(folder: Path) -> Non
         (asked("<image>", images=[7]), "malformed picture"),
         (asked("<image>say <|image_pad|>", images=["0.png"]), "own token"),
         (asked("say <|video_pad|>"), "own token"),
-        (asked("<video>what?", videos=["a.mp4"]), "holds video or sound"),
+        (asked("<video>what?", videos=["a.mp4"]), "holds videos"),
+        (asked("<audio>what?", audios=["a.wav"]), "holds sounds"),
     ],
 )
 def test_rows_whose_pictures_cannot_be_used_say_why(row: dict[str, Any], reason: str, folder: Path) -> None:
@@ -253,7 +254,7 @@ def test_pictures_in_parquet_are_read(folder: Path) -> None:
     rows = {"query": ["What?"], "response": ["red"], "images": [[{"bytes": written.getvalue(), "path": None}]]}
     Dataset.from_dict(rows, features=features).to_parquet(folder / "one.parquet")
     section = DataSection(train=(str(folder / "one.parquet"),), cache=folder / "cache")
-    rules = PictureProcessor(processor_of("qwen2_5_vl"), section)
+    rules = MediaProcessor(processor_of("qwen2_5_vl"), section)
     data = prepare_data(section, rules.processor.tokenizer, encoding="chat", seed=1, say=print, pictures=rules)
     assert data.train is not None
     (segment,) = data.train.samples[0].segments

@@ -15,6 +15,7 @@ from transformers import AutoModelForImageTextToText, GenerationConfig
 
 from swift.cli.main import run as swift
 from swift.contracts import EngineRequest, PicturedPrompt
+from swift.data.media import MediaRef
 from swift.errors import DataError
 from swift.infer.chat import _Conversation
 from swift.infer.options import ModelOptions, SamplingOptions
@@ -191,7 +192,7 @@ class TextEngine:
 
 def test_an_engine_that_reads_text_alone_is_not_given_pictures() -> None:
     engine = CheckedEngine("the engine blind", TextEngine())  # type: ignore[arg-type]
-    prompt = PicturedPrompt.of([1, 2, 3], [object()])  # type: ignore[list-item]
+    prompt = PicturedPrompt.of([1, 2, 3], [MediaRef("image", "a.png", 1, 1)])
     with pytest.raises(DataError, match="reads text alone"):
         list(engine.generate([prompt], SamplingOptions().sampling))
     with pytest.raises(DataError, match="reads text alone"):

@@ -12,8 +12,8 @@ from tiny_architectures import ARCHITECTURES, proven, rows_are_read
 from transformers.utils import is_torchvision_available
 
 from swift.errors import ModelError
-from swift.models.media import PictureReader
-from swift.models.pictures import load_processor
+from swift.models.media import TowerReader
+from swift.models.media_processor import load_processor
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "picture-architectures.md"
 LISTED = {
@@ -38,7 +38,7 @@ def test_rows_and_layouts_of_an_architecture_are_as_listed(kind: str) -> None:
 
 def test_positions_that_go_on_over_samples_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions of a packed row without those of the model are not what the comparison calls equal."""
-    monkeypatch.setattr(PictureReader, "_positions", lambda *_: None)
+    monkeypatch.setattr(TowerReader, "_positions", lambda *_: None)
     assert proven("qwen2_5_vl").packed == "refused"
 
 

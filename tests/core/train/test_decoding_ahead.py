@@ -15,9 +15,9 @@ from tiny_pictures import picture_model, processor_of
 
 from swift.config.sections import DataSection
 from swift.contracts import StepRecord
-from swift.data.media import MediaRef
-from swift.models.decoding import PictureDecoder
-from swift.models.pictures import PictureProcessor
+from swift.data.media import Measured, MediaRef
+from swift.models.decoding import MediaDecoder
+from swift.models.media_processor import MediaProcessor
 from swift.train.loop import Loop
 
 FIRST, SECOND, THIRD = ["0.png", "1.png", "2.png", "3.png"], ["0.png", "1.png"], ["1.png"]
@@ -50,17 +50,17 @@ class Opened:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     seen = Opened()
-    original: Callable[..., Any] = PictureProcessor.open
+    original: Callable[..., Any] = MediaProcessor.open
 
-    def noted(self: PictureProcessor, path: str) -> Any:
-        image = original(self, path)
+    def noted(self: MediaProcessor, each: MediaRef | Measured) -> Any:
+        image = original(self, each)
         with seen.changed:
-            seen.names.append(Path(path).name)
+            seen.names.append(Path(each.source if isinstance(each, MediaRef) else each.path).name)
             seen.threads.add(threading.current_thread().name.rpartition("_")[0])
             seen.changed.notify_all()
         return image
 
-    monkeypatch.setattr(PictureProcessor, "open", noted)
+    monkeypatch.setattr(MediaProcessor, "open", noted)
     return seen
 
 
@@ -102,14 +102,14 @@ def test_memory_bounds_what_is_decoded_ahead(tmp_path: Path, opened: Opened) -> 
         name = tmp_path / f"{number}.png"
         _white(name, 200)
         references.append(MediaRef("image", str(name), 0, 1, 200, 200, name.stat().st_size))
-    pictures = PictureProcessor(processor_of("llava"), DataSection())
-    decoder = PictureDecoder(pictures, lambda own, each: own.open(each.source), threads=1, megabytes=1)
+    pictures = MediaProcessor(processor_of("llava"), DataSection())
+    decoder = MediaDecoder(pictures, lambda own, each: own.open(each), threads=1, megabytes=1)
     decoder.announce([[each] for each in references])
     assert opened.count(1)
     first = decoder.take(references[:1])
     assert first is not None
     torch.testing.assert_close(
-        first["pixel_values"], pictures.inputs([pictures.open(references[0].source)])["pixel_values"]
+        first["pixel_values"], pictures.inputs([("image", pictures.open(references[0]))])["pixel_values"]
     )
     assert decoder.take(references[2:]) is None  # not begun: whoever asks decodes it
     assert decoder.take(references[1:2]) is not None
@@ -118,8 +118,8 @@ def test_memory_bounds_what_is_decoded_ahead(tmp_path: Path, opened: Opened) -> 
 
 
 def test_a_picture_that_cannot_be_decoded_ahead_is_left_to_who_asks(tmp_path: Path) -> None:
-    pictures = PictureProcessor(processor_of("llava"), DataSection())
-    decoder = PictureDecoder(pictures, lambda own, each: own.open(each.source), threads=1, megabytes=1)
+    pictures = MediaProcessor(processor_of("llava"), DataSection())
+    decoder = MediaDecoder(pictures, lambda own, each: own.open(each), threads=1, megabytes=1)
     gone = MediaRef("image", str(tmp_path / "gone.png"), 0, 1, 56, 56, 10)
     decoder.announce([[gone]])
     assert decoder.take([gone]) is None

@@ -236,7 +236,7 @@ def test_a_worse_answer_about_another_picture_is_no_pair(folder: Path) -> None:
     row = {"messages": said, "images": ["0.png"], "rejected_messages": worse, "rejected_images": ["0.png"]}
     sample = PreferenceEncoding().understand(row, "row 1", root=folder)
     assert sample.rejected is not None
-    assert sample.rejected.pictures == sample.conversation.pictures
+    assert sample.rejected.media == sample.conversation.media
     assert not sample.extras
     with pytest.raises(Unusable, match="different questions"):
         PreferenceEncoding().understand({**row, "rejected_images": ["1.png"]}, "row 1", root=folder)
@@ -250,6 +250,27 @@ def test_an_export_keeps_its_processor_with_the_limits_in_force(models: dict[str
     assert '"longest_edge": 3136' in written
     model = AutoModelForImageTextToText.from_pretrained(exported)
     assert type(model).__name__ == "Qwen2_5_VLForConditionalGeneration"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava"])
+def test_adapters_on_every_part_are_merged_as_peft_merges_them(
+    models: dict[str, Path], folder: Path, kind: str
+) -> None:
+    from peft import PeftModel
+
+    # transformers calls the modules of these models otherwise in memory than in their files.
+    run = trained(models[kind], folder, f"merged-{kind}", {**LORA, **ALL, "optim.lr": 0.02, "export.to": "hf"})
+    (exported,) = {path.parent for path in run.folder.rglob("model*.safetensors")}
+    found = dict(AutoModelForImageTextToText.from_pretrained(exported).named_parameters())
+    base = AutoModelForImageTextToText.from_pretrained(models[kind], dtype=torch.float32)
+    merged = PeftModel.from_pretrained(base, str(run.summary.last_checkpoint)).merge_and_unload()
+    changed = 0
+    start = dict(AutoModelForImageTextToText.from_pretrained(models[kind], dtype=torch.float32).named_parameters())
+    for name, parameter in merged.named_parameters():
+        torch.testing.assert_close(found[name].float(), parameter, atol=1e-5, rtol=1e-5)
+        changed += not torch.equal(parameter, start[name])
+    assert changed > 20
 
 
 def test_a_backend_without_pictures_refuses_them_before_weights_load(
@@ -275,10 +296,10 @@ def test_a_picture_that_breaks_while_it_is_trained_on_names_its_row(models: dict
     from swift.data.media import MediaRef
     from swift.data.samples import Encoded
     from swift.errors import DataError
-    from swift.models.media import PictureReader
-    from swift.models.pictures import PictureProcessor
+    from swift.models.media import TowerReader
+    from swift.models.media_processor import MediaProcessor
 
-    reader = PictureReader(PictureProcessor(processor_of("llava"), DataSection()), None, "train.jsonl:{}".format)
+    reader = TowerReader(MediaProcessor(processor_of("llava"), DataSection()), None, "train.jsonl:{}".format)
     sample = reader.probe([(56, 56)])
     gone = MediaRef("image", str(folder / "gone.png"), 6, 16, 56, 56, 10)
     segment = sample.segments[0]
@@ -290,6 +311,6 @@ def test_a_picture_that_breaks_while_it_is_trained_on_names_its_row(models: dict
 def test_a_model_that_mixes_pictures_end_to_end_is_refused(
     models: dict[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swift.models.media.PictureReader._positions", lambda *_: None)
+    monkeypatch.setattr("swift.models.media.TowerReader._positions", lambda *_: None)
     with pytest.raises(ModelError, match="other numbers when samples with pictures"):
         trained(models["qwen2_5_vl"], folder, "mixed", {**FLAT, "train.max_steps": 1})

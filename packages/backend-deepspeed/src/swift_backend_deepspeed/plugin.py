@@ -50,7 +50,7 @@ class DeepSpeedBackend:
         optimizers=frozenset({Reads.ELEMENTS}),
         provides=EVERY_VIEW,
         async_checkpoint=True,
-        modalities=frozenset({"text", "image"}),
+        modalities=frozenset({"text", "image", "audio"}),
         calls_before_update=True,
         features=frozenset(
             {

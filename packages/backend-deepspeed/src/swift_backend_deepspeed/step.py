@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -71,7 +70,7 @@ def _with_stand_ins(run: Run, state: DeepSpeedState, batch: Batch) -> Batch:
     ZeRO 3 gathers the tower's weights when it is called, trained or not; below it, gradients alone are shared.
     """
     waits = run.media_reader is not None and (state.stage == 3 or trains_on_pictures(run, state.model))
-    return replace(batch, touch=frozenset({"image"})) if waits else batch
+    return batch.with_stand_ins() if waits else batch
 
 
 def _update(state: DeepSpeedState) -> tuple[float, bool]:

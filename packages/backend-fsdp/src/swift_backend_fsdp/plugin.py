@@ -47,7 +47,7 @@ class FsdpBackend:
         optimizers=frozenset({Reads.ELEMENTS, Reads.BLOCKS, Reads.PARTS}),
         provides=EVERY_VIEW,
         async_checkpoint=True,
-        modalities=frozenset({"text", "image"}),
+        modalities=frozenset({"text", "image", "audio"}),
         calls_before_update=True,
         features=frozenset(
             {

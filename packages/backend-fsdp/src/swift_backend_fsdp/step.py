@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,7 +39,7 @@ def _train_step(run: Run, state: FsdpState, batch: Batch, objective: Objective) 
     root.train()
     if state.sees:
         # Gradients of the tower are added up across all processes, also of those without a picture.
-        batch = replace(batch, touch=frozenset({"image"}))
+        batch = batch.with_stand_ins()
     passes = batch.most_micro_batches(run.topology.data_size)
     sums = accumulate(root, batch, objective, state.arithmetic, around=around, passes=passes)
     gradients.hand_over(state)

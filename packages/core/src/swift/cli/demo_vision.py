@@ -118,9 +118,9 @@ def _ask(speaker: Speaker, file: Path, *, shown: int) -> float:
 
 
 def _picture_of(asked: Question) -> str:
-    from swift.data.conversation import IMAGE, parts_of
+    from swift.data.conversation import medium_in, parts_of
 
-    (picture,) = (part[IMAGE] for part in parts_of(asked.messages[-1]) if part["type"] == IMAGE)
+    (picture,) = (held for part in parts_of(asked.messages[-1]) if (held := medium_in(part)) is not None)
     return Path(picture.path).name
 
 

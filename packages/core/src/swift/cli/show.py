@@ -88,7 +88,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
         from swift.data.encodings import encoding_of
         from swift.data.pipeline import prepare_data
         from swift.data.preview import preview
-        from swift.models.pictures import PictureProcessor
+        from swift.models.media_processor import MediaProcessor
         from swift.models.source import open_source
 
     config = parsed.config
@@ -103,7 +103,7 @@ def print_samples(parsed: Parsed, count: int) -> None:
         encoding=objective.encoding,
         seed=config.train.seed,
         say=print_note,
-        pictures=None if processor is None else PictureProcessor(processor, config.data),
+        pictures=None if processor is None else MediaProcessor(processor, config.data),
     )
     assert data.stream is not None
     console = Console()

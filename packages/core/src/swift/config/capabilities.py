@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from swift.config.media import NAMES
 from swift.config.tasks import view_of
 from swift.contracts import Capabilities, Need, Reads, Trains
 from swift.errors import SwiftError, UnsupportedPlan
@@ -82,14 +83,14 @@ def lacking_media(capabilities: Capabilities, config: Config, kind: str) -> Unsu
             return None
         return UnsupportedPlan(
             f"parallel.{cut} {getattr(config.parallel, cut)} shares the tokens of a sample between processes, and rows "
-            f"have pictures, which the {name} backend keeps whole.",
+            f"have {NAMES[kind]}s, which the {name} backend keeps whole.",
             hint=f"Type --parallel.{cut} 1. For long samples: --gradient_checkpointing true, or fewer tokens of each "
             "picture by --max_pixels N.",
         )
     others = [other for other, offer in _other_backends(name) if kind in offer.modalities]
     requirement = Requirement(f"samples with {kind}", "modalities", kind, "rows of text alone")
     advice = f"Type: --backend {others[0]}, or learn from rows of text alone" if others else _advice([requirement], [])
-    return UnsupportedPlan(f"The {name} backend does not train on pictures yet, and rows have some.", hint=advice)
+    return UnsupportedPlan(f"The {name} backend does not train on {NAMES[kind]}s yet, and rows have some.", hint=advice)
 
 
 def check_export(config: Config) -> None:

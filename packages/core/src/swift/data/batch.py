@@ -133,8 +133,12 @@ class MediaReader(Protocol):
     def __call__(self, batch: MicroBatch, references: Sequence[tuple[MediaRef, ...]]) -> Media | None:
         """Return the media of a micro-batch, if it has any. `references` has an entry for each segment, in order."""
 
-    def stand_in(self) -> Segment:
-        """Return a segment of one small blank picture, whose tokens weigh nothing."""
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Which kinds of media the samples of the run hold: 'image', 'video', 'audio'."""
+
+    def stand_in(self, kinds: Collection[str]) -> Segment:
+        """Return a segment of something small and blank of each kind, whose tokens weigh nothing."""
 
 
 Row = tuple[Encoded, ...]
@@ -189,6 +193,10 @@ class Batch:
         for start in range(0, len(self.rows), self.micro_rows):
             rows = self.rows[start : start + self.micro_rows]
             yield [each for row in rows for sample in row for segment in sample.segments for each in segment.media]
+
+    def with_stand_ins(self) -> Batch:
+        """Return the batch whose every micro-batch has something of each kind of media that the run's samples hold."""
+        return replace(self, touch=frozenset() if self.media_reader is None else self.media_reader.kinds)
 
     def dummy(self) -> MicroBatch:
         """Return a row with all weights zero, for backends whose processes must run the model equally often."""
@@ -250,7 +258,7 @@ class Batch:
         samples = [sample for each in rows for sample in each]
         stands_in = self._lacks_media(samples)
         if stands_in:
-            samples.append(self._stand_in(samples[0]))
+            samples.append(self._stand_in(samples[0], stands_in))
         step_seed = self.seed * 1_000_003 + self.step
         seed = step_seed * 1_000_003 + row
         micro_batch = collate(samples, flat=self.flat, seed=seed % 2**63, pad_to_multiple=self.pad_to_multiple)
@@ -263,14 +271,15 @@ class Batch:
         )
         return ready.without_last_sample() if stands_in else ready
 
-    def _lacks_media(self, samples: Sequence[Encoded]) -> bool:
+    def _lacks_media(self, samples: Sequence[Encoded]) -> frozenset[str]:
+        """Return the kinds of media that must be there and are not."""
         kinds = {each.kind for sample in samples for segment in sample.segments for each in segment.media}
-        return self.media_reader is not None and not self.touch <= kinds
+        return frozenset() if self.media_reader is None else self.touch - kinds
 
-    def _stand_in(self, like: Encoded) -> Encoded:
+    def _stand_in(self, like: Encoded, kinds: frozenset[str]) -> Encoded:
         """Return a sample of a stand-in, with values that weigh nothing under the names that a sample has."""
         assert self.media_reader is not None
-        segment, other = self.media_reader.stand_in(), like.segments[0]
+        segment, other = self.media_reader.stand_in(kinds), like.segments[0]
         segment = replace(
             segment,
             token_values=_zeros(segment, set(other.token_values)),

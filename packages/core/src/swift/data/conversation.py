@@ -18,11 +18,18 @@ _DETAIL = 600
 _HEAVIEST = 1e6
 """Weight of a message: single precision keeps the others next to it."""
 _LOSS_KEYS = ("loss", "loss_scale", "weight")
-PICTURES = frozenset({"image", "image_url", "input_image"})
-"""Types of the parts of a message that are pictures: Hugging Face's, and OpenAI's two."""
-PictureOf = Callable[[Mapping[str, Any]], Any]
-IMAGE = "image"
-"""The type of the parts of a message that are pictures, and the key under which they have theirs."""
+MEDIA_PARTS = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "video": "video",
+    "video_url": "video",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+"""Types of the parts of a message that are no text, Hugging Face's and OpenAI's, and the kind of each."""
+MediumOf = Callable[[Mapping[str, Any], str], Any]
 _MAY_FOLLOW = {
     "": {"system", "user"},
     "system": {"user"},
@@ -58,12 +65,12 @@ class Conversation:
         return any(isinstance(message["content"], list) for message in self.messages)
 
     @property
-    def pictures(self) -> list[Any]:
-        """Return the pictures in the messages, in order."""
+    def media(self) -> list[Any]:
+        """Return the pictures, videos and sounds in the messages, in order."""
         if not self.has_parts:
             return []
         parts = [part for message in self.messages for part in parts_of(message)]
-        return [part[IMAGE] for part in parts if part["type"] == IMAGE and part[IMAGE] is not None]
+        return [held for part in parts if (held := medium_in(part)) is not None]
 
     @property
     def last_round(self) -> int:
@@ -75,6 +82,16 @@ class Conversation:
 def parts_of(message: Message) -> list[dict[str, Any]]:
     """Return the parts of a message that has pictures; none of one that is a text."""
     return message["content"] if isinstance(message["content"], list) else []
+
+
+def media_part(kind: str, medium: Any = None) -> dict[str, Any]:
+    """Return the part of a message that is a picture, video or sound; None where a column of the row has it."""
+    return {"type": kind, kind: medium}
+
+
+def medium_in(part: Mapping[str, Any]) -> Any:
+    """Return the picture, video or sound that a part of a message is; None for a text."""
+    return None if part["type"] == "text" else part[part["type"]]
 
 
 def text_of(message: Message) -> str:
@@ -106,12 +123,12 @@ def read_messages(
     tools: object = None,
     tags: RoleTags = STANDARD_TAGS,
     answered: bool = True,
-    picture_of: PictureOf | None = None,
+    medium_of: MediumOf | None = None,
 ) -> Conversation:
     """Messages as a data set writes them: OpenAI's keys, ShareGPT's, or those that `tags` names.
 
-    With `answered` the assistant must have the last word. `picture_of` reads a part that is a
-    picture; None where it leaves that to a column.
+    With `answered` the assistant must have the last word. `medium_of` reads a part that is a
+    picture, video or sound; None where it leaves that to a column.
     """
     written = parse_json(written, "messages")
     if not isinstance(written, Sequence) or not written or isinstance(written, str):
@@ -119,7 +136,7 @@ def read_messages(
     messages: list[Message] = []
     weights: list[float] = []
     for index, each in enumerate(written):
-        message, weight = _read_message(each, index, tags, picture_of)
+        message, weight = _read_message(each, index, tags, medium_of)
         if message["role"] == "call":
             message = {"role": "assistant", "content": "", "tool_calls": _called(message["content"], index)}
         if _joins(messages, message):
@@ -180,7 +197,7 @@ def _after(before: str) -> str:
     return f" and follows the {before}'s" if before else " and comes first"
 
 
-def _read_message(written: object, index: int, tags: RoleTags, picture_of: PictureOf | None) -> tuple[Message, float]:
+def _read_message(written: object, index: int, tags: RoleTags, medium_of: MediumOf | None) -> tuple[Message, float]:
     if type(written) is dict and len(written) == 2:  # most messages by far
         said_by, content = written.get(tags.role_keys[0]), written.get(tags.content_keys[0])
         if type(said_by) is str and type(content) is str and said_by in tags.roles:
@@ -196,7 +213,7 @@ def _read_message(written: object, index: int, tags: RoleTags, picture_of: Pictu
     if role is None:
         raise Unusable("unknown role", f"message {index + 1} has the role {written!r}")
     content_key = next((key for key in tags.content_keys if key in fields), None)
-    content = _content(fields.pop(content_key) if content_key else "", index, picture_of)
+    content = _content(fields.pop(content_key) if content_key else "", index, medium_of)
     weight = _weight(fields, role, index)
     message: Message = {"role": role, "content": content, **fields}
     if "tool_calls" in message:
@@ -210,12 +227,12 @@ def _read_message(written: object, index: int, tags: RoleTags, picture_of: Pictu
     return message, weight
 
 
-def _content(content: object, index: int, picture_of: PictureOf | None) -> str | list[dict[str, Any]]:
+def _content(content: object, index: int, medium_of: MediumOf | None) -> str | list[dict[str, Any]]:
     """Return a string, or the parts of a message where some of them are pictures."""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):
-        parts = [_part(part, index, picture_of) for part in content]
+        parts = [_part(part, index, medium_of) for part in content]
         if all(part["type"] == "text" for part in parts):
             return "".join(part["text"] for part in parts)
         return parts
@@ -224,18 +241,20 @@ def _content(content: object, index: int, picture_of: PictureOf | None) -> str |
     raise Unusable("malformed message", f"the content of message {index + 1} is a {type(content).__name__}")
 
 
-def _part(part: object, index: int, picture_of: PictureOf | None) -> dict[str, Any]:
-    """Return one part of a message: text, or a picture, which is None where a column of the row has it."""
+def _part(part: object, index: int, medium_of: MediumOf | None) -> dict[str, Any]:
+    """Return one part of a message: text, or media, which are None where a column of the row has them."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if isinstance(part, Mapping):
-        kind = part.get("type")
-        pictured = kind in PICTURES or (kind is None and "text" not in part and not PICTURES.isdisjoint(part))
-        if pictured and picture_of is not None:
-            return {"type": IMAGE, IMAGE: picture_of(part)}
+        said = part.get("type")
+        if said is None and "text" not in part:
+            said = next((key for key in MEDIA_PARTS if key in part), None)
+        if said in MEDIA_PARTS and medium_of is not None:
+            kind = MEDIA_PARTS[said]
+            return media_part(kind, medium_of(part, kind))
         if isinstance(part.get("text"), str):
             return {"type": "text", "text": part["text"]}
-    raise Unusable("not only text", f"message {index + 1} holds a part that is neither text nor a picture")
+    raise Unusable("not only text", f"message {index + 1} holds a part that is neither text nor media")
 
 
 def _weight(fields: Message, role: str, index: int) -> float:

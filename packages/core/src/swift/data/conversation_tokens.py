@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from swift.config.media import NAMES
 from swift.config.sections import DataSection
 from swift.data.conversation import Conversation, Unusable
-from swift.data.picture_tokens import PictureTokens
+from swift.data.media_tokens import MediaTokens
 from swift.data.samples import Segment
 from swift.data.template import ChatTemplate
 from swift.data.texts import CompletionText, Raw, Rendered, Span, Steps, Text, Whole
@@ -28,7 +29,7 @@ class ConversationEncoder:
     """
 
     def __init__(
-        self, tokenizer: Any, section: DataSection, loss_on: LossOn, pictures: PictureTokens | None = None
+        self, tokenizer: Any, section: DataSection, loss_on: LossOn, pictures: MediaTokens | None = None
     ) -> None:
         self.tokenizer = tokenizer
         self.section = section
@@ -88,13 +89,13 @@ class ConversationEncoder:
     def _with_pictures(self, text: Text, conversation: Conversation) -> Text:
         """Return a text in which the pictures of its conversation are what the model's processor makes of them."""
         if self.pictures is None:
-            if conversation.pictures:
-                raise Unusable("holds pictures", "the model reads text alone")
+            if conversation.media:
+                raise Unusable(f"holds {NAMES[conversation.media[0].kind]}s", "the model reads text alone")
             return text
         if isinstance(text, Rendered):
-            return self.pictures.expand(text, conversation.pictures)
-        if conversation.pictures:
-            raise Unusable("no chat template", "pictures, and no chat template says where they stand")
+            return self.pictures.expand(text, conversation.media)
+        if conversation.media:
+            raise Unusable("no chat template", "pictures or sounds, and no chat template says where they stand")
         return text
 
     def _whole_segment(self, conversation: Conversation, place: str) -> Steps[Segment]:

@@ -11,8 +11,8 @@ from swift.config.sections import DataSection
 from swift.data.conversation import Unusable
 from swift.data.conversation_tokens import ConversationEncoder
 from swift.data.encodings import EncodedRow, Encoding, ReadRow, Sample
+from swift.data.media_tokens import MediaTokens
 from swift.data.offsets import TextEncoder, check_offsets
-from swift.data.picture_tokens import PictureTokens
 from swift.data.samples import Segment
 from swift.data.texts import CompletionText, Steps, Text
 from swift.errors import ConfigError, PluginError
@@ -28,7 +28,7 @@ class SampleEncoder:
     """Encodes samples for one objective and one tokenizer."""
 
     def __init__(
-        self, tokenizer: Any, section: DataSection, encoding: Encoding, pictures: PictureTokens | None = None
+        self, tokenizer: Any, section: DataSection, encoding: Encoding, pictures: MediaTokens | None = None
     ) -> None:
         if section.truncation == "split" and not encoding.can_split:
             raise ConfigError(

@@ -7,12 +7,12 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,8 +49,9 @@ class Chunk:
     turn_by_turn: int
     unused_columns: list[str]
     rows: int
-    pictures: int = 0
-    picture_tokens: int = 0
+    media: dict[str, int] = field(default_factory=dict)
+    """Pictures, videos and sounds, by kind."""
+    media_tokens: int = 0
 
 
 def encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
@@ -97,7 +98,7 @@ def _encode_rows(corpus: Corpus, encoder: SampleEncoder, rows: range) -> Chunk:
         turn_by_turn,
         list(unused),
         len(rows),
-        len(held),
+        dict(Counter(each.kind for each in held)),
         sum(each.length for each in held),
     )
 
@@ -148,8 +149,7 @@ def _count(report: DataReport, corpus: Corpus, chunk: Chunk) -> None:
     for row, reason, detail in chunk.rejected:
         report.reject(reason, corpus.place(row), detail)
     report.turn_by_turn += chunk.turn_by_turn
-    report.pictures += chunk.pictures
-    report.picture_tokens += chunk.picture_tokens
+    report.count_media(chunk.media, chunk.media_tokens)
     report.unused_columns = merge_columns(report.unused_columns, chunk.unused_columns)
     for source, (samples, tokens, loss_tokens) in zip(report.sources, chunk.counts, strict=True):
         source.samples += samples

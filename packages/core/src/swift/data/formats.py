@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from swift.config.media import NAMES
 from swift.data import pictures
 from swift.data.conversation import (
     Conversation,
@@ -18,7 +19,7 @@ from swift.data.conversation import (
     read_messages,
     rounds,
 )
-from swift.data.pictures import Picture
+from swift.data.media import Medium
 from swift.data.placing import placed
 from swift.data.roles import RoleTags
 from swift.data.sources.rows import RowData
@@ -102,8 +103,11 @@ class RowReader:
         if self.has(*QUESTION) and self.has(*ANSWER):
             return self._question_and_answer()
         if "text" in self._row:
-            if self.has(*pictures.COLUMNS):
-                raise Unusable("holds pictures", "a text by itself has no place for pictures: write messages")
+            for kind, columns in pictures.COLUMNS.items():
+                if self.has(*columns):
+                    raise Unusable(
+                        f"holds {NAMES[kind]}s", f"a text by itself has no place for {NAMES[kind]}s: write messages"
+                    )
             return raw_text(self.text("text"))
         raise self.unknown("no known columns")
 
@@ -145,9 +149,9 @@ class RowReader:
             tools = self._row.get("tools")
             self.used.add("tools")
         conversation = read_messages(
-            messages, system=self._system(), tools=tools, tags=self._tags, answered=answered, picture_of=self._picture
+            messages, system=self._system(), tools=tools, tags=self._tags, answered=answered, medium_of=self._medium
         )
-        return placed(conversation, self._pictures(pictures))
+        return placed(conversation, self._media(pictures))
 
     def _question_and_answer(self) -> Conversation:
         plain = "prompt" in self._row and "completion" in self._row
@@ -159,18 +163,22 @@ class RowReader:
         if "tools" in self._row:
             return self.answered(self.history(question), answer)
         conversation = self._pairs(question, answer)
-        return replace(conversation, plain=plain and len(conversation.messages) == 2 and not conversation.pictures)
+        return replace(conversation, plain=plain and len(conversation.messages) == 2 and not conversation.media)
 
     def _pairs(self, question: str, answer: str) -> Conversation:
-        return placed(checked(rounds([*self._past(), (question, answer)], self._system())), self._pictures())
+        return placed(checked(rounds([*self._past(), (question, answer)], self._system())), self._media())
 
-    def _picture(self, part: Mapping[str, Any]) -> Picture | None:
-        return pictures.picture_of_part(part, self._root)
+    def _medium(self, part: Mapping[str, Any], kind: str) -> Medium | None:
+        return pictures.medium_of_part(part, self._root, kind)
 
-    def _pictures(self, column: str | None = None) -> list[Picture] | None:
-        """Return the pictures of the row's column; None where it has no such column."""
-        value = self.take(pictures.COLUMNS) if column is None else self.value(column)
-        return None if value is None else pictures.read_pictures(value, self._root)
+    def _media(self, column: str | None = None) -> dict[str, list[Medium]]:
+        """Return what the row's columns of media hold, by kind; `column` is that of pictures, where not the usual."""
+        found: dict[str, list[Medium]] = {}
+        for kind, names in pictures.COLUMNS.items():
+            value = self.value(column) if kind == "image" and column is not None else self.take(names)
+            if value is not None:
+                found[kind] = pictures.read_media(value, self._root, kind)
+        return found
 
     def history(self, question: str) -> list[dict[str, str]]:
         """Return the messages of the column 'history', and the question that follows them."""

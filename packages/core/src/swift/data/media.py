@@ -14,6 +14,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Medium:
+    """A picture, video or sound of a row: the path of its file, or its content."""
+
+    path: str = ""
+    content: bytes = field(default=b"", repr=False)
+    kind: str = "image"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A picture, video or sound of which the header was read."""
+
+    path: str
+    width: int
+    height: int
+    size: int
+    """Bytes of the file."""
+    kind: str = "image"
+    frames: int = 0
+    """Of a video; of a sound, its samples at the rate of its file."""
+    rate: float = 0.0
+    """Frames or samples a second."""
+
+
+@dataclass(frozen=True)
 class MediaRef:
     """One picture, video or sound of a segment, and which of its tokens stand for it."""
 
@@ -30,6 +55,10 @@ class MediaRef:
     height: int = 0
     size: int = 0
     """Bytes of the file, by which a change is noticed."""
+    frames: int = 0
+    """Of a video; of a sound, its samples at the rate of its file."""
+    rate: float = 0.0
+    """Frames or samples a second."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Pictures as rows name them: a file, a data URI, or bytes; and what the header of their file says."""
+"""Pictures, videos and sounds as rows name them: a file, a data URI, or bytes; and what a picture's header says."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from swift.config.media import NAMES
 from swift.data.conversation import Unusable, parse_json
+from swift.data.media import Measured, Medium
 from swift.errors import ModelError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-COLUMNS = ("images", "image")
-NOT_READ = ("videos", "video", "audios", "audio")
-"""Columns of what no encoding reads yet: a row that has them is refused rather than learned without them."""
-TAG = "<image>"
-"""Stands for the next picture of the column in a text."""
-_KINDS = {
+COLUMNS = {"image": ("images", "image"), "video": ("videos", "video"), "audio": ("audios", "audio")}
+"""The columns of a kind."""
+TAGS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
+"""What stands for the next one of a column in a text."""
+_FORMATS = {
     "image/png": b"\x89PNG",
     "image/jpeg": b"\xff\xd8",
     "image/gif": b"GIF8",
@@ -38,61 +38,43 @@ _TURNED = frozenset({5, 6, 7, 8})
 """Orientations of EXIF by which width and height change places."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One picture of a row: the path of its file, or its content."""
-
-    path: str = ""
-    content: bytes = field(default=b"", repr=False)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A picture of which the header was read."""
-
-    path: str
-    width: int
-    height: int
-    size: int
-    """Bytes of the file."""
-
-
-def read_pictures(value: object, root: Path | None) -> list[Picture]:
-    """Return the pictures of a column: one, a list of them, or a list as JSON in a string."""
+def read_media(value: object, root: Path | None, kind: str = "image") -> list[Medium]:
+    """Return the media of a column: one, a list of them, or a list as JSON in a string."""
     if isinstance(value, str) and value.lstrip().startswith("["):
-        value = parse_json(value, "the column of pictures")
+        value = parse_json(value, f"the column of {NAMES[kind]}s")
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [read_picture(each, root) for each in value]
-    return [read_picture(value, root)]
+        return [read_medium(each, root, kind) for each in value]
+    return [read_medium(value, root, kind)]
 
 
-def read_picture(value: object, root: Path | None) -> Picture:
-    """Return a picture as data sets write it: path, data URI, bytes, `{bytes, path}`, `{url}`, or an image of PIL.
+def read_medium(value: object, root: Path | None, kind: str = "image") -> Medium:
+    """Return one as data sets write it: path, data URI, bytes, `{bytes, path}`, `{url}`, or an image of PIL.
 
     Paths are taken from `root`. Raise `Unusable` for anything else.
     """
     match value:
-        case Picture():
+        case Medium():
             return value
         case str():
-            return _by_name(value, root)
+            return _by_name(value, root, kind)
         case bytes():
-            return Picture(content=value)
+            return Medium(content=value, kind=kind)
         case Mapping():
-            return _of_object(value, root)
-    if hasattr(value, "save") and hasattr(value, "size"):
+            return _of_object(value, root, kind)
+    if kind == "image" and hasattr(value, "save") and hasattr(value, "size"):
         written = io.BytesIO()
         value.save(written, format="PNG")
-        return Picture(content=written.getvalue())
-    raise Unusable("malformed picture", f"a picture is {_a(value)}: neither a path, nor a data URI, nor bytes")
+        return Medium(content=written.getvalue())
+    name = NAMES[kind]
+    raise Unusable(f"malformed {name}", f"a {name} is {_a(value)}: neither a path, nor a data URI, nor bytes")
 
 
-def picture_of_part(part: Mapping[str, Any], root: Path | None) -> Picture | None:
-    """Return the picture of a message's part; None where the part leaves it to the column."""
-    for key in ("image", "image_url", "url", "path", "base64", "bytes"):
+def medium_of_part(part: Mapping[str, Any], root: Path | None, kind: str) -> Medium | None:
+    """Return what a message's part names; None where the part leaves it to the column."""
+    for key in (kind, f"{kind}_url", "input_audio", "url", "path", "base64", "data", "bytes"):
         if part.get(key) is not None:
             value = part[key]
-            return read_picture({"base64": value} if key == "base64" else value, root)
+            return read_medium({"base64": value} if key in ("base64", "data") else value, root, kind)
     return None
 
 
@@ -110,12 +92,12 @@ def thumbnail(path: str, side: int) -> str | None:
     return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
 
 
-def measure(picture: Picture, folder: Path, *, decode: bool = False) -> Measured:
+def measure(picture: Medium, folder: Path, *, decode: bool = False) -> Measured:
     """Return what the header of a picture says; content without a file is written into `folder` once.
 
     With `decode` all of it is read. Raise `Unusable` for a picture that is missing or broken.
     """
-    path = picture.path or str(_kept(picture.content, folder))
+    path = path_of(picture, folder)
     pillow = _pillow()
     try:
         with pillow.open(path) as image:
@@ -132,7 +114,12 @@ def measure(picture: Picture, folder: Path, *, decode: bool = False) -> Measured
         raise Unusable("broken picture", f"{path} cannot be read as a picture: {error}") from None
 
 
-def as_url(picture: Picture) -> str:
+def path_of(medium: Medium, folder: Path) -> str:
+    """Return the path of a file; content without one is written into `folder` once."""
+    return medium.path or str(_kept(medium.content, folder))
+
+
+def as_url(picture: Medium) -> str:
     """Return a picture as a data URI; `Unusable` where its file is missing."""
     content = picture.content
     if picture.path:
@@ -140,7 +127,7 @@ def as_url(picture: Picture) -> str:
             content = Path(picture.path).read_bytes()
         except OSError:
             raise Unusable("missing picture", f"there is no file {picture.path}") from None
-    kind = next((kind for kind, marks in _KINDS.items() if content.startswith(marks)), "image/png")
+    kind = next((kind for kind, marks in _FORMATS.items() if content.startswith(marks)), "image/png")
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
@@ -162,36 +149,38 @@ def _pillow() -> Any:
     return Image
 
 
-def _by_name(name: str, root: Path | None) -> Picture:
+def _by_name(name: str, root: Path | None, kind: str) -> Medium:
     if name.startswith("data:"):
         _, comma, content = name.partition(",")
         if not comma:
-            raise Unusable("malformed picture", "a data URI has no comma, and so no content")
-        return Picture(content=_decoded(content))
+            raise Unusable(f"malformed {NAMES[kind]}", "a data URI has no comma, and so no content")
+        return Medium(content=_decoded(content, kind), kind=kind)
     if name.startswith(("http://", "https://")):
-        raise Unusable("picture on the web", f"{name} is not fetched: download it, and name the file")
+        raise Unusable(f"{NAMES[kind]} on the web", f"{name} is not fetched: download it, and name the file")
     path = Path(name.removeprefix("file://"))
-    return Picture(str(path if path.is_absolute() or root is None else root / path))
+    return Medium(str(path if path.is_absolute() or root is None else root / path), kind=kind)
 
 
-def _of_object(value: Mapping[str, Any], root: Path | None) -> Picture:
+def _of_object(value: Mapping[str, Any], root: Path | None, kind: str) -> Medium:
     if isinstance(value.get("bytes"), bytes):
-        return Picture(content=value["bytes"])
-    if isinstance(value.get("base64"), str):
-        return Picture(content=_decoded(value["base64"]))
-    for key in ("path", "url", "image"):
+        return Medium(content=value["bytes"], kind=kind)
+    for key in ("base64", "data"):
         if isinstance(value.get(key), str):
-            return _by_name(value[key], root)
-    raise Unusable(
-        "malformed picture", f"a picture has the keys {', '.join(map(str, value)) or 'none'}, not bytes or path"
-    )
+            return Medium(content=_decoded(value[key], kind), kind=kind)
+    for key in ("path", "url", kind):
+        if isinstance(value.get(key), str):
+            return _by_name(value[key], root, kind)
+    name = NAMES[kind]
+    keys = ", ".join(map(str, value)) or "none"
+    raise Unusable(f"malformed {name}", f"a {name} has the keys {keys}, not bytes or path")
 
 
-def _decoded(text: str) -> bytes:
+def _decoded(text: str, kind: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise Unusable("malformed picture", "the base64 of a picture cannot be decoded") from None
+        name = NAMES[kind]
+        raise Unusable(f"malformed {name}", f"the base64 of a {name} cannot be decoded") from None
 
 
 def _kept(content: bytes, folder: Path) -> Path:

@@ -18,14 +18,14 @@ from swift.data.encode import SampleEncoder
 from swift.data.encode_corpus import encode_corpus
 from swift.data.encodings import Encoding, encoding_of
 from swift.data.identity import cache_key
-from swift.data.picture_tokens import PictureRules, PictureTokens
+from swift.data.media_tokens import MediaRules, MediaTokens
 from swift.data.plans.epochs import shuffler
 from swift.data.report import DataReport
 from swift.data.shards import check_identity
 from swift.data.store import SampleSet, Store, StoreWriter, open_store
 from swift.data.streaming import SampleStream
 from swift.data.tokenised import JoinedStore, TokenisedCorpus, tokenised_among
-from swift.errors import ConfigError, DataError, UsageError
+from swift.errors import ConfigError, DataError, SwiftError, UsageError
 from swift.terminal import Say
 
 
@@ -188,25 +188,27 @@ def prepare_data(
     seed: int,
     say: Say,
     rows: Any = None,
-    pictures: PictureRules | None = None,
+    pictures: MediaRules | None = None,
 ) -> PreparedData:
     """Make the encoded data sets of a `data` section, or of rows in memory, in one process alone."""
-    encoder = SampleEncoder(tokenizer, section, encoding_of(encoding), picture_tokens(pictures, section))
+    encoder = SampleEncoder(tokenizer, section, encoding_of(encoding), media_tokens(pictures, section))
     return DataPreparation(encoder, seed, say).prepare(rows)
 
 
-def holds_media(data: PreparedData) -> bool:
-    """Return whether any sample holds a picture; of a stream, whether one may."""
-    if data.stream is not None and data.stream.may_hold_media:
-        return True
-    return any(part is not None and part.store.holds_media for part in (data.train, data.validation))
+def media_kinds(data: PreparedData) -> frozenset[str]:
+    """Return which kinds of media samples hold; of a stream, which they may hold."""
+    of_parts = [part.store.media_kinds for part in (data.train, data.validation) if part is not None]
+    return frozenset().union(*of_parts, () if data.stream is None else data.stream.media_kinds)
 
 
-def picture_tokens(rules: PictureRules | None, section: DataSection) -> PictureTokens | None:
-    """Return what makes tokens of pictures by a model's rules; None for a model that reads text alone."""
+def media_tokens(
+    rules: MediaRules | None, section: DataSection, refusal_of: Callable[[str], SwiftError | None] = lambda _: None
+) -> MediaTokens | None:
+    """Return what makes tokens of pictures and sounds by a model's rules; None for a model that reads text alone."""
     if rules is None:
         return None
-    return PictureTokens(rules, cache_folder(section) / "media", decode=section.media_check == "decode")
+    decode = section.media_check == "decode"
+    return MediaTokens(rules, cache_folder(section) / "media", decode=decode, refusal_of=refusal_of)
 
 
 def hold_out(prepared: Prepared, ratio: float, seed: int) -> tuple[Prepared, Prepared]:

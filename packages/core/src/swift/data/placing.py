@@ -1,82 +1,94 @@
-"""Pictures of a row's column put where its messages say: at their tags, or before the first question."""
+"""Pictures, videos and sounds of a row's columns put where its messages say: at their tags, or before the question."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from swift.data.conversation import IMAGE, Conversation, Message, Unusable, parts_of
-from swift.data.pictures import TAG, Picture
+from swift.config.media import NAMES
+from swift.data.conversation import Conversation, Message, Unusable, media_part, parts_of
+from swift.data.media import Medium
+from swift.data.pictures import TAGS
 
 
-def placed(conversation: Conversation, pictures: Sequence[Picture] | None) -> Conversation:
-    """Return the conversation with the pictures of its row in it; raise `Unusable` where their number does not fit.
+def placed(conversation: Conversation, columns: Mapping[str, Sequence[Medium]]) -> Conversation:
+    """Return the conversation with the media of its row in it; raise `Unusable` where their number does not fit.
 
-    Parts of messages that name no picture of their own take those of the column, and so do tags in texts. Without any
-    of these, all pictures come before the first question, as in TRL and ms-swift. `pictures` is None where the row has
-    no column of pictures: then a tag is text like any other.
+    Parts of messages that name nothing of their own take from the column of their kind, and so do tags in texts.
+    Without any of these, all of a column come before the first question, as in TRL and ms-swift. `columns` has those
+    that the row has, by kind: the tag of a kind without a column is text like any other.
     """
-    if pictures is None and not conversation.has_parts:
+    if not columns and not conversation.has_parts:
         return conversation
-    holes = sum(part[IMAGE] is None for part in _pictured(conversation))
-    if pictures is None:
-        if holes:
-            raise Unusable(
-                "no pictures", f"the messages leave {holes} pictures to a column 'images', which is not there"
-            )
-        return conversation
-    if conversation.pictures and not holes:
-        if conversation.pictures != list(pictures):
-            raise Unusable("pictures twice", "the messages name pictures of their own, and so does the column")
+    for kind in NAMES:
+        if kind in columns or _holes(conversation.messages, kind):
+            conversation = _placed(conversation, kind, columns.get(kind))
+    return conversation
+
+
+def _placed(conversation: Conversation, kind: str, column: Sequence[Medium] | None) -> Conversation:
+    holes = _holes(conversation.messages, kind)
+    name = NAMES[kind]
+    if column is None:
+        raise Unusable(f"no {name}s", f"the messages leave {holes} {name}s to a column '{kind}s', which is not there")
+    own = [each for each in conversation.media if each.kind == kind]
+    if own and not holes:
+        if own != list(column):
+            raise Unusable(f"{name}s twice", f"the messages name {name}s of their own, and so does the column")
         return conversation
     messages = list(conversation.messages)
     if not holes:
-        messages = [_at_tags(message) for message in messages]
-        holes = sum(part[IMAGE] is None for message in messages for part in _of(message))
-        if not holes and pictures:
+        messages = [_at_tags(message, kind) for message in messages]
+        holes = _holes(messages, kind)
+        if not holes and column:
             first = next((index for index, message in enumerate(messages) if message["role"] == "user"), 0)
-            messages[first] = _before(messages[first], len(pictures))
-            holes = len(pictures)
-    if holes != len(pictures):
+            messages[first] = _before(messages[first], kind, len(column))
+            holes = len(column)
+    if holes != len(column):
         raise Unusable(
-            "pictures do not match", f"{holes} places ({TAG}) in the messages, and {len(pictures)} pictures in the row"
+            f"{name}s do not match",
+            f"{holes} places ({TAGS[kind]}) in the messages, and {len(column)} {name}s in the row",
         )
-    given = iter(pictures)
-    return replace(conversation, messages=tuple(_filled(message, given) for message in messages))
+    given = iter(column)
+    return replace(conversation, messages=tuple(_filled(message, kind, given) for message in messages))
 
 
-def _pictured(conversation: Conversation) -> list[dict[str, Any]]:
-    return [part for message in conversation.messages for part in _of(message)]
+def _holes(messages: Sequence[Message], kind: str) -> int:
+    return sum(part["type"] == kind and part[kind] is None for message in messages for part in parts_of(message))
 
 
-def _of(message: Message) -> list[dict[str, Any]]:
-    return [part for part in parts_of(message) if part["type"] == IMAGE]
-
-
-def _at_tags(message: Message) -> Message:
-    """Return a message whose tags have become parts of it."""
-    content = message["content"]
-    if not isinstance(content, str) or TAG not in content:
-        return message
+def _at_tags(message: Message, kind: str) -> Message:
+    """Return a message whose tags of one kind have become parts of it."""
+    content, tag = message["content"], TAGS[kind]
+    if isinstance(content, str):
+        if tag not in content:
+            return message
+        content = [{"type": "text", "text": content}]
     parts: list[dict[str, Any]] = []
-    for number, text in enumerate(content.split(TAG)):
-        parts += [{"type": IMAGE, IMAGE: None}] * (number > 0)
-        parts += [{"type": "text", "text": text}] * bool(text)
+    for part in content:
+        texts = re.split(re.escape(tag), part["text"]) if part["type"] == "text" else None
+        if texts is None:
+            parts.append(part)
+            continue
+        for number, text in enumerate(texts):
+            parts += [media_part(kind)] * (number > 0)
+            parts += [{"type": "text", "text": text}] * bool(text)
     return {**message, "content": parts}
 
 
-def _before(message: Message, count: int) -> Message:
+def _before(message: Message, kind: str, count: int) -> Message:
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return {**message, "content": [*({"type": IMAGE, IMAGE: None} for _ in range(count)), *parts]}
+    return {**message, "content": [*(media_part(kind) for _ in range(count)), *parts]}
 
 
-def _filled(message: Message, pictures: Iterator[Picture]) -> Message:
-    if not _of(message):
+def _filled(message: Message, kind: str, media: Iterator[Medium]) -> Message:
+    if not parts_of(message):
         return message
     parts = [
-        {**part, IMAGE: next(pictures)} if part["type"] == IMAGE and part[IMAGE] is None else part
+        media_part(kind, next(media)) if part["type"] == kind and part[kind] is None else part
         for part in parts_of(message)
     ]
     return {**message, "content": parts}

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from swift.data.encodings import Encoding
 from swift.data.media import MediaRef
+from swift.data.media_tokens import described
 from swift.data.samples import Encoded, Segment
 
 
@@ -64,8 +65,8 @@ def _drawn(segment: PreviewSegment) -> list[Text]:
     text = Text()
     for piece in segment.pieces:
         if piece.media is not None:
-            picture = piece.media
-            text.append(f"[image {picture.width}×{picture.height} → {picture.length} tokens: {picture.source}]", "cyan")
+            held = piece.media
+            text.append(f"[{held.kind} {described(held)} → {held.length} tokens: {held.source}]", "cyan")
         elif piece.weight:
             marked = f"⟦{piece.text}⟧" if piece.weight == 1 else f"⟦{piece.weight:g}: {piece.text}⟧"
             text.append(marked, style="bold green")

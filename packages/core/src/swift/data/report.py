@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from swift.config.media import NAMES
 from swift.errors import DataError
 
 
@@ -44,8 +45,9 @@ class DataReport:
     unused_columns: list[str] = field(default_factory=list)
     ends_turns: bool = True
     """Whether the chat template ends the assistant's turn with a special token."""
-    pictures: int = 0
-    picture_tokens: int = 0
+    media: dict[str, int] = field(default_factory=dict)
+    """Pictures, videos and sounds, by kind."""
+    media_tokens: int = 0
     """Tokens that stand for them, among all."""
 
     @property
@@ -97,8 +99,9 @@ class DataReport:
             line = f"{source.name}: {source.rows:,} rows{part}, {source.samples:,} samples, {source.tokens:,} tokens"
             # Prompts have none: what is learned are the answers, which are not there yet.
             lines.append(f"{line}, {source.loss_tokens:,} of them learned" if source.loss_tokens else line)
-        if self.pictures:
-            lines.append(f"{self.pictures:,} pictures, which are {self.picture_tokens:,} of the tokens")
+        if self.media:
+            counts = ", ".join(f"{count:,} {NAMES[kind]}s" for kind, count in self.media.items())
+            lines.append(f"{counts}, which are {self.media_tokens:,} of the tokens")
         if self.rejected:
             of_all = f" of {self.rows:,}" if self.rows else ""
             lines.append(f"{self.unusable:,}{of_all} rows cannot be used:")
@@ -115,6 +118,12 @@ class DataReport:
             lines.append(f"Columns that are not used: {', '.join(self.unused_columns)}")
         return lines
 
+    def count_media(self, counts: Mapping[str, int], tokens: int) -> None:
+        """Add pictures, videos and sounds, by kind, and how many tokens they are."""
+        for kind, count in counts.items():
+            self.media[kind] = self.media.get(kind, 0) + count
+        self.media_tokens += tokens
+
     def as_dict(self) -> dict[str, Any]:
         """JSON values, for the cache and the run's summary."""
         return asdict(self)
@@ -128,8 +137,8 @@ class DataReport:
             turn_by_turn=values["turn_by_turn"],
             unused_columns=list(values["unused_columns"]),
             ends_turns=values["ends_turns"],
-            pictures=values.get("pictures", 0),
-            picture_tokens=values.get("picture_tokens", 0),
+            media=values.get("media", {}),
+            media_tokens=values.get("media_tokens", 0),
         )
 
     def under_names(self, names: Sequence[str]) -> DataReport:
@@ -156,8 +165,7 @@ def merge_reports(parts: Sequence[DataReport]) -> DataReport:
             merged.reject(reason, rejected.place, rejected.detail, rejected.count)
         merged.unused_columns = merge_columns(merged.unused_columns, part.unused_columns)
         merged.turn_by_turn += part.turn_by_turn
-        merged.pictures += part.pictures
-        merged.picture_tokens += part.picture_tokens
+        merged.count_media(part.media, part.media_tokens)
     return merged
 
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 import xxhash
 
+from swift.config.media import KINDS
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded, Segment
 from swift.data.store_index import INDEX, map_column, read_manifest, starts_of, write_index
@@ -33,10 +34,17 @@ _TYPES: Mapping[str, Any] = {
     **dict.fromkeys(VALUES, np.float64),
 }
 """The columns of every store."""
-_MEDIA: Mapping[str, Any] = {"media_counts": np.int64, "media": np.int64, "media_sources": np.uint8}
-"""The columns of a store of samples that may hold pictures: how many each segment has, their numbers, their paths."""
-_NUMBERS = ("start", "length", "width", "height", "size")
-"""What is kept of a picture, besides its path and the length of that."""
+_MEDIA: Mapping[str, Any] = {
+    "media_counts": np.int64,
+    "media": np.int64,
+    "media_rates": np.float64,
+    "media_sources": np.uint8,
+}
+"""The columns of a store of samples that may hold pictures, videos or sounds: how many each segment has, their numbers,
+their paths."""
+_NUMBERS = ("start", "length", "width", "height", "size", "frames")
+"""What is kept of a picture, besides its rate, its kind, its path and the length of that."""
+_KINDS = tuple(KINDS)
 _VALUE = "value."
 """How the column of a number begins that an encoding declares besides."""
 _TOKEN_VALUE = "token_value."
@@ -223,10 +231,13 @@ class Store(SampleSet):
         )
 
     def media_counts(self, index: int) -> dict[str, int]:
-        """Return how many pictures a sample holds."""
-        if self._media is None or not (count := self._media.count(*self._segments_of(index))):
-            return {}
-        return {"image": count}
+        """Return how many pictures, videos and sounds a sample holds, by kind."""
+        return {} if self._media is None else self._media.counts(*self._segments_of(index))
+
+    @cached_property
+    def media_kinds(self) -> frozenset[str]:
+        """Which kinds of media the samples hold."""
+        return frozenset() if self._media is None else self._media.kinds()
 
     def column(self, name: str) -> np.ndarray:
         return self._columns[_column(name)] if name in self.values else np.full(self._count, np.nan)
@@ -263,20 +274,26 @@ class _Columns(Mapping[str, np.ndarray]):
 
 
 class _MediaColumns:
-    """The pictures of a store's segments."""
+    """The pictures, videos and sounds of a store's segments."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._firsts = starts_of(arrays["media_counts"])
-        self._numbers = arrays["media"].reshape(-1, len(_NUMBERS) + 1)
+        self._numbers = arrays["media"].reshape(-1, len(_NUMBERS) + 2)
+        self._rates = arrays["media_rates"]
         self._bounds = starts_of(self._numbers[:, -1])
         self._sources = arrays["media_sources"]
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def count(self, first: int, end: int) -> int:
-        """Return how many pictures some segments have."""
-        return int(self._firsts[end] - self._firsts[first])
+    def counts(self, first: int, end: int) -> dict[str, int]:
+        """Return how many media some segments have, by kind."""
+        held = self._numbers[self._firsts[first] : self._firsts[end], -2].tolist()
+        return {_KINDS[kind]: held.count(kind) for kind in sorted(set(held))}
+
+    def kinds(self) -> frozenset[str]:
+        """Return which kinds there are."""
+        return frozenset(_KINDS[kind] for kind in np.unique(self._numbers[:, -2]).tolist())
 
     def of_segment(self, index: int) -> tuple[MediaRef, ...]:
         return tuple(map(self._one, range(int(self._firsts[index]), int(self._firsts[index + 1]))))
@@ -286,7 +303,9 @@ class _MediaColumns:
 
     def _one(self, index: int) -> MediaRef:
         source = bytes(self._sources[self._bounds[index] : self._bounds[index + 1]]).decode("utf-8", "surrogateescape")
-        return MediaRef("image", source, *map(int, self._numbers[index, :-1]))
+        *numbers, kind, _ = self._numbers[index].tolist()
+        named = dict(zip(_NUMBERS, numbers, strict=True))
+        return MediaRef(_KINDS[kind], source, **named, rate=float(self._rates[index]))
 
 
 @dataclass(frozen=True)
@@ -434,7 +453,11 @@ def _media_arrays(segments: Sequence[Segment]) -> dict[str, Any]:
     numbers = [[getattr(each, name) for name in _NUMBERS] for each in held]
     return {
         "media_counts": [len(segment.media) for segment in segments],
-        "media": [[*row, len(source)] for row, source in zip(numbers, sources, strict=True)],
+        "media": [
+            [*row, _KINDS.index(each.kind), len(source)]
+            for row, source, each in zip(numbers, sources, held, strict=True)
+        ],
+        "media_rates": [each.rate for each in held],
         "media_sources": np.frombuffer(b"".join(sources), dtype=np.uint8),
     }
 

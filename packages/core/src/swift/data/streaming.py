@@ -29,9 +29,10 @@ class SampleStream:
         """What could not be used, as far as the first epoch was read."""
 
     @property
-    def may_hold_media(self) -> bool:
-        """Whether rows may hold pictures: the model reads some."""
-        return self._encoder.pictures is not None
+    def media_kinds(self) -> frozenset[str]:
+        """Which kinds of media rows may hold: those that the model takes and the objective learns from."""
+        tokens = self._encoder.pictures
+        return frozenset() if tokens is None else tokens.kinds & self._encoder.encoding.media
 
     def epoch(self, number: int) -> Iterator[Encoded]:
         """Yield all samples once, in the order of the data sets."""

@@ -85,6 +85,13 @@ class JoinedStore(SampleSet):
     def column(self, name: str) -> np.ndarray:
         return self._values.get(name, np.full(len(self), np.nan))
 
+    @cached_property
+    def media_kinds(self) -> frozenset[str]:
+        """Which kinds of media the samples hold."""
+        if not self.holds_media:
+            return frozenset()
+        return frozenset().union(*(self._shard(number).media_kinds for number in range(len(self._names))))
+
     def media(self) -> Iterator[MediaRef]:
         """Yield the pictures of all samples."""
         if self.holds_media:

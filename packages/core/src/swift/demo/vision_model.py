@@ -38,7 +38,7 @@ def write_vision_model(
         Qwen2VLImageProcessorPil,
     )
 
-    from swift.models.pictures import for_pictures_alone
+    from swift.models.media_processor import for_pictures_alone
 
     tokenizer = byte_tokenizer(_MARKS, _TEMPLATE)
     start, end, image, video = tokenizer.convert_tokens_to_ids(list(_MARKS))

@@ -11,7 +11,8 @@ from typing import Any
 
 from swift.contracts import Sampling
 from swift.data.conversation import Unusable
-from swift.data.pictures import Picture, measure
+from swift.data.media import Medium
+from swift.data.pictures import measure
 from swift.errors import UsageError
 from swift.infer.answers import Speaker
 from swift.infer.picture_messages import question_with, written
@@ -126,7 +127,7 @@ class _Conversation:
             return [f"{self._speaker.name} reads text alone."]
         path = Path(name).expanduser().absolute()
         try:
-            seen = measure(Picture(str(path)), path.parent)
+            seen = measure(Medium(str(path)), path.parent)
         except Unusable as unusable:
             return [f"{unusable.detail}."]
         self._shown.append(path)

@@ -27,9 +27,9 @@ from swift.infer.likeliest import scores_with_likeliest
 from swift.infer.sampling import Sampler
 from swift.models.attention import FLASH, AttentionChoice, choose_attention, use_attention
 from swift.models.load_adapter import load_adapter
-from swift.models.media import PictureReader
+from swift.models.media import TowerReader
+from swift.models.media_processor import MediaProcessor
 from swift.models.names import base_model, name_map
-from swift.models.pictures import PictureProcessor
 from swift.models.precision import DTYPES, resolve_dtype
 from swift.models.source import open_source
 from swift.models.view import ViewModule
@@ -186,11 +186,15 @@ class LocalEngine:
     @property
     def media(self) -> frozenset[str]:
         """Kinds of media that prompts may hold besides text."""
-        return frozenset() if self._source.processor is None else frozenset({"image"})
+        return frozenset() if self._source.processor is None else frozenset(self._reads.placeholders)
 
     @cached_property
-    def _reader(self) -> PictureReader:
-        return PictureReader.of(self._source, PictureProcessor(self._source.processor, self._pixels))
+    def _reader(self) -> TowerReader:
+        return TowerReader.of(self._source, self._reads)
+
+    @cached_property
+    def _reads(self) -> MediaProcessor:
+        return MediaProcessor(self._source.processor, self._pixels)
 
     def _inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
         """Return the pictures of prompts as the model takes them."""

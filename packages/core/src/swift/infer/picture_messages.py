@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift.data.conversation import IMAGE, Conversation, Unusable, parts_of
-from swift.data.pictures import Picture, as_url, read_picture
+from swift.config.media import NAMES
+from swift.data.conversation import Conversation, Unusable, medium_in, parts_of
+from swift.data.media import Medium
+from swift.data.pictures import as_url, read_medium
 from swift.data.placing import placed
 from swift.errors import DataError
 from swift.infer.answers import Messages
@@ -15,7 +17,7 @@ from swift.infer.answers import Messages
 
 def has_pictures(messages: Messages) -> bool:
     """Return whether any message holds a picture."""
-    return any(part["type"] == IMAGE for message in messages for part in parts_of(message))
+    return any(medium_in(part) is not None for message in messages for part in parts_of(message))
 
 
 def question_with(text: str, pictures: Sequence[str | Path]) -> dict[str, Any]:
@@ -24,15 +26,15 @@ def question_with(text: str, pictures: Sequence[str | Path]) -> dict[str, Any]:
     if not pictures:
         return message
     try:
-        read = [read_picture(str(each), None) for each in pictures]
-        return dict(placed(Conversation((message,), (1.0,)), read).messages[0])
+        read = [read_medium(str(each), None) for each in pictures]
+        return dict(placed(Conversation((message,), (1.0,)), {"image": read}).messages[0])
     except Unusable as unusable:
         raise DataError(f"{unusable.reason}: {unusable.detail}.", hint="Name a file for each picture.") from None
 
 
 def written(messages: Messages) -> list[dict[str, Any]]:
     """Return messages as they are written into files: a picture by its path, or as a data URI where it has none."""
-    return _with(messages, lambda picture: {"type": "image", "path": picture.path} if picture.path else _sent(picture))
+    return _with(messages, lambda each: {"type": each.kind, "path": each.path} if each.path else _sent(each))
 
 
 def for_servers(messages: Messages) -> list[dict[str, Any]]:
@@ -43,15 +45,18 @@ def for_servers(messages: Messages) -> list[dict[str, Any]]:
         raise DataError(f"{unusable.reason}: {unusable.detail}.", hint="Name a picture that can be read.") from None
 
 
-def _with(messages: Messages, spell: Callable[[Picture], dict[str, Any]]) -> list[dict[str, Any]]:
+def _with(messages: Messages, spell: Callable[[Medium], dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages with each picture spelled as the function says."""
     return [
-        {**message, "content": [spell(part[IMAGE]) if part["type"] == IMAGE else part for part in parts]}
+        {**message, "content": [part if (held := medium_in(part)) is None else spell(held) for part in parts]}
         if (parts := parts_of(message))
         else message
         for message in messages
     ]
 
 
-def _sent(picture: Picture) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": as_url(picture)}}
+def _sent(medium: Medium) -> dict[str, Any]:
+    if medium.kind != "image":
+        name = NAMES[medium.kind]
+        raise Unusable(f"a {name} for a server", f"swift sends pictures, and no {name}s")
+    return {"type": "image_url", "image_url": {"url": as_url(medium)}}

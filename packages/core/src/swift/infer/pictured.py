@@ -12,11 +12,11 @@ from swift.config.sections import DataSection
 from swift.contracts import PicturedPrompt
 from swift.data.conversation import Conversation, Unusable
 from swift.data.conversation_tokens import ConversationEncoder
+from swift.data.media_tokens import MediaTokens
 from swift.data.offsets import TextEncoder
-from swift.data.picture_tokens import PictureTokens
 from swift.errors import DataError
 from swift.infer.answers import Messages
-from swift.models.pictures import PictureProcessor
+from swift.models.media_processor import MediaProcessor
 
 
 class PicturePromptWriter:
@@ -24,9 +24,9 @@ class PicturePromptWriter:
 
     def __init__(self, processor: Any, section: DataSection) -> None:
         """Take a model's processor; the section says which limits of pixels and arguments of the template hold."""
-        self.rules = PictureProcessor(processor, section)
+        self.rules = MediaProcessor(processor, section)
         self._kept = TemporaryDirectory(prefix="swift-pictures-")
-        tokens = PictureTokens(self.rules, Path(self._kept.name))
+        tokens = MediaTokens(self.rules, Path(self._kept.name))
         long = section.model_copy(update={"max_length": LARGEST})
         self._encoder = ConversationEncoder(processor.tokenizer, long, "assistant", tokens)
         self._texts = TextEncoder(processor.tokenizer)

@@ -18,7 +18,9 @@ from swift.data.sources.rows import RowData
 from swift.errors import DataError
 from swift.untrusted import is_unicode
 
-_CONVERSATION = frozenset({*MESSAGES, *QUESTION, *ANSWER, *SYSTEM, "input", "history", "tools", "text", *COLUMNS})
+_CONVERSATION = frozenset({*MESSAGES, *QUESTION, *ANSWER, *SYSTEM, "input", "history", "tools", "text"}).union(
+    *COLUMNS.values()
+)
 """Columns that are part of the question or of what is expected."""
 _PROBE = "?"
 _ENCODING = ChatEncoding()

@@ -27,7 +27,7 @@ from swift.plugins.load import LoadedPlugin, load_engine
 from swift.terminal import waiting
 
 if TYPE_CHECKING:
-    from swift.data.picture_tokens import PictureRules
+    from swift.data.media_tokens import MediaRules
     from swift.infer.find import WeightsLocation
     from swift.infer.pictured import PicturePromptWriter
     from swift.models.source import HfSource
@@ -183,7 +183,7 @@ class EngineSpeaker:
         return "image" in getattr(self.engine, "media", ()) and self.picture_rules is not None
 
     @property
-    def picture_rules(self) -> PictureRules | None:
+    def picture_rules(self) -> MediaRules | None:
         """The rules by which pictures become tokens; None where the model reads text alone."""
         try:
             return self.pictures.rules

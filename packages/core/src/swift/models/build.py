@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from swift.contracts import Decision, ModelFacts
 from swift.models.attention import AttentionChoice, choose_attention
-from swift.models.media import PictureReader
+from swift.models.media import TowerReader
 from swift.models.meta import meta_model
 from swift.models.precision import resolve_dtype
 from swift.models.quantize import Place, quantized_build
@@ -83,7 +83,7 @@ def build_view(
 
 def _look_at_pictures(view: ViewModule, reader: MediaReader | None, *, weights: bool) -> None:
     """Check a model with pictures where the run has any: now, or by `self_check` once the backend has filled it."""
-    if not isinstance(reader, PictureReader):
+    if not isinstance(reader, TowerReader):
         return
     view.reader = reader
     if weights:

@@ -17,25 +17,35 @@ def causal_class(config: Any) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     text = auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    pictures = picture_class(config)
-    if pictures is None or text is pictures:
+    towered = towered_class(config)
+    if towered is None or text is towered:
         return text
     named = getattr(config, "architectures", None) or ()
-    return text if text is not None and text.__name__ in named else pictures
+    return text if text is not None and text.__name__ in named else towered
 
 
-def picture_class(config: Any) -> Any:
-    """Return the class that reads pictures and writes text; None where transformers has no such class."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as CLASSES
+def towered_class(config: Any) -> Any:
+    """Return the class that reads pictures or sounds and writes text; None where transformers has no such class."""
+    from transformers.models.auto import modeling_auto as auto
 
-    found = CLASSES.get(type(config), None)
-    return found if found is not None and hasattr(found, "get_image_features") else None
+    pictures = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    if pictures is not None:
+        return pictures if hasattr(pictures, "get_image_features") else None
+    found = auto.MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
+    # Models that also speak (Qwen-Omni) are several in one, of which none is `get_text_config`'s alone.
+    heard = found is not None and getattr(config.get_text_config(), "vocab_size", None) and _hears(config)
+    return found if heard else None
 
 
 def has_tower(config: Any) -> bool:
-    """Return whether the model of this configuration is one that reads pictures."""
-    found = picture_class(config)
+    """Return whether the model of this configuration is one that reads pictures or hears sounds."""
+    found = towered_class(config)
     return found is not None and causal_class(config) is found
+
+
+def _hears(config: Any) -> bool:
+    """Return whether a configuration has one part for sounds, and one for text."""
+    return {"audio_config", "encoder_config"} & set(config.sub_configs) != set() and "text_config" in config.sub_configs
 
 
 def causal_name(config: Any, section: ModelSection) -> str | None:
@@ -49,12 +59,11 @@ def causal_name(config: Any, section: ModelSection) -> str | None:
 
 def auto_class(config: Any) -> Any:
     """Return the class of transformers by which users load a language model of this configuration."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
 
-    by_text = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return (
-        AutoModelForImageTextToText
-        if has_tower(config) and by_text is not picture_class(config)
-        else AutoModelForCausalLM
-    )
+    by_text = auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if not has_tower(config) or by_text is towered_class(config):
+        return transformers.AutoModelForCausalLM
+    by_picture = type(config) in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return transformers.AutoModelForImageTextToText if by_picture else transformers.AutoModelForMultimodalLM

@@ -1,4 +1,4 @@
-"""Decodes pictures on threads of its own while a step runs, so that the next step need not wait for them."""
+"""Decodes pictures and sounds on threads of its own while a step runs, so that the next step need not wait for them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift.data.media import MediaRef
 
 if TYPE_CHECKING:
     import torch
-    from PIL.Image import Image
 
-    from swift.models.pictures import PictureProcessor
+    from swift.models.media_processor import MediaProcessor
 
 _BYTES_OF_A_PIXEL = 24
 """Of a tower's input: three colours in float32, twice for models that take a picture for two frames of a video."""
-Decode = Callable[["PictureProcessor", MediaRef], "Image"]
+_BYTES_OF_A_SAMPLE = 8
+"""Of a sound: itself in float32, and less of its spectrum."""
+Decode = Callable[["MediaProcessor", MediaRef], Any]
 _Key = tuple[MediaRef, ...]
 
 
-class PictureDecoder:
+class MediaDecoder:
     """Makes the inputs of towers for micro-batches that are announced, within a budget of memory."""
 
-    def __init__(self, pictures: PictureProcessor, decode: Decode, *, threads: int, megabytes: int) -> None:
+    def __init__(self, pictures: MediaProcessor, decode: Decode, *, threads: int, megabytes: int) -> None:
         """Take a model's processor, and what opens a picture with it; each thread works with a copy of its own."""
         self._pictures = pictures
         self._decode = decode
@@ -93,10 +94,13 @@ class PictureDecoder:
     def _made(self, key: _Key) -> dict[str, torch.Tensor]:
         if not hasattr(self._own, "pictures"):
             self._own.pictures = copy.deepcopy(self._pictures)  # tokenizers cannot be asked by two threads at a time
-        pictures: PictureProcessor = self._own.pictures
-        return pictures.inputs([self._decode(pictures, each) for each in key])
+        pictures: MediaProcessor = self._own.pictures
+        return pictures.inputs([(each.kind, self._decode(pictures, each)) for each in key])
 
 
 def _bytes_of(key: _Key) -> int:
     """Return about how much memory the inputs take, by the sizes that headers say."""
-    return sum(each.width * each.height for each in key) * _BYTES_OF_A_PIXEL
+    return sum(
+        each.width * each.height * _BYTES_OF_A_PIXEL + (each.frames * _BYTES_OF_A_SAMPLE if each.kind == "audio" else 0)
+        for each in key
+    )

@@ -1,9 +1,10 @@
-"""Pictures of a micro-batch as inputs of a model's towers, with the positions that its tokens have."""
+"""Pictures and sounds of a micro-batch as inputs of a model's towers, with the positions that its tokens have."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,57 +12,62 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from swift.config.media import KINDS, NAMES
 from swift.data.batch import collate
 from swift.data.media import Media, MediaRef
 from swift.data.samples import Encoded, Segment
+from swift.data.sounds import length_at
 from swift.errors import DataError
-from swift.models.decoding import PictureDecoder
+from swift.models.decoding import MediaDecoder
+from swift.models.media_processor import BLANK, MediaProcessor
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from swift.config.sections import DataSection
     from swift.contracts import ModelSource
     from swift.data.batch import Batch, MicroBatch
-    from swift.models.pictures import PictureProcessor
-
-BLANK = "blank:"
-"""How the source of a picture begins that stands in where a process has none: `blank:28x28`."""
-_KINDS = {"image": 1, "video": 2, "audio": 3}
 
 
-class PictureReader:
+class TowerReader:
     """Implements `swift.data.batch.MediaReader` by the processor that comes with a model."""
 
     def __init__(
         self,
-        pictures: PictureProcessor,
+        pictures: MediaProcessor,
         rope_index: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None,
         place: Callable[[int], str] = "sample {}".format,
-        decoder: PictureDecoder | None = None,
+        decoder: MediaDecoder | None = None,
+        kinds: frozenset[str] = frozenset({"image"}),
     ) -> None:
         """Take a model's processor, its own computation of positions with three rows, and how rows are named.
 
-        A `decoder` makes inputs ahead of those micro-batches that are announced to it.
+        A `decoder` makes inputs ahead of those micro-batches that are announced to it. `kinds` of media are those
+        that the samples of the run hold.
         """
+        self.kinds = kinds
         self._pictures = pictures
         self._rope_index = rope_index
         self._place = place
         self.decoder = decoder
 
     @classmethod
-    def of(cls, source: ModelSource, pictures: PictureProcessor, section: DataSection | None = None) -> PictureReader:
+    def of(
+        cls,
+        source: ModelSource,
+        pictures: MediaProcessor,
+        section: DataSection | None = None,
+        kinds: frozenset[str] = frozenset({"image"}),
+    ) -> TowerReader:
         """Return the reader for the model of a source; it decodes ahead as the section says, where there is one."""
         skeleton: Any = source.build(dtype=torch.float32, weights=False)
         decoder = None
         if section is not None:
             threads, megabytes = section.decode_threads, section.decode_ahead_mb
-            decoder = PictureDecoder(pictures, _open, threads=threads, megabytes=megabytes)
-        return cls(pictures, getattr(skeleton.base_model, "get_rope_index", None), decoder=decoder)
+            decoder = MediaDecoder(pictures, _open, threads=threads, megabytes=megabytes)
+        return cls(pictures, getattr(skeleton.base_model, "get_rope_index", None), decoder=decoder, kinds=kinds)
 
-    def naming(self, place: Callable[[int], str]) -> PictureReader:
+    def naming(self, place: Callable[[int], str]) -> TowerReader:
         """Return the same reader, which names a sample in errors by where its row stands."""
-        return PictureReader(self._pictures, self._rope_index, place, self.decoder)
+        return TowerReader(self._pictures, self._rope_index, place, self.decoder, self.kinds)
 
     def announce(self, batches: Iterable[Batch]) -> None:
         """Begin to decode the pictures of batches that will be asked for next."""
@@ -75,16 +81,18 @@ class PictureReader:
         began = time.monotonic()
         inputs = None if self.decoder is None else self.decoder.take([each for held in references for each in held])
         if inputs is None:
-            images = [self._read(each, batch, index) for index, held in enumerate(references) for each in held]
-            inputs = self._pictures.inputs(images)
+            contents = [
+                (each.kind, self._read(each, batch, index)) for index, held in enumerate(references) for each in held
+            ]
+            inputs = self._pictures.inputs(contents)
         if self.decoder is not None:
             self.decoder.waited(began)
         kinds = torch.zeros(batch.input_ids.shape, dtype=torch.int8)
         for row, start, _, held in _segments(batch, references):
             for each in held:
-                kinds[row, start + each.start : start + each.start + each.length] = _KINDS[each.kind]
+                kinds[row, start + each.start : start + each.start + each.length] = KINDS[each.kind]
         kinds[~torch.isin(batch.input_ids, self._placeholders)] = 0
-        counts = {"image": sum(map(len, references)), "tokens": int((kinds > 0).sum())}
+        counts = {**Counter(each.kind for held in references for each in held), "tokens": int((kinds > 0).sum())}
         return Media(inputs, kinds, self._positions(batch, references, kinds, inputs), counts)
 
     def close(self) -> None:
@@ -92,31 +100,47 @@ class PictureReader:
         if self.decoder is not None:
             self.decoder.close()
 
-    def stand_in(self) -> Segment:
-        """Return a segment that is one small blank picture: it goes through the tower and counts for nothing."""
-        width, height = self._pictures.smallest
-        text = self._pictures.replacement(width, height)
-        ids = self._pictures.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-        reference = MediaRef("image", f"{BLANK}{width}x{height}", 0, len(ids), width, height)
-        array = np.array(ids, dtype=np.int32)
-        return Segment(array, np.zeros(len(array), dtype=np.float32), media=(reference,))
+    def stand_in(self, kinds: Collection[str]) -> Segment:
+        """Return a segment of something small and blank of each kind, which counts for nothing."""
+        return self._blank_segment([self._pictures.smallest(kind) for kind in sorted(kinds)], ())
 
-    def probe(self, sizes: Sequence[tuple[int, int]]) -> Encoded:
-        """Return a sample of one segment with blank pictures of these sizes and some text, to check a model with."""
-        parts: list[list[int]] = []
-        media: list[MediaRef] = []
-        tokenizer = self._pictures.processor.tokenizer
-        for width, height in sizes:
-            parts.append(tokenizer("Look: ", add_special_tokens=False)["input_ids"])
-            ids = tokenizer(self._pictures.replacement(width, height), add_special_tokens=False)["input_ids"]
-            start = sum(map(len, parts))
-            media.append(MediaRef("image", f"{BLANK}{width}x{height}", start, len(ids), width, height))
-            parts.append(ids)
-        parts.append(tokenizer("What is it?", add_special_tokens=False)["input_ids"])
-        array = np.array([token for part in parts for token in part], dtype=np.int32)
-        weights = np.ones(len(array), dtype=np.float32)
+    def probe(self, pictures: Sequence[tuple[int, int]]) -> Encoded:
+        """Return a sample of one segment to check a model with: some text, and blank media of the run's kinds.
+
+        There are as many of each kind as `pictures`, which are the sizes of those.
+        """
+        media = []
+        for number, (width, height) in enumerate(pictures):
+            for kind in sorted(self.kinds):
+                small = self._pictures.smallest(kind)
+                if kind == "image":
+                    media.append(replace(small, width=width, height=height))
+                else:
+                    media.append(replace(small, frames=small.frames * (1 + number)))
+        segment = self._blank_segment(media, ("Look: ", "What is it?"))
+        weights = np.ones(len(segment), dtype=np.float32)
         weights[0] = 0.0
-        return Encoded(0, (Segment(array, weights, media=tuple(media)),))
+        return Encoded(0, (replace(segment, weights=weights),))
+
+    def _blank_segment(self, media: Sequence[MediaRef], said: Sequence[str]) -> Segment:
+        """Return a segment of these media, with the first text before each of them and the last after all."""
+        parts: list[list[int]] = []
+        placed = []
+
+        def add(text: str) -> list[int]:
+            ids: list[int] = self._pictures.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+            parts.append(ids)
+            return ids
+
+        for each in media:
+            if said:
+                add(said[0])
+            start = sum(map(len, parts))
+            placed.append(replace(each, start=start, length=len(add(self._pictures.replacement(each)))))
+        if said:
+            add(said[-1])
+        array = np.array([token for part in parts for token in part], dtype=np.int32)
+        return Segment(array, np.zeros(len(array), dtype=np.float32), media=tuple(placed))
 
     def collated(self, samples: Sequence[Encoded], *, flat: bool) -> MicroBatch:
         """Return samples as a micro-batch with its media."""
@@ -132,21 +156,21 @@ class PictureReader:
     def of_prompts(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
         """Return what the towers are given for prompts whose ends are aligned, and which tokens stand for what."""
         longest = max(map(len, prompts))
-        images = []
+        contents = []
         kinds = torch.zeros((len(prompts), longest), dtype=torch.int64)
         ids = torch.full_like(kinds, -1)
         for row, prompt in enumerate(prompts):
             start = longest - len(prompt)
             ids[row, start:] = torch.tensor(prompt)
             for each in getattr(prompt, "media", ()):
-                images.append(_open(self._pictures, each))
-                kinds[row, start + each.start : start + each.start + each.length] = _KINDS[each.kind]
+                contents.append((each.kind, _open(self._pictures, each)))
+                kinds[row, start + each.start : start + each.start + each.length] = KINDS[each.kind]
         kinds[~torch.isin(ids, self._placeholders)] = 0
-        return {**(self._pictures.inputs(images) if images else {}), "mm_token_type_ids": kinds}
+        return {**(self._pictures.inputs(contents) if contents else {}), "mm_token_type_ids": kinds}
 
     @property
     def _placeholders(self) -> torch.Tensor:
-        return torch.tensor([each for each in self._pictures.processor.image_token_ids if each is not None])
+        return torch.tensor(self._pictures.ids)
 
     def _positions(
         self,
@@ -174,31 +198,33 @@ class PictureReader:
             taken += len(held)
         return positions
 
-    def _read(self, reference: MediaRef, batch: MicroBatch, segment: int) -> Image:
-        """Return a picture; an error names the row that it belongs to."""
+    def _read(self, reference: MediaRef, batch: MicroBatch, segment: int) -> Any:
+        """Return a picture or sound; an error names the row that it belongs to."""
         try:
             return _open(self._pictures, reference)
         except (OSError, SyntaxError, ValueError) as error:
             ends = torch.cumsum(batch.sample_segments, 0)
             sample = batch.sample_ids[int((ends <= segment).sum())]
             raise DataError(
-                f"{self._place(sample)}: the picture {reference.source} cannot be read: {error}",
-                hint="Put it right and resume. --data.media_check decode finds broken pictures before training.",
+                f"{self._place(sample)}: the {NAMES[reference.kind]} {reference.source} cannot be read: {error}",
+                hint="Put it right and resume. --data.media_check decode finds broken files before training.",
             ) from None
 
 
-def _open(pictures: PictureProcessor, reference: MediaRef) -> Image:
-    """Return a picture; raise what Pillow raises, and `OSError` for one that has changed."""
-    from PIL import Image
-
+def _open(pictures: MediaProcessor, reference: MediaRef) -> Any:
+    """Return a picture or sound; raise what decoders raise, and `OSError` for one that has changed."""
     if reference.source.startswith(BLANK):
-        return Image.new("RGB", (reference.width, reference.height))
+        return pictures.blank(reference)
     if reference.size and Path(reference.source).stat().st_size != reference.size:
         raise OSError("it is not what it was when it was tokenised")
-    image = pictures.open(reference.source)
-    if image.size != pictures.size_of(reference.width, reference.height):
-        raise OSError(f"it has {image.width}×{image.height} pixels, and its header says otherwise")
-    return image
+    content = pictures.open(reference)
+    if reference.kind == "audio":
+        expected = length_at(reference.frames, reference.rate, pictures.rate)
+        if len(content) != expected:
+            raise OSError(f"it has {len(content)} samples, and its header says {expected}")
+    elif content.size != pictures.size_of(reference.width, reference.height):
+        raise OSError(f"it has {content.width}×{content.height} pixels, and its header says otherwise")
+    return content
 
 
 def _segments(

@@ -52,6 +52,9 @@ class _Merge:
         self._base = base
         self._config = config
         self._names = base.names()
+        self._on_disk = _renamed(base)
+        self._in_memory: dict[str, str] = {}
+        """The name by which the adapter knows a module, by its name on disk, where they differ."""
         self._replaced: dict[str, torch.Tensor] = {}
         self._modules: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         _check_config(config)
@@ -66,11 +69,15 @@ class _Merge:
         stem = inner.replace("lora_B.bias", "lora_bias").removesuffix(".weight")
         match = _PART.fullmatch(stem)
         if match:
-            module = match["module"]
-            target = f"{module}.bias" if match["part"] == "lora_bias" else f"{module}.weight"
+            known = match["module"]
+            kind = "bias" if match["part"] == "lora_bias" else "weight"
+            target = self._on_disk.get(f"{known}.{kind}", f"{known}.{kind}")
+            module = target.removesuffix(f".{kind}")
             self._modules[module][match["part"]] = tensor
+            self._in_memory[module] = known
         else:
-            target = inner.replace(".base_layer.", ".")
+            known = inner.replace(".base_layer.", ".")
+            target = self._on_disk.get(known, known)
             self._replaced[target] = tensor
         if target not in self._names:
             raise ExportError(
@@ -138,9 +145,19 @@ class _Merge:
         from peft.utils.other import get_pattern_key
 
         rank = next(parts[part].shape[0] for part in ("lora_A", "lora_embedding_A") if part in parts)
+        module = self._in_memory.get(module, module)
         patterns = self._config.get("alpha_pattern") or {}
         alpha = float(patterns.get(get_pattern_key(patterns.keys(), module), self._config["lora_alpha"]))
         return alpha / math.sqrt(rank) if self._config.get("use_rslora") else alpha / rank
+
+
+def _renamed(base: ModelSource) -> dict[str, str]:
+    """Return the names on disk of weights that transformers calls otherwise in memory, as PEFT does."""
+    names = getattr(base, "name_map", None)
+    if names is None:
+        return {}
+    pieces = {name: names.pieces(name) for name in names.parameters()}
+    return {name: held[0].name for name, held in pieces.items() if len(held) == 1 and held[0].name != name}
 
 
 def _check_config(config: Mapping[str, Any]) -> None:

@@ -21,9 +21,9 @@ from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.heads import HEAD, HEAD_MODULE, VALUE_HEAD, add_value_head, class_of_task, initial_head, value_head_of
 from swift.models.locate import locate
+from swift.models.media_processor import FILES, load_processor, settings_in_force
 from swift.models.names import NameMap, name_map_of_skeleton
 from swift.models.opening import as_model_error, check_files
-from swift.models.pictures import FILES, load_processor, settings_in_force
 from swift.models.quiet import quiet_libraries
 from swift.models.sentence_files import write_sentence_files
 from swift.models.tokenizer import check_has_tokenizer, copy_tokenizer, load_tokenizer
@@ -109,7 +109,7 @@ class HfSource:
 
     @cached_property
     def processor(self) -> Any:
-        """The processor that prepares pictures for the model; None where the model reads text alone, or has none."""
+        """The processor that prepares pictures and sounds; None where the model reads text alone, or has none."""
         if not has_tower(self.config):
             return None
         trust = self._section.trust_remote_code

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from swift.errors import ConfigError, ModelError, SwiftError
+from swift.models.media_processor import stored_template
 from swift.models.opening import as_model_error, check_files
-from swift.models.pictures import stored_template
 from swift.models.tokenizer_file import tell_difference
 from swift.models.trust import TRUST_FLAG
 from swift.untrusted import Failure, inside, json_kind, read_json_object, read_text, time_limit

@@ -22,7 +22,7 @@ from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
 from swift.models.logps import TokenViews, token_logps, token_logps_of_module, tokens_per_chunk
 from swift.models.logps_autograd import chunks
-from swift.models.media import PictureReader
+from swift.models.media import TowerReader
 from swift.models.noise import EmbeddingNoise
 from swift.models.pooling import pooled, pooled_scores, pooling_weights
 
@@ -53,7 +53,7 @@ class ViewModule(nn.Module):
         """True when the model is given a mask for padding; causal models need none, padding being on the right."""
         self.pooling = "last"
         """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
-        self.reader: PictureReader | None = None
+        self.reader: TowerReader | None = None
         """Reads the pictures of the run, where it has any: then the check looks at samples with pictures too."""
         self._noise: EmbeddingNoise | None = None
         self._say = say
@@ -194,7 +194,7 @@ class ViewModule(nn.Module):
             self.check_pictures(self.reader)
 
     @torch.no_grad()
-    def check_pictures(self, reader: PictureReader) -> None:
+    def check_pictures(self, reader: TowerReader) -> None:
         """Refuse a model that gives other numbers to samples with pictures in a batch than to each of them alone."""
         causal_lm = causal_lm_of(self.model)
         modes = [(module, module.training) for module in self.modules()]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from swift.config.media import NAMES
 from swift.contracts import (
     Completion,
     EngineRequest,
@@ -153,11 +154,13 @@ class CheckedEngine:
         return getattr(self.__dict__["engine"], name)
 
     def _check_media(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Refuse prompts with pictures that the engine would take for text."""
-        pictured = any(isinstance(prompt, PicturedPrompt) and prompt.media for prompt in prompts)
-        if pictured and "image" not in getattr(self.engine, "media", ()):
+        """Refuse prompts with pictures or sounds that the engine would take for text."""
+        held = {each.kind for prompt in prompts if isinstance(prompt, PicturedPrompt) for each in prompt.media}
+        if lacking := held.difference(getattr(self.engine, "media", ())):
+            name = NAMES[min(lacking)]
+            takes = f"takes no {name}s" if getattr(self.engine, "media", ()) else "reads text alone"
             raise DataError(
-                f"{self._entry} is given a question with a picture, and reads text alone.",
+                f"{self._entry} is given a question with a {name}, and {takes}.",
                 hint=f"Leave --engine out ({TRANSFORMERS} reads pictures where the model does), or start a server and "
                 "name its address: --engine http://HOST:PORT",
             )

@@ -14,7 +14,7 @@ from swift.data.pipeline import PreparedData
 from swift.data.plans import BatchLayout
 from swift.data.plans.epochs import EpochPlan, evaluation_batches
 from swift.data.store import SampleSet
-from swift.models.media import PictureReader
+from swift.models.media import TowerReader
 from swift.plugins.hooks import Hooks
 from swift.processes.comms import Comms
 from swift.processes.watchdog import Watchdog
@@ -94,7 +94,7 @@ class Job:
         Where samples come one after the other (a stream, answers to prompts), the next step is not known yet.
         """
         reader = self.run.media_reader
-        if isinstance(reader, PictureReader):
+        if isinstance(reader, TowerReader):
             batches = [batch]
             if isinstance(self.plan, EpochPlan) and step + 1 < self.run.total_steps:
                 batches.append(self.plan.batch(step + 1, self.topology.data_rank, self.topology.data_size))
@@ -104,14 +104,14 @@ class Job:
     def waited_for_pictures(self) -> float:
         """Return for how many seconds steps have waited for pictures to be decoded."""
         reader = self.run.media_reader
-        decoder = reader.decoder if isinstance(reader, PictureReader) else None
+        decoder = reader.decoder if isinstance(reader, TowerReader) else None
         return 0.0 if decoder is None else decoder.seconds
 
     def _reader(self, *, training: bool) -> MediaReader | None:
         """Return what reads pictures, naming rows of the data set that is being read."""
         part = self.data.train if training else self.data.validation
         reader = self.run.media_reader
-        return reader.naming(part.place) if isinstance(reader, PictureReader) and part is not None else reader
+        return reader.naming(part.place) if isinstance(reader, TowerReader) and part is not None else reader
 
     def validation_batches(self) -> Iterator[Batch] | None:
         """Return the validation set in order, or None when there is none."""

@@ -24,16 +24,16 @@ from swift.config.tasks import CAUSAL_LM
 from swift.contracts import DataFacts, ModelRole, Objective, Plan, RejectedSamples, Run
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
-from swift.data.picture_tokens import PictureRules
-from swift.data.pipeline import DataPreparation, PreparedData, holds_media, picture_tokens
+from swift.data.media_tokens import MediaRules
+from swift.data.pipeline import DataPreparation, PreparedData, media_kinds, media_tokens
 from swift.data.store import ReferencedSamples, hash_of
 from swift.errors import ConfigError, DataError
 from swift.models.classes import has_tower
 from swift.models.few_bits import adapters_as_trained, as_trained
 from swift.models.heads import exported
-from swift.models.media import PictureReader
+from swift.models.media import TowerReader
+from swift.models.media_processor import MediaProcessor
 from swift.models.parts import ALIGNER, VIT, frozen_parts
-from swift.models.pictures import PictureProcessor
 from swift.models.positions import check_longest, limit_note
 from swift.models.precision import resolve_dtype
 from swift.models.source import as_exported, open_source
@@ -197,10 +197,10 @@ def _prepare(
     sources = role_sources(asked, run, setup.hooks)
     check_vocabularies(sources, source)
     sources |= role_sources(setup.roles, run, setup.hooks)
-    pictures = None if source.processor is None else PictureProcessor(source.processor, run.config.data)
+    pictures = None if source.processor is None else MediaProcessor(source.processor, run.config.data)
     data = open_data(setup, source.tokenizer, objective.encoding, rows, validation_rows, pictures=pictures)
-    if pictures is not None and holds_media(data):
-        run.media_reader = reader = PictureReader.of(source, pictures, run.config.data)
+    if pictures is not None and (kinds := media_kinds(data)):
+        run.media_reader = reader = TowerReader.of(source, pictures, run.config.data, kinds)
         setup.at_end.callback(reader.close)
     check_tower(run, source)
     check_positions(run, source.config, data)
@@ -306,13 +306,13 @@ def open_data(
     rows: Sequence[Any] | None,
     validation_rows: Sequence[Any] | None,
     *,
-    pictures: PictureRules | None = None,
+    pictures: MediaRules | None = None,
 ) -> PreparedData:
     """Read, encode and check the data sets, and report what could not be used; a stream is opened only."""
     run, comms = setup.run, setup.comms
-    tokens = picture_tokens(pictures, run.config.data)
-    if tokens is not None:
-        tokens.refusal = lacking_media(setup.hooks.capabilities, run.config, "image")
+    tokens = media_tokens(
+        pictures, run.config.data, lambda kind: lacking_media(setup.hooks.capabilities, run.config, kind)
+    )
     encoder = SampleEncoder(tokenizer, run.config.data, encoding_of(encoding), tokens)
     preparation = DataPreparation(encoder, run.config.train.order_seed, run.say, comms.barrier, run.topology.is_main)
     data = preparation.prepare(rows, validation_rows)

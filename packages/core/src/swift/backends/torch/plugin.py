@@ -45,7 +45,7 @@ class TorchBackend:
         optimizers=frozenset(Reads),
         provides=EVERY_VIEW,
         async_checkpoint=True,
-        modalities=frozenset({"text", "image"}),
+        modalities=frozenset({"text", "image", "audio"}),
         calls_before_update=True,
         features=frozenset(
             {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,7 +40,7 @@ def _train_step(run: Run, state: TorchState, batch: Batch, objective: Objective)
     replica.train()
     if isinstance(replica, DistributedDataParallel) and state.sees:
         # DDP waits for a gradient of every trained weight, on every process.
-        batch = replace(batch, touch=frozenset({"image"}))
+        batch = batch.with_stand_ins()
     sums = accumulate(replica, batch, objective, state.arithmetic, around=around)
     if state.sees:
         for parameter in state.trained():

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from swift.config.media import KINDS, NAMES
 from swift.data.conversation import Unusable
 from swift.data.formats import UNDERSTOOD, UNKNOWN_FORMAT, RowReader, Sample
-from swift.data.pictures import COLUMNS, NOT_READ
+from swift.data.pictures import COLUMNS
 from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.sources.rows import RowData
 from swift.data.texts import Steps
@@ -72,7 +73,7 @@ class Encoding(ABC):
     modalities: frozenset[str] = frozenset({"text"})
     """What samples always hold. A backend that lacks one of these refuses the run before weights load."""
     media: frozenset[str] = frozenset()
-    """What samples hold besides where the rows do, 'image' for instance. Rows with anything else cannot be used."""
+    """What samples hold besides where the rows do: 'image', 'video', 'audio'. Rows with others cannot be used."""
 
     @abstractmethod
     def read(self, row: RowReader) -> Sample:
@@ -118,18 +119,13 @@ class Encoding(ABC):
 
     def _check_media(self, row: RowData, sample: Sample) -> None:
         """Refuse a row whose pictures, videos or sounds would be left out."""
-        for column in NOT_READ:
-            if column in row:
-                raise Unusable(
-                    "holds video or sound", f"the column {column!r}: videos and sounds are not learned from yet"
-                )
-        if "image" in self.media:
-            return
-        named = next((each for each in COLUMNS if each in row), None)
         read = [sample.conversation, *([sample.rejected] if sample.rejected else ()), *sample.others]
-        if named is not None or any(each.pictures for each in read):
-            where = f"the column {named!r}" if named is not None else "in the messages"
-            raise Unusable("holds pictures", f"{where}: this objective learns from text alone")
+        in_messages = {each.kind for conversation in read for each in conversation.media}
+        for kind in KINDS:
+            named = next((each for each in COLUMNS[kind] if each in row), None)
+            if kind not in self.media and (named is not None or kind in in_messages):
+                where = f"the column {named!r}" if named is not None else "in the messages"
+                raise Unusable(f"holds {NAMES[kind]}s", f"{where}: this objective does not learn from {NAMES[kind]}s")
 
     def check_format(self, row: RowData, place: str, tags: RoleTags = STANDARD_TAGS) -> None:
         """Refuse a data set whose first row has no known columns."""

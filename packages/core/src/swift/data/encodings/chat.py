@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swift.config.media import KINDS
 from swift.data.conversation import Unusable
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
@@ -19,7 +20,7 @@ class ChatEncoding(Encoding):
 
     name = "chat"
     loss_on: LossOn = "assistant"
-    media = frozenset({"image"})
+    media = frozenset(KINDS)
 
     def read(self, row: RowReader) -> Sample:
         """Return the conversation of the row."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from swift.config.media import KINDS
 from swift.data.conversation import Conversation, Unusable, parse_json
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import MESSAGES, QUESTION, RowReader, Sample
@@ -21,7 +22,7 @@ class PreferenceEncoding(Encoding):
     name = "preference"
     segment_names = ("chosen", "rejected")
     values = ("margin",)
-    media = frozenset({"image"})
+    media = frozenset(KINDS)
 
     def read(self, row: RowReader) -> Sample:
         """Return the better and the worse conversation, which share the prompt."""

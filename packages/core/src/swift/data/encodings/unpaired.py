@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from swift.config.media import KINDS
 from swift.data.conversation import Unusable
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.encodings.preference import compared
@@ -23,7 +24,7 @@ class UnpairedEncoding(Encoding):
     name = "unpaired"
     segment_names = ("completion", "completion of another sample")
     values = ("label",)
-    media = frozenset({"image"})
+    media = frozenset(KINDS)
     needs_following = True
 
     def read(self, row: RowReader) -> Sample:

@@ -1,4 +1,4 @@
-"""Asks a model's own processor about pictures: the text that they become, and the inputs of the model's towers.
+"""Asks a model's own processor about pictures and sounds: the text that they become, and the inputs of its towers.
 
 No class per model: the processor that lies next to the weights is asked. One that also reads videos needs torchvision
 for them; without it, it is made for pictures alone.
@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from swift.config.media import KINDS, NAMES
+from swift.data.media import Measured, MediaRef
 from swift.data.pictures import open_picture
+from swift.data.sounds import length_at, open_sound
 from swift.errors import ModelError
 from swift.models.opening import as_model_error
 
 if TYPE_CHECKING:
     import torch
-    from PIL.Image import Image
 
     from swift.config.sections import DataSection
 
@@ -27,26 +30,30 @@ FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocesso
 """What makes a processor of a tokenizer."""
 _OF_TEXT = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "labels"})
 """What a processor returns about the text around its pictures."""
+BLANK = "blank:"
+"""The source of what stands in where a process has none: it has a size, and no file."""
+_ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
+"""What processors call the media of a kind."""
 _TOO_FEW = 28
 """Pixels of a side, where nothing else is known."""
 
 
-class PictureProcessor:
-    """Implements `swift.data.picture_tokens.PictureRules` for a model's folder."""
+class MediaProcessor:
+    """Implements `swift.data.media_tokens.MediaRules` for a model's folder."""
 
     def __init__(self, processor: Any, section: DataSection) -> None:
         self.processor = processor
         self._most, self._least = section.max_pixels, section.min_pixels
         if self._most is not None and self._least is not None and self._least > self._most:
             raise ModelError("data.min_pixels is larger than data.max_pixels.", hint="Swap them.")
-        size = getattr(processor.image_processor, "size", None)
-        budget = _is_budget(processor.image_processor)
-        if budget and size is not None and (self._most or self._least):
+        images: Any = getattr(processor, "image_processor", None)
+        size = getattr(images, "size", None)
+        if _is_budget(images) and size is not None and (self._most or self._least):
             least = self._least or min(size["shortest_edge"], self._most or size["shortest_edge"])
             most = self._most or max(size["longest_edge"], least)
-            processor.image_processor.size = type(size)(**{**dict(size), "shortest_edge": least, "longest_edge": most})
+            images.size = type(size)(**{**dict(size), "shortest_edge": least, "longest_edge": most})
             self._most = self._least = None
-        self.token = str(processor.image_token)
+        self.placeholders = {kind: str(token) for kind in KINDS if (token := _placeholder(processor, kind)) is not None}
         self._counts = hasattr(processor, "_get_num_multimodal_tokens")
         self._checked = 0
 
@@ -55,48 +62,96 @@ class PictureProcessor:
         """All that only pictures and their kin may become."""
         return frozenset(map(str, self.processor.all_special_multimodal_tokens))
 
+    @property
+    def ids(self) -> list[int]:
+        """The tokens that stand for parts of media, whatever the kind."""
+        of_kinds = [getattr(self.processor, f"{kind}_token_ids", ()) for kind in self.placeholders]
+        return sorted({each for held in of_kinds for each in held if each is not None})
+
+    @property
+    def rate(self) -> int:
+        """Samples a second of the sounds that the processor is given."""
+        return int(_of_sounds(self.processor).sampling_rate)
+
+    def lacks(self, kind: str) -> str:
+        """Return why the model does not take this kind, in half a sentence."""
+        return f"the model takes no {NAMES[kind]}s"
+
     def fingerprint(self) -> str:
-        """Return all that decides what a picture becomes."""
+        """Return all that decides what media become."""
         import transformers
 
         whole = self.processor.to_dict()
         whole.pop("chat_template", None)
         settings = json.dumps(whole, sort_keys=True, default=str)
-        kinds = [type(self.processor).__name__, type(self.processor.image_processor).__name__]
+        parts = [getattr(self.processor, "image_processor", None), _of_sounds(self.processor)]
+        kinds = [type(each).__name__ for each in (self.processor, *parts)]
         return json.dumps([settings, kinds, transformers.__version__, self._most, self._least])
 
-    def replacement(self, width: int, height: int) -> str:
-        """Return what takes the place of the token for a picture of this size.
+    def replacement(self, each: Measured | MediaRef) -> str:
+        """Return what takes the place of the placeholder, by what the header says.
 
-        The processor's own arithmetic tells where it has any; that it agrees with the processor is checked on the
-        first few sizes. Otherwise a blank picture of the size is given to it.
+        The processor's own arithmetic for pictures tells where it has any; that it agrees with the processor is
+        checked on the first few sizes. Otherwise something blank as large is given to it.
         """
-        width, height = self.size_of(width, height)
+        if each.kind == "audio":
+            return self._of_sound(length_at(each.frames, each.rate, self.rate))
+        width, height = self.size_of(each.width, each.height)
         counted = self._counted(width, height) if self._counts else None
         if counted is not None and self._checked >= 3:
             return counted
         from PIL import Image
 
-        (asked,) = self._asked([Image.new("RGB", (width, height))])
+        (asked,) = self._asked([("image", Image.new("RGB", (width, height)))])
         self._checked += 1
         if counted is not None and counted != asked:
             self._counts = False
         return asked
 
-    def replacements(self, paths: Sequence[str]) -> list[str]:
-        """Return what takes the place of the tokens of whole pictures."""
-        return self._asked([self.open(path) for path in paths])
+    def _of_sound(self, length: int) -> str:
+        longest = getattr(_of_sounds(self.processor), "n_samples", None)
+        (asked,) = self._asked([("audio", np.zeros(length, np.float32))])
+        if (
+            longest is not None
+            and length > longest
+            and asked == self._asked([("audio", np.zeros(longest, np.float32))])[0]
+        ):
+            raise ValueError(f"the processor hears the first {longest / self.rate:g} s of it alone: cut it into pieces")
+        return asked
 
-    def inputs(self, images: Sequence[Image]) -> dict[str, torch.Tensor]:
-        """Return the inputs of the model's towers for some pictures, as the processor names them."""
-        made = self._call(images)
+    def replacements(self, seen: Sequence[Measured]) -> list[str]:
+        """Return what takes the place of the placeholders of whole files."""
+        return self._asked([(each.kind, self.open(each)) for each in seen])
+
+    def inputs(self, contents: Sequence[tuple[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return the inputs of the model's towers for some media, as the processor names them.
+
+        `contents` are kinds and what `open` returned.
+        """
+        made = self._call(contents)
         return {name: value for name, value in made.items() if name not in _OF_TEXT and hasattr(value, "shape")}
 
-    def open(self, path: str) -> Image:
-        """Return a picture as the processor is given it."""
-        image = open_picture(path)
+    def open(self, each: Measured | MediaRef) -> Any:
+        """Return a medium as the processor is given it: an image of PIL, or the samples of a sound."""
+        if each.kind == "audio":
+            return open_sound(_path(each), self.rate)
+        image = open_picture(_path(each))
         size = self.size_of(*image.size)
         return image if size == image.size else image.resize(size)
+
+    def blank(self, each: MediaRef) -> Any:
+        """Return something blank as large as the reference says."""
+        if each.kind == "audio":
+            return np.zeros(length_at(each.frames, each.rate, self.rate), np.float32)
+        from PIL import Image
+
+        return Image.new("RGB", (each.width, each.height))
+
+    def smallest(self, kind: str) -> MediaRef:
+        """Return a reference to something blank that costs little: what stands in where a process has none."""
+        if kind == "audio":
+            return MediaRef(kind, BLANK, 0, 0, frames=self.rate, rate=float(self.rate))
+        return MediaRef(kind, BLANK, 0, 0, _TOO_FEW, _TOO_FEW)
 
     def size_of(self, width: int, height: int) -> tuple[int, int]:
         """Return the size at which the processor is given a picture, where it has no limit of pixels itself."""
@@ -110,26 +165,26 @@ class PictureProcessor:
                 return max(1, round(width * factor)), max(1, round(height * factor))
         return width, height
 
-    @cached_property
-    def smallest(self) -> tuple[int, int]:
-        """Width and height of a picture that costs little: what stands in where a process has none."""
-        return _TOO_FEW, _TOO_FEW
-
     def _counted(self, width: int, height: int) -> str | None:
         try:
             counts = self.processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"]
         except Exception:  # a private method: whatever it may come to be
             self._counts = False
             return None
-        return self.token * int(counts[0])
+        return self.placeholders["image"] * int(counts[0])
 
-    def _asked(self, images: Sequence[Image]) -> list[str]:
-        offsets = self._call(images, return_text_replacement_offsets=True)["text_replacement_offsets"]
+    def _asked(self, contents: Sequence[tuple[str, Any]]) -> list[str]:
+        offsets = self._call(contents, return_text_replacement_offsets=True)["text_replacement_offsets"]
         return [str(each["replacement"]) for each in offsets[0]]
 
-    def _call(self, images: Sequence[Image], **options: Any) -> Any:
-        text = [self.token * len(images)]
-        return self.processor(text=text, images=list(images), return_tensors="pt", add_special_tokens=False, **options)
+    def _call(self, contents: Sequence[tuple[str, Any]], **options: Any) -> Any:
+        text = ["".join(self.placeholders[kind] for kind, _ in contents)]
+        given: dict[str, list[Any]] = {}
+        for kind, content in contents:
+            given.setdefault(_ARGUMENTS[kind], []).append(content)
+        if "audio" in given:
+            options["sampling_rate"] = self.rate
+        return self.processor(text=text, return_tensors="pt", add_special_tokens=False, **given, **options)
 
 
 def load_processor(folder: Path, config: Any, tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
@@ -144,7 +199,7 @@ def load_processor(folder: Path, config: Any, tokenizer: Any, *, trust_remote_co
     ):
         processor = kind.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     processor.tokenizer = tokenizer
-    return processor if getattr(processor, "image_token", None) is not None else None
+    return processor if any(_placeholder(processor, kind) is not None for kind in KINDS) else None
 
 
 def stored_template(folder: Path) -> str | None:
@@ -160,9 +215,28 @@ def stored_template(folder: Path) -> str | None:
 
 def settings_in_force(processor: Any) -> Mapping[str, Any]:
     """Return the limits of pixels that an export must carry, by the key of its image processor's configuration."""
-    if not _is_budget(processor.image_processor):
+    if not _is_budget(getattr(processor, "image_processor", None)):
         return {}
     return {"size": {key: int(value) for key, value in dict(processor.image_processor.size).items() if value}}
+
+
+_MAKERS = frozenset({"image_processor", "feature_extractor", "audio_processor"})
+"""The parts of processors that make inputs of towers, for pictures and for sounds."""
+
+
+def _placeholder(processor: Any, kind: str) -> str | None:
+    """Return what stands for one of a kind in a text; None where the processor does not take it."""
+    made_by = {"image": getattr(processor, "image_processor", None), "audio": _of_sounds(processor)}.get(kind)
+    return None if made_by is None else getattr(processor, f"{kind}_token", None)
+
+
+def _of_sounds(processor: Any) -> Any:
+    """Return the part of a processor that makes inputs of sounds; None where it has none."""
+    return getattr(processor, "audio_processor", getattr(processor, "feature_extractor", None))
+
+
+def _path(each: Measured | MediaRef) -> str:
+    return each.path if isinstance(each, Measured) else each.source
 
 
 def _processor_class(config: Any) -> Any:
@@ -178,7 +252,7 @@ def _processor_class(config: Any) -> Any:
             f"{', '.join(kind._backends)}.",
             hint=f"Type: pip install {' '.join(kind._backends)}",
         )
-    if kind is None or "image_processor" not in kind.get_attributes():
+    if kind is None or not _MAKERS & set(kind.get_attributes()):
         return None
     if "video_processor" in kind.get_attributes() and not is_torchvision_available():
         return for_pictures_alone(kind)

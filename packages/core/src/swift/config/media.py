@@ -1,0 +1,8 @@
+"""Kinds of media, and what people call them."""
+
+from __future__ import annotations
+
+KINDS = {"image": 1, "video": 2, "audio": 3}
+"""The numbers that models know the kinds by; 0 is text."""
+NAMES = {"image": "picture", "video": "video", "audio": "sound"}
+"""What people call one of a kind."""

@@ -1,0 +1,177 @@
+"""The text that pictures, videos and sounds become: placeholders of a chat template, expanded as the processor does it.
+
+What a picture becomes depends on its size alone, and what a sound becomes on its length, so the header of a file is
+enough: nothing is decoded. That the processor itself makes the same of the whole file is checked on the first few.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol
+
+from swift.config.media import NAMES
+from swift.data.conversation import Unusable
+from swift.data.media import Measured, MediaRef, Medium
+from swift.data.pictures import measure, path_of
+from swift.data.sounds import measure_sound
+from swift.data.texts import MediaSpan, Rendered, Span
+from swift.errors import ModelError, SwiftError
+
+_COMPARED = 2
+"""Texts whose pictures are decoded, to compare what is counted with what the processor says; so for each kind."""
+_VERSION = 2
+"""Raised where the same rules come to mean other tokens, or tokenised data hold something else of media."""
+
+
+class MediaRules(Protocol):
+    """A model's own rules for pictures, videos and sounds, as `swift.models.media_processor` takes them."""
+
+    @property
+    def placeholders(self) -> Mapping[str, str]:
+        """Placeholders in the chat template's text, one for each kind that the model takes."""
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """All that only pictures and their kin may become: nobody may write one."""
+
+    def replacement(self, each: Measured) -> str:
+        """Return what takes the place of the placeholder, by what the header says."""
+
+    def replacements(self, seen: Sequence[Measured]) -> list[str]:
+        """Return the same for whole files, by the processor itself."""
+
+    def lacks(self, kind: str) -> str:
+        """Return why the model does not take this kind, in half a sentence."""
+
+    def fingerprint(self) -> str:
+        """Return all that decides what media become."""
+
+
+class MediaTokens:
+    """Puts the text that pictures, videos and sounds become into rendered conversations."""
+
+    def __init__(
+        self,
+        rules: MediaRules,
+        folder: Path,
+        *,
+        decode: bool = False,
+        refusal_of: Callable[[str], SwiftError | None] = lambda _: None,
+    ) -> None:
+        """Take the rules of a model. What has no file is kept in `folder`; `decode` looks at all of every file.
+
+        `refusal_of` says what to raise at the first medium of a kind, where a run cannot learn from any.
+        """
+        self._rules = rules
+        self._folder = folder
+        self._decode = decode
+        self._refusal_of = refusal_of
+        self._known: dict[tuple[str, int, int, int, float], str] = {}
+        self._compared = dict.fromkeys(NAMES, 0)
+        marks = "|".join(f"(?P<{kind}>{re.escape(token)})" for kind, token in rules.placeholders.items())
+        self._marks = re.compile(marks)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Which kinds of media the model takes."""
+        return frozenset(self._rules.placeholders)
+
+    def cache_key(self) -> str:
+        """Return what decides the tokens of pictures."""
+        refused = [kind for kind in self._rules.placeholders if self._refusal_of(kind) is not None]
+        return json.dumps([_VERSION, self._rules.fingerprint(), self._decode, refused])
+
+    def expand(self, rendered: Rendered, media: Sequence[Medium]) -> Rendered:
+        """Return the text with every placeholder replaced; `media` are those of the conversation, in order.
+
+        A text may hold the first few of them alone. Raise `Unusable` where it holds more placeholders than media, or
+        others, or where a file is missing or broken.
+        """
+        for each in media:
+            if each.kind not in self._rules.placeholders:
+                raise Unusable(f"holds {NAMES[each.kind]}s", self._rules.lacks(each.kind))
+        marks = list(self._marks.finditer(rendered.text))
+        edges = [0, *(place for mark in marks for place in mark.span()), len(rendered.text)]
+        pieces = [rendered.text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        if len(marks) > len(media) or any(token in piece for token in self._rules.tokens for piece in pieces):
+            token = self._rules.placeholders[marks[-1].lastgroup or ""] if marks else sorted(self._rules.tokens)[0]
+            raise Unusable("a picture's own token in the text", f"somebody says {token}, or one that is like it")
+        held = media[: len(marks)]
+        if [mark.lastgroup for mark in marks] != [each.kind for each in held]:
+            raise Unusable("left out by the template", "the chat template writes other media than the messages hold")
+        if not marks:
+            return rendered
+        for each in held:
+            if (refusal := self._refusal_of(each.kind)) is not None:
+                raise refusal
+        seen = [self._measured(each) for each in held]
+        texts = [self._replacement(each) for each in seen]
+        self._compare(seen, texts)
+        return _joined(rendered, pieces, texts, seen, [mark.group() for mark in marks])
+
+    def _measured(self, each: Medium) -> Measured:
+        if each.kind == "audio":
+            return measure_sound(path_of(each, self._folder), decode=self._decode)
+        return measure(each, self._folder, decode=self._decode)
+
+    def _replacement(self, each: Measured) -> str:
+        key = (each.kind, each.width, each.height, each.frames, each.rate)
+        if key not in self._known:
+            try:
+                self._known[key] = self._rules.replacement(each)
+            except (ValueError, ZeroDivisionError, OverflowError) as error:
+                name = NAMES[each.kind]
+                raise Unusable(f"{name} refused by the processor", f"{described(each)}: {error}") from None
+        return self._known[key]
+
+    def _compare(self, seen: Sequence[Measured], texts: Sequence[str]) -> None:
+        """Decode the first few of a kind and refuse a model whose processor makes something else of them."""
+        kinds = {each.kind for each in seen}
+        if all(self._compared[kind] >= _COMPARED for kind in kinds):
+            return
+        for kind in kinds:
+            self._compared[kind] += 1
+        paths = " ".join(each.path for each in seen)
+        try:
+            made = self._rules.replacements(seen)
+        except (OSError, ValueError) as error:
+            raise Unusable(f"broken {NAMES[seen[0].kind]}", f"{paths}: {error}") from None
+        if made != list(texts):
+            raise ModelError(
+                f"The processor of this model makes {[len(each) for each in made]} characters of {paths}, "
+                f"and {[len(each) for each in texts]} of blank ones as large.",
+                hint="What it makes of them cannot be counted by their sizes: it cannot be trained with them yet.",
+            )
+
+
+def described(each: Measured | MediaRef) -> str:
+    """Return what the header of a file says, for people."""
+    if each.kind == "audio":
+        return f"{each.frames / each.rate:.1f} s"
+    return f"{each.width}×{each.height}"
+
+
+def _joined(
+    rendered: Rendered, pieces: Sequence[str], texts: Sequence[str], seen: Sequence[Measured], tokens: Sequence[str]
+) -> Rendered:
+    """Return the expanded text; spans move by what was added before them."""
+    at, media = 0, []
+    for piece, text, each in zip(pieces, texts, seen, strict=False):
+        start = at + len(piece)
+        at = start + len(text)
+        reference = MediaRef(each.kind, each.path, 0, 0, each.width, each.height, each.size, each.frames, each.rate)
+        media.append(MediaSpan(start, at, reference))
+    ends = list(accumulate(len(piece) + len(token) for piece, token in zip(pieces, tokens, strict=False)))
+    gains = [0, *accumulate(len(text) - len(token) for text, token in zip(texts, tokens, strict=True))]
+
+    def moved(place: int) -> int:
+        return place + gains[sum(end <= place for end in ends)]
+
+    spans = [Span(moved(span.start), moved(span.end), span.weight) for span in rendered.spans]
+    whole = "".join(part for pair in zip(pieces, [*texts, ""], strict=True) for part in pair)
+    return replace(rendered, text=whole, spans=tuple(spans), media=tuple(media))

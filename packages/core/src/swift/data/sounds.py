@@ -1,0 +1,126 @@
+"""Sounds: what the header of their file says, and their samples as one voice at the rate of a model.
+
+WAV files of whole numbers are read by Python itself, everything else by the package soundfile.
+"""
+
+from __future__ import annotations
+
+import math
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.data.conversation import Unusable
+from swift.data.media import Measured
+from swift.errors import ModelError
+
+_SHORT = "it ends before its header says so"
+_CROSSINGS = 6
+"""Zeros of the sinc function on either side that a resampled value is made of."""
+_CUT = 0.99
+"""Where the filter cuts, as a part of the lower rate's half."""
+
+
+def measure_sound(path: str, *, decode: bool = False) -> Measured:
+    """Return what the header of a sound says; with `decode` all of it is read.
+
+    Raise `Unusable` for one that is missing, broken or empty.
+    """
+    try:
+        frames, rate = _header(path)
+        if decode:
+            _samples(path)
+        size = Path(path).stat().st_size
+    except FileNotFoundError:
+        raise Unusable("missing sound", f"there is no file {path}") from None
+    except (OSError, EOFError, ValueError, RuntimeError) as error:  # soundfile raises RuntimeError's kin
+        raise Unusable("broken sound", f"{path} cannot be read as a sound: {error}") from None
+    if not frames:
+        raise Unusable("broken sound", f"{path} has no samples")
+    return Measured(path, 0, 0, size, "audio", frames, float(rate))
+
+
+def open_sound(path: str, rate: int) -> np.ndarray:
+    """Return a sound as one voice in float32 at this rate; raise `OSError` or `ValueError` where it is broken."""
+    samples, own = _samples(path)
+    return resampled(samples.mean(axis=1, dtype=np.float32), own, rate)
+
+
+def length_at(frames: int, own: float, rate: int) -> int:
+    """Return how many samples a sound has at another rate."""
+    return math.ceil(frames * rate / round(own))
+
+
+def resampled(sound: np.ndarray, own: int, rate: int) -> np.ndarray:
+    """Return a sound at another rate: each value is a windowed sum of sincs around its moment."""
+    if own == rate:
+        return sound.astype(np.float32)
+    length = length_at(len(sound), own, rate)
+    common = math.gcd(own, rate)
+    step, phases = own // common, rate // common
+    cut = min(step, phases) * _CUT
+    width = math.ceil(_CROSSINGS * step / cut)
+    moments = np.arange(-width, width + step)[None] / step - np.arange(phases)[:, None] / phases
+    angles = np.clip(moments * cut, -_CROSSINGS, _CROSSINGS)
+    kernel = np.sinc(angles) * np.cos(angles * np.pi / _CROSSINGS / 2) ** 2 * cut / step
+    padded = np.pad(sound.astype(np.float32), (width, width + step))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * width + step)[::step]
+    made: np.ndarray = (windows @ kernel.T.astype(np.float32)).reshape(-1)[:length]
+    return made
+
+
+def _header(path: str) -> tuple[int, int]:
+    """Return how many samples a voice of a file has, and how many a second."""
+    try:
+        with wave.open(path, "rb") as file:
+            frames = file.getnframes()
+            if Path(path).stat().st_size < frames * file.getnchannels() * file.getsampwidth():
+                raise ValueError(_SHORT)
+            return frames, file.getframerate()
+    except (wave.Error, EOFError):
+        info = _soundfile(path).info(path)
+        return int(info.frames), int(info.samplerate)
+
+
+def _samples(path: str) -> tuple[np.ndarray, int]:
+    """Return the samples of all voices, [samples, voices] from -1 to 1, and how many there are a second."""
+    try:
+        with wave.open(path, "rb") as file:
+            width, voices, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            count = file.getnframes()
+            content = file.readframes(count)
+    except (wave.Error, EOFError):
+        try:
+            samples, rate = _soundfile(path).read(path, dtype="float32", always_2d=True)
+        except RuntimeError as error:  # soundfile's own are its kin
+            raise OSError(str(error)) from None
+        return samples, int(rate)
+    if len(content) != count * voices * width:
+        raise ValueError(_SHORT)
+    return _as_floats(content, width).reshape(-1, voices), rate
+
+
+def _as_floats(content: bytes, width: int) -> np.ndarray:
+    if width == 1:  # without a sign, as WAV has it
+        return (np.frombuffer(content, np.uint8).astype(np.float32) - 128) / 128
+    if width == 3:  # put into the upper three of four bytes
+        whole = np.zeros((len(content) // 3, 4), np.uint8)
+        whole[:, 1:] = np.frombuffer(content, np.uint8).reshape(-1, 3)
+        return whole.view("<i4")[:, 0].astype(np.float32) / 2**31
+    return np.frombuffer(content, f"<i{width}").astype(np.float32) / np.float32(2 ** (8 * width - 1))
+
+
+def _soundfile(path: str) -> Any:
+    if Path(path).stat().st_size == 0:
+        raise ValueError("the file is empty")
+    try:
+        import soundfile  # type: ignore[import-not-found]  # an extra
+    except ImportError as error:
+        raise ModelError(
+            f"{path} is no WAV file of whole numbers, and other sounds need the package soundfile, which is not "
+            "installed.",
+            hint='Type: pip install "swift-core[audio]"',
+        ) from error
+    return soundfile
