@@ -58,7 +58,7 @@ class Attack:
 
 
 RUN = "/api/runs/RUN"
-CHANGE = {"method": "POST", "body": {}}
+CHANGE = {"method": "POST", "body": {"token": "TOKEN"}}
 ATTACKS = {
     # Paths.
     "traversal": Attack("/static/../../../../../../../../etc/passwd", (404,)),

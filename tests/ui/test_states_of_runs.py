@@ -54,9 +54,11 @@ def test_looking_at_a_run_never_takes_its_lock(page: TestClient, root: Path) -> 
 
 
 def test_a_process_that_got_the_number_of_a_dead_run_is_not_that_run(page: TestClient, root: Path) -> None:
-    folder = write_run(root / "m" / "v0", [line_of(5)], process=1)
-    os.utime(folder / ".lock", (1_000_000_000, 1_000_000_000))  # before process 1 began
-    assert shown(page)["v0"]["state"]["name"] == "died"
+    folder = write_run(root / "m" / "v0", [line_of(5)], process=os.getpid())
+    with (folder / ".lock").open():
+        assert shown(page)["v0"]["state"]["name"] == "running"
+        os.utime(folder / ".lock", (1_000_000_000, 1_000_000_000))  # taken before this process began
+        assert shown(page)["v0"]["state"]["name"] == "died"
 
 
 def test_a_run_that_is_resumed_is_running_although_its_lines_end_with_a_summary(page: TestClient, root: Path) -> None:
