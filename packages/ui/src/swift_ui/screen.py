@@ -1,0 +1,170 @@
+"""The screen of `swift watch`: state, progress, figures, the loss as a curve, processes and the end of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from swift.errors import SwiftError
+from swift.runs import EVAL_PREFIX, MEMORY, count, duration, figure, label
+from swift_ui.braille import curve
+from swift_ui.looking.lines import RunLines
+from swift_ui.looking.log import log_part
+from swift_ui.looking.state import RunState, StateReader
+from swift_ui.looking.view import arguments, short_facts, title_of
+
+SHARES = {
+    "compute_fraction": "compute",
+    "communication_fraction": "communication",
+    "optimizer_fraction": "optimizer",
+    "data_fraction": "waiting for data",
+}
+ROWS = 7
+"""Lines of the curve."""
+LOG_LINES = 6
+_COLOURS = {"completed": "green", "running": "blue", "failed": "red", "died": "red"}
+_SLOWER = 1.1
+"""How many times the median a process computes that is named."""
+
+
+class WatchScreen:
+    """Draws a run as it stands now."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lines = RunLines(folder)
+        self._states = StateReader()
+        self.state: RunState = self._states.state(folder)
+
+    def draw(self) -> RenderableType:
+        """Look at the run again, and return what to print."""
+        self._lines.update()
+        self.state = self._states.state(self._folder)
+        parts: list[RenderableType] = [self._heading(), *self._progress(), self._figures()]
+        parts += [each for each in (self._shares(), self._curve(), self._ranks(), *self._log()) if each is not None]
+        return Group(*parts)
+
+    def _heading(self) -> Text:
+        title = title_of(self._folder)
+        facts = short_facts(arguments(self._folder))
+        words = [str(facts[name]) for name in ("model", "objective", "tuner", "backend") if name in facts]
+        if _is_number(facts.get("processes")) and facts["processes"] > 1:
+            words.append(f"{facts['processes']} processes")
+        text = Text(f"{title['model']}/{title['name']}", style="bold")
+        text.append(f"  {self.state.name}", style=_COLOURS.get(self.state.name, "yellow"))
+        text.append(f"\n{' · '.join(words)}", style="dim")
+        if self.state.cause:
+            text.append(f"\n{self.state.cause}", style="red")
+        return text
+
+    def _progress(self) -> Iterator[RenderableType]:
+        total = self.state.total_steps
+        if total:
+            yield Padding(ProgressBar(total=total, completed=self.state.step), 0)
+
+    def _figures(self) -> RenderableType:
+        last = self._lines.last
+        parts = [f"step {self.state.step:,} of {self.state.total_steps:,}" if self.state.total_steps else "no step yet"]
+        names = ("loss", f"{EVAL_PREFIX}loss", "grad_norm", "learning_rate", "reward", "completion_length")
+        parts += [f"{label(name).lower()} {figure(last[name])}" for name in names if _is_number(last.get(name))]
+        if _is_number(last.get("tokens_per_second")):
+            parts.append(f"{count(last['tokens_per_second'])} tokens/s")
+        if _is_number(last.get("mfu")):
+            parts.append(f"MFU {last['mfu']:.1%}")
+        if last.get(MEMORY):
+            parts.append(f"{last[MEMORY]:.1f} GiB")
+        if self.state.name == "running" and _is_number(last.get("remaining_time")):
+            parts.append(f"{duration(last['remaining_time'])} left")
+        return _Parts(parts)
+
+    def _shares(self) -> Text | None:
+        shown = [
+            f"{name} {self._lines.last[key]:.1%}"
+            for key, name in SHARES.items()
+            if _is_number(self._lines.last.get(key))
+        ]
+        return Text(f"a step's time: {', '.join(shown)}", style="dim") if shown else None
+
+    def _curve(self) -> RenderableType | None:
+        steps, values = self._lines.series().get("loss", [[], []])
+        return _Curve("loss", steps, values) if len(values) > 1 else None
+
+    def _ranks(self) -> RenderableType | None:
+        rows = self._lines.ranks
+        if len(rows) < 2:
+            return None
+        slow = slowest(rows)
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        for name in names:
+            table.add_column(label(name).lower(), justify="left" if name == "host" else "right")
+        for row in rows:
+            is_slow = slow is not None and row.get("rank") == slow
+            table.add_row(*(figure(row.get(name)) for name in names), style="red" if is_slow else None)
+        return table
+
+    def _log(self) -> Iterator[Text]:
+        try:
+            lines = str(log_part(self._folder)["text"]).splitlines()[-LOG_LINES:]
+        except SwiftError:
+            return
+        yield Text("\n".join(lines), style="dim", no_wrap=True, overflow="ellipsis")
+
+
+class _Parts:
+    """Texts beside each other, none of which is broken at the end of a line."""
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        self._parts = parts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = ""
+        for part in self._parts:
+            if line and len(line) + 2 + len(part) > options.max_width:
+                yield Text(line)
+                line = ""
+            line = f"{line}  {part}" if line else part
+        yield Text(line)
+
+
+class _Curve:
+    """A curve as wide as the terminal, with its highest and lowest value."""
+
+    def __init__(self, name: str, steps: Sequence[float], values: Sequence[float]) -> None:
+        self._name, self._steps, self._values = name, steps, values
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        marks = [figure(max(self._values)), *[""] * (ROWS - 2), figure(min(self._values))]
+        margin = max(map(len, marks)) + 1
+        for mark, line in zip(marks, curve(self._steps, self._values, options.max_width - margin, ROWS), strict=False):
+            yield Text(f"{mark:>{margin - 1}} ", style="dim", end="").append(line, style="blue")
+            yield Text("")
+
+
+def slowest(rows: Sequence[Mapping[str, Any]]) -> object:
+    """Return the rank that computes longest, where it takes much longer than others; None where none does.
+
+    Waiting for others makes all processes look equally slow: what they compute themselves tells them apart.
+    """
+    own = [_own(row) for row in rows]
+    median = sorted(own)[(len(own) - 1) // 2]
+    longest = max(range(len(own)), key=own.__getitem__)
+    return rows[longest].get("rank") if len(rows) > 1 and own[longest] > _SLOWER * median else None
+
+
+def _own(row: Mapping[str, Any]) -> float:
+    if _is_number(row.get("compute_seconds")):
+        return float(row["compute_seconds"])
+    whole, others = row.get("seconds"), row.get("communication_seconds")
+    return (float(whole or 0) if _is_number(whole) else 0.0) - (float(others or 0) if _is_number(others) else 0.0)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
