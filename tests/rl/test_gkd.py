@@ -64,11 +64,13 @@ def by_hand(student: Path, teacher: Path, rows: list[dict[str, Any]]) -> tuple[f
     return float(loss.detach() / count), float(torch.stack(squares).sum().sqrt())
 
 
+@pytest.mark.parametrize("as_role", [False, True], ids=["in an engine", "as a model of the run"])
 def test_a_step_on_the_data_has_the_loss_and_the_gradient_of_plain_models(
-    tied: Path, teacher: Path, tmp_path: Path
+    tied: Path, teacher: Path, tmp_path: Path, as_role: bool
 ) -> None:
     changes = {"objective.lmbda": 0.0, "objective.beta": BETA, "objective.sft_alpha": ALPHA, "train.max_steps": 1}
-    run = distilled(tied, tmp_path, teacher, **changes, **{"objective.gkd_logits_topk": 0})
+    changes |= {"objective.gkd_logits_topk": 0, "objective.teacher_as_role": as_role}
+    run = distilled(tied, tmp_path, teacher, **changes)
     loss, norm = by_hand(tied, teacher, ROWS[:4])
     assert run.losses == pytest.approx([loss], rel=1e-5)
     assert run.grad_norms == pytest.approx([norm], rel=1e-4)
@@ -102,6 +104,11 @@ def test_what_cannot_be_learned_is_refused_before_a_model_is_loaded(tied: Path, 
         distilled(tied, tmp_path / "none", teacher, **{"objective.teacher_model": None})
     with pytest.raises(ConfigError, match="the tokens that gkd_logits_topk leaves out"):
         distilled(tied, tmp_path / "warm", teacher, **{"objective.divergence_temperature": 2.0})
+    role = {"objective.teacher_as_role": True}
+    with pytest.raises(ConfigError, match="With seq_kd the teacher writes answers"):
+        distilled(tied, tmp_path / "writes", teacher, **role, **{"objective.seq_kd": True, "objective.lmbda": 0.0})
+    with pytest.raises(ConfigError, match="teacher_batch_size is about an engine, and teacher_as_role asks none"):
+        distilled(tied, tmp_path / "engine", teacher, **role, **{"objective.teacher_batch_size": 2})
     with pytest.raises(ConfigError, match="together more than the"):
         distilled(tied, tmp_path / "long", teacher, **{"objective.max_completion_length": 4096})
 
@@ -151,8 +158,9 @@ def test_every_layout_learns_the_same_and_goes_on_in_the_middle_of_a_round(
 ) -> None:
     processes, plan = LAYOUTS[layout]
     resume = {"checkpoint.resume": str(alone.folder / f"checkpoint-{SAVED_AT}")}
+    held = {"objective.teacher_as_role": layout != "torch"}  # and sharded as the student is
     jobs = [
-        partial(distilled, tied, tmp_path / "plan", teacher, **{**MIXED, **plan}),
+        partial(distilled, tied, tmp_path / "plan", teacher, **{**MIXED, **plan, **held}),
         partial(distilled, tied, tmp_path / "rest", teacher, **{**MIXED, **plan, **resume}),
     ]
     whole, rest = (succeeded(each)[0] for each in on_processes(processes, *jobs))

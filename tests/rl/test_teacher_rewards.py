@@ -95,14 +95,19 @@ def test_teachers_that_would_not_be_heard_are_refused(tied: Path, teacher: Path,
         ({"teacher_kl_coef": 0.5}, "teacher_kl_coef is about a teacher, and none is named"),
         ({"teacher_device": "cpu"}, "teacher_device is about a teacher, and none is named"),
         ({**named, "teacher_kl_coef": 0.0}, "leave the teacher out"),
-        ({**named, "teacher_as_role": True, "teacher_dtype": "bfloat16"}, "teacher_dtype is about an engine"),
-        ({"teacher_model_server": "http://a", "teacher_as_role": True}, "leave teacher_model_server out"),
         ({**named, "temperature": 0.7}, "scored at temperature 1, and answers are drawn at temperature 0.7"),
         ({**named, "dynamic_sample": True}, "dynamic_sample is about rewards, and there are none"),
         ({**named, "beta": 0.1, "kl_in_reward": True}, "kl_in_reward is about rewards, and there are none"),
     ):
         with pytest.raises(ValueError, match=message):
             GrpoOptions(**options)
+    for given, said in (
+        ({**named, "teacher_dtype": "bfloat16"}, "teacher_dtype is about an engine"),
+        ({"teacher_model_server": "http://a"}, "holds teacher_model in the run, and teacher_model_server is named"),
+    ):
+        problem = GrpoOptions(teacher_as_role=True, **given).problem_of_teacher()
+        assert problem is not None
+        assert said in problem[0]
     with pytest.raises(ConfigError, match="a server has loaded its own model"):
         learned(tied, tmp_path, None, **{
             "objective.teacher_model_server": "http://127.0.0.1:1", "objective.teacher_adapters": "adapter"

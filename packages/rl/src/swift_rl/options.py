@@ -10,8 +10,7 @@ from swift_rl.environment_options import EnvironmentOptions
 from swift_rl.reward_options import RewardOptions
 from swift_rl.rollout_options import RolloutOptions
 
-_OF_ENGINES = ("teacher_engine", "teacher_options", "teacher_dtype", "teacher_device", "teacher_batch_size")
-_OF_TEACHERS = (*TeacherOptions.model_fields, "teacher_kl_coef", "teacher_as_role")
+_OF_TEACHERS = (*TeacherOptions.model_fields, "teacher_kl_coef")
 
 
 class OnlineOptions(RolloutOptions, EnvironmentOptions, RewardOptions):
@@ -50,11 +49,6 @@ class GrpoOptions(AlgorithmOptions, TeacherOptions, OnlineOptions):
         description="With a teacher: added to the advantage of a token is so many times by how much likelier the "
         "teacher takes it to be than the policy, a sample of -KL(policy || teacher)",
     )
-    teacher_as_role: bool = Field(
-        False,
-        description="Hold teacher_model as a frozen model of the run, sharded as the policy is, in place of an "
-        "inference engine",
-    )
 
     @model_validator(mode="after")
     def _teachers_are_heard(self) -> GrpoOptions:
@@ -70,8 +64,6 @@ class GrpoOptions(AlgorithmOptions, TeacherOptions, OnlineOptions):
                     f"{given[0]} is about a teacher, and none is named: choose teacher_model or teacher_model_server"
                 )
             return self
-        if self.teacher_as_role:
-            self._check_role()
         if not self.teacher_kl_coef:
             raise ValueError("teacher_kl_coef 0 asks a teacher for nothing: leave the teacher out")
         if self.temperature != 1.0:
@@ -84,15 +76,6 @@ class GrpoOptions(AlgorithmOptions, TeacherOptions, OnlineOptions):
             if on and self.learns_without_rewards:
                 raise ValueError(f"{name} is about rewards, and there are none: leave it out, or choose reward_funcs")
         return self
-
-    def _check_role(self) -> None:
-        for name in ("teacher_model_server", "teacher_adapters"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"teacher_as_role holds teacher_model in the run: leave {name} out")
-        fields = type(self).model_fields
-        for name in _OF_ENGINES:
-            if getattr(self, name) != fields[name].get_default(call_default_factory=True):
-                raise ValueError(f"{name} is about an engine, and teacher_as_role asks none: leave it out")
 
     @property
     def learns_without_rewards(self) -> bool:

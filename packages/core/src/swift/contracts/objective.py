@@ -58,8 +58,8 @@ class LossSums:
     """One value per segment of the micro-batch, [segments], or one vector, [segments, size]; returned by
     `swift_forward`."""
     tokens: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Name → one value per position, shape of `MicroBatch.targets`: the value at position t belongs to the token that t
-    predicts. Returned by `swift_forward` as `ForwardResult.tokens`."""
+    """Name → one value per position, shape of `MicroBatch.targets`, or several, with one dimension more: the value at
+    position t belongs to the token that t predicts. Returned by `swift_forward` as `ForwardResult.tokens`."""
     reported: torch.Tensor | None = None
     """The sum that is logged, evaluated and looked at for NaN in place of `loss`, where `loss` has the right gradient
     and nothing else."""

@@ -181,7 +181,7 @@ class CheckedObjective:
         if not isinstance(tokens, Mapping):
             raise wrong(self._entry, "loss", "tokens that are a mapping", tokens)
         for name, values in tokens.items():
-            if not is_tensor(values) or values.shape != batch.targets.shape:
+            if not is_tensor(values) or batch.targets.shape not in (values.shape, values.shape[:-1]):
                 what = f"a tensor of the shape {tuple(values.shape)}" if is_tensor(values) else None
                 shape = tuple(batch.targets.shape)
                 raise wrong(

@@ -131,4 +131,10 @@ def _by_segment(values: Mapping[str, torch.Tensor], segment_ids: torch.Tensor) -
     # Segments lie in order in both layouts, and each in one piece.
     columns = {name: np.split(value.cpu().numpy()[inside], edges[:-1]) for name, value in values.items()}
     for index in range(len(edges)):
-        yield {name: np.concatenate([[0], parts[index][:-1]], dtype=np.float32) for name, parts in columns.items()}
+        yield {name: _predicted(parts[index]) for name, parts in columns.items()}
+
+
+def _predicted(positions: np.ndarray) -> np.ndarray:
+    """Move values one token on, from the position that predicts to the one that is predicted."""
+    moved: np.ndarray = np.concatenate([np.zeros_like(positions[:1]), positions[:-1]], dtype=np.float32)
+    return moved

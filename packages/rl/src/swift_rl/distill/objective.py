@@ -14,7 +14,8 @@ from swift_rl.encoding import PromptEncoding
 if TYPE_CHECKING:
     import torch
 
-    from swift.contracts import Plan, PlanContext
+    from swift.config.sections import Config
+    from swift.contracts import ModelRole, Plan, PlanContext
     from swift.data.batch import MicroBatch
     from swift.data.encodings import Encoding
     from swift.data.samples import SampleFacts
@@ -44,6 +45,12 @@ class Gkd(BaseObjective[GkdOptions]):
         """Refuse options that contradict each other, and a run without a teacher."""
         if (problem := self.options.problem()) is not None:
             raise ConfigError(problem[0], hint=problem[1])
+
+    def roles(self, config: Config) -> list[ModelRole]:
+        """Return the teacher, where the run holds it."""
+        from swift_rl.rounds.teacher import teacher_roles
+
+        return teacher_roles(config, self.options)
 
     def plan(self, context: PlanContext) -> Plan:
         """Return the plan that asks the teacher, and where the options say so the student, in rounds."""

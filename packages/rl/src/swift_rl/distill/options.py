@@ -10,6 +10,8 @@ from swift.config.limits import Name
 from swift.config.sections import Section
 from swift_rl.draw_options import DrawOptions
 
+_OF_ENGINES = ("teacher_engine", "teacher_options", "teacher_dtype", "teacher_device", "teacher_batch_size")
+
 
 class TeacherOptions(Section):
     """Which model teaches, and which inference engine answers for it."""
@@ -31,6 +33,12 @@ class TeacherOptions(Section):
         None, description="Texts that the teacher scores at a time; nothing leaves it to its engine"
     )
 
+    teacher_as_role: bool = Field(
+        False,
+        description="Hold teacher_model as a frozen model of the run, sharded as the policy is, in place of an "
+        "inference engine",
+    )
+
     @property
     def has_teacher(self) -> bool:
         """Whether a teacher is named."""
@@ -38,11 +46,26 @@ class TeacherOptions(Section):
 
     def problem_of_teacher(self) -> tuple[str, str] | None:
         """Return what is wrong with the teacher that is named, and what to type instead."""
+        if self.teacher_as_role and (problem := self._problem_of_role()) is not None:
+            return problem
         if self.teacher_adapters is not None and (self.teacher_model is None or self.teacher_model_server is not None):
             return (
                 "teacher_adapters are put on teacher_model, and a server has loaded its own model.",
                 "Type --teacher_model FOLDER with --teacher_adapters, or --teacher_model_server alone.",
             )
+        return None
+
+    def _problem_of_role(self) -> tuple[str, str] | None:
+        for name in ("teacher_model_server", "teacher_adapters"):
+            if getattr(self, name) is not None:
+                return (
+                    f"teacher_as_role holds teacher_model in the run, and {name} is named.",
+                    f"Leave --{name} out, or --teacher_as_role.",
+                )
+        fields = type(self).model_fields
+        for name in _OF_ENGINES:
+            if getattr(self, name) != fields[name].get_default(call_default_factory=True):
+                return (f"{name} is about an engine, and teacher_as_role asks none.", f"Leave --{name} out.")
         return None
 
 
@@ -92,6 +115,12 @@ class GkdOptions(TeacherOptions, DrawOptions):
             )
         if (problem := self.problem_of_teacher()) is not None:
             return problem
+        if self.teacher_as_role and self.seq_kd:
+            return (
+                "With seq_kd the teacher writes answers, and a model of the run (teacher_as_role) is only asked about "
+                "them.",
+                "Leave --teacher_as_role out: an inference engine holds the teacher then.",
+            )
         if self.divergence_temperature != 1.0 and self.gkd_logits_topk:
             return (
                 f"divergence_temperature {self.divergence_temperature:g} changes the probability of the tokens that "

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from swift import LossSums, Need, Section
 from swift.errors import ConfigError
+from swift.objectives.base import BaseObjective, viewed
 from swift.toolkit import heartbeat
 from swift_rl.distill.engine import TeacherEngine
 from swift_rl.distill.vocabulary import size_of
+from swift_rl.rounds.teacher import TEACHER
 
 if TYPE_CHECKING:
-    from swift.contracts import Completion, PlanContext, Sampling, Score
-    from swift.data.batch import Batch
+    from swift.contracts import Completion, ModelView, PlanContext, Sampling, Score
+    from swift.data.batch import Batch, MicroBatch
     from swift.data.samples import Encoded, Segment
     from swift_rl.distill.options import GkdOptions
 
@@ -40,18 +43,36 @@ class TeacherScore:
         return replace(segment, candidates=candidates, token_values={**segment.token_values, **values})
 
 
+class LikeliestTokens(BaseObjective[Section]):
+    """No loss: of the candidates of every token the likeliest, and their log-probabilities."""
+
+    name = "likeliest_tokens"
+    needs = frozenset({Need.CANDIDATE_LOGPS})
+
+    def __init__(self, count: int) -> None:
+        super().__init__(Section())
+        self._count = count
+
+    def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
+        """Return the values of tokens, and a loss of 0."""
+        every = viewed(view.candidate_logps, Need.CANDIDATE_LOGPS)
+        logps, ids = every.topk(self._count)
+        return LossSums(loss=every.sum() * 0.0, tokens={"logps": logps, "ids": ids})
+
+
 class Teacher:
     """The teacher of a run of `gkd`. All methods are called on every process."""
 
     def __init__(self, context: PlanContext, options: GkdOptions) -> None:
+        self._context = context
+        self._as_role = options.teacher_as_role
         self._temperature = options.divergence_temperature
         self._engine = TeacherEngine(context, options, top=options.gkd_logits_topk or size_of(context.source))
         self._engine.check_server()
 
     def annotated(self, batch: Batch, *, is_taught: bool) -> Batch:
         """Return a batch with what the teacher says of its tokens; `is_taught` where the student wrote none of them."""
-        texts = [segment.input_ids.tolist() for row in batch.rows for sample in row for segment in sample.segments]
-        scores = iter(self.scored(texts))
+        scores = iter(self._scores(batch))
 
         def changed(sample: Encoded) -> Encoded:
             return replace(
@@ -68,6 +89,17 @@ class Teacher:
     def scored(self, texts: Sequence[Sequence[int]]) -> list[TeacherScore]:
         """Return what the teacher says of the texts of this process's slice, in order."""
         return self._engine.of_slices(texts, self._score)
+
+    def _scores(self, batch: Batch) -> list[TeacherScore]:
+        """Return what the teacher says of the segments of a batch, in order."""
+        if not self._as_role:
+            rows = [segment for row in batch.rows for sample in row for segment in sample.segments]
+            return self.scored([segment.input_ids.tolist() for segment in rows])
+        engine = self._engine
+        known = range(min(engine.students_tokens, engine.teachers_tokens))
+        asked = replace(batch, candidates=tuple(known), temperature=self._temperature)
+        found = self._context.role(TEACHER).forward(asked, LikeliestTokens(engine.kept)).tokens or ()
+        return [TeacherScore(each["ids"][1:], each["logps"][1:]) for each in found]
 
     def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
         """Return the teacher's own answers to prompts, the same on every process."""

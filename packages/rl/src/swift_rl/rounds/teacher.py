@@ -64,7 +64,7 @@ class RoleTeacher:
         """Do nothing: the run holds it."""
 
 
-def teacher_roles(config: Config, options: GrpoOptions) -> list[ModelRole]:
+def teacher_roles(config: Config, options: TeacherOptions) -> list[ModelRole]:
     """Return the role that a teacher is, where it is asked as one."""
     if not options.teacher_as_role:
         return []
