@@ -37,6 +37,7 @@ LIGHT = (
     "swift.planning",
     "swift.serve.options",
     "swift.serve.request",
+    "swift.servers",
     "swift.plugins",
     "swift.runs",
 )
@@ -75,6 +76,7 @@ PUBLIC = (
     "swift.planning",
     "swift.plugins",
     "swift.runs",
+    "swift.servers",
     "swift.testing",
     "swift.toolkit",
     "swift.untrusted",
@@ -105,6 +107,7 @@ FLOORS = (
     "demo",
     "checkpoint",
     "infer",
+    "servers",
     "serve",
     "export",
     "train",

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from served import all_gone
 
-from swift_export_vllm import guard
-from swift_export_vllm.server import Ended, Server
+from swift.servers import guard
+from swift.servers.process import Ended, Server
 
 # A server with an engine in a session of its own, which has a worker, as daemons do; both outlive their parents.
 SERVER = """
@@ -92,7 +92,7 @@ def test_a_guard_that_is_killed_takes_the_server_along(server: Path) -> None:
 def test_what_a_killed_guard_leaves_is_ended_by_swift(server: Path, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     command = [sys.executable, "-S", str(server), "stubborn"]
-    with Server(command, os.environ, tmp_path / "log", verbose=False) as running:
+    with Server(command, os.environ, tmp_path / "log", str, verbose=False) as running:
         (process,) = psutil.Process().children()
         started = family(process.pid, 3)
         process.kill()

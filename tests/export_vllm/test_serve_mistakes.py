@@ -223,7 +223,7 @@ def test_flags_that_are_swifts_business(small: Path, capsys: pytest.CaptureFixtu
 def test_a_flag_that_neither_knows_is_refused_before_vllm_is_started(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swift_export_vllm.serve.Server", None)
+    monkeypatch.setattr("swift.servers.run.Server", None)
     told = refused(capsys, str(small), "--max-num-seq-s", "4")
     assert "knows --max-num-seq-s. Did you mean '--max-num-seqs'?" in told
     assert "knows --gpu-memory-use. Did you mean" in refused(capsys, str(small), "--vllm-gpu-memory-use", "0.5")

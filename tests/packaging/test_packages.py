@@ -1,4 +1,4 @@
-"""The nine packages: one version, one licence, and dependencies that are declared where they are used."""
+"""The packages: one version, one licence, and dependencies that are declared where they are used."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_there_are_nine_packages() -> None:
+def test_these_are_the_packages() -> None:
     assert [package.name for package in PACKAGES] == [
         "backend-deepspeed",
         "backend-fsdp",
         "backend-megatron",
         "core",
+        "export-lmdeploy",
+        "export-sglang",
         "export-vllm",
         "plan",
         "rl",

@@ -10,7 +10,7 @@ import pytest
 
 PAGE = import_rules.ROOT / "CONTRIBUTING.md"
 ROW = re.compile(r"^\| (?P<what>[^|]+) \| `(?P<file>[^`]+)` \| `(?P<name>[^`]+)` \|$", re.MULTILINE)
-FOLDERS = {"core": "swift", "export-vllm": "swift_export_vllm"}
+FOLDERS = {"core": "swift", **{f"export-{name}": f"swift_export_{name}" for name in ("lmdeploy", "sglang", "vllm")}}
 
 rows = [match.groups() for match in ROW.finditer(PAGE.read_text().partition("## Where things are")[2])]
 

@@ -10,15 +10,16 @@ from typing import Any
 
 from swift.contracts import ServeRequest
 from swift.errors import ModelError, UsageError, did_you_mean
+from swift.servers import Interpreter, check_known_flags, passed_on
+from swift.servers import server_environment as quiet_environment
 from swift.untrusted import read_json_object
 from swift_export_vllm.adapters import AT_ONCE, room_for
-from swift_export_vllm.interpreter import SERVER, Interpreter
-from swift_export_vllm.known_flags import dashed, known_flags
+from swift_export_vllm.interpreter import SERVER, on_cpu
+from swift_export_vllm.known_flags import known_flags
 from swift_export_vllm.memory import MemoryShare
 from swift_export_vllm.tasks import GENERATES
 
 RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _OURS = {
     "--lora-modules": "--adapters NAME=PATH",
     "--uds": "--host and --port",
@@ -28,25 +29,16 @@ _OURS = {
 """Flags of vLLM's that would take the server out of our hands, and what to type instead."""
 
 
-def flags_for(passed_on: tuple[str, ...], interpreter: Interpreter) -> tuple[str, ...]:
+def flags_for(given_words: tuple[str, ...], interpreter: Interpreter) -> tuple[str, ...]:
     """Return flags for vLLM as it spells them; `UsageError` for those that it does not have, or that are swift's.
 
     `--vllm_NAME` means `--NAME`, as in other programs, and a switch may be followed by true or false.
     """
-    words = _as_switches([_own_name(word) for word in passed_on])
-    for flag, instead in _OURS.items():
-        if given(flag, words) is not None:
-            raise UsageError(f"swift serve does not pass {flag} on.", hint=f"Use {instead} instead.")
+    words = passed_on(given_words, "vllm", _OURS)
     known = known_flags(interpreter.folder)
     if known is None or interpreter.plugins:  # plugins of vLLM may bring flags
         return words
-    for word in words:
-        if _is_flag(word) and not known.has(word):
-            flag = word.partition("=")[0]
-            raise UsageError(
-                f"Neither swift serve nor {interpreter} knows {flag}.{did_you_mean(dashed(flag), sorted(known.flags))}",
-                hint="All flags of swift: swift serve --help",
-            )
+    check_known_flags(words, known, interpreter)
     return words
 
 
@@ -59,43 +51,6 @@ def check_options(options: Mapping[str, Any], interpreter: Interpreter) -> None:
             f"{interpreter} has no setting {unknown[0]!r}.{did_you_mean(unknown[0], sorted(known.options))}",
             hint="Settings of the engine are given as --engine_options.NAME VALUE, or as --vllm_NAME VALUE.",
         )
-
-
-def _own_name(word: str) -> str:
-    for prefix in ("--vllm_", "--vllm-"):
-        if word.startswith(prefix):
-            return f"--{word.removeprefix(prefix)}"
-    return word
-
-
-def _as_switches(words: list[str]) -> tuple[str, ...]:
-    """Return words in which `--x true` is `--x`, and `--x false` is `--no-x`, which is how vLLM has switches."""
-    taken: list[str] = []
-    for word in words:
-        switch = word.lower()
-        if switch in ("true", "false") and taken and taken[-1].startswith("--") and "=" not in taken[-1]:
-            if switch == "false":
-                taken[-1] = taken[-1].replace("--", "--no-", 1)
-        else:
-            taken.append(word)
-    return tuple(taken)
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and len(word) > 1 and not word[1].isdigit() and " " not in word.partition("=")[0]
-
-
-def given(flag: str, words: tuple[str, ...]) -> str | None:
-    """Return the value of a flag among words for the server ('' for one without a value).
-
-    None where it is not there.
-    """
-    for position, word in enumerate(words):
-        name, has_value, value = word.partition("=")
-        if name.replace("_", "-") == flag:
-            following = words[position + 1] if position + 1 < len(words) else ""
-            return value if has_value else "" if following.startswith("-") else following
-    return None
 
 
 def server_command(request: ServeRequest, interpreter: Interpreter, share: MemoryShare | None) -> list[str]:
@@ -161,25 +116,14 @@ def server_environment(
     request: ServeRequest, interpreter: Interpreter, mine: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Return the server's environment, which holds the key: everybody on the machine can read a command line."""
-    environment = {name: value for name, value in mine.items() if name not in ("VLLM_API_KEY", RUNTIME)}
+    mine = {name: value for name, value in mine.items() if name not in ("VLLM_API_KEY", RUNTIME)}
+    environment = quiet_environment(request, mine)
     if request.api_key is not None:
         environment["VLLM_API_KEY"] = request.api_key
     if request.runtime_adapters:
         environment[RUNTIME] = "1"
-    if not request.trust_remote_code:
-        environment.setdefault("HF_HUB_OFFLINE", "1")  # everything that it reads is in folders
-    if interpreter.on_cpu:
+    if on_cpu(interpreter):
         # The first request for log-probabilities would otherwise wait for a C++ compiler, or die for want of one.
         environment.setdefault("TORCH_COMPILE_DISABLE", "1")
-    for name, value in {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}.items():
-        environment.setdefault(name, value)
+    environment.setdefault("VLLM_NO_USAGE_STATS", "1")
     return environment
-
-
-def check_reach(request: ServeRequest) -> None:
-    """Refuse adapters at run time on a network address without a key: such requests read files of this machine."""
-    if request.runtime_adapters and request.host not in LOOPBACK and request.api_key is None:
-        raise UsageError(
-            f"--runtime-adapters lets whoever reaches {request.host} make this server load files, without a key.",
-            hint="Set SWIFT_API_KEY (or --api-key), or leave --host out.",
-        )

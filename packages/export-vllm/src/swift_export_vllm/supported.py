@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import ExportError, ModelError, did_you_mean
+from swift.servers import Interpreter
 from swift.untrusted import read_json_object
-from swift_export_vllm.interpreter import Interpreter, find_interpreter
+from swift_export_vllm.interpreter import find_interpreter, on_cpu
 from swift_export_vllm.memory import head_size
 from swift_export_vllm.tasks import GENERATES, TASKS
 
@@ -102,7 +103,7 @@ def _runs(name: str, known: frozenset[str]) -> bool:
 def check_heads(model: Path, interpreter: Interpreter) -> None:
     """On the CPU, vLLM has attention for some sizes of heads only, and finds out with the first question."""
     file = interpreter.folder / _ATTENTION_ON_CPU
-    if not interpreter.on_cpu or not file.is_file():
+    if not on_cpu(interpreter) or not file.is_file():
         return
     sizes = [
         ast.literal_eval(statement.value)

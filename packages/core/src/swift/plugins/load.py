@@ -14,7 +14,7 @@ from swift.plugins.check import check_hook_api
 from swift.plugins.discover import ALLOW_LIST, list_plugins
 from swift.plugins.entry import CORE, PluginEntry
 from swift.plugins.kinds import KINDS
-from swift.plugins.known import KNOWN, NOT_YET, install_command
+from swift.plugins.known import KNOWN, install_command
 from swift.plugins.waiting import waiting_for
 from swift.version import __version__
 
@@ -190,9 +190,6 @@ def _not_installed(group: str, name: str, installed: list[PluginEntry]) -> Plugi
     command = install_command(group, name)
     if command:
         return PluginError(f"The {kind} {name!r} is not installed.", hint=f"Run: {command}")
-    if (group, name) in NOT_YET:
-        reason, instead = NOT_YET[group, name]
-        return PluginError(reason, hint=instead)
     usable = sorted({entry.name for entry in installed if entry.allowed})
     known = sorted(set(usable) | set(KNOWN.get(group, ())))
     return PluginError(

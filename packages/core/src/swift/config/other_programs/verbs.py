@@ -55,10 +55,12 @@ _LOAD: Rows = {
     ),
     ("use_flash_attn", "flash_attn"): off("The kernel is named here.", "Type --attn_impl flash_attention_2"),
     ("sglang_tp_size", "sglang_mem_fraction_static", "sglang_context_length"): Refused(
-        "There is no engine for SGLang.", "Type --engine vllm, or --engine http://HOST:PORT for a server of SGLang."
+        "SGLang answers as a server only.",
+        "Type: swift serve MODEL --engine sglang --sglang_tp_size 2, and ask it with --engine http://127.0.0.1:8000",
     ),
     ("lmdeploy_tp", "tp", "lmdeploy_session_len", "lmdeploy_cache_max_entry_count"): Refused(
-        "There is no engine for LMDeploy.", "Type --engine vllm --tensor_parallel_size 2"
+        "LMDeploy answers as a server only.",
+        "Type: swift serve MODEL --engine lmdeploy --tp 2, and ask it with --engine http://127.0.0.1:8000",
     ),
 }
 _SERVER_SAMPLES = "A server takes it in its requests: swift serve MODEL"

@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from swift.contracts import ServeRequest
+from swift.contracts.inference import ServeRequest
 from swift.errors import ModelError
 from swift.untrusted import read_json_object
-from swift_export_vllm.tasks import EMBEDDING, GENERATES
 
+GENERATES = "causal_lm"
+EMBEDDING = "embedding"
 QUESTION = "Hello! Who are you?"
 DOCUMENTS = ("I am a language model.", "It is raining.")
 TOKENS = 64
@@ -32,17 +33,17 @@ def has_template(request: ServeRequest) -> bool:
     return settings.is_file() and bool(read_json_object(settings, ModelError).get("chat_template"))
 
 
-def curl_line(request: ServeRequest, url: str) -> str:
+def curl_line(request: ServeRequest, name: str, url: str) -> str:
     """Return one line for a shell."""
-    path, body = asked(request)
+    path, body = asked(request, name)
     words = ["curl", f"{url}{path}", "-H", "Content-Type: application/json"]
     line = shlex.join([*words, "-d", json.dumps(body, ensure_ascii=False)])
     return f'{line} -H "Authorization: Bearer ${KEY}"' if request.api_key else line
 
 
-def asked(request: ServeRequest) -> tuple[str, dict[str, object]]:
+def asked(request: ServeRequest, name: str) -> tuple[str, dict[str, object]]:
     """Return where to ask the model, and what."""
-    model = {"model": asked_model(request)}
+    model = {"model": name}
     if request.task == EMBEDDING:
         return "/v1/embeddings", {**model, "input": [QUESTION]}
     if request.task != GENERATES and request.chat_template:
@@ -54,7 +55,7 @@ def asked(request: ServeRequest) -> tuple[str, dict[str, object]]:
     return f"/v1/{'chat/' if chat else ''}completions", question
 
 
-def python_lines(request: ServeRequest, url: str) -> Iterator[str]:
+def python_lines(request: ServeRequest, name: str, url: str) -> Iterator[str]:
     """Yield a script of a few lines."""
     if request.api_key:
         yield "import os"
@@ -63,8 +64,8 @@ def python_lines(request: ServeRequest, url: str) -> Iterator[str]:
     yield ""
     key = f'os.environ["{KEY}"]' if request.api_key else '"none"'
     yield f'client = OpenAI(base_url="{url}/v1", api_key={key})'
-    model = json.dumps(asked_model(request), ensure_ascii=False)
-    path, body = asked(request)
+    model = json.dumps(name, ensure_ascii=False)
+    path, body = asked(request, name)
     if request.task == EMBEDDING:
         yield f'answer = client.embeddings.create(model={model}, input=["{QUESTION}"])'
         yield "print(answer.data[0].embedding)"
@@ -79,15 +80,10 @@ def python_lines(request: ServeRequest, url: str) -> Iterator[str]:
         yield "print(answer.choices[0].text)"
 
 
-def asked_model(request: ServeRequest) -> str:
-    """Return the name of the trained model: the first adapter, or the model itself."""
-    return next(iter(request.adapters), request.name)
-
-
-def summary(request: ServeRequest, url: str, log: Path) -> Iterator[str]:
+def summary(request: ServeRequest, name: str, url: str, log: Path) -> Iterator[str]:
     """Yield the lines printed when the server is ready."""
     yield f"Serving {request.model} at {url}/v1"
-    yield f"  models  {', '.join([request.name, *(f'{name} (adapter)' for name in request.adapters)])}"
+    yield f"  models  {', '.join([request.name, *(f'{each} (adapter)' for each in request.adapters)])}"
     if request.api_key:
         yield f"  key     requests must send it; for the lines below: export {KEY}=..."
     if request.system and request.task == GENERATES:
@@ -95,10 +91,10 @@ def summary(request: ServeRequest, url: str, log: Path) -> Iterator[str]:
     yield f"  log     {log}"
     yield ""
     yield "Ask from a shell:"
-    yield f"  {curl_line(request, url)}"
+    yield f"  {curl_line(request, name, url)}"
     yield ""
     yield "Ask from Python (pip install openai):"
-    yield from (f"  {line}".rstrip() for line in python_lines(request, url))
+    yield from (f"  {line}".rstrip() for line in python_lines(request, name, url))
     yield ""
     yield "Ctrl-C stops it."
 

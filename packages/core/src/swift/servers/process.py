@@ -11,15 +11,14 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 
 import psutil
 
-from swift_export_vllm import guard
-from swift_export_vllm.log import stage_of
+from swift.servers import guard
 
 GRACE = 15.0
 """Seconds that a server gets to end by itself."""
@@ -45,8 +44,17 @@ class Terminated(BaseException):
 class Server:
     """Runs while the `with` lasts; Ctrl-C and SIGTERM end it, and so does the end of this process, however it comes."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, verbose: bool) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        stage_of: Callable[[str], str],
+        *,
+        verbose: bool,
+    ) -> None:
         self._log = log
+        self._stage_of = stage_of
         self._verbose = verbose
         self._over = threading.Event()
         self._mark = uuid.uuid4().hex
@@ -85,7 +93,7 @@ class Server:
                     raise Ended(code)
                 if _healthy(f"{url}/health"):
                     break
-                line.show(stage_of(self._log.read_text(encoding="utf-8", errors="replace")))
+                line.show(self._stage_of(self._log.read_text(encoding="utf-8", errors="replace")))
                 time.sleep(_GLANCE)
         finally:
             line.clear()

@@ -1,0 +1,45 @@
+"""Servers of other projects as inference engines: what `swift serve` does the same for each of them.
+
+A plugin says how its server is found, checked and started (`ServerProgram`); `run_server` does the rest: it starts the
+server under a guard, shows how far it is, says how to ask it, and ends it with all that it began. No module here
+imports torch.
+"""
+
+from __future__ import annotations
+
+from swift.servers.flags import (
+    KnownFlags,
+    argument_flags,
+    classes_of,
+    dashed,
+    field_names,
+    flags_in,
+    given,
+    passed_on,
+)
+from swift.servers.flags import check_known as check_known_flags
+from swift.servers.interpreter import Interpreter, ServerLibrary, find_interpreter
+from swift.servers.log import ServerLog
+from swift.servers.program import Launch, ServerProgram, server_environment
+from swift.servers.run import LOOPBACK, run_server
+
+__all__ = [
+    "LOOPBACK",
+    "Interpreter",
+    "KnownFlags",
+    "Launch",
+    "ServerLibrary",
+    "ServerLog",
+    "ServerProgram",
+    "argument_flags",
+    "check_known_flags",
+    "classes_of",
+    "dashed",
+    "field_names",
+    "find_interpreter",
+    "flags_in",
+    "given",
+    "passed_on",
+    "run_server",
+    "server_environment",
+]

@@ -1,0 +1,123 @@
+"""The flags of an installed server, read from its source: importing such a library takes half a minute."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from swift.errors import UsageError, did_you_mean
+
+_FLAG = re.compile(r"--?[a-z][\w-]*")
+
+
+@dataclass(frozen=True)
+class KnownFlags:
+    """The flags that a server's parser takes, and the settings that its library takes in Python."""
+
+    flags: frozenset[str]
+    """With `-` between words, and short ones; a switch is there without its `--no-` form."""
+    options: frozenset[str] = field(default_factory=frozenset)
+    """Names of settings in Python."""
+    joined: tuple[str, ...] = ()
+    """Short flags that a value may follow without a space: '-O' for `-O3`."""
+
+    def has(self, typed: str) -> bool:
+        """Whether the server's parser takes a flag as it was typed: with its value, a part of a JSON, abbreviated."""
+        word = typed.partition("=")[0]
+        if not word.startswith("--"):
+            return word.startswith((*self.joined, *(flag for flag in self.flags if not flag.startswith("--"))))
+        name = dashed(word.partition(".")[0])
+        positive = name.replace("--no-", "--", 1)
+        if name in self.flags or (name != positive and positive in self.flags):
+            return True
+        return sum(flag.startswith(name) for flag in self.flags) == 1
+
+
+def dashed(flag: str) -> str:
+    """Return a flag with `-` between its words."""
+    return flag.replace("_", "-")
+
+
+def passed_on(words: Sequence[str], engine: str, ours: Mapping[str, str], *, negated: bool = True) -> tuple[str, ...]:
+    """Return flags for a server as it spells them; `UsageError` for those in whose place swift has one of its own.
+
+    `--ENGINE_NAME` means `--NAME`, as in other programs, and a switch may be followed by true or false.
+    """
+    prefix = re.compile(rf"--{engine}[_-]")
+    taken = as_switches([prefix.sub("--", word) if prefix.match(word) else word for word in words], negated=negated)
+    for flag, instead in ours.items():
+        if given(flag, taken) is not None:
+            raise UsageError(f"swift serve does not pass {flag} on.", hint=f"Use {instead} instead.")
+    return taken
+
+
+def check_known(words: Sequence[str], known: KnownFlags, server: object) -> None:
+    """Raise `UsageError` for a flag that neither swift has nor the server."""
+    for word in words:
+        if _is_flag(word) and not known.has(word):
+            flag = word.partition("=")[0]
+            raise UsageError(
+                f"Neither swift serve nor {server} knows {flag}.{did_you_mean(dashed(flag), sorted(known.flags))}",
+                hint="All flags of swift: swift serve --help",
+            )
+
+
+def as_switches(words: Sequence[str], *, negated: bool = True) -> tuple[str, ...]:
+    """Return words in which `--x true` is `--x`, and `--x false` is `--no-x`, or nothing where no flag is negated."""
+    taken: list[str] = []
+    for word in words:
+        switch = word.lower()
+        if switch in ("true", "false") and taken and taken[-1].startswith("--") and "=" not in taken[-1]:
+            if switch == "false":
+                flag = taken.pop()
+                taken += [flag.replace("--", "--no-", 1)] if negated else []
+        else:
+            taken.append(word)
+    return tuple(taken)
+
+
+def given(flag: str, words: Sequence[str]) -> str | None:
+    """Return the value of a flag among words for the server ('' for one without a value).
+
+    None where it is not there.
+    """
+    for position, word in enumerate(words):
+        name, has_value, value = word.partition("=")
+        if dashed(name) == flag:
+            following = words[position + 1] if position + 1 < len(words) else ""
+            return value if has_value else "" if following.startswith("-") else following
+    return None
+
+
+def argument_flags(tree: ast.Module) -> Iterator[str]:
+    """Yield the flags that `add_argument` is called with in a source."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+            for word in call.args:
+                if isinstance(word, ast.Constant) and isinstance(word.value, str) and word.value.startswith("-"):
+                    yield dashed(word.value)
+
+
+def flags_in(tree: ast.Module) -> Iterator[str]:
+    """Yield every text of a source that is written as a flag: more than its parser takes, and nothing less."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _FLAG.fullmatch(node.value):
+            yield dashed(node.value)
+
+
+def classes_of(tree: ast.Module) -> list[ast.ClassDef]:
+    """Return the classes of a source."""
+    return [each for each in tree.body if isinstance(each, ast.ClassDef)]
+
+
+def field_names(each: ast.ClassDef) -> list[str]:
+    """Return the annotated names of a class, as a dataclass has them."""
+    return [
+        line.target.id for line in each.body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    ]
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and len(word) > 1 and not word[1].isdigit() and " " not in word.partition("=")[0]

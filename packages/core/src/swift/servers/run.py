@@ -1,0 +1,118 @@
+"""Serving: check, start, wait until the server answers, say how to ask it, and stay until it is to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+
+from swift.contracts.inference import ServeRequest
+from swift.errors import UsageError
+from swift.servers import secret
+from swift.servers.examples import GENERATES, has_template, summary, url_of
+from swift.servers.interpreter import find_interpreter
+from swift.servers.process import Ended, Server, Terminated
+from swift.servers.program import Launch, ServerProgram
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def run_server(program: ServerProgram, request: ServeRequest) -> int:
+    """Serve until the user stops it; returns 0 where that was after it was ready."""
+    interpreter = find_interpreter(program.library, request.python)
+    _check_reach(request)
+    request = _with_port(program.checked(request, interpreter))
+    log = _log_file(request.port)
+    launch = program.launch(request, interpreter)
+    url = url_of(request, "https" if launch.https else "http")
+    command, environment = _typed(launch)
+    _say(f"{interpreter} on the {program.place(interpreter)}, log in {log}")
+    if request.task == GENERATES and not has_template(request):
+        _say("The model has no chat template: requests for chats will be refused, completions answered.")
+    failure = program.log.failure
+    try:
+        with Server(command, environment, log, program.log.stage_of, verbose=request.verbose) as server:
+            try:
+                server.wait_until_ready(url)
+            except Ended as ended:
+                raise failure(log, ended.code, str(interpreter), request.model) from None
+            sys.stdout.write("\n".join(summary(request, program.asked_name(request), url, log)) + "\n")
+            sys.stdout.flush()
+            try:
+                return server.wait()
+            except Ended as ended:
+                raise failure(log, ended.code, str(interpreter), request.model, ready=True) from None
+    except Terminated:  # before the server was ready
+        return 128 + signal.SIGTERM
+
+
+def _check_reach(request: ServeRequest) -> None:
+    """Refuse adapters at run time on a network address without a key: such requests read files of this machine."""
+    if request.runtime_adapters and request.host not in LOOPBACK and request.api_key is None:
+        raise UsageError(
+            f"--runtime-adapters lets whoever reaches {request.host} make this server load files, without a key.",
+            hint="Set SWIFT_API_KEY (or --api-key), or leave --host out.",
+        )
+
+
+def _typed(launch: Launch) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment, which holds what is not for everybody's eyes."""
+    if not launch.secret_flags:
+        return launch.command, dict(launch.environment)
+    python, dash_m, *rest = launch.command
+    assert dash_m == "-m"
+    return [python, secret.__file__, *rest], {
+        **launch.environment,
+        secret.VARIABLE: json.dumps(list(launch.secret_flags)),
+    }
+
+
+def _with_port(request: ServeRequest) -> ServeRequest:
+    """Return the request with a port that is free now; `UsageError` where the wanted one is not."""
+    family = socket.AF_INET6 if ":" in request.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((request.host, request.port))
+        except socket.gaierror:
+            raise UsageError(f"There is no address {request.host}.", hint="For example: --host 0.0.0.0") from None
+        except PermissionError:
+            raise UsageError(f"Port {request.port} is not for everybody.", hint="Choose one above 1023.") from None
+        except OSError as error:
+            raise UsageError(
+                f"{request.host}:{request.port} cannot be listened on: {error.strerror}.{_holder(request.port)}",
+                hint="Choose another: --port 8001, or --port 0 for any that is free.",
+            ) from None
+        return dataclasses.replace(request, port=probe.getsockname()[1])
+
+
+def _holder(port: int) -> str:
+    """Return which process has a port, where this user may know."""
+    try:
+        held = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
+        pid = next((each.pid for each in held if getattr(each.laddr, "port", None) == port), None)
+        return f" Process {pid} has it: {' '.join(psutil.Process(pid).cmdline())[:100]}" if pid else ""
+    except psutil.Error:
+        return ""
+
+
+def _log_file(port: int) -> Path:
+    """Return one for each port, in the user's cache; written again each time, and for nobody else to read."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "swift" / "serve"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"port-{port}.log"
+    log.unlink(missing_ok=True)
+    log.touch(mode=0o600)
+    return log
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

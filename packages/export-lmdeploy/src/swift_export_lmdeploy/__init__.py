@@ -1,0 +1,3 @@
+"""LMDeploy as an inference engine of swift that serves, and as a target of exports."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,6 @@
+"""Tasks of the models that LMDeploy serves."""
+
+from __future__ import annotations
+
+TASKS = frozenset({"causal_lm"})
+"""Values of `model.task`."""

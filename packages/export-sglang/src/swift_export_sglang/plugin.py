@@ -1,0 +1,32 @@
+"""The engine `sglang`: it serves; a server that runs is asked like every other one."""
+
+from __future__ import annotations
+
+from swift.contracts import HOOK_API, EngineLibrary, EngineRequest, InferenceEngine, ServeRequest
+from swift.errors import UsageError
+from swift.hookspecs import hookimpl
+from swift_export_sglang.tasks import TASKS
+
+
+class SGLangEngine:
+    """`swift serve --engine sglang`: SGLang's own OpenAI server."""
+
+    HOOK_API = HOOK_API
+    tasks = TASKS
+    library = EngineLibrary("sglang", {"sglang": "sglang"})
+
+    @hookimpl
+    def swift_open_engine(self, request: EngineRequest) -> InferenceEngine:
+        """Refuse to load a model into this process: SGLang pins another torch than the one that trains."""
+        raise UsageError(
+            "SGLang answers as a server only.",
+            hint=f"Type: swift serve {request.model} --engine sglang, and ask it with --engine http://127.0.0.1:8000",
+        )
+
+    @hookimpl
+    def swift_serve(self, request: ServeRequest) -> int:
+        """Start the server, wait until it is ready, and stay until the user stops it."""
+        from swift.servers import run_server
+        from swift_export_sglang.server import SGLangProgram
+
+        return run_server(SGLangProgram(), request)
