@@ -13,9 +13,7 @@ from run_folders import line_of, summary_of, write_run
 from swift_ui.braille import curve
 from swift_ui.screen import slowest
 
-RANKS = [
-    {"rank": rank, "host": "a", "seconds": 1.0, "communication_seconds": 0.5 - 0.3 * (rank == 2)} for rank in range(4)
-]
+RANKS = [{"rank": rank, "host": "a", "seconds": 1.0, "own_seconds": 0.5 + 0.3 * (rank == 2)} for rank in range(4)]
 
 
 def test_a_run_is_drawn_with_what_its_folder_says(tmp_path: Path) -> None:
@@ -48,7 +46,7 @@ def test_what_is_no_run_is_refused_with_what_to_type(tmp_path: Path) -> None:
 
 def test_the_process_that_computes_longest_is_named_not_the_one_whose_step_is_longest() -> None:
     assert slowest(RANKS) == 2
-    assert slowest([{**row, "communication_seconds": 0.5} for row in RANKS]) is None
+    assert slowest([{**row, "own_seconds": 0.5} for row in RANKS]) is None
 
 
 def test_a_curve_of_dots_goes_from_its_first_to_its_last_point() -> None:

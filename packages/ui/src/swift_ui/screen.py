@@ -151,19 +151,12 @@ class _Curve:
 def slowest(rows: Sequence[Mapping[str, Any]]) -> object:
     """Return the rank that computes longest, where it takes much longer than others; None where none does.
 
-    Waiting for others makes all processes look equally slow: what they compute themselves tells them apart.
+    Waiting for others makes all processes look equally slow: what they do without communication tells them apart.
     """
-    own = [_own(row) for row in rows]
+    own = [float(row.get("own_seconds") or 0.0) for row in rows]
     median = sorted(own)[(len(own) - 1) // 2]
     longest = max(range(len(own)), key=own.__getitem__)
     return rows[longest].get("rank") if len(rows) > 1 and own[longest] > _SLOWER * median else None
-
-
-def _own(row: Mapping[str, Any]) -> float:
-    if _is_number(row.get("compute_seconds")):
-        return float(row["compute_seconds"])
-    whole, others = row.get("seconds"), row.get("communication_seconds")
-    return (float(whole or 0) if _is_number(whole) else 0.0) - (float(others or 0) if _is_number(others) else 0.0)
 
 
 def _is_number(value: object) -> bool:

@@ -43,7 +43,6 @@ class RunLines:
         self.offset = 0
         self.steps = array("d")
         self.columns: dict[str, array[float]] = {}
-        self.last: Line = {}
         self.first: Line = {}
         self.ranks: list[Mapping[str, Any]] = []
         self.ranks_step: int | None = None
@@ -65,6 +64,15 @@ class RunLines:
     def place(self) -> str:
         """Return the file and the place in it up to which its lines are known."""
         return f"{self.generation}-{self.offset}"
+
+    @property
+    def last(self) -> dict[str, float]:
+        """Return the newest value of every column: an evaluation stands until the next one."""
+        newest = {
+            name: next((value for value in reversed(column) if value == value), None)
+            for name, column in self.columns.items()
+        }
+        return {name: value for name, value in newest.items() if value is not None}
 
     def skip(self) -> None:
         """Take all lines that are there as known, without reading them."""
@@ -123,7 +131,6 @@ class RunLines:
         for column in self.columns.values():
             column.extend([_MISSING] * (len(self.steps) - len(column)))
         self.first = self.first or rows[0]
-        self.last = {**self.last, **rows[-1]}
         for row in rows:
             if isinstance(row.get("ranks"), list):
                 self.ranks = [each for each in row["ranks"] if isinstance(each, dict)]

@@ -27,7 +27,7 @@ class Live {
 
   add(lines) {
     for (const line of lines) {
-      this.data.last = { ...this.data.last, ...line };
+      this.data.last = { ...this.data.last, ...Object.fromEntries(Object.entries(line).filter(([, value]) => value !== null)) };
       if (Array.isArray(line.ranks)) this.data.ranks = { step: line.step, rows: line.ranks };
       for (const [name, value] of Object.entries(line)) {
         if (name === "step" || !known(value)) continue;
