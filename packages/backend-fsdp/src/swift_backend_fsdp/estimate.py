@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from swift.contracts import HOST, Traffic
+from swift.contracts import GROWING, HOST, PASSING, Traffic
 from swift_backend_fsdp.config import FsdpConfig
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     over = layout.shard * layout.sequence
     state = {
         "weights": (4 * weights.trained + weights.frozen_bytes * weights.frozen) / over,
-        "gradients": 4 * weights.trained / over,
+        GROWING + "gradients": 4 * weights.trained / over,
         "optimizer": weights.slot_bytes * weights.trained / over,
     }
     if options.offload:
-        state = {HOST + name: size for name, size in state.items()}
+        state = {HOST + name.removeprefix(GROWING): size for name, size in state.items()}
     trained = weights.trained / weights.all if weights.all else 0.0
     reduced = 4.0 if options.reduce_dtype == "float32" else weights.compute_bytes
     stays_whole = options.reduce == "step" and run.config.train.accumulation > 1
@@ -36,7 +36,8 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     return {
         **state,
         "gathered weights": _gathered(options, weights) if over > 1 or weights.compute_bytes < 4 else 0.0,
-        "gradients on their way": max(whole, (weights.compute_bytes + reduced) * weights.block * trained),
+        "whole gradients of micro-batches": whole,
+        PASSING + "gradients on their way": (weights.compute_bytes + reduced) * weights.block * trained,
     }
 
 

@@ -146,6 +146,11 @@ class PlannedBackend:
         with failing(self._optimizer.entry, "bytes_per_parameter"):
             return float(self._optimizer.object.bytes_per_parameter(shape))
 
+    @property
+    def tuner_options(self) -> Any:
+        """Return the options of the run's tuner."""
+        return self.config.tuner.options(self._tuner.object.options_model)
+
     def trained_values(self, rows: int, columns: int) -> float | None:
         """Return how many values the run's tuner trains beside a matrix; None where it trains the matrix itself."""
         tuner = self._tuner

@@ -26,7 +26,7 @@ from swift.models.build import build_view, compile_blocks, decoder_blocks
 from swift.models.fill import fill
 from swift.models.heads import HEAD, VALUE_HEAD, VALUE_HEAD_MODULE, apply_head, head_of, initial_head, value_head_of
 from swift.models.logits import LogitTransform, VocabularyShard
-from swift.models.logps import TokenViews, token_logps
+from swift.models.logps import TokenViews, token_logps, tokens_per_chunk
 from swift.models.memory import available_bytes, check_memory, model_bytes
 from swift.models.meta import meta_model
 from swift.models.names import (
@@ -181,6 +181,7 @@ __all__ = [
     "summary_of",
     "tensor_plan",
     "token_logps",
+    "tokens_per_chunk",
     "trainable_summary",
     "trains_on_pictures",
     "transform_of",

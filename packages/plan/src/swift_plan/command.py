@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from swift.errors import UsageError
+from swift.errors import ModelError, SwiftError, UsageError
 from swift.planning import PlannedBackend, planned_backends
 from swift_plan.cluster import CPU, Cluster, cluster
 from swift_plan.known import config_of
+from swift_plan.memory import TracedMemory
 from swift_plan.options import PlanOptions
 from swift_plan.search import Candidate, FoundPlans, search
 from swift_plan.shape import ModelShape, shape_of
@@ -73,8 +74,10 @@ class Planned:
                 f"{where.devices} devices for {work.rows} rows a step: some would have no row of their own.",
                 hint=f"Type --global_batch_size {where.devices} or more, or fewer devices.",
             )
-        found = search(backends, shape, config, where, Timing(where), most=max(100, options.top, options.explain or 1))
-        found.refused = {**refused, **found.refused}
+        traces, untraced = _traces(backends, config, work) if options.level else ({}, {})
+        most = max(100, options.top, options.explain or 1)
+        found = search(backends, shape, config, where, Timing(where), most=most, traces=traces)
+        found.refused = {**refused, **untraced, **found.refused}
         return cls(options, words, shape, where, found, work)
 
     def command(self, candidate: Candidate) -> str:
@@ -103,7 +106,8 @@ class Planned:
         _say(screen.thumb(self.shape, self.workload))
         for name, error in self.found.refused.items():
             _say(f"{name} is refused in some layouts: {error.message}")
-        _say(f"{self.found.tried:,} plans were compared. Memory is counted; times assume usual efficiencies.")
+        basis = explained.basis if explained is not None else "counted"
+        _say(f"{self.found.tried:,} plans were compared. Memory is {basis}; times assume usual efficiencies.")
 
     def _shown(self) -> list[int]:
         """Return which plans are shown: the first ones, and the first of every backend."""
@@ -146,12 +150,33 @@ class Planned:
             "layout": candidate.layout.named(),
             "micro_batch": candidate.micro_batch,
             "recompute": candidate.recompute,
+            "basis": {"memory": candidate.basis, "seconds": "assumed"},
             "memory_bytes": {name: round(size) for name, size in candidate.memory.items()},
             "peak_bytes": round(candidate.peak),
             "seconds": {**candidate.time.terms(), "step": candidate.time.total},
             "tokens_per_second": self.workload.tokens / candidate.time.total,
             "command": self.command(candidate),
         }
+
+
+def _traces(
+    backends: Sequence[PlannedBackend], config: Mapping[str, Any], work: Workload
+) -> tuple[dict[PlannedBackend, TracedMemory], dict[str, SwiftError]]:
+    """Trace a step of every backend that has no layers of its own; its variants share what was traced."""
+    from swift_plan.tracing import Trace
+
+    first: dict[str, TracedMemory] = {}
+    failed: dict[str, SwiftError] = {}
+    for backend in backends:
+        if backend.name in first or backend.name in failed:
+            continue
+        try:
+            first[backend.name] = Trace.begun(
+                backend, config, length=work.length, compute_bytes=work.compute_bytes, on_cpu=work.on_cpu
+            )
+        except ModelError as error:
+            failed[backend.name] = error
+    return {each: first[each.name] for each in backends if each.name in first}, failed
 
 
 def _sharing(backends: Sequence[PlannedBackend]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from swift_plan.memory import Activations, Stage, StagesOf, split
+from swift_plan.memory import Activations, KeptState, Stage, StagesOf, split
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
@@ -50,14 +50,10 @@ class CountedPlan:
         held = counts.under(layout, split(shape.layers, layout.pp, layout.vpp))
         activations = Activations(backend, run, shape, workload)
         tokens = micro_batch * workload.length / layout.sequence
-        peaks = [
-            {
-                **(backend.memory(run, stage.weights) or {}),
-                "activations": activations.bytes(stage, tokens, accumulation, recompute=recompute),
-                "logits of a chunk": activations.logits(stage, tokens),
-            }
-            for stage in held
-        ]
+        peaks = []
+        for stage in held:
+            state = KeptState.of(backend.memory(run, stage.weights) or {})
+            peaks.append(activations.highest(stage, tokens, accumulation, state, recompute=recompute).terms(state))
         traffic = tuple(backend.traffic(run, held[0].weights, accumulation))
         most = max(peaks, key=lambda terms: sum(terms.values()))
         return cls(shape, workload, tuple(held), traffic, most, micro_batch, activations.layer, recompute)

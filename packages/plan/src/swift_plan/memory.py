@@ -1,22 +1,25 @@
-"""Peak memory of the process that has the most, by term: weights and their state, activations, the loss."""
+"""Peak memory of the process that has the most, by term, at the instant of a step at which there is most."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from swift.contracts import LayerSizes, LocalWeights, ProcessLayout
+from swift.contracts import GROWING, HOST, PASSING, LayerSizes, LocalWeights, ProcessLayout
 from swift_plan.shape import ModelShape
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
-    from swift.contracts import Run
+    from swift.contracts import Basis, Run
     from swift.planning import PlannedBackend
 
-_LOGITS = 2 * 256 * 2**20
-"""Bytes of a chunk of logits and of its gradient, at most: the loss never has those of all tokens."""
+_KEPT_LOGITS = 64 * 2**20
+"""Logits of all tokens up to this size are kept for the backward pass; larger ones are made chunk by chunk."""
+_CHUNK = {True: 64 * 2**20, False: 256 * 2**20}
+"""Bytes of a chunk of logits in fp32, on the CPU and on other devices."""
 
 
 @dataclass(frozen=True)
@@ -134,34 +137,169 @@ def transformers_layer(layer: LayerSizes) -> float:
     return norms + inputs + (attention + mlp) / tp
 
 
-class Activations:
-    """Bytes a token that a model's layers keep under one layout."""
+@dataclass(frozen=True)
+class LayerMemory:
+    """Memory of a layer for its backward pass, in bytes a token."""
 
-    def __init__(self, backend: PlannedBackend, run: Run, shape: ModelShape, workload: Workload) -> None:
+    kept: float
+    """From its forward pass to its backward pass."""
+    transient: float
+    """While its backward pass is computed, beside what was kept: gradients, and what is computed again."""
+    fixed: float = 0.0
+    """Bytes for a moment, however many tokens: gradients of single weights."""
+    ends: float = 0.0
+    """Of the model around its layers."""
+    whole: float = 0.0
+    """What a layer keeps that is not recomputed."""
+
+    def scaled(self, by: float, kept: float) -> LayerMemory:
+        """Return that of a layer cut so that it has this part of the tensors, and `kept` of what it keeps."""
+        return replace(
+            self, kept=self.kept * kept, transient=self.transient * by, fixed=self.fixed * by, whole=self.whole * by
+        )
+
+
+class TracedMemory(Protocol):
+    """Memory that a layer and the loss were seen to take, where a process has all of them."""
+
+    def layer(self, *, recompute: bool) -> LayerMemory:
+        """Return it of a layer."""
+
+    def loss(self, tokens: int, *, cut: int = 1) -> float:
+        """Return it of the loss of so many tokens, where `cut` processes share the head."""
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """Terms of a backend's memory on one stage, in bytes by name, apart by when they are there."""
+
+    always: Mapping[str, float]
+    growing: Mapping[str, float]
+    """Gradients that are made by the backward pass, and are no more after the update."""
+    passing: Mapping[str, float]
+    """What is there while a backward pass goes through layers."""
+
+    @classmethod
+    def of(cls, terms: Mapping[str, float]) -> KeptState:
+        """Take the terms of `swift_estimate_memory` apart."""
+        apart: tuple[dict[str, float], ...] = ({}, {}, {})
+        for name, size in terms.items():
+            kind = 1 if name.startswith(GROWING) else 2 if name.startswith(PASSING) else 0
+            apart[kind][name.removeprefix(GROWING).removeprefix(PASSING)] = size
+        return cls(*apart)
+
+    @cached_property
+    def sizes(self) -> tuple[float, float, float]:
+        """Return the bytes of the three, without what lies in the machine's memory."""
+        always, growing, passing = (
+            sum(size for name, size in terms.items() if not name.startswith(HOST))
+            for terms in (self.always, self.growing, self.passing)
+        )
+        return always, growing, passing
+
+
+@dataclass(frozen=True)
+class Instant:
+    """A moment of a step at which there may be more than at any other."""
+
+    name: str
+    activations: float
+    moment: float
+    """What is there for this moment only."""
+    grown: float
+    """The part of the gradients that is there, from 0 to 1."""
+    passing: bool
+    total: float
+
+    def terms(self, state: KeptState) -> dict[str, float]:
+        """Return the bytes by name."""
+        growing = {name: self.grown * size for name, size in state.growing.items()}
+        passing = state.passing if self.passing else {}
+        return {**state.always, **growing, **passing, "activations": self.activations, self.name: self.moment}
+
+
+LOSS, BACKWARD = "the loss, by chunks", "a layer's backward pass"
+
+
+class Activations:
+    """Bytes that a model's layers and its loss take under one layout."""
+
+    def __init__(
+        self, backend: PlannedBackend, run: Run, shape: ModelShape, workload: Workload,
+        trace: TracedMemory | None = None,
+    ) -> None:  # fmt: skip
         layout = backend.layout(run)
-        size, hidden = workload.compute_bytes, shape.hidden
-        self.hidden, self.vocabulary = hidden, shape.vocabulary
-        layer = layer_sizes(shape, layout, size, with_experts=bool(shape.experts))
-        told = backend.activations(run, layer)
-        self.own = told is not None
-        self.layer = told if told is not None else transformers_layer(layer)
+        self._workload = workload
+        self._shape, self._size, self._trained = shape, workload.compute_bytes, not workload.adapted
+        self._on_cpu, self._tp = workload.on_cpu, layout.tp
+        self.basis: Basis = "counted"
+        counted = self._counted(backend, run, layout)
+        self.layer = counted[0].kept
+        self._loss: Callable[[float], float] = self._counted_loss
+        if trace is not None and not self._own:
+            # What a layout takes away is counted, from what was traced of the whole.
+            whole = self._counted(backend, run, ProcessLayout())
+            by = counted[0].kept / whole[0].kept
+            plain, again = trace.layer(recompute=False), trace.layer(recompute=True)
+            counted = (plain.scaled(by, by), again.scaled(by, counted[1].kept / whole[1].kept))
+            self.layer = counted[0].kept
+            self._loss = lambda tokens: trace.loss(max(1, round(tokens)), cut=layout.tp)
+            self.basis = "traced"
+        self._layers = counted
+
+    def _counted(self, backend: PlannedBackend, run: Run, layout: ProcessLayout) -> tuple[LayerMemory, LayerMemory]:
+        """Return what a layer takes that is computed once, and one that is recomputed."""
+        shape, size = self._shape, self._size
+        widths = layer_sizes(shape, layout, size, with_experts=bool(shape.experts))
+        told = backend.activations(run, widths)
+        self._own = told is not None
+        layer = told if told is not None else transformers_layer(widths)
+        if self._workload.drops:
+            layer += (size + 1) * shape.inputs / layout.tp
         if shape.experts:
             # What is sent to the experts and comes back, once for every expert that a token chose.
-            self.layer += 2 * size * shape.experts_per_token * hidden / layout.tp
+            layer += 2 * size * shape.experts_per_token * shape.hidden / layout.tp
         # Where a layer is recomputed, its input stays: fp32 between the layers of transformers.
-        kept = (size if self.own else 4.0) * hidden
-        self.kept = kept / (layout.tp if self.own and layout.sequence_parallel else 1)
+        kept = (size if self._own else 4.0) * shape.hidden
+        kept /= layout.tp if self._own and layout.sequence_parallel else 1
+        # Gradients of the MLP's inner values, and of what goes in and out.
+        moment = size * (widths.width / layout.tp + 2 * shape.hidden)
+        ends = 8.0 * shape.hidden
+        return LayerMemory(layer, moment, 0.0, ends, layer), LayerMemory(kept, layer + moment, 0.0, ends, layer)
 
-    def bytes(self, stage: Stage, tokens: float, micro_batches: int, *, recompute: bool) -> float:
-        """Return the bytes of a stage's activations for micro-batches of so many tokens."""
+    def highest(self, stage: Stage, tokens: float, micro_batches: int, state: KeptState, *, recompute: bool) -> Instant:
+        """Return the instant at which a stage has the most, for micro-batches of so many tokens."""
+        layer = self._layers[recompute]
         in_flight = min(stage.in_flight, micro_batches)
-        if not recompute:
-            return stage.layers * in_flight * self.layer * tokens
-        return (stage.layers * in_flight * self.kept + self.layer) * tokens
+        always, growing, passing = state.sizes
+        # After the first micro-batch there are gradients all the time.
+        before = 1.0 if micro_batches > 1 else 0.0
+        all_layers = (stage.layers * in_flight * layer.kept + layer.ends) * tokens
+        moment = layer.transient * tokens + layer.fixed
+        head = self._head_gradient if stage.has_head else 0.0
+        of_head = max(before, min(1.0, head / growing)) if growing else 0.0
+        first = always + of_head * growing + all_layers + moment + passing
+        # The embedding's gradient is not there before the last layer has been left.
+        one_layer = (max(0.0, (in_flight - 1) * stage.layers + 1) * layer.kept + layer.ends) * tokens
+        last = always + growing + one_layer + moment + passing
+        best = Instant(BACKWARD, all_layers, moment, of_head, True, first)
+        if last > first:
+            best = Instant(BACKWARD, one_layer, moment, 1.0, True, last)
+        if stage.has_head:
+            loss = self._loss(tokens)
+            total = always + before * growing + all_layers + loss
+            if total > best.total:
+                best = Instant(LOSS, all_layers, loss, before, False, total)
+        return best
 
-    def logits(self, stage: Stage, tokens: float) -> float:
-        """Return the bytes that the loss takes, on the stage that has the head."""
-        if not stage.has_head:
-            return 0.0
-        size = stage.weights.compute_bytes * self.hidden * tokens
-        return min(2 * 4 * tokens * self.vocabulary / stage.weights.layout.tp, _LOGITS) + 2 * size
+    @property
+    def _head_gradient(self) -> float:
+        return 4.0 * self._shape.embedding / self._tp if self._trained else 0.0
+
+    def _counted_loss(self, tokens: float) -> float:
+        """Count what the loss takes: a chunk of logits in fp32, its gradient in the arithmetic's, and of the head."""
+        logits = 4.0 * tokens * self._shape.vocabulary / self._tp
+        chunk = logits if logits <= _KEPT_LOGITS else min(logits, _CHUNK[self._on_cpu])
+        narrow = self._size if self._size < 4 else 0.0
+        head = self._head_gradient * (1 + narrow / 4)
+        return chunk * (1 + narrow / 4) + head + 4.0 * tokens * self._shape.hidden

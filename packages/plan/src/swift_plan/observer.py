@@ -12,6 +12,7 @@ from swift.errors import SwiftError
 from swift.hookspecs import hookimpl
 from swift.planning import PlannedBackend
 from swift_plan import ledger
+from swift_plan.cluster import CPU
 from swift_plan.known import config_of
 from swift_plan.machine import PROGRAM, this_machine
 from swift_plan.search import Candidate, counted
@@ -72,12 +73,29 @@ class PlanObserver:
             "step_seconds": planned.time.total,
         }
         differs = {"peak": entry.residual("bytes"), "step": entry.residual("seconds")}
-        _write(run, {"level": 0, "predicted": predicted, "measured": measured, "measured_above_predicted": differs})
+        traced = _traced(run, max(self._tokens))
+        _write(
+            run,
+            {
+                "level": 0, "predicted": predicted, "traced": traced, "measured": measured,
+                "measured_above_predicted": differs,
+            },
+        )  # fmt: skip
         if summary.status == "completed":
             ledger.add(entry)
 
 
-def _planned(run: Run, tokens: int) -> Candidate:
+def _traced(run: Run, tokens: int) -> dict[str, Any]:
+    """Return the memory of level 1."""
+    try:
+        planned = _planned(run, tokens, level=1)
+    except SwiftError as error:
+        return {"not_traced": error.message}
+    memory = {name: round(size) for name, size in planned.memory.items()}
+    return {"basis": planned.basis, "memory_bytes": memory, "peak_bytes": round(planned.peak)}
+
+
+def _planned(run: Run, tokens: int, level: int = 0) -> Candidate:
     """Return what the planner says of this run, for the tokens that its largest step had."""
     backend = PlannedBackend.of_run(run)
     config = config_of(run.config.model.path or "")
@@ -86,7 +104,16 @@ def _planned(run: Run, tokens: int) -> Candidate:
     where = this_machine(run.world.size, 1)
     precision = run.model_facts.precision if run.model_facts is not None else "float32"
     size = 4.0 if precision.startswith("float32") else 2.0
-    candidate = counted(backend, shape, config, where, Timing(where), tokens=tokens, compute_bytes=size)
+    trace = None
+    if level:
+        from swift_plan.tracing import Trace
+
+        train = run.config.train
+        rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
+        trace = Trace.begun(
+            backend, config, length=max(1, tokens // rows), compute_bytes=size, on_cpu=where.device.name == CPU
+        )
+    candidate = counted(backend, shape, config, where, Timing(where), tokens=tokens, compute_bytes=size, trace=trace)
     if on_gpu:
         return candidate
     return replace(candidate, memory={"Python, torch and transformers": PROGRAM * 1e9, **candidate.memory})

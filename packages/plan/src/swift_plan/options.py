@@ -28,6 +28,9 @@ class PlanOptions(Section):
     explain: Annotated[int | None, Field(ge=1)] = Field(
         None, description="Show memory and time of plan N by term; the first one's without this flag"
     )
+    level: Annotated[int, Field(ge=0, le=1)] = Field(
+        0, description="0 counts activations, 1 traces the step without values: seconds, and imports torch"
+    )
     price: PositiveFloat | None = Field(None, description="Cost of one device for an hour, in any currency")
     host_memory: PositiveFloat = Field(2000.0, description="GB of memory of one machine, for what is offloaded")
     json_out: Annotated[bool, Aliases("json")] = Field(False, description="Print everything as JSON")

@@ -86,6 +86,7 @@ class Chooser:
             high_bytes=peak.high,
             capacity_bytes=where.capacity,
             terms=counted_run.memory,
+            basis=counted_run.basis,
             device=where.device.name,
             seconds=None if on_cpu else counted_run.time.total,
         )

@@ -151,7 +151,7 @@ def bars(candidate: Candidate, device: str) -> tuple[Bar, Bar]:
 def terms(candidate: Candidate, device: str) -> list[list[str]]:
     """Return the memory and the time of a plan by term, as rows, with what past runs say of such figures."""
     peak, step = bars(candidate, device)
-    counted = "counted" if peak.rows < _ENOUGH else f"counted, {peak}"
+    counted = candidate.basis if peak.rows < _ENOUGH else f"{candidate.basis}, {peak}"
     rows = [["memory of the fullest process", gib(candidate.peak), counted]]
     rows += [[name, f"{size / _GIB:.2f} GiB", ""] for name, size in candidate.memory.items() if size > 0]
     rows.append(["one step", seconds(candidate.time.total), f"90 % bar {step}"])

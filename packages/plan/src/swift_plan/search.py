@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import HOST
 from swift.errors import PluginError, SwiftError
 from swift_plan.cluster import CPU, Cluster
-from swift_plan.memory import Activations, Stage, StagesOf, split
+from swift_plan.memory import Activations, KeptState, Stage, StagesOf, TracedMemory, split
 from swift_plan.timing import StepTime, Timing
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
-    from swift.contracts import ProcessLayout, Run
+    from swift.contracts import Basis, ProcessLayout, Run
     from swift.planning import PlannedBackend
     from swift_plan.shape import ModelShape
 
@@ -41,6 +41,8 @@ class Candidate:
     """Bytes of the process with the most, by term."""
     clock: Callable[[], StepTime]
     """Estimates the time, which most plans that do not fit are never asked for."""
+    basis: Basis = "counted"
+    """What is known of its activations."""
 
     @cached_property
     def time(self) -> StepTime:
@@ -72,7 +74,7 @@ class _Filled:
     micro_batch: int
     accumulation: int
     held: Sequence[Stage]
-    states: Sequence[Mapping[str, float]]
+    states: Sequence[KeptState]
 
     @property
     def layout(self) -> ProcessLayout:
@@ -103,8 +105,10 @@ class BackendSearch:
     """All layouts of one backend for one run on one cluster."""
 
     def __init__(
-        self, backend: PlannedBackend, shape: ModelShape, config: Mapping[str, Any], cluster: Cluster, timing: Timing
-    ) -> None:
+        self, backend: PlannedBackend, shape: ModelShape, config: Mapping[str, Any], cluster: Cluster, timing: Timing,
+        trace: TracedMemory | None = None,
+    ) -> None:  # fmt: skip
+        self.trace = trace
         self.backend, self.shape, self.config, self.cluster, self.timing = backend, shape, config, cluster, timing
         self.world = cluster.devices
         self.workload = Workload.of(backend, processes=self.world, on_cpu=cluster.device.name == CPU)
@@ -215,8 +219,8 @@ class BackendSearch:
         for parallel, layout, run in self.layouts():
             sizes = split(self.shape.layers, layout.pp, layout.vpp)
             held = self.stages.under(layout, sizes)
-            activations = Activations(self.backend, run, self.shape, self.workload)
-            states: dict[bool, list[Mapping[str, float]] | None] = {}
+            activations = Activations(self.backend, run, self.shape, self.workload, self.trace)
+            states: dict[bool, list[KeptState] | None] = {}
             for micro_batch in self._micro_batches(layout):
                 accumulation = ceil(self.workload.rows / (layout.data * micro_batch))
                 several = accumulation > 1
@@ -229,31 +233,35 @@ class BackendSearch:
                 one = _Filled(run, parallel, sizes, micro_batch, accumulation, held, kept)
                 yield from self.each(one, activations)
 
-    def states(
-        self, parallel: Mapping[str, Any], held: Sequence[Stage], several: bool
-    ) -> list[Mapping[str, float]] | None:
+    def states(self, parallel: Mapping[str, Any], held: Sequence[Stage], several: bool) -> list[KeptState] | None:
         """Return what the backend keeps on each stage, with one micro-batch a step or several."""
         run = self.backend.run(parallel, self.world, accumulation=2 if several else 1)
         states = [self.backend.memory(run, stage.weights) for stage in held]
-        return None if None in states else [state for state in states if state is not None]
+        return None if None in states else [KeptState.of(state) for state in states if state is not None]
 
     def each(self, one: _Filled, activations: Activations) -> Iterator[Candidate]:
         """Yield a layout with its micro-batch, recomputed and not."""
         tokens = one.micro_batch * self.workload.length / one.layout.sequence
         slowest = max(one.held, key=lambda stage: stage.layers + self._head_in_layers * stage.has_head)
-        logits = [activations.logits(stage, tokens) for stage in one.held]
         for recompute in self._recomputes():
-            kept = [activations.bytes(stage, tokens, one.accumulation, recompute=recompute) for stage in one.held]
-            totals = [
-                sum(state.values()) + activated + lost
-                for state, activated, lost in zip(one.states, kept, logits, strict=True)
+            instants = [
+                activations.highest(stage, tokens, one.accumulation, state, recompute=recompute)
+                for stage, state in zip(one.held, one.states, strict=True)
             ]
-            most = totals.index(max(totals))
-            memory = {**one.states[most], "activations": kept[most], "logits of a chunk": logits[most]}
+            most = max(range(len(instants)), key=lambda index: instants[index].total)
+            memory = instants[most].terms(one.states[most])
             clock = partial(self._time, one, slowest, activations.layer, recompute=recompute)
             self.tried += 1
             yield Candidate(
-                self.backend, one.layout, one.parallel, one.stages, one.micro_batch, recompute, memory, clock
+                self.backend,
+                one.layout,
+                one.parallel,
+                one.stages,
+                one.micro_batch,
+                recompute,
+                memory,
+                clock,
+                activations.basis,
             )
 
     def _time(self, one: _Filled, slowest: Stage, kept: float, *, recompute: bool) -> StepTime:
@@ -287,9 +295,10 @@ def counted(
     *,
     tokens: int,
     compute_bytes: float,
+    trace: TracedMemory | None = None,
 ) -> Candidate:
     """Return what is expected of a run as it is configured, whose largest step has so many tokens."""
-    one = BackendSearch(backend, shape, config, cluster, timing)
+    one = BackendSearch(backend, shape, config, cluster, timing, trace)
     run, train = backend.run({}, cluster.devices), backend.config.train
     layout = backend.layout(run)
     rows = train.global_batch or train.micro_batch * train.accumulation * layout.data
@@ -306,7 +315,7 @@ def counted(
     if states is None:
         raise _silent(backend)
     filled = _Filled(run, {}, sizes, train.micro_batch, accumulation, held, states)
-    plans = one.each(filled, Activations(backend, run, shape, one.workload))
+    plans = one.each(filled, Activations(backend, run, shape, one.workload, trace))
     return next(plan for plan in plans if plan.recompute == train.gradient_checkpointing)
 
 
@@ -324,13 +333,14 @@ def search(
     timing: Timing,
     *,
     most: int = 12,
+    traces: Mapping[PlannedBackend, TracedMemory] | None = None,
 ) -> FoundPlans:
     """Return the best plans of all backends: what fits, fastest first, and what comes nearest to fitting."""
     found = FoundPlans()
     fitting: list[Candidate] = []
     others: list[Candidate] = []
     for backend in backends:
-        one = BackendSearch(backend, shape, config, cluster, timing)
+        one = BackendSearch(backend, shape, config, cluster, timing, (traces or {}).get(backend))
         for candidate in one.candidates():
             (fitting if candidate.fits(cluster) else others).append(candidate)
         found.tried += one.tried

@@ -125,6 +125,12 @@ class ModelShape:
         if self.shared_width:
             yield from self.mlp_matrices(self.shared_width)
 
+    @cached_property
+    def inputs(self) -> int:
+        """Return the widths of what goes into a layer's matrices, together."""
+        matrices = self.dense_matrices(with_experts=bool(self.experts))
+        return sum(each.columns * each.copies for each in matrices if each.name != "router")
+
     @property
     def vectors(self) -> int:
         """Return the values of a layer's norms and biases."""

@@ -29,6 +29,9 @@ class Workload:
     frozen_bytes: float
     adapted: bool
     """Whether adapters are trained beside frozen weights."""
+    on_cpu: bool = False
+    drops: bool = False
+    """Whether adapters drop some of their inputs, of which each then keeps a copy and a mask."""
 
     @property
     def tokens(self) -> int:
@@ -49,6 +52,8 @@ class Workload:
             compute_bytes=compute,
             frozen_bytes=quantised[0] if quantised else compute,
             adapted=backend.trained_values(1, 1) is not None,
+            on_cpu=on_cpu,
+            drops=bool(getattr(backend.tuner_options, "dropout", 0.0)),
         )
 
 

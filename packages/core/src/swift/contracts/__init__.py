@@ -21,7 +21,7 @@ from swift.contracts.inference import (
     Score,
     ServeRequest,
 )
-from swift.contracts.layout import HOST, LayerSizes, LocalWeights, ProcessLayout, Traffic
+from swift.contracts.layout import GROWING, HOST, PASSING, LayerSizes, LocalWeights, ProcessLayout, Traffic
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RankFacts, RunSummary, StepRecord, StepShares
@@ -36,7 +36,7 @@ from swift.contracts.optimizer import (
     TakesGradientsElsewhere,
 )
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
-from swift.contracts.planner import ChosenPlan, ExpectedMemory, Planner
+from swift.contracts.planner import Basis, ChosenPlan, ExpectedMemory, Planner
 from swift.contracts.reward import Reward, RewardItem
 from swift.contracts.role import POLICY, ModelRole, OpenRole
 from swift.contracts.run import Run, Topology, World
@@ -44,9 +44,12 @@ from swift.contracts.tuner import Trains, Tuner, TunerContext
 
 __all__ = [
     "EVERY_VIEW",
+    "GROWING",
     "HOOK_API",
     "HOST",
+    "PASSING",
     "POLICY",
+    "Basis",
     "CalibrationRow",
     "Capabilities",
     "CheckpointReader",

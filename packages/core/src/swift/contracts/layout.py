@@ -128,6 +128,10 @@ class LayerSizes:
 
 HOST = "host: "
 """Begins the name of a term of `swift_estimate_memory` that lies in the machine's memory, not in the device's."""
+GROWING = "growing: "
+"""Begins the name of a term that a step's first backward pass makes, and that is no more when weights are updated."""
+PASSING = "passing: "
+"""Begins the name of a term that is there while a backward pass goes through the layers, and not at the loss."""
 
 
 @dataclass(frozen=True)

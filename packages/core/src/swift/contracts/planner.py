@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
+
+Basis = Literal["counted", "traced", "measured", "assumed"]
+"""What a planned figure rests on: arithmetic of sizes, a step without values, something that ran here, usual speeds."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class ExpectedMemory:
     device: str = ""
     seconds: float | None = None
     """Of a step, where the device's speed is known."""
+    basis: Basis = "counted"
+    """What the peak rests on."""
 
     @property
     def fits(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from swift.backends.torch.config import TorchConfig
-from swift.contracts.layout import Traffic
+from swift.contracts.layout import GROWING, Traffic
 
 if TYPE_CHECKING:
     from swift.contracts import LocalWeights, Run
@@ -18,7 +18,8 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     return {
         "weights": 4 * weights.trained + weights.frozen_bytes * weights.frozen,
         "casts of weights": casts * weights.trained,
-        "gradients": 4 * weights.trained,
+        # DDP keeps its buckets from step to step.
+        "gradients" if run.world.size > 1 else GROWING + "gradients": 4 * weights.trained,
         "optimizer": weights.slot_bytes * weights.trained,
     }
 
