@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +18,8 @@ from swift.forms import form_of
 from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.acting.runs import RunActions
 from swift_ui.acting.words import words_of
+from swift_ui.looking.index import key_of
+from swift_ui.settings import UiSettings
 
 FIELDS = [field for section in form_of("sft") for field in section.fields]
 
@@ -127,3 +131,34 @@ def test_the_log_of_a_command_lies_in_the_folder_of_its_run_too(tmp_path: Path) 
         book.stop(job)
         until(book, job, "stopped")
     assert book.find(job.id).log() == "step\n"
+
+
+def test_a_run_that_a_terminal_has_started_is_stopped_by_the_process_that_locks_it(
+    page: TestClient, settings: UiSettings
+) -> None:
+    run = settings.roots[0] / "model" / "run"
+    (run / "checkpoint-3").mkdir(parents=True)
+    (run / "checkpoint-3" / "manifest.json").write_text("{}")
+    (run / "args.json").write_text(json.dumps({"environment": {"processes": 2}}))
+    (run / "config.yaml").write_text("checkpoint: {optimizer_state: false}\n")
+    script = (
+        "import fcntl, os, sys, time; lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX); "
+        "lock.write(f'process {os.getpid()} on {os.uname().nodename}\\n'); lock.flush(); "
+        "print(flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", script, str(run / ".lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as training:
+        assert training.stdout is not None
+        training.stdout.readline()
+        address = f"/api/runs/{key_of(run)}"
+        assert page.get(f"{address}/actions").json()["alive"] is True
+        assert page.post(f"{address}/resume", json={}).status_code == 400
+        assert page.post(f"{address}/stop", json={}).json() == {"stopping": True}
+        assert training.wait() == -signal.SIGTERM
+    found = page.get(f"{address}/actions").json()
+    assert found["alive"] is False
+    assert found["resume"] == (
+        f"swift train --config {run}/config.yaml --resume_from_checkpoint {run}/checkpoint-3 --resume_only_model true "
+        "--nproc 2"
+    )
+    assert page.post(f"{address}/stop", json={}).status_code == 400

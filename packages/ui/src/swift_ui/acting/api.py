@@ -20,7 +20,8 @@ from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.acting.presets import PRESETS
 from swift_ui.acting.runs import RunActions, stop_run
 from swift_ui.acting.words import shown, words_of
-from swift_ui.looking.index import RunIndex, key_of
+from swift_ui.looking.api import run_of
+from swift_ui.looking.index import key_of
 from swift_ui.settings import UiSettings
 
 
@@ -118,12 +119,8 @@ class ActingApi:
         await run_in_threadpool(self.jobs.stop, job, now=now)
         return JSONResponse({"stopping": True})
 
-    def _folder(self, request: Request) -> Path:
-        index: RunIndex = request.app.state.index
-        return index.folder(request.path_params["key"])
-
     async def _actions(self, request: Request) -> Response:
-        folder = await run_in_threadpool(self._folder, request)
+        folder = await run_in_threadpool(run_of, request)
         found = await run_in_threadpool(RunActions.of, folder, self.jobs)
         return JSONResponse(
             {
@@ -137,12 +134,12 @@ class ActingApi:
 
     async def _stop_run(self, request: Request) -> Response:
         now = bool((await content_of(request)).get("now"))
-        folder = await run_in_threadpool(self._folder, request)
+        folder = await run_in_threadpool(run_of, request)
         await run_in_threadpool(stop_run, folder, self.jobs, now=now)
         return JSONResponse({"stopping": True})
 
     async def _resume(self, request: Request) -> Response:
-        folder = await run_in_threadpool(self._folder, request)
+        folder = await run_in_threadpool(run_of, request)
         found = await run_in_threadpool(RunActions.of, folder, self.jobs)
         if not found.resume:
             raise UsageError("This run cannot be gone on with: it still trains, or has no whole checkpoint.")

@@ -57,11 +57,15 @@ const setTheme = (name) => {
   localStorage.setItem("theme", name);
 };
 
+const tokenOf = (hash) => new URLSearchParams(hash.replace(/^#/, "")).get("token");
+
 const start = async () => {
   setTheme(themes.includes(localStorage.getItem("theme")) ? localStorage.getItem("theme") : "auto");
   document.getElementById("theme").addEventListener("click", () =>
     setTheme(themes[(themes.indexOf(localStorage.getItem("theme")) + 1) % themes.length]));
-  const token = new URLSearchParams(location.hash.replace(/^#/, "")).get("token");
+  // The address of a server that was started anew, in the page of the old one.
+  addEventListener("hashchange", () => { if (tokenOf(location.hash)) location.reload(); });
+  const token = tokenOf(location.hash);
   try {
     if (token) {
       history.replaceState(null, "", sessionStorage.getItem("place") || "#/runs");
@@ -77,6 +81,7 @@ const start = async () => {
     ...Object.entries(VIEWS).filter(([, [title]]) => title).map(([name, [title]]) =>
       element("a", { href: `#/${name}`, "data-view": name }, title)));
   addEventListener("hashchange", () => {
+    if (tokenOf(location.hash)) return;
     sessionStorage.setItem("place", location.hash);
     show();
   });

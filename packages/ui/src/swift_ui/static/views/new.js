@@ -252,7 +252,7 @@ export const mount = async (root, { parts: [verb = "sft"], query }) => {
     element("h1", {}, training ? "New run" : TITLES[verb]),
     training ? element("p", { class: "verbs", role: "group", "aria-label": "What is trained" }, ...TRAINING.map((name) =>
       element("a", { href: `#/new/${name}`, class: "tab", "aria-current": name === verb ? "page" : null }, TITLES[name]))) : null,
-    element("form", { class: "new", onsubmit: start, autocomplete: "off" },
+    element("form", { class: "new", "data-verb": verb, onsubmit: start, autocomplete: "off" },
       element("div", { class: "form-side" },
         element("div", { class: "form-tools" }, search, element("label", { class: "check" }, only, " only what I changed"), count),
         form.presets.length ? element("div", { class: "presets", role: "group", "aria-label": "Presets" }, element("span", { class: "muted" }, "Begin from"), ...form.presets.map((each) => element("button", { type: "button", title: each.says, onclick: () => preset(each) }, each.name)),
