@@ -45,7 +45,7 @@ class ConversationEncoder:
     def segments(self, conversation: Conversation, place: str) -> Steps[list[Segment]]:
         """Return the tokens of a conversation, however many: several where the template rewrites earlier turns."""
         texts = self._texts(conversation, place)
-        return (yield [self._with_pictures(text, conversation) for text in texts])
+        return (yield [self.with_media(text, conversation) for text in texts])
 
     def segment(self, conversation: Conversation, place: str) -> Steps[Segment]:
         """Return the tokens of a conversation as one segment within data.max_length."""
@@ -66,7 +66,7 @@ class ConversationEncoder:
             text: Text = Whole(str(conversation.messages[0]["content"]))
         else:
             text = self.template.prompt(self.with_system(conversation), place)
-        text = self._with_pictures(text, conversation)
+        text = self.with_media(text, conversation)
         (segment,) = yield [text]
         return self.fit(segment)[0]
 
@@ -86,8 +86,8 @@ class ConversationEncoder:
             raise Unusable("too long", f"{len(segment)} tokens, and data.max_length is {longest}")
         return fit[self.section.truncation]()
 
-    def _with_pictures(self, text: Text, conversation: Conversation) -> Text:
-        """Return a text in which the pictures of its conversation are what the model's processor makes of them."""
+    def with_media(self, text: Text, conversation: Conversation) -> Text:
+        """Return a text in which the media of its conversation are what the model's processor makes of them."""
         if self.pictures is None:
             if conversation.media:
                 raise Unusable(f"holds {NAMES[conversation.media[0].kind]}s", "the model reads text alone")

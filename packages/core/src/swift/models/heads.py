@@ -14,6 +14,7 @@ import xxhash
 
 from swift.config.tasks import EMBEDDING
 from swift.errors import ModelError
+from swift.models.classes import causal_class, has_tower
 
 if TYPE_CHECKING:
     from swift.contracts import WeightStream
@@ -35,20 +36,39 @@ def class_of_task(config: Any, task: str) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     kind = type(config)
-    if kind not in auto.MODEL_MAPPING or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING:
+    writer = causal_class(config)
+    if kind not in auto.MODEL_MAPPING or writer is None:
         raise ModelError(
             f"{config.model_type} is no architecture of the installed transformers, so that model.task {task} cannot "
             "put a head on it.",
             hint="Type --model.task causal_lm, or take a model whose code comes with transformers.",
         )
     if task == EMBEDDING:
+        if kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ModelError(
+                f"{config.model_type} reads pictures or hears sounds, and embeddings are made of texts alone.",
+                hint="Take a model of text. Scores of pictures are learned by: swift rlhf --rlhf_type rm",
+            )
         return auto.MODEL_MAPPING[kind]
     own = _own_class(config)
     if own is not None and issubclass(own, GenericForSequenceClassification):
         return own
-    decoder = next(each for each in auto.MODEL_FOR_CAUSAL_LM_MAPPING[kind].__mro__ if _is_family(each))
+    decoder = next(each for each in writer.__mro__ if _is_family(each))
     name = own.__name__ if own is not None else f"{decoder.__name__.removesuffix('PreTrainedModel')}{_SUFFIX}"
+    if has_tower(config):
+        _name_weights_as(writer, config.model_type, name)
     return type(name, (GenericForSequenceClassification, decoder), {"base_model_prefix": decoder.base_model_prefix})
+
+
+def _name_weights_as(writer: Any, model_type: str, name: str) -> None:
+    """Let transformers find the weights of a class of ours under the names that those of `writer` have on disk."""
+    from transformers import conversion_mapping as known
+
+    names = known.get_checkpoint_conversion_mapping(writer.__name__)
+    if names is None:
+        names = known.get_checkpoint_conversion_mapping(model_type)
+    if names is not None:
+        known.register_checkpoint_conversion_mapping(name, names, overwrite=True)
 
 
 def loads_in_transformers(config: Any) -> bool:

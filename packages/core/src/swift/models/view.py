@@ -190,7 +190,7 @@ class ViewModule(nn.Module):
         if self._unembeds:
             self._check_head()
         self._check_layout()
-        if self.reader is not None and self._unembeds:
+        if self.reader is not None:
             self.check_pictures(self.reader)
 
     @torch.no_grad()
@@ -204,7 +204,11 @@ class ViewModule(nn.Module):
             alone = [reader.alone(sample).to(self._device()) for sample in samples]
             expected = []
             for batch in alone:
-                logits = causal_lm(input_ids=batch.input_ids, use_cache=False, **self._of_media(batch)).logits[0, :-1]
+                given = {"input_ids": batch.input_ids, "use_cache": False, **self._of_media(batch)}
+                if not self._unembeds:
+                    expected.append(causal_lm.base_model(**given).last_hidden_state[0])
+                    continue
+                logits = causal_lm(**given).logits[0, :-1]
                 expected.append(
                     logits.float().log_softmax(-1).gather(-1, batch.targets[0, :-1, None])[:, 0].to(logits.dtype)
                 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from swift.config.media import KINDS
 from swift.data.conversation import Conversation, Unusable, parse_json
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import ANSWER, MESSAGES, QUESTION, RowReader, Sample
@@ -33,6 +34,7 @@ class ClassificationEncoding(Encoding):
     """
 
     name = "classification"
+    media = frozenset(KINDS)
     columns = "text; messages; or query with or without response; each with label"
 
     def __init__(self, problem_type: str, names: Sequence[str]) -> None:
@@ -151,7 +153,7 @@ def _text(conversation: Conversation, place: str, encoder: ConversationEncoder) 
             hint="Give one with --model.chat_template FILE, or put the text into a column 'text'.",
         )
     text = encoder.template.render(encoder.with_system(conversation), (), place)[0].text
-    return Rendered(text, (Span(0, len(text), 1.0),))
+    return encoder.with_media(Rendered(text, (Span(0, len(text), 1.0),)), conversation)
 
 
 def _number(value: Any) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from swift.config.media import KINDS
 from swift.data.conversation import Unusable, parse_json
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import RowReader, Sample
@@ -44,6 +45,7 @@ class StepEncoding(Encoding):
     name = "steps"
     columns = "prompt (or query, or messages that end with the question), completions (a list of steps) and labels"
     token_values = (STEP_LABELS,)
+    media = frozenset(KINDS)
 
     def __init__(self, separator: str, *, last_only: bool = False) -> None:
         self.separator = separator
@@ -84,7 +86,7 @@ class StepEncoding(Encoding):
         learned = slice(-1, None) if self.last_only else slice(None)
         weights[behind[learned]] = 1.0
         marks[behind] = labels
-        return Segment(ids, weights, {STEP_LABELS: marks})
+        return Segment(ids, weights, {STEP_LABELS: marks}, media=prompt.media)
 
 
 def _listed(value: object, column: str) -> Sequence[Any] | None:
