@@ -110,6 +110,21 @@ class ClipsBeforeReducing(TorchBackend):
             state.replica = replica
 
 
+@caught_by("shares", None)
+class UpdatesUnannounced(TorchBackend):
+    """Says that it calls `before_update`, and does not."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        import swift.train.steps
+
+        real, swift.train.steps.before_update = swift.train.steps.before_update, lambda: None
+        try:
+            return step(run, state, batch, objective)
+        finally:
+            swift.train.steps.before_update = real
+
+
 @caught_by("resume")
 class ForgetsMoments(TorchBackend):
     """Resumes with the optimizer as it was made."""

@@ -48,6 +48,8 @@ def test_a_broken_backend_is_caught(name: str, tmp_path: Path) -> None:
         arguments = (PLAN,)
     elif check in ("all_end_alike", "two_roles"):
         arguments = (TWO,)
+    elif check == "shares":
+        arguments = ()
     elif check == "two_roles_resumed":
         arguments = (TWO, TWO)
     elif check == "resume_elsewhere":

@@ -24,6 +24,7 @@ from swift.testing.cases import BY_NAME, FP32, SAVED_AT, STEPS, Case
 from swift.testing.crew import succeeded
 from swift.testing.layouts import Layout
 from swift.testing.roles import CRITIC, role_of
+from swift.testing.slow_steps import ASLEEP, LATE_RANK, SLOW_AT
 from swift.testing.trials import Trials, batches_of
 
 MOVED = 0.01
@@ -225,11 +226,43 @@ class Checks:
         trial = self.trials.trial(case, layout, "poisoned")
         sample = _sample_of_step(case, self.trials.model(case), POISONED_STEP)
         key = (layout, "poisoned")
-        answers = self.trials.answers(layout, {key: lambda: trial.poisoned(POISONED_STEP, sample)})[key]
+        jobs = {key: lambda: trial.poisoned(POISONED_STEP, sample), **self._measured(layout)}
+        answers = self.trials.answers(layout, jobs)[key]
         for rank, (error, moved) in enumerate(succeeded(answers)):
             where = f"one sample's loss is not a number, under {layout}: process {rank}"
             assert error.startswith("TrainingError"), f"{where} ended with {error}"
             assert moved == 0.0, f"{where} has weights that moved by {moved}"
+
+    def shares(self) -> None:
+        """Check that what a step's time goes into is told: a slow part of it is the one that grows."""
+        layout = self._shared_layout
+        (answers,) = self.trials.answers(layout, self._measured(layout)).values()
+        everyone = succeeded(answers)
+        for rank, records in enumerate(everyone):
+            for record in records:
+                at = f"shares under {layout}, process {rank}, step {record.step}"
+                assert record.shares is not None, f"{at}: not measured"
+                assert record.shares == everyone[0][record.step - 1].shares, f"{at}: others than on process 0"
+                shares, slow = record.shares, SLOW_AT.get(record.step)
+                parts = shares.communication + shares.data + shares.optimizer
+                assert parts <= 1.001 * shares.seconds, f"{at}: parts of {parts:.3f} s, of {shares.seconds:.3f} s"
+                near(f"{at}: sum of the parts", sum(shares.fractions.values()), 1.0, 1e-6)
+                if slow in ("data", "optimizer"):
+                    _slept(f"{at}: {slow}", getattr(shares, slow))
+                elif slow == "late":
+                    _slept(f"{at}: own time of process {LATE_RANK}", record.ranks[LATE_RANK].own_seconds)
+                    waited = max(each.communication_seconds or 0.0 for each in record.ranks if each.rank != LATE_RANK)
+                    _slept(f"{at}: communication of those that wait", waited)
+
+    @property
+    def _shared_layout(self) -> Layout:
+        """Return the first layout of several processes."""
+        return next((layout for layout in self.layouts if layout.world > 1), self.layouts[0])
+
+    def _measured(self, layout: Layout) -> dict[tuple[Any, ...], Any]:
+        """Return the job of `shares`, for the layout that has it, to be run together with others."""
+        trial = self.trials.trial(BY_NAME["clipped"], layout, "measured")
+        return {(layout, "measured"): trial.measured} if layout is self._shared_layout else {}
 
     def refuses_other_world(self, layout: Layout) -> None:
         """One process more than the plan divides is refused, on all of them, before weights are read."""
@@ -303,6 +336,12 @@ def _all_refused(answers: Sequence[Any], what: str) -> None:
         assert answer.hint, f"{where}: refused without a hint at what to type: {answer.message}"
         read = answer.__dict__.get("read_before", [])
         assert not read, f"{where}: refused only after reading {_some(read)}"
+
+
+def _slept(what: str, seconds: float | None) -> None:
+    """Check that a part of a step has the time that was slept in it; those who wait may themselves be a bit late."""
+    assert seconds is not None, f"{what} was not measured"
+    assert seconds >= ASLEEP / 2, f"{what}: {seconds:.3f} s, of a sleep of {ASLEEP} s"
 
 
 def near(what: str, found: float, expected: float, tolerance: float) -> None:

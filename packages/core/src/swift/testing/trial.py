@@ -23,12 +23,13 @@ from swift.contracts import LossSums
 from swift.testing.cases import HELD_OUT, RESUMED, SAVED_AT, Case
 from swift.testing.crew import FinalResult
 from swift.testing.layouts import Layout
+from swift.testing.slow_steps import SLOW_AT, slowed
 from swift.testing.token_trial import TokenJob, TokenResults
 from swift.train.loop import Loop
 from swift.train.prepare import open_job
 
 if TYPE_CHECKING:
-    from swift.contracts import ModelRole, ModelView, StepResult
+    from swift.contracts import ModelRole, ModelView, StepRecord, StepResult
     from swift.data.batch import MicroBatch
     from swift.train.job import Job
 
@@ -125,6 +126,12 @@ class Trial:
                 moved = max(float((tensor - before[name]).abs().max()) for name, tensor in after)
                 return f"{type(error).__name__}: {error}", moved
             return "no error", 0.0
+
+    def measured(self) -> list[StepRecord]:
+        """Run with every step measured; one is slow in its data, one in its optimizer, one on process 1 alone."""
+        settings = {"logging.shares": 1, "logging.steps": 1}
+        with self.opened(settings) as job, slowed(job), closing(Loop(job).steps()) as records:
+            return list(islice(records, max(SLOW_AT) + 1))
 
     def refused(self, roles: Sequence[ModelRole] = ()) -> list[str]:
         """Return what was read of the model before the plan was refused; the refusal itself is raised again."""
