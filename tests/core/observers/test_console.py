@@ -157,3 +157,14 @@ def test_observers_load_without_torch_and_rich():
         [sys.executable, "-c", f"import sys; {imports}; print({heavy})"], capture_output=True, text=True
     )
     assert found.stdout.strip() == "[]", found.stderr
+
+
+def test_a_measured_step_says_what_its_time_went_into_and_who_is_slow_once(make_run, measured, said):
+    observer, run = ConsoleObserver(), make_run(steps=1)
+    observer.swift_run_start(run)
+    said.clear()
+    observer.swift_step_end(run, measured(1))
+    observer.swift_step_end(run, measured(2))
+    times = "  time: computing 65%, communication 20%, waiting for data 5%, optimizer 10%"
+    slow = "  process 1 on b holds the others up: without communication its step takes 1s, the median process's 0.6s"
+    assert [text for text in said if not text.startswith("step")] == [times, slow, times]

@@ -11,6 +11,7 @@ import pytest
 from swift.contracts import ModelFacts
 from swift.observers.lines import Meter
 from swift.observers.mfu import mfu_of
+from swift.observers.scalars import scalars_of
 
 
 def logged_steps(meter, make_record, steps, **options):
@@ -48,6 +49,27 @@ def test_speeds_are_averages_since_the_line_before(make_record):
     assert line["data_wait_fraction"] == pytest.approx((1.0 + 3 * 0.05) / 4.0)
     assert line["memory(GiB)"] == 9.0
     assert line["loss"] == 1 / 5, "the loss is that of the line's own step"
+
+
+def test_a_measured_step_says_where_its_time_went_and_what_each_process_measured(make_record, measured):
+    meter = Meter(2)
+    assert not {"compute_fraction", "ranks", "slowest_rank"} & meter.take(make_record(1)).keys()
+    line = meter.take(measured(2))
+    assert line["compute_fraction"] == pytest.approx(0.65)
+    parts = [line[f"{part}_fraction"] for part in ("communication", "data", "optimizer")]
+    assert parts == pytest.approx([0.2, 0.05, 0.1])
+    assert line["slowest_rank"] == 1
+    assert line["ranks"][1] == {
+        "rank": 1,
+        "host": "b",
+        "seconds": 1.0,
+        "data_seconds": 0.1,
+        "own_seconds": 1.0,
+        "communication_seconds": 0.0,
+        "memory(GiB)": 2.5,
+    }
+    assert scalars_of(line).keys() >= {"train/communication_fraction", "train/slowest_rank"}
+    assert "train/ranks" not in scalars_of(line), "trackers take numbers"
 
 
 def test_remaining_time_goes_on_at_the_pace_of_this_session(make_record):

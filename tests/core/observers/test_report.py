@@ -239,3 +239,16 @@ def test_a_report_that_cannot_be_written_is_said_once_and_training_goes_on(make_
     observer.swift_checkpoint_saved(run, 1, run.folder / "checkpoint-1")
     observer.swift_checkpoint_saved(run, 2, run.folder / "checkpoint-2")
     assert len([text for text in said if "Cannot write" in text and "report.html" in text]) == 1
+
+
+def test_the_parts_of_a_steps_time_are_one_chart_and_rows_of_processes_are_left_to_the_log(make_run, measured):
+    observer, run = ReportObserver(), make_run(steps=1)
+    observer.swift_run_start(run)
+    observer.swift_step_end(run, measured(1))
+    observer.swift_checkpoint_saved(run, 1, run.folder / "checkpoint-1")
+    page = (run.folder / "report.html").read_text()
+    data = json.loads(re.search(r'id="run-data">(.*?)</script>', page, re.DOTALL)[1])
+    (chart,) = (each for each in data["charts"] if each["metric"] == "shares")
+    assert sum(data["columns"][series["name"]][0] for series in chart["series"]) == pytest.approx(1)
+    assert not [each for each in data["charts"] if each["metric"].endswith("_fraction")]
+    assert "ranks" not in data["columns"]
