@@ -15,6 +15,7 @@ PARTS = {
     "start_up": "time to the first step, phase by phase",
     "plan_search": "time and memory of swift plan itself",
     "plan_memory": "memory that swift plan counts, against what processes of every backend take",
+    "ui": "start and memory of the dashboard, long runs, many runs, and a step from the file to the screen",
     "tokenising": "rows a second from chats to tokens and masks, against row by row and datasets.map, and memory",
     "fsdp": "speed and memory of FSDP against FSDP2 by hand and the Trainer's, and long sequences",
     "deepspeed": "speed and memory of DeepSpeed against deepspeed.initialize by hand and the Trainer's",
