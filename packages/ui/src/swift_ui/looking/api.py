@@ -109,9 +109,9 @@ def _runs(request: Request) -> Response:
 def _run(request: Request) -> Response:
     folder = run_of(request)
     looks = looker(request)
-    lines = looks.lines(folder)
     state = looks.states.state(folder)
-    return JSONResponse({"key": request.path_params["key"], **view.run_view(folder, state, lines.summary)})
+    summary = next((line for line in looks.states.tail(folder)[-1:] if "status" in line), None)
+    return JSONResponse({"key": request.path_params["key"], **view.run_view(folder, state, summary)})
 
 
 def _series(request: Request) -> Response:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from pydantic_core import from_json
 
-from swift.runs import LOGGING_FILE, MEMORY, Line, charts_of
+from swift.runs import LOGGING_FILE, MEMORY, PROGRESS, Line, charts_of
 from swift.untrusted import open_regular
 from swift_ui.looking.missing import NotThere, file_in
 
@@ -121,7 +121,7 @@ class RunLines:
             return
         before = len(self.steps)
         self.steps.extend(row["step"] for row in rows)
-        for name in set().union(*rows) - {"step"}:
+        for name in set().union(*rows) - {"step", PROGRESS}:
             values = _numbers([row.get(name) for row in rows])
             if name not in self.columns:
                 if all(value != value for value in values):
@@ -137,11 +137,14 @@ class RunLines:
                 self.ranks_step = row["step"]
 
     def series(self, *, first: float = -math.inf, last: float = math.inf, most: int = MOST_POINTS) -> dict[str, Any]:
-        """Return the points of every column, [steps, values], of the steps in a range."""
+        """Return the points of every column that is drawn, [steps, values], of the steps in a range."""
+        drawn = {series["name"] for chart in self.charts() for series in chart["series"]}
         with self._lock:
             low, high = _range(self.steps, first, last)
             steps = self.steps[low:high]
-            return {name: thinned(steps, column[low:high], most) for name, column in self.columns.items()}
+            return {
+                name: thinned(steps, column[low:high], most) for name, column in self.columns.items() if name in drawn
+            }
 
     def charts(self, peak: float | None = None) -> list[dict[str, Any]]:
         """Return which charts the columns make, as the report has them."""

@@ -20,7 +20,8 @@ RUNNING, DIED, SILENT = "running", "died", "silent"
 ENDINGS = frozenset({"completed", "stopped", "failed"})
 SILENCE = 900.0
 """Seconds after which a run on another machine, whose processes cannot be seen, is said to be silent."""
-_TAIL = 1 << 16
+_ENDS = (1 << 13, 1 << 16, 1 << 20)
+"""Bytes of a file's end that are read: more where these hold no whole line of a step."""
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|Cannot allocate memory|std::bad_alloc|\bOOM\b", re.I)
 _TOLD = re.compile(
     r"^(Error: .+|Ended by .+|[\w.]*(?:Error|Exception|Interrupt)\b.*|.*[Ss]ignal \d+ .*|Killed|Segmentation fault.*)$"
@@ -73,7 +74,7 @@ class StateReader:
         return RunState(name, cause, step, total, updated, started, process, holder.host if holder is not None else "")
 
     def tail(self, folder: Path) -> list[Line]:
-        """Return the last lines of `logging.jsonl`."""
+        """Return the last line of a step in `logging.jsonl`, and the run's summary where that follows it."""
         path = folder / LOGGING_FILE
         try:
             found = path.lstat()
@@ -81,7 +82,7 @@ class StateReader:
             return []
         known = self._tails.get(folder)
         if known is None or known[:2] != (found.st_mtime, found.st_size):
-            known = (found.st_mtime, found.st_size, parsed(_end_of(folder, LOGGING_FILE).encode()))
+            known = (found.st_mtime, found.st_size, _last_lines(folder))
             self._tails[folder] = known
         return known[2]
 
@@ -125,16 +126,25 @@ def _progress(lines: list[Line]) -> tuple[int, int]:
     return 0, 0
 
 
-def _end_of(folder: Path, name: str) -> str:
+def _last_lines(folder: Path) -> list[Line]:
+    for most in _ENDS:
+        lines = parsed(_end_of(folder, LOGGING_FILE, most).encode())
+        steps = [place for place, line in enumerate(lines) if "step" in line]
+        if steps:
+            return lines[steps[-1] :]
+    return lines
+
+
+def _end_of(folder: Path, name: str, most: int = 1 << 16) -> str:
     """Return the last whole lines of a file of a run; nothing where there is none."""
     try:
         with open_regular(file_in(folder, name), NotThere) as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL))
-            text = file.read(_TAIL)
+            file.seek(max(0, size - most))
+            text = file.read(most)
     except (SwiftError, OSError):
         return ""
-    if size > _TAIL:
+    if size > most:
         text = text.partition(b"\n")[2]
     return text.decode("utf-8", errors="replace")
 

@@ -63,8 +63,11 @@ const figuresOf = (run, data) => {
 
 export const mount = async (root, { parts: [key, wanted] }) => {
   const path = `runs/${encodeURIComponent(key)}`;
-  let run = await get(path);
-  const live = new Live(key, await get(`${path}/series`));
+  // Everything at once: each waits for the disk or the network.
+  const modules = Object.fromEntries(TABS.map(([name]) => [name, () => import(`./run/${name}.js`)]));
+  const [first, data] = await Promise.all([get(path), get(`${path}/series`), modules[wanted in modules ? wanted : "curves"]()]);
+  let run = first;
+  const live = new Live(key, data);
   const tab = TABS.find(([name, , has]) => name === wanted && has(run)) || TABS[0];
 
   const status = element("span", { role: "status" });
