@@ -56,6 +56,9 @@ docs: setup ## Write the generated pages in docs/reference
 picture: setup ## Train a tiny model on a terminal and draw the picture in the README
 	@$(BIN)/python tools/picture.py
 
+pictures: setup browser ## Train a tiny model in the dashboard, and take the pictures of it that README and docs show
+	@$(BIN)/python tools/pictures.py
+
 docs-check: setup
 	@$(BIN)/python tools/docs.py --check
 

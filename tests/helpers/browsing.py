@@ -1,16 +1,25 @@
-"""A real browser for tests: one Chromium a session, every request of which is written down."""
+"""A real browser for tests and pictures: a Chromium, a dashboard, and hands that fill in forms."""
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import browser as installed_browser
 import pytest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+PATIENCE = 60_000
+"""Milliseconds for what takes a process that imports torch; the machine may be busy."""
 
 
 @contextmanager
@@ -31,8 +40,6 @@ def opened_browser() -> Iterator[Browser]:
 
 def serious_findings(page: Page) -> list[str]:
     """Returns what axe finds serious or critical in the page, one line each. Its script comes from a package."""
-    from pathlib import Path
-
     import axe_playwright_python
 
     script = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
@@ -43,3 +50,92 @@ def serious_findings(page: Page) -> list[str]:
         for each in found
         if each["impact"] in ("serious", "critical")
     ]
+
+
+@dataclass
+class Desk:
+    """The folder that the server is started in, the server, and the browser."""
+
+    folder: Path
+    browser: Browser
+    server: subprocess.Popen[str] | None = None
+    port: int = 0
+    token: str = ""
+    asked: list[str] = field(default_factory=list)
+    """Every address that the browser has asked for."""
+    complaints: list[str] = field(default_factory=list)
+    """What pages said to their console."""
+
+    def start(self) -> None:
+        """Starts the server; after the first time on the same port, as one who is used to it does."""
+        command = [sys.executable, "-m", "swift", "ui", "output", "--port", str(self.port)]
+        self.server = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, text=True)
+        assert self.server.stdout is not None
+        found = re.search(r"http://127.0.0.1:(\d+)/#token=(\S+)", self.server.stdout.readline())
+        assert found is not None
+        self.port, self.token = int(found[1]), found[2]
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        assert self.server is not None
+        self.server.send_signal(number)
+        self.server.wait()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def page(self, hash_: str = "/runs", **options: Any) -> Page:
+        """Opens the page with the token, as from the terminal, and goes to one of its views."""
+        context = self.browser.new_context(viewport={"width": 1280, "height": 860}, **options)
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        page.goto(f"{self.address}#token={self.token}")
+        page.wait_for_selector("#nav a")
+        show(page, hash_)
+        return page
+
+
+def show(page: Page, hash_: str) -> None:
+    page.evaluate("hash => { location.hash = hash; }", f"#{hash_}")
+
+
+def fill(page: Page, values: dict[str, str]) -> None:
+    """Fills in fields by their keys, those that are folded away too, as one does who searches for them."""
+    page.wait_for_selector("#command")
+    for key, value in values.items():
+        page.fill("#search", key)
+        place = page.locator(f"[data-key='{key}']")
+        place.wait_for(state="visible")
+        if place.evaluate("each => each.tagName") == "SELECT":
+            place.select_option(value)
+        else:
+            place.fill(value)
+    page.fill("#search", "")
+
+
+def launch(page: Page, values: dict[str, str], verb: str = "sft") -> None:
+    """Fills in a form and starts its command."""
+    page.evaluate("verb => sessionStorage.removeItem(`form ${verb}`)", verb)
+    show(page, f"/new/{verb}")
+    page.wait_for_selector(f"form[data-verb={verb}]")
+    fill(page, values)
+    page.locator("#launch:enabled").wait_for()
+    page.click("#launch")
+
+
+def step(page: Page) -> int:
+    """The step in the run's head."""
+    text = page.locator(".figure", has_text="Step").first.locator(".value").inner_text()
+    return int(re.sub(r"\D", "", text) or 0)
+
+
+def reaches(page: Page, number: int) -> None:
+    """Waits until the page has shown a step, without being loaded again."""
+    page.wait_for_function(
+        "number => Number([...document.querySelectorAll('.figure')].find((each) => each.textContent.startsWith('Step'))"
+        "?.querySelector('.value').textContent.replace(/\\D/g, '') || 0) >= number",
+        arg=number,
+    )

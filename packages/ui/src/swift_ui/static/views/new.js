@@ -171,8 +171,9 @@ export const mount = async (root, { parts: [verb = "sft"], query }) => {
     clearTimeout(timer);
     if (field?.selects) {
       await form.load();
+      const focused = document.activeElement?.id; // it may have moved on meanwhile
       draw();
-      document.getElementById(`field-${field.key}`)?.focus();
+      if (focused?.startsWith("field-")) document.getElementById(focused)?.focus();
     }
     timer = setTimeout(check, field?.selects ? 0 : PAUSE);
   };
@@ -262,7 +263,7 @@ export const mount = async (root, { parts: [verb = "sft"], query }) => {
         element("div", { class: "command-head" }, element("h2", {}, "Command"), copied),
         element("pre", {}, command), verdict, launch)));
   const keys = (event) => {
-    if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) { event.preventDefault(); search.focus(); }
+    if (event.key === "/" && !/^(INPUT|TEXTAREA)$/.test(event.target.tagName)) { event.preventDefault(); search.focus(); }
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !launch.disabled) start(event);
   };
   addEventListener("keydown", keys);

@@ -1,0 +1,301 @@
+"""What a person does with the page, in a real browser: one server, one browser, one model of a few thousand weights.
+
+The tests stand in the order of a working day, and later ones use the runs of earlier ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from browsing import Desk, fill, launch, opened_browser, reaches, serious_findings, show, step
+from commands import typed
+
+from swift.demo.task import answer, question
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.full, pytest.mark.browser]
+
+LONG = {"train.max_steps": "100000", "logging.steps": "1", "optim.lr": "1e-3"}
+"""A run that is still going on when it is stopped."""
+
+
+def settings(name: str, **more: str) -> dict[str, str]:
+    small = {"model.path": "tiny", "data.train": "train.jsonl", "tuner.kind": "full", "backend.cpu_threads": "1"}
+    return {**small, "logging.run_name": name, **more}
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    from swift.demo.model import write_model
+
+    folder = tmp_path_factory.mktemp("desk")
+    write_model(folder / "tiny", hidden=32, layers=1)
+    rows = [
+        [{"role": "user", "content": question(n)}, {"role": "assistant", "content": answer(n)}] for n in range(100, 140)
+    ]
+    lines = [json.dumps({"messages": messages}) for messages in rows]
+    lines += [json.dumps({"messages": rows[0][:1]})] * 2  # nobody answers: there is nothing to learn
+    (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "output").mkdir()
+    with opened_browser() as browser:
+        desk = Desk(folder, browser)
+        desk.start()
+        try:
+            yield desk
+        finally:
+            for job in (folder / "output" / ".swift-ui" / "jobs").glob("*/started.json"):
+                with suppress(ProcessLookupError):
+                    os.killpg(json.loads(job.read_text())["process"], signal.SIGKILL)
+            desk.end(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def page(desk: Desk) -> Page:
+    return desk.page()
+
+
+def test_a_bad_form_is_refused_with_the_sentence_of_the_command_line(desk: Desk, page: Page) -> None:
+    show(page, "/new/sft")
+    fill(page, settings("bad", **{"train.micro_batch": "many"}))
+    page.locator("#refusal", has_text="many").wait_for()
+    words = page.inner_text("#command").split()[1:]
+    said = typed(words, desk.folder)
+    assert said.code == 2
+    assert said.output == f"Error: {page.inner_text('#refusal').strip()}\n".replace("\n\n", "\n")
+    assert page.locator("#launch").is_disabled()
+
+
+def test_the_plan_says_while_one_types_whether_the_run_fits(page: Page) -> None:
+    fill(page, {"train.micro_batch": "2"})
+    page.wait_for_selector("#plan.fits")
+    assert re.match(r"Fits: [\d.]+ GiB ± \d+ % of [\d.]+ GiB", page.inner_text("#plan .plan-says"))
+    fill(page, {"train.micro_batch": "4000000", "data.max_length": "1000"})
+    page.wait_for_selector("#plan.over")
+    assert page.inner_text("#plan .plan-says").startswith("Does not fit")
+
+
+def test_a_preset_changes_few_keys_and_a_plugin_brings_its_own(page: Page) -> None:
+    page.get_by_role("button", name="Clear").click()
+    page.get_by_role("button", name="QLoRA").click()
+    page.locator("#command", has_text="--tuner.quantize bnb-nf4").wait_for()
+    assert len(page.inner_text("#command").split()) <= 6
+    page.get_by_role("button", name="GRPO").click()
+    page.locator("[data-key='objective.num_generations']").wait_for()
+    page.locator("#command", has_text="swift rlhf --objective grpo").wait_for()
+
+
+def test_a_run_is_started_and_its_curve_grows_without_a_reload(page: Page) -> None:
+    launch(page, settings("first", **LONG))
+    page.wait_for_selector(".status.running")
+    reaches(page, 5)
+    page.wait_for_selector(".chart svg .curve")
+    reaches(page, step(page) + 3)
+
+
+def test_a_reload_in_the_middle_shows_the_same_curve_and_what_came_since(page: Page) -> None:
+    before = points(page)
+    page.reload()
+    page.wait_for_selector(".chart svg .curve")
+    after = points(page)
+    assert len(before) > 5
+    assert after[: len(before)] == before
+    reaches(page, len(after) + 3)
+
+
+def points(page: Page) -> list[tuple[float, float]]:
+    """The losses that the page's own server has for its curve."""
+    key = page.evaluate("location.hash").split("/")[2]
+    found = page.evaluate("key => fetch(`/api/runs/${key}/series`).then((answer) => answer.json())", key)
+    steps, losses = found["series"]["loss"]
+    return list(zip(steps, losses, strict=True))
+
+
+def test_a_restart_of_the_server_in_the_middle_touches_no_run_and_loses_nothing(desk: Desk, page: Page) -> None:
+    before, reached = points(page), step(page)
+    desk.end(signal.SIGKILL)
+    desk.start()
+    with page.expect_response(lambda answered: answered.url.endswith("/api/login")):
+        page.goto(f"{desk.address}#token={desk.token}")  # in the page that was open, which comes back to its run
+    page.wait_for_selector(".status.running")
+    reaches(page, reached + 3)
+    assert points(page)[: len(before)] == before
+
+
+def test_a_run_is_stopped_with_a_checkpoint(desk: Desk, page: Page) -> None:
+    page.click("#stop")
+    page.wait_for_selector(".status.stopped")
+    assert list((desk.folder / "output" / "tiny" / "first").glob("checkpoint-*/manifest.json"))
+
+
+def test_a_stopped_run_goes_on_from_its_checkpoint(desk: Desk, page: Page) -> None:
+    stopped = step(page)
+    page.click("#resume")
+    page.wait_for_selector(".status.running")
+    reaches(page, stopped + 2)
+    (log,) = (desk.folder / "output" / "tiny" / "first").glob("log.txt")
+    assert f"at step {stopped} of 100000" in log.read_text()
+
+
+def test_a_run_that_dies_is_shown_with_its_cause_within_five_seconds(desk: Desk, page: Page) -> None:
+    lock = (desk.folder / "output" / "tiny" / "first" / ".lock").read_text()
+    os.kill(int(re.findall(r"\d+", lock)[0]), signal.SIGKILL)
+    page.wait_for_selector(".status.died", timeout=5_000)
+    page.locator(".problem", has_text="signal 9 (SIGKILL)").wait_for(timeout=5_000)
+
+
+def test_a_short_run_comes_to_its_end_and_two_runs_are_compared_by_what_differs(page: Page) -> None:
+    launch(page, settings("second", **{"train.max_steps": "4", "logging.steps": "1", "optim.lr": "2e-3"}))
+    page.wait_for_selector(".status.completed")
+    show(page, "/runs")
+    page.locator("tr[data-run]").nth(1).wait_for()
+    for box in page.locator("tr[data-run] input[type=checkbox]").all():
+        box.check()
+    page.get_by_role("button", name="Compare").or_(page.get_by_role("link", name="Compare")).click()
+    page.wait_for_selector(".view-compare .keys")
+    keys = page.locator(".view-compare .keys tbody tr > :first-child").all_inner_texts()
+    assert set(keys) == {"optim.lr", "train.max_steps"}
+
+
+def test_samples_are_shown_as_the_terminal_shows_them_token_for_token(desk: Desk, page: Page) -> None:
+    show(page, "/runs")
+    page.get_by_role("link", name="tiny/second").click()
+    page.get_by_role("link", name="Samples").click()
+    page.wait_for_selector(".sample .text")
+    drawn = page.evaluate(
+        "() => [...document.querySelectorAll('.sample')].map((sample) => { const text = sample.querySelector('.text');"
+        "const marked = [...text.childNodes].map((node) => node.nodeName === 'MARK' ? `⟦${node.textContent}⟧` :"
+        " node.textContent).join(''); return [marked, sample.querySelector('.ids').textContent.trim()]; })"
+    )
+    shown = typed(
+        ["config", "show", "sft", "--config", "output/tiny/second/config.yaml", "--sample", str(len(drawn))],
+        desk.folder,
+    )
+    terminal = shown.output.replace("\n", "")
+    assert len(drawn) > 1
+    for marked, ids in drawn:
+        assert marked.replace("\n", "") in terminal
+        assert re.sub(r"\s+", "", ids) in re.sub(r"[\s]+", "", terminal)
+
+
+def test_samples_that_were_left_out_are_counted_by_reason(page: Page) -> None:
+    section = page.get_by_label("Samples that were left out")
+    assert "2 samples were left out" in section.inner_text()
+    assert "train.jsonl:41" in section.inner_text()
+
+
+def test_a_checkpoint_is_exported_with_the_command_on_the_page(desk: Desk, page: Page) -> None:
+    page.locator(".actions a", has_text="Export").click()
+    page.locator("#launch:enabled").wait_for()
+    assert page.inner_text("#command").startswith("swift export ")
+    page.click("#launch")
+    page.wait_for_selector(".status.completed")
+    (exported,) = (desk.folder / "output" / "tiny" / "second").glob("*/verification.json")
+    assert (exported.parent / "model.safetensors").is_file()
+
+
+def test_a_checkpoint_answers_beside_the_model_that_it_began_from(desk: Desk, page: Page) -> None:
+    checkpoint = desk.folder / "output" / "tiny" / "second" / "checkpoint-4"
+    show(page, f"/chat?model={checkpoint}&model=tiny")
+    page.locator(".chat-column .status.completed").nth(1).wait_for()
+    page.fill("#chat-tokens", "8")
+    page.fill("#chat-question", question(123))
+    page.press("#chat-question", "Enter")
+    page.locator(".said-model[data-done]").nth(1).wait_for()
+    answers = page.locator(".said-model > span").all_inner_texts()
+    for model, told in zip((str(checkpoint), "tiny"), answers, strict=True):
+        said = typed(["infer", model, "--prompt", question(123), "--max_new_tokens", "8"], desk.folder)
+        assert said.output.strip().endswith(told.strip())
+    page.get_by_role("button", name=re.compile("^Close")).first.click()
+
+
+def test_wrong_tokens_hosts_and_origins_get_nothing(desk: Desk, page: Page) -> None:
+    def status(path: str, **headers: str) -> int:
+        request = urllib.request.Request(f"{desk.address}{path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request) as answered:
+                return int(answered.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    cookies = "; ".join(f"{each['name']}={each['value']}" for each in page.context.cookies())
+    assert status("api/jobs", Cookie=cookies) == 200
+    assert status("api/jobs") == 401
+    assert status("api/jobs", Cookie=cookies[:-1] + "0") == 401
+    assert status("api/jobs", Cookie=cookies, Host="evil.example") == 403
+    assert status("api/jobs", Cookie=cookies, Origin="http://evil.example") == 403
+    stranger = desk.browser.new_context().new_page()
+    stranger.goto(f"{desk.address}#token=of-yesterday")
+    stranger.get_by_role("alert").wait_for()
+    assert "not the one of this start" in stranger.inner_text("main")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_reads_well_in_both_themes_and_has_no_serious_finding(desk: Desk, scheme: str) -> None:
+    page = desk.page(color_scheme=scheme)
+    page.locator("tr[data-run]").first.wait_for()
+    run = page.locator("tr[data-run]").first.get_attribute("data-run")
+    waits = {
+        "/runs": "tr[data-run]",
+        f"/run/{run}": ".chart svg .curve",
+        f"/run/{run}/samples": ".sample",
+        f"/run/{run}/log": "pre",
+        f"/run/{run}/config": ".keys, pre",
+        "/new/sft": "#verdict > *",
+        "/new/export": "#verdict > *",
+        "/jobs": "tr[data-job]",
+        "/chat": "#chat-question",
+    }
+    findings = []
+    for hash_, wanted in waits.items():
+        show(page, hash_)
+        page.locator(f"main {wanted}").first.wait_for()
+        findings += [f"{hash_}: {each}" for each in serious_findings(page)]
+    assert not findings
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    brightness = sum(map(int, re.findall(r"\d+", ground)[:3])) / 3
+    assert (brightness > 128) == (scheme == "light")
+
+
+def test_a_run_is_started_by_the_keyboard_alone(desk: Desk) -> None:
+    page = desk.page("/new/sft")
+    page.wait_for_selector("#command")
+    for key, value in settings("by-keys", **{"train.max_steps": "1"}).items():
+        page.evaluate("document.activeElement.blur()")
+        page.keyboard.press("/")
+        page.wait_for_function("document.activeElement.id === 'search'")
+        page.keyboard.press("Control+a")
+        page.keyboard.type(key)
+        place = page.locator(f"[data-key='{key}']")
+        place.wait_for(state="visible")
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if place.evaluate("each => each === document.activeElement"):
+                break
+        if place.evaluate("each => each.tagName") != "SELECT":
+            page.keyboard.press("Control+a")
+        page.keyboard.type(value)
+        page.wait_for_function(
+            "([key, value]) => document.querySelector(`[data-key='${key}']`)?.value === value", arg=[key, value]
+        )
+    page.locator("#command", has_text="by-keys").wait_for()
+    page.locator("#launch:enabled").wait_for()
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".view-run .status, .view-jobs .status")
+
+
+def test_the_browser_asked_no_other_host_and_no_page_complained(desk: Desk) -> None:
+    others = [url for url in desk.asked if not url.startswith((desk.address, "data:", "blob:"))]
+    assert len(desk.asked) > 100
+    assert not others
+    assert not [each for each in desk.complaints if "Failed to load resource" not in each and "ERR_" not in each]
