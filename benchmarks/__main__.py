@@ -16,6 +16,7 @@ PARTS = {
     "plan_search": "time and memory of swift plan itself",
     "plan_memory": "memory that swift plan counts, against what processes of every backend take",
     "ui": "start and memory of the dashboard, long runs, many runs, and a step from the file to the screen",
+    "ui_kills": "a dashboard that is killed a hundred times while a run goes on, and what the run saves",
     "tokenising": "rows a second from chats to tokens and masks, against row by row and datasets.map, and memory",
     "fsdp": "speed and memory of FSDP against FSDP2 by hand and the Trainer's, and long sequences",
     "deepspeed": "speed and memory of DeepSpeed against deepspeed.initialize by hand and the Trainer's",

@@ -140,7 +140,7 @@ export const mount = async (root, { parts: [verb = "sft"], query }) => {
     try {
       const answer = await post("check", { verb, selected: form.selected, values: form.sent, further: form.further });
       if (mine !== form.turn || ended) return;
-      command.textContent = answer.command;
+      command.replaceChildren(...answer.command.split(" ").flatMap((word) => [element("span", {}, word), " "]));
       verdict.replaceChildren(
         answer.refused
           ? element("div", { class: "refusal", id: "refusal" }, element("p", {}, answer.refused.message), answer.refused.hint ? element("p", { class: "hint" }, answer.refused.hint) : null)
@@ -195,7 +195,13 @@ export const mount = async (root, { parts: [verb = "sft"], query }) => {
         hidden += !found;
       }
       section.hidden = narrowed && !shown;
-      if (narrowed) section.open = shown > 0;
+      if (narrowed) {
+        section.dataset.before ??= String(section.open);
+        section.open = shown > 0;
+      } else if (section.dataset.before) {
+        section.open = section.dataset.before === "true";
+        delete section.dataset.before;
+      }
       const more = section.querySelector("button.more");
       more.hidden = narrowed || (!all && !hidden) ;
       more.textContent = all ? "Only the usual ones" : `${hidden} more`;
@@ -203,11 +209,11 @@ export const mount = async (root, { parts: [verb = "sft"], query }) => {
   };
 
   const draw = () => {
-    const open = new Map([...sections.querySelectorAll("details.form-section")].map((each) => [each.dataset.name, [each.open, each.dataset.all]]));
+    const open = new Map([...sections.querySelectorAll("details.form-section")].map((each) => [each.dataset.name, [each.dataset.before ? each.dataset.before === "true" : each.open, each.dataset.all]]));
     sections.replaceChildren(...form.sections.map((section) => {
       const [wasOpen, all] = open.get(section.name) || [OPEN.includes(section.name), "false"];
       const made = element("details", { class: "form-section", open: wasOpen, "data-name": section.name },
-        element("summary", {}, element("b", {}, section.name.startsWith("group-") ? verb : section.name), element("span", { class: "muted" }, section.title)),
+        element("summary", {}, element("b", {}, section.name.startsWith("group-") ? verb : section.name), element("span", { class: "muted" }, section.title.replaceAll("`", ""))),
         section.problem ? element("p", { class: "refusal" }, section.problem) : null,
         ...section.fields.map((field) => row(form, field, later)),
         element("button", { type: "button", class: "quiet more", onclick: () => { made.dataset.all = String(made.dataset.all !== "true"); filter(); } }));
