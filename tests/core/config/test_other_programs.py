@@ -270,7 +270,7 @@ NOTED = """
 --device_map auto
 --low_cpu_mem_usage true
 --vit_gradient_checkpointing true
---norm_bbox none
+--video_max_pixels 100
 --model_kwargs '{}'
 --use_logits_to_keep true
 --use_lomo false

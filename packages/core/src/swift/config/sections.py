@@ -132,6 +132,11 @@ class DataSection(Section):
     min_pixels: Annotated[int, Field(ge=1, le=LARGEST)] | None = Field(
         None, description="Pictures with fewer pixels are made larger; default: as the model's processor says"
     )
+    boxes: Literal["auto", "norm1000", "none"] = Field(
+        "auto",
+        description="How <bbox> of rows with `objects` is written: in thousandths of the picture (norm1000), or in "
+        "pixels of the picture as the model sees it (none); auto is what the model was taught",
+    )
     decode_threads: Annotated[int, Field(ge=0, le=MOST_PROCESSES)] = Field(
         2, description="Threads of each process that decode pictures while steps run; 0 decodes when they are needed"
     )

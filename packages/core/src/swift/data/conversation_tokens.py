@@ -65,7 +65,7 @@ class ConversationEncoder:
                 raise Unusable("no chat template", "several messages, and the tokenizer has no template to write them")
             text: Text = Whole(str(conversation.messages[0]["content"]))
         else:
-            text = self.template.prompt(self.with_system(conversation), place)
+            text = self.template.prompt(self.as_told(conversation), place)
         text = self.with_media(text, conversation)
         (segment,) = yield [text]
         return self.fit(segment)[0]
@@ -112,7 +112,7 @@ class ConversationEncoder:
                 f"{place}: this is a conversation, and the tokenizer has no chat template to write it with.",
                 hint="Give one with --model.chat_template FILE, or learn raw text with `swift pt`.",
             )
-        conversation = self.with_system(conversation)
+        conversation = self.as_told(conversation)
         if self._loss_on == "all":
             return [self._whole(self.template, conversation, place)]
         turns = self._turns(conversation)
@@ -135,8 +135,10 @@ class ConversationEncoder:
             return Raw("".join(texts))
         return CompletionText(texts[0], texts[1], conversation.weights[1])
 
-    def with_system(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with data.system where it has no system message of its own."""
+    def as_told(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with data.system where it has no system message, and with its objects written out."""
+        if self.pictures is not None:
+            conversation = self.pictures.with_objects(conversation)
         if self.section.system is None or conversation.messages[0]["role"] == "system":
             return conversation
         system = {"role": "system", "content": self.section.system}

@@ -10,6 +10,7 @@ from typing import Any
 
 from swift.config.media import NAMES
 from swift.data import pictures
+from swift.data.boxes import COLUMN, boxed
 from swift.data.conversation import (
     Conversation,
     Unusable,
@@ -151,7 +152,7 @@ class RowReader:
         conversation = read_messages(
             messages, system=self._system(), tools=tools, tags=self._tags, answered=answered, medium_of=self._medium
         )
-        return placed(conversation, self._media(pictures))
+        return self._boxed(placed(conversation, self._media(pictures)))
 
     def _question_and_answer(self) -> Conversation:
         plain = "prompt" in self._row and "completion" in self._row
@@ -166,7 +167,13 @@ class RowReader:
         return replace(conversation, plain=plain and len(conversation.messages) == 2 and not conversation.media)
 
     def _pairs(self, question: str, answer: str) -> Conversation:
-        return placed(checked(rounds([*self._past(), (question, answer)], self._system())), self._media())
+        return self._boxed(placed(checked(rounds([*self._past(), (question, answer)], self._system())), self._media()))
+
+    def _boxed(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with the row's objects; those of a row without pictures are somebody else's."""
+        if COLUMN not in self._row or not any(each.kind == "image" for each in conversation.media):
+            return conversation
+        return boxed(conversation, self.value(COLUMN))
 
     def _medium(self, part: Mapping[str, Any], kind: str) -> Medium | None:
         return pictures.medium_of_part(part, self._root, kind)

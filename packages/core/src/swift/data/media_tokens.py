@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from swift.config.media import NAMES
-from swift.data.conversation import Unusable
+from swift.data.boxes import Box, has_objects, spelled
+from swift.data.conversation import Conversation, Unusable
 from swift.data.media import Measured, MediaRef, Medium
 from swift.data.pictures import measure, path_of
 from swift.data.sounds import measure_sound
@@ -44,6 +45,12 @@ class MediaRules(Protocol):
 
     def replacements(self, seen: Sequence[Measured]) -> list[str]:
         """Return the same for whole files, by the processor itself."""
+
+    def reference(self, text: str) -> str:
+        """Return how the model reads and writes the name of an object in a picture."""
+
+    def box(self, parts: Sequence[float], each: Measured) -> str:
+        """Return how it writes a box, whose numbers are parts of the picture's width and height."""
 
     def lacks(self, kind: str) -> str:
         """Return why the model does not take this kind, in half a sentence."""
@@ -113,6 +120,17 @@ class MediaTokens:
         texts = [self._replacement(each) for each in seen]
         self._compare(seen, texts)
         return _joined(rendered, pieces, texts, seen, [mark.group() for mark in marks])
+
+    def with_objects(self, conversation: Conversation) -> Conversation:
+        """Return the conversation in which objects in pictures are written as the model writes them."""
+        if not has_objects(conversation.messages):
+            return conversation
+        messages = [spelled(message, self._rules.reference, self._box) for message in conversation.messages]
+        return replace(conversation, messages=tuple(messages))
+
+    def _box(self, box: Box) -> str:
+        seen = self._measured(box.picture)
+        return self._rules.box(box.parts(seen.width, seen.height), seen)
 
     def _measured(self, each: Medium) -> Measured:
         if each.kind == "audio":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swift.config.sections import DataSection
+from swift.data.boxes import has_objects
 from swift.data.conversation import Conversation, Unusable
 from swift.data.corpus import Part, open_parts
 from swift.data.encodings import ChatEncoding
@@ -89,6 +90,11 @@ def _question(part: Part, index: int, system: str | None) -> Question:
     else:
         expected = str(conversation.messages[-1]["content"])
     messages = list(conversation.messages[:-1])
+    if has_objects(conversation.messages):
+        raise DataError(
+            f"{place}: the column 'objects' is there, and tags of objects are written out in training alone.",
+            hint="Write names and boxes as the model writes them, and leave the column out.",
+        )
     if not messages:
         raise DataError(f"{place}: nothing is asked in this row.", hint="Rows of text alone are learned by swift pt.")
     return Question(with_system(messages, system), expected, conversation.tools, extras, place)

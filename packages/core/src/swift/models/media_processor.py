@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,27 @@ _TOO_FEW = 28
 """Pixels of a side, where nothing else is known."""
 
 
+@dataclass(frozen=True)
+class _Style:
+    """How a family of models was taught to write objects in pictures."""
+
+    counts: str = "norm1000"
+    reference: str = "{}"
+    box: str = "{}"
+    in_pairs: bool = False
+    """Whether a box is (left,top),(right,bottom), and no list."""
+
+
+_STYLES = {
+    "Qwen2VLProcessor": _Style(
+        reference="<|object_ref_start|>{}<|object_ref_end|>", box="<|box_start|>{}<|box_end|>", in_pairs=True
+    ),
+    "Qwen2_5_VLProcessor": _Style("none"),
+    "InternVLProcessor": _Style(reference="<ref>{}</ref>", box="<box>[{}]</box>"),
+}
+"""Of processors whose models write objects otherwise than as [left, top, right, bottom] in thousandths."""
+
+
 class MediaProcessor:
     """Implements `swift.data.media_tokens.MediaRules` for a model's folder."""
 
@@ -56,6 +78,9 @@ class MediaProcessor:
         self.placeholders = {kind: str(token) for kind in KINDS if (token := _placeholder(processor, kind)) is not None}
         self._counts = hasattr(processor, "_get_num_multimodal_tokens")
         self._checked = 0
+        self._style = _STYLES.get(type(processor).__name__, _Style())
+        self._boxes = self._style.counts if section.boxes == "auto" else section.boxes
+        self._seen_sizes: dict[tuple[int, int], tuple[int, int]] = {}
 
     @property
     def tokens(self) -> frozenset[str]:
@@ -73,6 +98,36 @@ class MediaProcessor:
         """Samples a second of the sounds that the processor is given."""
         return int(_of_sounds(self.processor).sampling_rate)
 
+    def reference(self, text: str) -> str:
+        """Return how the model reads and writes the name of an object in a picture."""
+        return self._style.reference.format(text)
+
+    def box(self, parts: Sequence[float], each: Measured) -> str:
+        """Return how it writes a box, whose numbers are parts of the picture's width and height."""
+        sizes = self._seen_size(each.width, each.height) if self._boxes == "none" else (1000, 1000)
+        whole = [round(part * sizes[place % 2]) for place, part in enumerate(parts)]
+        if not self._style.in_pairs:
+            return self._style.box.format(whole)
+        pairs = zip(whole[::2], whole[1::2], strict=True)
+        return self._style.box.format(",".join(f"({x},{y})" for x, y in pairs))
+
+    def _seen_size(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size of a picture as the tower sees it: after the processor has resized it."""
+        from PIL import Image
+
+        given = self.size_of(width, height)
+        if given not in self._seen_sizes:
+            made = self.inputs([("image", Image.new("RGB", given))])
+            patch = getattr(self.processor.image_processor, "patch_size", None)
+            if "image_grid_thw" not in made or not isinstance(patch, int):
+                raise ModelError(
+                    "data.boxes none is for models that see pictures in one piece, of a size that the picture decides.",
+                    hint="Type --data.boxes norm1000",
+                )
+            _, rows, columns = made["image_grid_thw"][0].tolist()
+            self._seen_sizes[given] = columns * patch, rows * patch
+        return self._seen_sizes[given]
+
     def lacks(self, kind: str) -> str:
         """Return why the model does not take this kind, in half a sentence."""
         return f"the model takes no {NAMES[kind]}s"
@@ -86,7 +141,7 @@ class MediaProcessor:
         settings = json.dumps(whole, sort_keys=True, default=str)
         parts = [getattr(self.processor, "image_processor", None), _of_sounds(self.processor)]
         kinds = [type(each).__name__ for each in (self.processor, *parts)]
-        return json.dumps([settings, kinds, transformers.__version__, self._most, self._least])
+        return json.dumps([settings, kinds, transformers.__version__, self._most, self._least, self._boxes])
 
     def replacement(self, each: Measured | MediaRef) -> str:
         """Return what takes the place of the placeholder, by what the header says.

@@ -1,0 +1,123 @@
+"""Objects in pictures: what `<ref-object>` and `<bbox>` become, for each family of models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_architectures import ARCHITECTURES
+from tiny_pictures import picture_files
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+from swift.config.sections import DataSection
+from swift.data.conversation import Unusable
+from swift.data.encode import SampleEncoder
+from swift.data.encodings import encoding_of
+from swift.data.pipeline import media_tokens
+from swift.errors import DataError
+from swift.models.media_processor import MediaProcessor
+
+WIDTH, HEIGHT = 90, 61
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    picture_files(folder, [(WIDTH, HEIGHT), (56, 56)])
+    return folder
+
+
+def row(answer: str = "<bbox>", question: str = "<image>Where is <ref-object>?", **objects: Any) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
+        "images": [f"{number}.png" for number in range(question.count("<image>"))],
+        "objects": {"ref": ["the dot"], "bbox": [[9, 6.1, 45, 30.5]], **objects},
+    }
+
+
+def learned(kind: str, rows: dict[str, Any], folder: Path, **settings: Any) -> tuple[str, str]:
+    """Return the whole text of a row, and what of it is learned."""
+    processor = ARCHITECTURES[kind]()[2]
+    processor.tokenizer.chat_template = processor.chat_template
+    section = DataSection(media_root=folder, cache=folder / "cache", **settings)
+    rules = MediaProcessor(processor, section)
+    chat = encoding_of("chat")
+    encoder = SampleEncoder(processor.tokenizer, section, chat, media_tokens(rules, section))
+    ((segment,),) = (each.segments for each in encoder.encode(chat.understand(rows, "", root=folder), "").samples)
+    decode = processor.tokenizer.decode
+    return decode(segment.input_ids), decode(segment.input_ids[segment.weights > 0]).removesuffix("<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "box"),
+    [
+        ("qwen2_vl", "<|object_ref_start|>the dot<|object_ref_end|>", "<|box_start|>(100,100),(500,500)<|box_end|>"),
+        ("qwen3_vl", "the dot", "[100, 100, 500, 500]"),
+        ("internvl", "<ref>the dot</ref>", "<box>[[100, 100, 500, 500]]</box>"),
+        ("llava", "the dot", "[100, 100, 500, 500]"),
+    ],
+)
+def test_boxes_in_thousandths_are_written_as_each_family_does(kind: str, name: str, box: str, folder: Path) -> None:
+    text, answer = learned(kind, row(), folder)
+    assert f"Where is {name}?" in text
+    assert answer == box
+
+
+def test_boxes_of_qwen2_5_vl_count_pixels_of_the_resized_picture(folder: Path) -> None:
+    height, width = smart_resize(HEIGHT, WIDTH, 28, 28 * 28, 112 * 112)
+    assert (width, height) != (WIDTH, HEIGHT)
+    expected = [round(width * 0.1), round(height * 0.1), round(width * 0.5), round(height * 0.5)]
+    assert learned("qwen2_5_vl", row(), folder)[1] == str(expected)
+    assert learned("qwen3_vl", row(), folder, boxes="none")[1] == str(expected)
+    assert learned("qwen2_5_vl", row(), folder, boxes="norm1000")[1] == "[100, 100, 500, 500]"
+    height, width = smart_resize(HEIGHT, WIDTH, 28, 28 * 28, 28 * 28)
+    smaller = [round(width * 0.1), round(height * 0.1), round(width * 0.5), round(height * 0.5)]
+    assert learned("qwen2_5_vl", row(), folder, max_pixels=28 * 28)[1] == str(smaller)
+
+
+def test_boxes_and_points_of_several_pictures_are_those_of_their_pictures(folder: Path) -> None:
+    question = "<image><image>Where is <ref-object>, and <ref-object>?"
+    objects = {"ref": ["a", "b"], "bbox": [[28, 14], [45, 30.5, 90, 61]], "image_id": [1, 0]}
+    text, answer = learned("llava", row("<bbox> and <bbox>", question, **objects), folder)
+    assert "Where is a, and b?" in text
+    assert answer == "[500, 250] and [500, 500, 1000, 1000]"
+    parts = row("<bbox>", bbox=[[0.1, 0.1, 0.5, 0.5]], bbox_type="norm1")
+    assert learned("llava", parts, folder)[1] == "[100, 100, 500, 500]"
+    thousandths = row("<bbox>", bbox=[[100, 100, 500, 500]], bbox_type="norm1000")
+    assert learned("llava", thousandths, folder)[1] == "[100, 100, 500, 500]"
+
+
+def test_tags_of_a_row_without_the_column_are_text(folder: Path) -> None:
+    plain = row()
+    del plain["objects"]
+    assert learned("llava", plain, folder)[1] == "<bbox>"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (row("<bbox><bbox>"), "2 places"),
+        (row(ref=[]), "1 places"),
+        (row(bbox=[[9, 6, 91, 30]]), "box outside its picture"),
+        (row(bbox=[[9, 6, 45]]), "a box is"),
+        (row(bbox=[["a", 6, 45, 30]]), "a box is"),
+        (row(bbox_type="feet"), "'bbox_type' is 'feet'"),
+        (row(image_id=[3]), "pictures are 0 to 0"),
+        (row(question="<image><image><ref-object>"), "no 'image_id'"),
+        (row(size=3), "other keys"),
+    ],
+)
+def test_rows_whose_boxes_cannot_be_used_say_why(wrong: dict[str, Any], reason: str, folder: Path) -> None:
+    with pytest.raises(Unusable, match=reason):
+        learned("llava", wrong, folder)
+
+
+def test_questions_do_not_fill_tags_and_say_so(folder: Path, tmp_path: Path) -> None:
+    import json
+
+    from swift.infer.questions import read_questions
+
+    (folder / "rows.jsonl").write_text(json.dumps(row()))
+    with pytest.raises(DataError, match="written out in training alone"):
+        list(read_questions([str(folder / "rows.jsonl")], {}))
