@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import HOST, Traffic
+from swift.contracts import GROWING, HOST, PASSING, Traffic
 from swift_backend_deepspeed.advice import DEFAULTS
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import offload_device, stage_in_force
@@ -26,17 +26,21 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     frozen = weights.frozen_bytes * weights.frozen
     kept = {
         "weights": (compute * trained + frozen) / (over if stage == 3 else 1),
-        "gradients": compute * trained / (over if stage >= 2 else 1),
+        GROWING + "gradients": compute * trained / (over if stage >= 2 else 1),
         # Stage 0 updates the weights themselves.
         "fp32 weights": 4 * trained / over if stage else 0.0,
         "optimizer": weights.slot_bytes * trained / (over if stage else 1),
     }
     if offload_device(content, "offload_optimizer") != "none":
+        kept["gradients"] = kept.pop(GROWING + "gradients")
         kept = _on_host(kept, "fp32 weights", "optimizer", "gradients")
     if offload_device(content, "offload_param") != "none":
         kept = _on_host(kept, "weights")
     if stage >= 2:
-        kept["buckets of gradients"] = 2 * compute * min(_size(content, "reduce_bucket_size"), trained)
+        # The buckets are whole from the first gradient on, where memory is taken before it is written to.
+        kept[(GROWING if weights.on_cpu else PASSING) + "buckets of gradients"] = (
+            2 * compute * min(_size(content, "reduce_bucket_size"), trained)
+        )
     if stage == 3:
         ahead = min(_size(content, "stage3_prefetch_bucket_size"), weights.all)
         kept["gathered weights"] = compute * min(weights.all, 2 * weights.block + weights.ends + ahead)

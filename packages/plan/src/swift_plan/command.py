@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift.errors import ModelError, SwiftError, UsageError
 from swift.planning import PlannedBackend, planned_backends
+from swift_plan import ledger
 from swift_plan.cluster import CPU, Cluster, cluster
 from swift_plan.known import config_of
+from swift_plan.machine import this_machine
 from swift_plan.memory import TracedMemory
 from swift_plan.options import PlanOptions
 from swift_plan.search import Candidate, FoundPlans, search
 from swift_plan.shape import ModelShape, shape_of
 from swift_plan.timing import Timing
 from swift_plan.workload import Workload
+
+if TYPE_CHECKING:
+    from swift_plan.measuring import MeasuredPlan
 
 NOTHING_FITS = 3
 """Exit code where no plan fits, for scripts."""
@@ -33,6 +39,8 @@ class PlanCommand:
     def run(self, options: PlanOptions, words: Sequence[str]) -> int:
         """Search, and print the best plans; return the exit code."""
         planned = Planned.of(options, words)
+        if options.measure or options.level == 2:
+            planned.measure(_say if not options.json_out else lambda _: None)
         if options.json_out:
             _say(json.dumps(planned.as_json(), indent=2))
         else:
@@ -54,11 +62,32 @@ class Planned:
     ) -> None:
         self.options, self.words, self.shape = options, words, shape
         self.cluster, self.found, self.workload = where, found, work
+        self.measured: list[MeasuredPlan] = []
+
+    def measure(self, say: Callable[[str], None]) -> None:
+        """Run the first plans, or blocks of them, on this machine."""
+        from swift_plan.measuring import by_blocks, keep, measured
+
+        here = this_machine(self.cluster.per_machine, 1)
+        if self.cluster.machines != 1 or here.device.name != self.cluster.device.name:
+            raise UsageError(
+                f"Plans for {self.cluster} cannot be run on this machine, which has {here.device.name}.",
+                hint=f"Type --gpus {here}, or run this command there. Without --measure and --level 2 nothing is run.",
+            )
+        if not self.found.fitting:
+            return
+        if self.options.measure:
+            self.measured = measured(self, self.options.measure, say)
+            keep(self.measured, self.cluster.device.name)
+        else:
+            self.measured = by_blocks(self, min(self.options.top, 3), say)
 
     @classmethod
     def of(cls, options: PlanOptions, words: Sequence[str]) -> Planned:
         """Search through the layouts for the devices that the options name."""
-        return cls.on(replace(cluster(options.gpus), host_gigabytes=options.host_memory), options, words)
+        own = re.fullmatch(r"(?:(\d+)x)?cpu", options.gpus.strip().lower())
+        where = this_machine(int(own[1] or 1), 1) if own is not None else cluster(options.gpus)
+        return cls.on(replace(where, host_gigabytes=options.host_memory), options, words)
 
     @classmethod
     def on(cls, where: Cluster, options: PlanOptions, words: Sequence[str]) -> Planned:
@@ -76,7 +105,8 @@ class Planned:
             )
         traces, untraced = _traces(backends, config, work) if options.level else ({}, {})
         most = max(100, options.top, options.explain or 1)
-        found = search(backends, shape, config, where, Timing(where), most=most, traces=traces)
+        timing = Timing(where, ledger.known_speeds(where.device.name)[0])
+        found = search(backends, shape, config, where, timing, most=most, traces=traces)
         found.refused = {**refused, **untraced, **found.refused}
         return cls(options, words, shape, where, found, work)
 
@@ -103,11 +133,28 @@ class Planned:
             _say(f"\nPlan {self.options.explain or 1}, {screen.label(explained)}:")
             _say(screen.table(screen.terms(explained, self.cluster.device.name)))
             _say(f"Type: {self.command(explained)}\n")
+        if self.measured:
+            self._show_measured()
         _say(screen.thumb(self.shape, self.workload))
         for name, error in self.found.refused.items():
             _say(f"{name} is refused in some layouts: {error.message}")
         basis = explained.basis if explained is not None else "counted"
-        _say(f"{self.found.tried:,} plans were compared. Memory is {basis}; times assume usual efficiencies.")
+        _say(f"{self.found.tried:,} plans were compared. Memory is {basis}; {self._of_times()}")
+
+    def _of_times(self) -> str:
+        _, rows = ledger.known_speeds(self.cluster.device.name)
+        return f"times rest on {rows} runs measured on such devices." if rows else "times assume usual efficiencies."
+
+    def _show_measured(self) -> None:
+        from swift_plan import screen
+        from swift_plan.measuring import HEADING
+
+        how = "a few steps each" if self.options.measure else "one and two blocks, extended to all"
+        _say(f"Measured on this machine ({how}), fastest first:")
+        _say(screen.table([HEADING, *(each.row() for each in self.measured)]))
+        best = self.measured[0]
+        if not best.trial.failure:
+            _say(f"The fastest that was measured. Type: {self.command(best.plan)}\n")
 
     def _shown(self) -> list[int]:
         """Return which plans are shown: the first ones, and the first of every backend."""
@@ -140,6 +187,7 @@ class Planned:
             "compared": self.found.tried,
             "fits": [self._json(candidate) for candidate in self.found.fitting[: self.options.top]],
             "nearest": [self._json(candidate) for candidate in self.found.nearest],
+            "measured": [each.as_json() for each in self.measured],
             "refused": {name: error.message for name, error in self.found.refused.items()},
         }
 
@@ -150,7 +198,10 @@ class Planned:
             "layout": candidate.layout.named(),
             "micro_batch": candidate.micro_batch,
             "recompute": candidate.recompute,
-            "basis": {"memory": candidate.basis, "seconds": "assumed"},
+            "basis": {
+                "memory": candidate.basis,
+                "seconds": "measured" if ledger.known_speeds(self.cluster.device.name)[1] else "assumed",
+            },
             "memory_bytes": {name: round(size) for name, size in candidate.memory.items()},
             "peak_bytes": round(candidate.peak),
             "seconds": {**candidate.time.terms(), "step": candidate.time.total},

@@ -10,6 +10,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from swift_plan.timing import Speeds
+
+_SPEEDS = "speeds.json"
 LEDGER = "SWIFT_PLAN_LEDGER"
 """Environment variable that names another file."""
 
@@ -64,6 +67,37 @@ def entries(backend: str, device: str) -> Iterator[LedgerEntry]:
         entry = _entry(line)
         if entry is not None and entry.backend == backend and entry.device.lower() == device.lower():
             yield entry
+
+
+def keep_speeds(device: str, speeds: Speeds, rows: int) -> None:
+    """Keep what was measured of a kind of device, from so many runs, for plans to come."""
+    known = dict(_kept_speeds())
+    known[device] = {"speeds": asdict(speeds), "rows": rows}
+    path = place().with_name(_SPEEDS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{_SPEEDS}.{os.getpid()}")
+    beside.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def known_speeds(device: str) -> tuple[Speeds, int]:
+    """Return the speeds of a kind of device and of how many measured runs they are made; of none, those assumed."""
+    kept = _kept_speeds().get(device, {})
+    try:
+        speeds = Speeds(**{field.name: float(kept["speeds"][field.name]) for field in fields(Speeds)})
+        if all(0 < value < inf for value in asdict(speeds).values()):
+            return speeds, int(kept["rows"])
+    except (KeyError, TypeError, ValueError):
+        pass  # of another version, or damaged
+    return Speeds(), 0
+
+
+def _kept_speeds() -> Mapping[str, Any]:
+    try:
+        found = json.loads(place().with_name(_SPEEDS).read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 def _entry(line: str) -> LedgerEntry | None:

@@ -110,6 +110,7 @@ class StagesOf:
             compute_bytes=self.workload.compute_bytes,
             frozen_bytes=self.workload.frozen_bytes,
             slot_bytes=self.slot_bytes,
+            on_cpu=self.workload.on_cpu,
         )
 
 
@@ -229,9 +230,9 @@ class Activations:
         trace: TracedMemory | None = None,
     ) -> None:  # fmt: skip
         layout = backend.layout(run)
-        self._workload = workload
-        self._shape, self._size, self._trained = shape, workload.compute_bytes, not workload.adapted
+        self._workload, self._shape, self._size = workload, shape, workload.compute_bytes
         self._on_cpu, self._tp = workload.on_cpu, layout.tp
+        self._head_gradient = 0.0 if workload.adapted else 4.0 * shape.embedding / layout.tp
         self.basis: Basis = "counted"
         counted = self._counted(backend, run, layout)
         self.layer = counted[0].kept
@@ -291,10 +292,6 @@ class Activations:
             if total > best.total:
                 best = Instant(LOSS, all_layers, loss, before, False, total)
         return best
-
-    @property
-    def _head_gradient(self) -> float:
-        return 4.0 * self._shape.embedding / self._tp if self._trained else 0.0
 
     def _counted_loss(self, tokens: float) -> float:
         """Count what the loss takes: a chunk of logits in fp32, its gradient in the arithmetic's, and of the head."""

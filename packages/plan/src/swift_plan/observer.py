@@ -113,10 +113,19 @@ def _planned(run: Run, tokens: int, level: int = 0) -> Candidate:
         trace = Trace.begun(
             backend, config, length=max(1, tokens // rows), compute_bytes=size, on_cpu=where.device.name == CPU
         )
-    candidate = counted(backend, shape, config, where, Timing(where), tokens=tokens, compute_bytes=size, trace=trace)
+    candidate = counted(
+        backend,
+        shape,
+        config,
+        where,
+        Timing(where, ledger.known_speeds(where.device.name)[0]),
+        tokens=tokens,
+        compute_bytes=size,
+        trace=trace,
+    )
     if on_gpu:
         return candidate
-    return replace(candidate, memory={"Python, torch and transformers": PROGRAM * 1e9, **candidate.memory})
+    return replace(candidate, program=PROGRAM * 1e9)
 
 
 def _write(run: Run, content: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from swift.contracts import ChosenPlan, ExpectedMemory
 from swift.errors import UnsupportedPlan, UsageError
 from swift.planning import PlannedBackend
-from swift_plan import screen
+from swift_plan import ledger, screen
 from swift_plan.cluster import CPU
 from swift_plan.command import Planned
 from swift_plan.known import config_of
@@ -104,7 +104,7 @@ def _counted(run: Run) -> tuple[Cluster, Candidate]:
     train = run.config.train
     rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
     tokens = rows * work.length
-    timing = Timing(where)
+    timing = Timing(where, ledger.known_speeds(where.device.name)[0])
     return where, counted(backend, shape, config, where, timing, tokens=tokens, compute_bytes=work.compute_bytes)
 
 

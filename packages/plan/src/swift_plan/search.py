@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import HOST
 from swift.errors import PluginError, SwiftError
 from swift_plan.cluster import CPU, Cluster
-from swift_plan.memory import Activations, KeptState, Stage, StagesOf, TracedMemory, split
-from swift_plan.timing import StepTime, Timing
+from swift_plan.memory import Activations, Instant, KeptState, Stage, StagesOf, TracedMemory, split
+from swift_plan.timing import Speeds, StepTime, Timing
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
@@ -37,27 +37,41 @@ class Candidate:
     """Layers of each stage of the pipeline, where they differ."""
     micro_batch: int
     recompute: bool
-    memory: Mapping[str, float]
-    """Bytes of the process with the most, by term."""
-    clock: Callable[[], StepTime]
+    state: KeptState
+    instant: Instant
+    """The one at which the process with the most has most."""
+    clock: Callable[[Timing], StepTime]
     """Estimates the time, which most plans that do not fit are never asked for."""
+    timing: Timing
     basis: Basis = "counted"
     """What is known of its activations."""
+    program: float = 0.0
+    """Bytes that a process on the CPU takes before it has a model."""
 
     @cached_property
     def time(self) -> StepTime:
         """Return what a step takes, by term."""
-        return self.clock()
+        return self.clock(self.timing)
+
+    def predict(self, speeds: Speeds) -> float:
+        """Return the seconds of a step at other speeds of the devices."""
+        return self.clock(replace(self.timing, calibration=speeds)).total
 
     @cached_property
+    def memory(self) -> Mapping[str, float]:
+        """Return the bytes of the process with the most, by term."""
+        program = {"Python, torch and transformers": self.program} if self.program else {}
+        return {**program, **self.instant.terms(self.state)}
+
+    @property
     def peak(self) -> float:
         """Return the bytes that the process with the most has on its device."""
-        return sum(size for name, size in self.memory.items() if not name.startswith(HOST))
+        return self.instant.total + self.program
 
     @cached_property
     def host(self) -> float:
         """Return the bytes that it has in its machine's memory, of what belongs to the training state."""
-        return sum(size for name, size in self.memory.items() if name.startswith(HOST))
+        return sum(size for name, size in self.state.always.items() if name.startswith(HOST))
 
     def fits(self, cluster: Cluster) -> bool:
         """Return whether there is memory enough, with room for what was not counted."""
@@ -249,7 +263,6 @@ class BackendSearch:
                 for stage, state in zip(one.held, one.states, strict=True)
             ]
             most = max(range(len(instants)), key=lambda index: instants[index].total)
-            memory = instants[most].terms(one.states[most])
             clock = partial(self._time, one, slowest, activations.layer, recompute=recompute)
             self.tried += 1
             yield Candidate(
@@ -259,14 +272,16 @@ class BackendSearch:
                 one.stages,
                 one.micro_batch,
                 recompute,
-                memory,
+                one.states[most],
+                instants[most],
                 clock,
+                self.timing,
                 activations.basis,
             )
 
-    def _time(self, one: _Filled, slowest: Stage, kept: float, *, recompute: bool) -> StepTime:
+    def _time(self, one: _Filled, slowest: Stage, kept: float, timing: Timing, *, recompute: bool) -> StepTime:
         traffic = self.backend.traffic(one.run, one.held[0].weights, one.accumulation)
-        return self.timing.step(self.shape, self.workload, slowest, traffic, one.micro_batch, kept, recompute=recompute)
+        return timing.step(self.shape, self.workload, slowest, traffic, one.micro_batch, kept, recompute=recompute)
 
     @cached_property
     def _head_in_layers(self) -> float:

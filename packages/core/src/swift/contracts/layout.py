@@ -98,6 +98,8 @@ class LocalWeights:
     """Bytes of a value that is not trained, as it is stored."""
     slot_bytes: float = 8.0
     """Bytes that the optimizer keeps for a trained value."""
+    on_cpu: bool = False
+    """Whether it is the CPU, where memory is not taken before it is written to."""
 
     @property
     def all(self) -> float:

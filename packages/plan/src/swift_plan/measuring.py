@@ -1,0 +1,114 @@
+"""Levels 2 and 4 of a plan: what blocks of a model, or whole runs of a few steps, took on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from swift_plan import ledger
+from swift_plan.fit import MeasuredStep, fit
+from swift_plan.machine import PROGRAM
+from swift_plan.screen import flags, gib, label, seconds
+from swift_plan.trials import Trial, Trials
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from swift_plan.command import Planned
+    from swift_plan.search import Candidate
+
+
+@dataclass(frozen=True)
+class MeasuredPlan:
+    """A plan with what was measured of it, or what ended its run."""
+
+    plan: Candidate
+    trial: Trial
+
+    def row(self) -> list[str]:
+        """Return it for the table: predicted beside measured."""
+        predicted = [seconds(self.plan.time.total), gib(self.plan.peak)]
+        if self.trial.failure:
+            return [label(self.plan), predicted[0], self.trial.failure, predicted[1], ""]
+        return [label(self.plan), predicted[0], seconds(self.trial.seconds), predicted[1], gib(self.trial.peak)]
+
+    def as_json(self) -> Mapping[str, Any]:
+        """Return it for programs."""
+        found = {"failure": self.trial.failure} if self.trial.failure else {
+            "step_seconds": self.trial.seconds, "peak_bytes": round(self.trial.peak),
+        }  # fmt: skip
+        return {"plan": label(self.plan), "basis": "measured", **found}
+
+
+HEADING = ["plan", "step planned", "measured", "peak planned", "measured"]
+
+
+def measured(planned: Planned, count: int, said: Callable[[str], None]) -> list[MeasuredPlan]:
+    """Run the first plans for a few steps each; return them fastest first, those that failed at the end."""
+    found = []
+    with Trials.begun(planned.options.kind, planned.options.model, planned.words) as trials:
+        for plan in planned.found.fitting[:count]:
+            trial = trials.run(_flags(planned, plan), rows=planned.workload.rows, length=planned.workload.length)
+            found.append(MeasuredPlan(_on(planned, plan), trial))
+            said(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
+    return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
+
+
+def by_blocks(planned: Planned, count: int, said: Callable[[str], None]) -> list[MeasuredPlan]:
+    """Run one and two blocks under each of the first plans; return what all blocks would take: linear in their number.
+
+    Plans with pipelines are left out, as one block has no two stages.
+    """
+    found = []
+    whole = [plan for plan in planned.found.fitting if plan.layout.pp == 1][:count]
+    with Trials.begun(planned.options.kind, planned.options.model, planned.words) as trials:
+        for plan in whole:
+            each = []
+            for blocks in (1, 2):
+                trial = trials.run(
+                    _flags(planned, plan), rows=planned.workload.rows, length=planned.workload.length, blocks=blocks
+                )
+                each.append(trial)
+                if trial.failure:
+                    break
+            found.append(MeasuredPlan(_on(planned, plan), extrapolated(each, planned.shape.layers)))
+            trial = found[-1].trial
+            said(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
+    return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
+
+
+def extrapolated(blocks: Sequence[Trial], layers: int) -> Trial:
+    """Return what so many layers take, from runs of one block and of two; the failure where one failed."""
+    if blocks[-1].failure:
+        return blocks[-1]
+    one, two = blocks
+    return Trial(
+        seconds=one.seconds + (layers - 1) * max(0.0, two.seconds - one.seconds),
+        peak=one.peak + (layers - 1) * max(0.0, two.peak - one.peak),
+    )
+
+
+def keep(found: Sequence[MeasuredPlan], device: str) -> None:
+    """Fit this machine's speeds to what was measured, and keep them for plans to come."""
+    rows = [
+        MeasuredStep(each.plan.predict, each.trial.seconds, label(each.plan))
+        for each in found
+        if not each.trial.failure
+    ]
+    if rows:
+        start, before = ledger.known_speeds(device)
+        ledger.keep_speeds(device, fit(rows, start), before + len(rows))
+
+
+def _on(planned: Planned, plan: Candidate) -> Candidate:
+    """Return a plan with what the program itself takes, where that is measured with it."""
+    return replace(plan, program=PROGRAM * 1e9) if planned.workload.on_cpu else plan
+
+
+def _flags(planned: Planned, plan: Candidate) -> list[str]:
+    typed = flags(plan, planned.words, planned.workload)
+    if planned.cluster.per_machine > 1:
+        typed += ["--nproc", str(planned.cluster.per_machine)]
+    return typed

@@ -1,0 +1,148 @@
+"""Runs a plan for a few steps on this machine: its step and its peak are measured, and lack of memory is an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swift.errors import UsageError
+
+STEPS = 8
+"""Of a trial, the first two of which only warm up."""
+SECONDS = 1800.0
+"""How long a trial may take until it is ended."""
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+_LACKED = re.compile(r"out of memory|OutOfMemory|cannot allocate memory|DefaultCPUAllocator", re.IGNORECASE)
+_UNSAVED = ("--save_strategy", "no", "--checkpoint.save_last", "false")
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a run of a few steps."""
+
+    seconds: float = 0.0
+    """Of a step."""
+    peak: float = 0.0
+    """Bytes of the process with the most."""
+    failure: str = ""
+    """Why there is nothing to measure: 'out of memory', or the first line of an error."""
+
+    @property
+    def lacked_memory(self) -> bool:
+        """Return whether it failed for lack of memory, which is a measurement too."""
+        return self.failure == "out of memory"
+
+
+class Trials:
+    """Runs of one model on this machine, in a folder of their own that is removed at the end."""
+
+    def __init__(self, verb: str, model: str, words: Sequence[str], folder: Path, *, steps: int = STEPS) -> None:
+        self._verb, self._words, self._folder, self._steps = verb, list(words), folder, steps
+        self._count = 0
+        self.model = Path(model)
+        if not self.model.is_dir():
+            raise UsageError(
+                f"{model} is no folder, and what is measured has to run.",
+                hint="Give the folder of a model: its config.json and its tokenizer are enough.",
+            )
+
+    @classmethod
+    @contextmanager
+    def begun(cls, verb: str, model: str, words: Sequence[str], *, steps: int = STEPS) -> Iterator[Trials]:
+        """Return what runs trials, until the end of the `with` statement."""
+        with tempfile.TemporaryDirectory(prefix="swift-plan-") as folder:
+            yield cls(verb, model, words, Path(folder), steps=steps)
+
+    def run(self, flags: Sequence[str], *, rows: int, length: int, blocks: int | None = None) -> Trial:
+        """Run a plan, given as flags, on so many rows a step; with `blocks` on a model of so many blocks."""
+        self._count += 1
+        model = self.model if blocks is None else self.cut(blocks)
+        output = self._folder / f"run-{self._count}"
+        words = ["--model", str(model), *self._words, *flags, "--max_steps", str(self._steps), *_UNSAVED]
+        words += ["--output_dir", str(output), "--report_to", "plan"]
+        if not any(model.glob(pattern) for pattern in _WEIGHTS) or blocks is not None:
+            words += ["--model.random_weights", "true"]
+        if not _names(self._words) & {"dataset", "data.train"}:
+            words += ["--dataset", str(self._rows(rows, length)), "--truncation_strategy", "right"]
+        code, said = _ended([sys.executable, "-m", "swift", self._verb, *words])
+        plans = list(output.rglob("plan.json"))
+        if code == 0 and plans:
+            measured = json.loads(plans[0].read_text(encoding="utf-8"))["measured"]
+            return Trial(float(measured["step_seconds"]), float(measured["peak_bytes"]))
+        if code in _KILLED or _LACKED.search(said):
+            return Trial(failure="out of memory")
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        told = [line for line in lines if line.startswith("Error") or "rror:" in line]
+        return Trial(failure=(told or lines or ["nothing was said"])[-1][:300])
+
+    def cut(self, blocks: int) -> Path:
+        """Return the folder of the same model with so many of its last blocks, without weights."""
+        folder = self._folder / f"blocks-{blocks}"
+        if folder.exists():
+            return folder
+        folder.mkdir()
+        for file in self.model.iterdir():
+            if file.is_file() and not any(file.match(pattern) for pattern in (*_WEIGHTS, "*.index.json")):
+                shutil.copy(file, folder / file.name)
+        config = json.loads((self.model / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps(cut(config, blocks)), encoding="utf-8")
+        return folder
+
+    def _rows(self, rows: int, length: int) -> Path:
+        """Return a data set of rows that all have at least so many tokens, enough for all steps."""
+        file = self._folder / f"rows-{rows}-{length}.jsonl"
+        if not file.exists():
+            text = " ".join(f"word {index}" for index in range(length))
+            chat = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]}
+            line = json.dumps({"text": text} if self._verb == "pt" else chat) + "\n"
+            with file.open("w", encoding="utf-8") as out:
+                out.writelines(line for _ in range(rows * self._steps))
+        return file
+
+
+def cut(config: Mapping[str, Any], blocks: int) -> dict[str, Any]:
+    """Return config.json of a model that has so many of the blocks, the last ones."""
+    made = dict(config)
+    if isinstance(text := made.get("text_config"), Mapping):
+        return made | {"text_config": cut(text, blocks)}
+    for name in ("num_hidden_layers", "n_layer", "n_layers"):
+        if name in made:
+            made[name] = blocks
+    if isinstance(kinds := made.get("layer_types"), list):
+        made["layer_types"] = kinds[-blocks:]
+    if made.get("first_k_dense_replace"):
+        made["first_k_dense_replace"] = 0
+    return made
+
+
+def _names(words: Sequence[str]) -> set[str]:
+    return {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+
+
+def _ended(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command with all that it starts; return its exit code and what it said."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", start_new_session=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        said = f"Error: it took longer than {SECONDS:.0f} seconds"
+    finally:
+        if process.poll() is None:  # also where Ctrl-C ends this
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return process.returncode, said

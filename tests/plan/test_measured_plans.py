@@ -1,0 +1,111 @@
+"""Plans that are run for a few steps: which one is chosen, what lack of memory comes to, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from commands import typed
+from tiny_runs import write_model
+
+from swift.config.parse import parse
+from swift_plan import ledger, trials
+from swift_plan.measuring import extrapolated
+from swift_plan.timing import Speeds
+from swift_plan.trials import Trial, cut
+
+PLAN = ["plan", "model", "--gpus", "1xCPU", "--max_length", "32", "--global_batch_size", "2", "--train_type", "full"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plans")
+    write_model(folder / "model")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ledger.LEDGER, str(tmp_path / "plans.jsonl"))
+
+
+def _measured(folder: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: Trial, words: Sequence[str] = ()) -> dict:  # type: ignore[type-arg]  # of JSON
+    left: Iterator[Trial] = iter(outcomes)
+    monkeypatch.setattr(trials.Trials, "run", lambda *_, **__: next(left))
+    ended = typed([*PLAN, "--json", *words], folder)
+    assert ended.code == 0, ended.output
+    found: dict[str, object] = json.loads(ended.output)
+    return found
+
+
+def test_the_fastest_of_those_that_ran_is_first_and_those_that_lacked_memory_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = (Trial(0.4, 1e9), Trial(failure="out of memory"), Trial(0.3, 2e9))
+    found = _measured(folder, monkeypatch, *outcomes, words=["--measure", "3"])["measured"]
+    assert [each.get("step_seconds") for each in found] == [0.3, 0.4, None]
+    assert found[-1]["failure"] == "out of memory"
+    assert {each["basis"] for each in found} == {"measured"}
+
+
+def test_what_was_measured_moves_the_plans_to_come(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _measured(folder, monkeypatch)["fits"][0]
+    assert before["basis"]["seconds"] == "assumed"
+    slow = 3 * before["seconds"]["step"]
+    _measured(folder, monkeypatch, *[Trial(slow, 1e9)] * 3, words=["--measure", "3"])
+    after = _measured(folder, monkeypatch)["fits"][0]
+    assert after["basis"]["seconds"] == "measured"
+    assert before["seconds"]["step"] < after["seconds"]["step"] < 1.2 * slow
+    ledger.place().with_name("speeds.json").write_text("{broken")
+    assert ledger.known_speeds("CPU") == (Speeds(), 0)
+
+
+def test_blocks_are_extended_to_all_layers_and_a_failure_stays_one() -> None:
+    """10 layers: what is beside them once, and each layer what the second one added."""
+    assert extrapolated([Trial(3.0, 5e9), Trial(4.0, 7e9)], 10) == Trial(3.0 + 9 * 1.0, 5e9 + 9 * 2e9)
+    lacked = Trial(failure="out of memory")
+    assert extrapolated([lacked], 10).lacked_memory
+
+
+def test_a_cut_model_has_the_last_blocks_and_nothing_else_changes() -> None:
+    config = {"num_hidden_layers": 3, "layer_types": ["a", "b", "c"], "hidden_size": 8}
+    assert cut(config, 2) == {"num_hidden_layers": 2, "layer_types": ["b", "c"], "hidden_size": 8}
+    assert cut({"text_config": {"num_hidden_layers": 9}}, 1) == {"text_config": {"num_hidden_layers": 1}}
+
+
+def test_plans_for_other_devices_are_not_run_here(folder: Path) -> None:
+    ended = typed(["plan", "model", "--gpus", "8xH100", "--measure", "2"], folder)
+    assert ended.code == 2
+    assert "cannot be run on this machine" in ended.output
+
+
+@pytest.mark.full
+def test_a_trial_is_a_run_whose_step_and_peak_were_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Sequence[str]] = []
+
+    def here(command: Sequence[str]) -> tuple[int, str]:
+        said.append(command)
+        ended = typed(list(command[3:]), folder)
+        return ended.code, ended.output
+
+    monkeypatch.setattr(trials, "_ended", here)
+    ended = typed([*PLAN, "--backend", "torch", "--measure", "1"], folder)
+    assert ended.code == 0, ended.output
+    assert "The fastest that was measured. Type: swift sft" in ended.output
+    assert parse(list(said[0][4:]), "sft").config.train.global_batch == 2
+    assert ledger.known_speeds("CPU")[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "failure"),
+    [(-9, "", "out of memory"), (1, "torch.OutOfMemoryError: CUDA out of memory. Tried", "out of memory"),
+     (2, "Reading\nError: no such flag\nTry --help", "Error: no such flag")],
+)  # fmt: skip
+def test_a_run_that_failed_says_of_what(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str, failure: str
+) -> None:
+    monkeypatch.setattr(trials, "_ended", lambda _: (code, said))
+    with trials.Trials.begun("sft", str(folder / "model"), ["--dataset", "x"]) as begun:
+        assert begun.run([], rows=1, length=1).failure == failure
