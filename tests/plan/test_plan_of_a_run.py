@@ -32,9 +32,12 @@ def test_a_run_says_how_its_plan_did(tmp_path: Path, own_ledger: Path) -> None:
     content = json.loads(file.read_text())
     predicted = content["predicted"]
     assert predicted["peak_bytes"] == pytest.approx(sum(predicted["memory_bytes"].values()), abs=9)
-    # Nothing but torch's own tensors: fp32 weights, as much of gradients, twice that of moments.
+    # Nothing but torch's own tensors: fp32 weights, twice that of moments, and gradients as far as they are there yet.
     weights = predicted["memory_bytes"]["weights"]
-    assert predicted["memory_bytes"]["gradients"] == weights
+    assert predicted["memory_bytes"]["gradients"] <= weights
+    traced = content["traced"]
+    assert traced["basis"] == "traced"
+    assert traced["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.05)
     assert predicted["memory_bytes"]["optimizer"] == 2 * weights
     assert content["measured"]["steps"] == 3
     (entry,) = ledger.entries("torch", "cpu")
