@@ -82,10 +82,11 @@ def take(desk: Desk) -> None:
     page.wait_for_selector(".view-compare .keys")
     page.wait_for_timeout(500)
     picture(page, "dashboard-compare")
-    show(page, "/chat?model=output/tiny/first&model=output/tiny/lower-rate&model=tiny")
-    page.locator(".chat-column .status.completed").nth(2).wait_for()
-    page.fill("#chat-tokens", "24")
-    for number in (438, 907):
+    show(page, "/chat?model=output/tiny/first&model=output/tiny/lower-rate/checkpoint-80")
+    page.locator(".chat-column .status.completed").nth(1).wait_for()
+    page.fill("#chat-tokens", "32")
+    page.uncheck("#chat-remember")
+    for number in (438, 907, 152, 660):
         page.fill("#chat-question", question(number))
         page.press("#chat-question", "Enter")
         page.locator("#chat-send:enabled").wait_for()

@@ -20,7 +20,7 @@ from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.acting.presets import PRESETS
 from swift_ui.acting.runs import RunActions, stop_run
 from swift_ui.acting.words import shown, words_of
-from swift_ui.looking.api import run_of
+from swift_ui.looking.api import looker, run_of
 from swift_ui.looking.index import key_of
 from swift_ui.settings import UiSettings
 
@@ -121,7 +121,8 @@ class ActingApi:
 
     async def _actions(self, request: Request) -> Response:
         folder = await run_in_threadpool(run_of, request)
-        found = await run_in_threadpool(RunActions.of, folder, self.jobs)
+        state = await run_in_threadpool(looker(request).states.state, folder)
+        found = await run_in_threadpool(RunActions.of, folder, self.jobs, completed=state.name == "completed")
         return JSONResponse(
             {
                 "alive": found.alive,

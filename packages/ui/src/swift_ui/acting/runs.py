@@ -32,15 +32,17 @@ class RunActions:
     """What is typed after `swift` to go on with it; nothing where it cannot."""
 
     @classmethod
-    def of(cls, folder: Path, jobs: JobBook) -> RunActions:
-        """Look at a run's folder."""
+    def of(cls, folder: Path, jobs: JobBook, *, completed: bool = False) -> RunActions:
+        """Look at a run's folder; one that is `completed` has nothing left to go on with."""
         holder = holder_of(folder)
         alive = holder is not None and holder.alive is True
         job = jobs.of_run(folder)
         alive = alive or (job is not None and job.alive)
         checkpoints = tuple(checkpoints_of(folder))
         resume = (
-            () if alive or not checkpoints or not (folder / CONFIG_FILE).is_file() else _resume(folder, checkpoints)
+            ()
+            if alive or completed or not checkpoints or not (folder / CONFIG_FILE).is_file()
+            else _resume(folder, checkpoints)
         )
         return cls(alive, job, checkpoints, resume)
 

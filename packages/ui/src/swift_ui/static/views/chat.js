@@ -75,8 +75,8 @@ class Column {
     return line.lastChild;
   }
 
-  async ask(text, picture, settings) {
-    if (!this.talk.multi_turn) this.messages = [];
+  async ask(text, picture, { remember, ...settings }) {
+    if (!this.talk.multi_turn || !remember) this.messages = [];
     const content = picture && this.talk.pictures ? [{ type: "image_url", image_url: { url: picture } }, { type: "text", text }] : text;
     this.messages.push({ role: "user", content });
     this.say("user", text, this.talk.pictures ? picture : null);
@@ -106,6 +106,7 @@ export const mount = async (root, { query }) => {
   const question = element("textarea", { id: "chat-question", rows: 2, placeholder: "Ask all of them (Enter; Shift+Enter for a line)", "aria-label": "Question" });
   const tokens = element("input", { type: "number", id: "chat-tokens", value: "256", min: "1", max: "8192" });
   const warmth = element("input", { type: "number", id: "chat-temperature", value: "0", min: "0", max: "2", step: "0.1" });
+  const remember = element("input", { type: "checkbox", id: "chat-remember", checked: true });
   const shown = element("span", { class: "muted" });
   let picture = null;
   const file = element("input", { type: "file", id: "chat-picture", accept: "image/*", "aria-label": "Picture for the question", onchange: async (event) => {
@@ -127,7 +128,7 @@ export const mount = async (root, { query }) => {
     if (!text || !asked.length) return;
     question.value = "";
     send.disabled = true;
-    const settings = { max_tokens: Number(tokens.value), temperature: Number(warmth.value) };
+    const settings = { remember: remember.checked, max_tokens: Number(tokens.value), temperature: Number(warmth.value) };
     const seen = picture;
     picture = null;
     file.value = shown.textContent = "";
@@ -143,7 +144,7 @@ export const mount = async (root, { query }) => {
     place,
     element("form", { class: "chat-ask", onsubmit: ask }, question,
       element("div", { class: "chat-settings" },
-        element("label", {}, "Longest answer ", tokens), element("label", {}, "Temperature ", warmth), element("label", {}, "Picture ", file), shown, element("span", { class: "grow" }), send)));
+        element("label", {}, "Longest answer ", tokens), element("label", {}, "Temperature ", warmth), element("label", {}, remember, " with what was said before"), element("label", {}, "Picture ", file), shown, element("span", { class: "grow" }), send)));
   const { talks } = await get("talks");
   for (const each of [...query.getAll("model"), ...talks.filter((talk) => ["ready", "loading"].includes(talk.state)).map((talk) => talk.model)]) add(each);
   get("runs").then(({ runs }) => known.append(...runs.map((run) => element("option", { value: run.folder })))).catch(() => {});
