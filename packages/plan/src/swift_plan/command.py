@@ -66,7 +66,7 @@ class Planned:
 
     def measure(self, say: Callable[[str], None]) -> None:
         """Run the first plans, or blocks of them, on this machine."""
-        from swift_plan.measuring import by_blocks, keep, measured
+        from swift_plan.measuring import MeasuredRun, by_blocks, keep, measured
 
         here = this_machine(self.cluster.per_machine, 1)
         if self.cluster.machines != 1 or here.device.name != self.cluster.device.name:
@@ -74,13 +74,14 @@ class Planned:
                 f"Plans for {self.cluster} cannot be run on this machine, which has {here.device.name}.",
                 hint=f"Type --gpus {here}, or run this command there. Without --measure and --level 2 nothing is run.",
             )
-        if not self.found.fitting:
-            return
-        if self.options.measure:
-            self.measured = measured(self, self.options.measure, say)
+        options, plans = self.options, self.found.fitting
+        run = MeasuredRun(options.kind, options.model, self.words, self.workload, self.cluster, self.shape.layers)
+        if options.measure:
+            self.measured = measured(run, plans[: options.measure], say)
             keep(self.measured, self.cluster.device.name)
         else:
-            self.measured = by_blocks(self, min(self.options.top, 3), say)
+            whole = [plan for plan in plans if plan.layout.pp == 1]
+            self.measured = by_blocks(run, whole[: min(options.top, 3)], say)
 
     @classmethod
     def of(cls, options: PlanOptions, words: Sequence[str]) -> Planned:

@@ -16,8 +16,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from swift_plan.command import Planned
+    from swift_plan.cluster import Cluster
     from swift_plan.search import Candidate
+    from swift_plan.workload import Workload
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run whose plans are to be measured: its flags without those of plans, and where it is to be."""
+
+    verb: str
+    model: str
+    words: Sequence[str]
+    workload: Workload
+    cluster: Cluster
+    layers: int
 
 
 @dataclass(frozen=True)
@@ -45,35 +58,32 @@ class MeasuredPlan:
 HEADING = ["plan", "step planned", "measured", "peak planned", "measured"]
 
 
-def measured(planned: Planned, count: int, said: Callable[[str], None]) -> list[MeasuredPlan]:
-    """Run the first plans for a few steps each; return them fastest first, those that failed at the end."""
+def measured(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str], None]) -> list[MeasuredPlan]:
+    """Run plans for a few steps each; return them fastest first, those that failed at the end."""
     found = []
-    with Trials.begun(planned.options.kind, planned.options.model, planned.words) as trials:
-        for plan in planned.found.fitting[:count]:
-            trial = trials.run(_flags(planned, plan), rows=planned.workload.rows, length=planned.workload.length)
-            found.append(MeasuredPlan(_on(planned, plan), trial))
+    with Trials.begun(run.verb, run.model, run.words) as trials:
+        for plan in plans:
+            trial = trials.run(_flags(run, plan), rows=run.workload.rows, length=run.workload.length)
+            found.append(MeasuredPlan(_on(run, plan), trial))
             said(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
     return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
 
 
-def by_blocks(planned: Planned, count: int, said: Callable[[str], None]) -> list[MeasuredPlan]:
-    """Run one and two blocks under each of the first plans; return what all blocks would take: linear in their number.
+def by_blocks(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str], None]) -> list[MeasuredPlan]:
+    """Run one and two blocks under each of the plans; return what all blocks would take: linear in their number.
 
-    Plans with pipelines are left out, as one block has no two stages.
+    They have no pipelines, as one block has no two stages.
     """
     found = []
-    whole = [plan for plan in planned.found.fitting if plan.layout.pp == 1][:count]
-    with Trials.begun(planned.options.kind, planned.options.model, planned.words) as trials:
-        for plan in whole:
+    with Trials.begun(run.verb, run.model, run.words) as trials:
+        for plan in plans:
             each = []
             for blocks in (1, 2):
-                trial = trials.run(
-                    _flags(planned, plan), rows=planned.workload.rows, length=planned.workload.length, blocks=blocks
-                )
+                trial = trials.run(_flags(run, plan), rows=run.workload.rows, length=run.workload.length, blocks=blocks)
                 each.append(trial)
                 if trial.failure:
                     break
-            found.append(MeasuredPlan(_on(planned, plan), extrapolated(each, planned.shape.layers)))
+            found.append(MeasuredPlan(_on(run, plan), extrapolated(each, run.layers)))
             trial = found[-1].trial
             said(f"{label(plan)}: {trial.failure or f'{seconds(trial.seconds)} a step, {gib(trial.peak)}'}")
     return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
@@ -102,13 +112,13 @@ def keep(found: Sequence[MeasuredPlan], device: str) -> None:
         ledger.keep_speeds(device, fit(rows, start), before + len(rows))
 
 
-def _on(planned: Planned, plan: Candidate) -> Candidate:
+def _on(run: MeasuredRun, plan: Candidate) -> Candidate:
     """Return a plan with what the program itself takes, where that is measured with it."""
-    return replace(plan, program=PROGRAM * 1e9) if planned.workload.on_cpu else plan
+    return replace(plan, program=PROGRAM * 1e9) if run.workload.on_cpu else plan
 
 
-def _flags(planned: Planned, plan: Candidate) -> list[str]:
-    typed = flags(plan, planned.words, planned.workload)
-    if planned.cluster.per_machine > 1:
-        typed += ["--nproc", str(planned.cluster.per_machine)]
+def _flags(run: MeasuredRun, plan: Candidate) -> list[str]:
+    typed = flags(plan, run.words, run.workload)
+    if run.cluster.per_machine > 1:
+        typed += ["--nproc", str(run.cluster.per_machine)]
     return typed
