@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -39,6 +40,10 @@ sys.dont_write_bytecode = False
 # A shell starts what it puts into the background with Ctrl-C ignored, which all tests of signals would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Looking for garbage so often costs up to a quarter of the time of tests that open many models. What garbage there is
+# at a fork may have threads, which the fork has not, and would end it with an abort: there it is left alone.
+gc.set_threshold(20_000, 20, 20)
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 def pytest_unconfigure() -> None:

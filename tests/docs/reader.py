@@ -6,7 +6,6 @@ anew for each command would take most of a test's time. Everything else goes to 
 
 from __future__ import annotations
 
-import gc
 import os
 import runpy
 import subprocess
@@ -63,7 +62,6 @@ class Reader:
     def _become(self, words: list[str], files: list[Path]) -> None:
         """In the fork: be that command, and end with its exit code."""
         code = 1
-        gc.freeze()  # garbage of the parent may have threads, which a fork does not, and would end with an abort
         try:
             for number, (path, flags) in enumerate(zip(files, _OPENED, strict=True)):
                 os.dup2(os.open(path, flags), number)

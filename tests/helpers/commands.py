@@ -6,7 +6,6 @@ about starting, stopping and dying.
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import re
@@ -73,7 +72,6 @@ def forked(
 
     def work(rank: int) -> None:
         code: object = 1
-        gc.freeze()  # garbage of the parent may have threads, which a fork does not, and would end with an abort
         try:
             os.environ.update({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **(environment or {})})
             # The streams that the system knows, since libraries print there too; the test runner's are others.

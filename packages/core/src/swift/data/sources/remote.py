@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import re
 import shutil
@@ -72,6 +73,7 @@ def _apart(url: str, protocol: str, cache: Path) -> str:
 
 
 def _answer(connection: Connection, url: str, protocol: str, cache: Path) -> None:
+    gc.freeze()  # garbage of the parent may have threads, which this process has not: taking it down would be an abort
     try:
         connection.send(("copied", _copied(url, protocol, cache)))
     except SwiftError as error:
