@@ -31,7 +31,12 @@ os.environ.update(
     TORCHINDUCTOR_CACHE_DIR=os.environ.setdefault("SWIFT_TESTS_COMPILED", str(CACHE / "inductor")),
     # Also of the whole session: what vLLM has found out about classes of models, by importing all of itself for each.
     VLLM_CACHE_ROOT=os.environ.setdefault("SWIFT_TESTS_VLLM", str(CACHE / "vllm")),
-    # And what the conformance kits compare with.
+    # Enough for trials of the conformance kits to save on the way and to resume. `make conformance` and `make matrix`
+    # make ten.
+    SWIFT_TESTING_STEPS=os.environ.get(
+        "SWIFT_TESTING_STEPS", "10" if {"SWIFT_WHOLE_KIT", "SWIFT_WHOLE_MATRIX"} & os.environ.keys() else "7"
+    ),
+    # And what these kits compare with, which all processes of the session share too.
     SWIFT_TESTING_REFERENCES=os.environ.get("SWIFT_TESTING_REFERENCES", str(CACHE / "references")),
 )
 # Hundreds of processes import the same modules: they are compiled once, whatever the machine's own setting.

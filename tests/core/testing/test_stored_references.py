@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from swift.testing.cases import steps_of
 from swift.testing.reference import Expected, Recipe, run_reference
 from swift.testing.stored import FOLDER, shared_reference, stored
 from swift.testing.subjects import write_model
@@ -56,14 +57,21 @@ def test_what_was_stored_for_other_samples_is_not_believed(recipe: Recipe, tmp_p
     assert stored(tmp_path / "one", other, run_reference).losses == run_reference(other).losses
 
 
-def test_a_reference_is_found_by_its_case_and_by_the_weights_of_its_model(
+def test_a_reference_is_found_by_its_case_its_steps_and_the_weights_of_its_model(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path / "references"))
     elsewhere = replace(recipe, model=write_model(tmp_path / "same", num_hidden_layers=1))
     others = replace(recipe, model=write_model(tmp_path / "others", num_hidden_layers=1, seed=1))
+    longer = replace(recipe, steps=4)  # whose first step, which is warm-up in most trials, may be the same
     written = []
-    for about, each in (("a", recipe), ("a", elsewhere), ("b", recipe), ("a", others)):
+    for about, each in (("a", recipe), ("a", elsewhere), ("b", recipe), ("a", others), ("a", longer)):
         shared_reference(about, each)
         written.append(len([*(tmp_path / "references").glob("*.safetensors")]))
-    assert written == [1, 1, 2, 3]
+    assert written == [1, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("setting", ["6", "seven", "-7", ""])
+def test_too_few_steps_to_resume_are_refused(setting: str) -> None:
+    with pytest.raises(ValueError, match="at least 7"):
+        steps_of(setting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,20 @@ from swift.testing.subjects import Row, conversations, marked_steps, pairs
 if TYPE_CHECKING:
     from swift.testing.reference import Expected, Recipe
 
-STEPS = 10
-EVALUATED_EVERY = 5
+FEWEST_STEPS = 7
+"""So that a run which saved once, past its half, has three to go on with."""
+
+
+def steps_of(setting: str) -> int:
+    """Return how many steps a trial has, by what `SWIFT_TESTING_STEPS` says."""
+    if not setting.isdecimal() or int(setting) < FEWEST_STEPS:
+        raise ValueError(f"SWIFT_TESTING_STEPS={setting}: type a number of at least {FEWEST_STEPS}, or leave it out.")
+    return int(setting)
+
+
+STEPS = steps_of(os.environ.get("SWIFT_TESTING_STEPS", "10"))
+EVALUATED_EVERY = (STEPS + 1) // 2
+"""And after the last step."""
 FP32 = 1e-4
 """Relative difference of loss and gradient norm that is allowed in fp32, at every step."""
 REDUCED = {"bfloat16": (1e-2, 0.1), "float16": (3e-3, 0.05)}
@@ -52,7 +65,7 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One training run: ten steps, evaluated twice, and its weights at the end."""
+    """One training run, evaluated twice, and its weights at the end."""
 
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -181,5 +194,5 @@ DROPOUT = Case(
 BY_NAME = {case.name: case for case in (*CASES, DROPOUT)}
 RESUMED = ("clipped", "lora", "reward", "seq_cls, lora, packed", third_party.CASE)
 """Cases that save on their way, and are resumed from there."""
-SAVED_AT = 6
+SAVED_AT = STEPS // 2 + 1
 """The step after which they save: past the half, so that they save once."""

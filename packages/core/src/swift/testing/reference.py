@@ -46,6 +46,7 @@ class Recipe:
     """Indices of the samples that each step takes."""
     held_out: Sequence[int] = ()
     evaluated_every: int = 0
+    """Steps from one evaluation to the next; a run that is evaluated at all is once more at its end."""
     objective: str = "sft"
     beta: float = 0.1
     task: str = "causal_lm"
@@ -182,7 +183,7 @@ def run_reference(recipe: Recipe) -> Expected:
                     each.grad.mul_(recipe.clip / norm)
         optimizer.step()
         schedule.step()
-        if recipe.evaluated_every and step % recipe.evaluated_every == 0:
+        if recipe.evaluated_every and (step % recipe.evaluated_every == 0 or step == recipe.steps):
             with torch.no_grad():
                 expected.evaluations[step] = _loss(recipe, model, past, recipe.held_out).item()
     expected.weights = _written(model)

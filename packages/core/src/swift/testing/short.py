@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from swift.testing.cases import BY_NAME
+from swift.testing.cases import BY_NAME, STEPS
 from swift.testing.checks import Checks
 from swift.testing.layouts import Layout
 from swift.testing.trials import Trials
@@ -33,7 +33,7 @@ def short_form(backend: str, processes: int) -> Iterator[CheckResult]:
             "hooks, options and capabilities": lambda: checks.contract(),
             "the plugin is imported without torch": lambda: checks.light_import(),
             "what it does not claim is refused": lambda: checks.refuses_what_it_does_not_claim(),
-            "loss and gradient norm of 10 steps": lambda: checks.trajectory(plain, layout, together=both),
+            f"loss and gradient norm of {STEPS} steps": lambda: checks.trajectory(plain, layout, together=both),
             "the same, with accumulation": lambda: checks.trajectory(accumulated, layout),
             "evaluation": lambda: checks.evaluation(plain, layout),
             "weights and their names": lambda: checks.weights(plain, layout),

@@ -30,7 +30,7 @@ def shared_reference(about: str, recipe: Recipe, compute: Callable[[Recipe], Exp
     folder = os.environ.get(FOLDER)
     if not folder:
         return compute(recipe)
-    return stored(Path(folder) / f"{_digest(about, recipe.model)}.safetensors", recipe, compute)
+    return stored(Path(folder) / f"{_digest(about, recipe)}.safetensors", recipe, compute)
 
 
 def stored(file: Path, recipe: Recipe, compute: Callable[[Recipe], Expected]) -> Expected:
@@ -50,10 +50,10 @@ def stored(file: Path, recipe: Recipe, compute: Callable[[Recipe], Expected]) ->
         return expected
 
 
-def _digest(about: str, model: Path) -> str:
-    """Name a reference by its case and by the files of the model, which lie in another folder for every process."""
-    digest = hashlib.sha256(about.encode())
-    for file in sorted(model.glob("*.safetensors")) + sorted(model.glob("*.json")):
+def _digest(about: str, recipe: Recipe) -> str:
+    """Name a reference by its case, its steps and the files of the model, whose folder is another for every process."""
+    digest = hashlib.sha256(f"{about}, {recipe.steps} steps".encode())
+    for file in sorted(recipe.model.glob("*.safetensors")) + sorted(recipe.model.glob("*.json")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

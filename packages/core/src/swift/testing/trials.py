@@ -31,7 +31,7 @@ from swift.testing.stored import shared_reference
 from swift.testing.subjects import Subject, shared_model
 from swift.testing.trial import Outcome, Trial
 
-KILLED_AT = 5
+KILLED_AT = STEPS // 2
 
 
 class Trials:
