@@ -15,7 +15,9 @@ from picture_runs import (
     assert_same_weights,
     picture_folder,
     refused_for_mixing,
+    sound_folder,
     trained_on_pictures,
+    trained_on_sounds,
 )
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model
@@ -47,7 +49,10 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> No
         more = {**settings, **sharded, **FSDP}
         runs.append(partial(trained_on_pictures, models[kind], folder, f"fsdp {name}", more))
     runs.append(partial(refused_for_mixing, models["qwen2_5_vl"], folder, "mixed", FSDP))
-    *done, mixed = on_processes(2, *runs)
+    hears = picture_model(tmp_path / "qwen2_audio", "qwen2_audio")
+    sound_folder(folder)
+    runs.append(partial(trained_on_sounds, hears, folder, "fsdp sounds", {**ALL, **FSDP}))
+    *done, mixed, heard = on_processes(2, *runs)
     assert all("other numbers when samples with pictures are laid end to end" in str(answer) for answer in mixed)
     # In the third step one of the two processes has no picture.
     for (name, (kind, settings, _)), answers in zip(CASES.items(), done, strict=True):
@@ -57,6 +62,9 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> No
         assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4), name
         if settings.get("checkpoint.save_last"):
             assert_same_weights(one, two)
+    one, (two, _) = trained_on_sounds(hears, folder, "torch sounds", ALL), succeeded(heard)
+    assert two.losses == pytest.approx(one.losses, rel=1e-5)
+    assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_pictures import picture_files
+from tiny_pictures import picture_files, sound_files
 from tiny_runs import Trained, run_training
 from transformers import AutoModelForImageTextToText
 
@@ -17,6 +17,8 @@ from swift.models.media import TowerReader
 SIZES = [(56, 56), (84, 56), (56, 112), (90, 61)]
 HELD: list[list[int]] = [[0, 1], [], [2], [3], [1], [0], [], [], [], [], [], [1]]
 """The pictures of each row. With four rows a step and two processes, the first of them has none in the third step."""
+SOUNDS: list[list[int]] = [[0, 1], [], [2], [1], [1], [0], [], [], [], [], [], [1]]
+"""The same for sounds."""
 STEPS = 3
 SETTINGS: dict[str, Any] = {
     "train.max_steps": STEPS, "train.global_batch": 4, "train.micro_batch": 2, "optim.weight_decay": 0.0,
@@ -52,6 +54,34 @@ def trained_on_pictures(model: Path, folder: Path, name: str, settings: dict[str
     paths = {"data.media_root": str(folder), "data.cache": str(folder / "cache")}
     return run_training(
         model, folder / "runs", picture_rows(), {**SETTINGS, **paths, **settings, "logging.run_name": name}, **more
+    )
+
+
+def sound_folder(folder: Path) -> Path:
+    """Write the sounds of the rows into a folder."""
+    sound_files(folder, [0.4, 0.9, 1.7], rate=16000)
+    return folder
+
+
+def sound_rows() -> list[dict[str, Any]]:
+    """Return rows of which some have several sounds, and some none."""
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"{'<audio>' * len(held)}What is {number}?"},
+                {"role": "assistant", "content": "low " * (1 + number % 3)},
+            ],
+            "audios": [f"{each}.wav" for each in held],
+        }
+        for number, held in enumerate(SOUNDS)
+    ]
+
+
+def trained_on_sounds(model: Path, folder: Path, name: str, settings: dict[str, Any]) -> Trained:
+    """Train on the rows with sounds."""
+    paths = {"data.media_root": str(folder), "data.cache": str(folder / "cache")}
+    return run_training(
+        model, folder / "runs", sound_rows(), {**SETTINGS, **paths, **settings, "logging.run_name": name}
     )
 
 

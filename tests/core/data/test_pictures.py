@@ -134,6 +134,22 @@ def test_every_way_to_write_a_picture_gives_the_same_sample(folder: Path) -> Non
         assert Path(held.source).read_bytes()[:4] == b"\x89PNG", name
 
 
+def test_a_video_of_pictures_is_these_pictures_at_its_place(folder: Path) -> None:
+    names = ["1.png", "0.png", "1.png"]
+    expected = encode(asked("Look: <image><image><image> What?", images=names), folder).segments[0]
+    said = [{"type": "text", "text": text} for text in ("Look: ", " What?")]
+    question = [said[0], {"type": "video", "video": names}, said[1]]
+    ways = [asked("Look: <video> What?", videos=[names]), asked(question)]
+    mixed = asked("Look: <image><video> What?", images=names[:1], videos=[names[1:]])
+    for row in [*ways, mixed]:
+        segment = encode(row, folder).segments[0]
+        assert segment.input_ids.tolist() == expected.input_ids.tolist()
+        assert segment.media == expected.media
+    before, tagged = asked("What?", videos=[names]), asked("<image><image><image>What?", images=names)
+    found, wanted = (encode(each, folder).segments[0].input_ids.tolist() for each in (before, tagged))
+    assert found == wanted
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -145,7 +161,9 @@ def test_every_way_to_write_a_picture_gives_the_same_sample(folder: Path) -> Non
         (asked("<image>", images=[7]), "malformed picture"),
         (asked("<image>say <|image_pad|>", images=["0.png"]), "own token"),
         (asked("say <|video_pad|>"), "own token"),
-        (asked("<video>what?", videos=["a.mp4"]), "holds videos"),
+        (asked("<video>what?", videos=["a.mp4"]), "files of videos are not read"),
+        (asked("<video>what?", videos=[[]]), "without any picture"),
+        (asked("<video> and <video>", videos=[["0.png"]]), "videos do not match"),
         (asked("<audio>what?", audios=["a.wav"]), "holds sounds"),
     ],
 )

@@ -8,47 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from picture_runs import ALL, FLAT, LORA, SETTINGS, STEPS
+from picture_runs import ALL, FLAT, LORA, SOUNDS, STEPS, sound_folder
+from picture_runs import trained_on_sounds as trained
 from processes import on_processes, succeeded
-from tiny_pictures import picture_model, processor_of, sound_files
-from tiny_runs import Trained, run_training
+from tiny_pictures import picture_model, processor_of
 from transformers import AutoModelForMultimodalLM
 
 from swift.data.sounds import open_sound
 
-LENGTHS = [0.4, 0.9, 1.7]
-HELD: list[list[int]] = [[0, 1], [], [2], [1], [1], [0], [], [], [], [], [], [1]]
-"""The sounds of each row. With four rows a step and two processes, the first of them has none in the third step."""
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sounds")
-    sound_files(folder, LENGTHS, rate=16000)
-    return folder
+    return sound_folder(tmp_path_factory.mktemp("sounds"))
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return picture_model(tmp_path_factory.mktemp("model"), "qwen2_audio")
-
-
-def rows() -> list[dict[str, Any]]:
-    return [
-        {
-            "messages": [
-                {"role": "user", "content": f"{'<audio>' * len(held)}What is {number}?"},
-                {"role": "assistant", "content": "low " * (1 + number % 3)},
-            ],
-            "audios": [f"{each}.wav" for each in held],
-        }
-        for number, held in enumerate(HELD)
-    ]
-
-
-def trained(model: Path, folder: Path, name: str, settings: dict[str, Any], backend: str = "torch") -> Trained:
-    paths = {"data.media_root": str(folder), "data.cache": str(folder / "cache"), "backend.name": backend}
-    return run_training(model, folder / "runs", rows(), {**SETTINGS, **paths, **settings, "logging.run_name": name})
 
 
 def plain(model_folder: Path, folder: Path) -> tuple[list[float], list[float]]:
@@ -60,10 +36,10 @@ def plain(model_folder: Path, folder: Path) -> tuple[list[float], list[float]]:
     for step in range(STEPS):
         sums, count = torch.zeros(()), 0
         for number in range(4 * step, 4 * step + 4):
-            content = [*({"type": "audio"} for _ in HELD[number]), {"type": "text", "text": f"What is {number}?"}]
+            content = [*({"type": "audio"} for _ in SOUNDS[number]), {"type": "text", "text": f"What is {number}?"}]
             messages = [{"role": "user", "content": content}]
             prompt = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            sounds = [open_sound(str(folder / f"{each}.wav"), 16000) for each in HELD[number]] or None
+            sounds = [open_sound(str(folder / f"{each}.wav"), 16000) for each in SOUNDS[number]] or None
             answer = f"{'low ' * (1 + number % 3)}<|im_end|>"
             rate = {} if sounds is None else {"sampling_rate": 16000}
             inputs = processor(text=[f"{prompt}{answer}"], audio=sounds, return_tensors="pt", **rate)
@@ -95,7 +71,7 @@ def test_losses_and_gradients_are_those_of_plain_transformers(model: Path, folde
 
 @pytest.mark.full
 def test_packed_rows_with_sounds_learn_what_they_learn_alone(model: Path, folder: Path) -> None:
-    one = {"train.global_batch": len(HELD), "train.micro_batch": len(HELD), "train.max_steps": 1, **ALL}
+    one = {"train.global_batch": len(SOUNDS), "train.micro_batch": len(SOUNDS), "train.max_steps": 1, **ALL}
     alone = trained(model, folder, "alone", one)
     packs = {"data.packing": True, "data.max_length": 4000, "train.global_batch": 1, "train.micro_batch": 1}
     together = trained(model, folder, "together", {**packs, "train.max_steps": 1, **ALL})

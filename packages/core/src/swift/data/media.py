@@ -20,6 +20,8 @@ class Medium:
     path: str = ""
     content: bytes = field(default=b"", repr=False)
     kind: str = "image"
+    frames: tuple[Medium, ...] = ()
+    """The pictures of a video that is given as a list of them; it has no file of its own."""
 
 
 @dataclass(frozen=True)

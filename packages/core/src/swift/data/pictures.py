@@ -50,7 +50,7 @@ def read_media(value: object, root: Path | None, kind: str = "image") -> list[Me
 def read_medium(value: object, root: Path | None, kind: str = "image") -> Medium:
     """Return one as data sets write it: path, data URI, bytes, `{bytes, path}`, `{url}`, or an image of PIL.
 
-    Paths are taken from `root`. Raise `Unusable` for anything else.
+    A video may be the list of its pictures. Paths are taken from `root`. Raise `Unusable` for anything else.
     """
     match value:
         case Medium():
@@ -61,6 +61,10 @@ def read_medium(value: object, root: Path | None, kind: str = "image") -> Medium
             return Medium(content=value, kind=kind)
         case Mapping():
             return _of_object(value, root, kind)
+        case list() | tuple() if kind == "video":
+            if not value:
+                raise Unusable("malformed video", "a video is a list without any picture")
+            return Medium(kind=kind, frames=tuple(read_medium(each, root) for each in value))
     if kind == "image" and hasattr(value, "save") and hasattr(value, "size"):
         written = io.BytesIO()
         value.save(written, format="PNG")

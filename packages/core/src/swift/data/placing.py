@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from swift.config.media import NAMES
-from swift.data.conversation import Conversation, Message, Unusable, media_part, parts_of
+from swift.data.conversation import Conversation, Message, Unusable, media_part, medium_in, parts_of
 from swift.data.media import Medium
 from swift.data.pictures import TAGS
 
@@ -25,7 +25,20 @@ def placed(conversation: Conversation, columns: Mapping[str, Sequence[Medium]]) 
     for kind in NAMES:
         if kind in columns or _holes(conversation.messages, kind):
             conversation = _placed(conversation, kind, columns.get(kind))
-    return conversation
+    if not any(each.frames for each in conversation.media):
+        return conversation
+    return replace(conversation, messages=tuple(map(_unrolled, conversation.messages)))
+
+
+def _unrolled(message: Message) -> Message:
+    """Return a message in which the pictures of a video stand in its place."""
+    if not parts_of(message):
+        return message
+    parts: list[dict[str, Any]] = []
+    for part in parts_of(message):
+        held = medium_in(part)
+        parts += [part] if held is None or not held.frames else [media_part("image", each) for each in held.frames]
+    return {**message, "content": parts}
 
 
 def _placed(conversation: Conversation, kind: str, column: Sequence[Medium] | None) -> Conversation:

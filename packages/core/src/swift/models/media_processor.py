@@ -130,6 +130,8 @@ class MediaProcessor:
 
     def lacks(self, kind: str) -> str:
         """Return why the model does not take this kind, in half a sentence."""
+        if kind == "video":
+            return "files of videos are not read: give the pictures of each as a list, videos: [[a.png, b.png]]"
         return f"the model takes no {NAMES[kind]}s"
 
     def fingerprint(self) -> str:
