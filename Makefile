@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-vllm browser conformance matrix check lint typecheck imports docs docs-check bench wheels lock clean
+.PHONY: help setup demo test test-all test-vllm browser conformance matrix check lint typecheck imports docs docs-check bench wheels site release-check lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,14 @@ bench: setup ## Measure against a bare torch loop and write benchmarks/results
 
 wheels: setup ## Build the wheels of all packages into dist/
 	@$(BIN)/python tools/wheels.py dist
+
+site: setup ## Build the documentation into build/site, with a page for each public module
+	@$(PYTHON) tools/setup.py site
+	@$(BIN)/python tools/site_check.py
+
+release-check: setup ## Build what a release would publish, and try every package by itself; no network
+	@$(PYTHON) tools/setup.py site
+	@$(BIN)/python tools/release_check.py
 
 lock: setup ## Write the pins in requirements/ anew
 	@$(BIN)/python tools/lock.py

@@ -25,6 +25,7 @@ STAMP = VENV / "setup-fingerprint"
 HARNESS = VENV / "harness"
 TRACKERS = VENV / "trackers"
 SENTENCES = VENV / "sentences"
+SITE = VENV / "site"
 PINS = ROOT / "requirements"
 
 
@@ -33,6 +34,8 @@ class SetupError(Exception):
 
 
 def main() -> int:
+    if sys.argv[1:] == ["site"]:
+        return site()
     started = time.monotonic()
     try:
         check_python()
@@ -97,6 +100,22 @@ def install() -> None:
     say("this repository's packages: " + ", ".join(package.name for package in packages))
     editable = [argument for package in packages for argument in ("--editable", str(package))]
     uv_install(offered, "--no-deps", "--no-build-isolation", *editable)
+
+
+def site() -> int:
+    """Install what makes a site of the documentation, once for each set of pins."""
+    import pip_settings
+
+    pins = PINS / "site.txt"
+    stamp = SITE / "setup-fingerprint"
+    if stamp.is_file() and stamp.read_text() == pins.read_text():
+        return 0
+    say("MkDocs, in an environment of its own")
+    run([str(PYTHON), "-m", "venv", "--clear", "--without-pip", str(SITE)])
+    wanted = ("--no-deps", "--require-hashes", "--requirement", str(pins))
+    uv_install(pip_settings.for_uv(), *wanted, python=SITE / "bin" / "python")
+    stamp.write_text(pins.read_text())
+    return 0
 
 
 def make_venv() -> None:

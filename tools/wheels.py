@@ -1,4 +1,4 @@
-"""Build the wheels of all packages into a folder: `make wheels`.
+"""Build the wheels of all packages into a folder: `make wheels`. The release check builds their sources too.
 
 Works without the network: the build back end is taken from this environment, where its version is pinned.
 """
@@ -19,14 +19,15 @@ def main(destination: Path) -> None:
         print(wheel)
 
 
-def build(package: Path, destination: Path) -> None:
+def build(package: Path, destination: Path, kind: str = "wheel") -> None:
+    """Build a package's 'wheel', or its sources ('sdist')."""
     command = [
         sys.executable,
         "-m",
         "hatchling",
         "build",
         "--target",
-        "wheel",
+        kind,
         "--directory",
         str(destination.resolve()),
     ]

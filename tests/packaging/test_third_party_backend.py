@@ -13,7 +13,8 @@ from pathlib import Path
 import import_rules
 import pytest
 import wheels
-from environments import core_environment, declared, install, link
+from environments import core_environment
+from lone_environment import declared, install, link
 
 from swift.testing.subjects import conversations, write_jsonl, write_model
 

@@ -1,0 +1,186 @@
+"""Check what a release would publish: `make release-check`. Needs no network.
+
+Wheels and sources of every package are built; their metadata, licences and files are looked at; each is installed from
+the built files into an environment that has nothing but what it declares, as `pip install swift-core[EXTRA]` would do,
+and does its smallest job there. The documentation is built into a site. The report stands in build/release/report.md.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator
+from email.message import Message
+from email.parser import Parser
+from importlib import metadata
+from pathlib import Path
+
+import lone_environment
+import site_check
+import wheels
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "release"
+DIST = WORK / "dist"
+FIELDS = ("Name", "Version", "Summary", "License-Expression", "License-File", "Requires-Python", "Author", "Keywords")
+GENERATED = re.compile(r"(^|/)(PKG-INFO|\.gitignore)$")
+JOBS: dict[str, tuple[str, ...]] = {
+    "": ("demo --out {work}/demo",),
+    "fsdp": ("sft {small} --backend fsdp",),
+    "deepspeed": ("sft {small} --backend deepspeed",),
+    "megatron": ("sft {small} --backend megatron",),
+    "rl": ("rlhf {small} --rlhf_type grpo --reward_funcs format --num_generations 2 --max_completion_length 8",),
+    "tuning": ("sft {small} --optim lion",),
+    "plan": ("plan {model} --gpus 8xH100 --backend torch",),
+    "ui": ("watch {work}/demo/runs --once true", "ui --help"),
+    "vllm": ("export {run} --to vllm --out {work}/for-vllm",),
+    "sglang": ("export {run} --to sglang --out {work}/for-sglang",),
+    "lmdeploy": ("export {run} --to lmdeploy --out {work}/for-lmdeploy",),
+}
+"""Extra of swift-core → what is typed in its environment; `demo` of the core alone leaves what the others need."""
+SMALL = (
+    "--model {model} --dataset {work}/demo/train.jsonl --max_steps 1 --max_length 64 --per_device_train_batch_size 2 "
+    "--report_to none --output_dir {work}/runs"
+)
+
+
+class Wrong(Exception):
+    """What keeps a package from being published."""
+
+
+class ReleaseReport:
+    """Lines about what was checked, shown as they come and kept."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.wrong = 0
+
+    def check(self, what: str, how: Callable[[], str]) -> None:
+        """Run one check and note how it went."""
+        began = time.monotonic()
+        try:
+            said = how()
+            mark = "ok"
+        except (Wrong, subprocess.CalledProcessError, SystemExit, ValueError) as problem:
+            said, mark = str(problem), "WRONG"
+            self.wrong += 1
+        line = f"| {what} | {mark} | {said} | {time.monotonic() - began:.0f} s |"
+        self.lines.append(line)
+        print(line, flush=True)
+
+
+def main() -> int:
+    shutil.rmtree(WORK, ignore_errors=True)
+    DIST.mkdir(parents=True)
+    report = ReleaseReport()
+    packages = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
+    report.check("changelog", changelog)
+    for package in packages:
+        report.check(f"{package.name}: files", lambda package=package: built(package))  # type: ignore[misc]
+    core = tomllib.loads((ROOT / "packages/core/pyproject.toml").read_text())["project"]
+    for extra, commands in JOBS.items():
+        named = f"swift-core[{extra}]" if extra else "swift-core"
+        report.check(f"pip install {named}", lambda extra=extra, c=commands: installed(extra, c, core))  # type: ignore[misc]
+    report.check("documentation", lambda: site_check.build(WORK / "site"))
+    head = "# Release check\n\n| what | | found | |\n|---|---|---|---|\n"
+    (WORK / "report.md").write_text(head + "\n".join(report.lines) + "\n")
+    print(f"release check: {'in order' if not report.wrong else f'{report.wrong} wrong'}, see {WORK / 'report.md'}")
+    return 1 if report.wrong else 0
+
+
+def changelog() -> str:
+    """Check that the version to be published has a section of its own."""
+    version = tomllib.loads((ROOT / "packages/core/pyproject.toml").read_text())["project"]["version"]
+    text = (ROOT / "CHANGELOG.md").read_text()
+    if f"## [{version}]" not in text:
+        raise Wrong(f"CHANGELOG.md has no section '## [{version}]'")
+    return f"section {version}"
+
+
+def built(package: Path) -> str:
+    """Build a wheel and the sources of a package, and compare them with each other and with the folder."""
+    wheels.build(package, DIST)
+    wheels.build(package, DIST, "sdist")
+    name = tomllib.loads((package / "pyproject.toml").read_text())["project"]["name"].replace("-", "_")
+    (wheel,), (sources,) = DIST.glob(f"{name}-*.whl"), DIST.glob(f"{name}-*.tar.gz")
+    told = metadata_of(wheel)
+    missing = [field for field in FIELDS if not told.get(field)]
+    if missing:
+        raise Wrong(f"its metadata has no {', '.join(missing)}")
+    if not str(told.get_payload()).strip():
+        raise Wrong("its page would be empty: README.md is not in its metadata")
+    inside = {each for each in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in each}
+    if not any(each.endswith("/py.typed") for each in inside):
+        raise Wrong("its types are not declared: py.typed is missing")
+    with tarfile.open(sources) as archive:
+        packed = {each.name.partition("/")[2] for each in archive.getmembers() if each.isfile()}
+    there = {f"src/{each}" for each in inside} | {"LICENSE", "README.md", "pyproject.toml"}
+    if lost := sorted(there - packed):
+        raise Wrong(f"its sources lack {lost[0]}")
+    if extra := sorted(each for each in packed - there if not GENERATED.search(each)):
+        raise Wrong(f"its sources hold {extra[0]}, which its wheel does not")
+    if any("://" in str(requirement) for requirement in told.get_all("Requires-Dist") or ()):
+        raise Wrong("it requires something by an address")
+    sizes = [f"{each.stat().st_size / 1000:.0f} kB" for each in (wheel, sources)]
+    return f"{len(inside)} files, wheel {sizes[0]}, sources {sizes[1]}"
+
+
+def metadata_of(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (file,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(file).decode())
+
+
+def installed(extra: str, commands: tuple[str, ...], core: dict[str, object]) -> str:
+    """Install swift-core with one extra from the built files, and do the smallest job of what it brings."""
+    optional = core["optional-dependencies"]
+    assert isinstance(optional, dict)
+    ours = [Requirement(each) for each in optional.get(extra, ())]
+    names = ["swift_core", *(each.name.replace("-", "_") for each in ours)]
+    files = [wheel for name in names for wheel in DIST.glob(f"{name}-*.whl")]
+    if len(files) != len(names):
+        raise Wrong(f"there is no wheel for each of {', '.join(names)}")
+    # vLLM for GPUs is not here: its plugin exports without it.
+    extras = [extra] if extra else []
+    environment = lone_environment.lone_environment(files, WORK / f"with-{extra or 'core'}", extras)
+    for wheel in files:
+        for lacking in lacks(wheel, environment):
+            raise Wrong(f"{wheel.name} requires {lacking}, which its environment does not have")
+    places = {"work": str(WORK), "model": str(WORK / "demo/model"), "run": str(next(_runs(), WORK))}
+    for command in commands:
+        words = command.format(small=SMALL, **{name: f"{{{name}}}" for name in places}).format(**places).split()
+        done = subprocess.run(
+            [environment / "bin/swift", *words], capture_output=True, text=True, cwd=WORK, stdin=subprocess.DEVNULL
+        )
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
+            raise Wrong(f"`swift {' '.join(words)}` ended with {done.returncode}: {' '.join(last)}")
+    return "; ".join(f"`swift {command.split()[0]}`" for command in commands)
+
+
+def _runs() -> Iterator[Path]:
+    """Yield the runs of the demo, the newest first."""
+    yield from sorted((each.parent for each in WORK.glob("demo/runs/*/*/args.json")), reverse=True)
+
+
+def lacks(wheel: Path, environment: Path) -> Iterator[str]:
+    """Yield what a wheel requires and its environment does not have in such a version."""
+    (packages,) = environment.glob("lib/python*/site-packages")
+    there = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions(path=[str(packages)])}
+    for requirement in map(Requirement, metadata_of(wheel).get_all("Requires-Dist") or ()):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = there.get(requirement.name.lower().replace("_", "-"))
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            yield f"{requirement} (there is {version})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
