@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from swift.contracts import ChosenPlan, ExpectedMemory
 from swift.errors import UnsupportedPlan, UsageError
@@ -13,7 +14,7 @@ from swift_plan import ledger, screen
 from swift_plan.cluster import CPU
 from swift_plan.command import Planned
 from swift_plan.known import config_of
-from swift_plan.machine import this_machine
+from swift_plan.machine import PROGRAM, this_machine
 from swift_plan.options import PlanOptions
 from swift_plan.search import counted
 from swift_plan.shape import shape_of
@@ -21,6 +22,7 @@ from swift_plan.timing import Timing
 from swift_plan.workload import Workload
 
 if TYPE_CHECKING:
+    from swift.config.sections import Config
     from swift.contracts import Run
     from swift_plan.cluster import Cluster
     from swift_plan.search import Candidate
@@ -91,17 +93,54 @@ class Chooser:
             seconds=None if on_cpu else counted_run.time.total,
         )
 
+    def lacking(self, run: Run, peak: float) -> str:
+        """Return the plan of a run that ran out of memory, by term, and what less of each would come to."""
+        where, planned = _counted(run)
+        program = PROGRAM * 1e9 if where.device.name == CPU else 0.0
+        terms = {"the program": program, **planned.memory}
+        listed = ", ".join(f"{name} {screen.gib(size)}" for name, size in terms.items() if size > 0)
+        # What a machine has left says nothing now that it has nothing left.
+        there_is = "" if program else f", of {screen.gib(where.capacity)}"
+        lines = [
+            f"The planner counts {screen.gib(planned.peak + program)} where samples are as long as --max_length "
+            f"{run.config.data.max_length} allows{there_is}: {listed}."
+        ]
+        if peak > 1.1 * (planned.peak + program):
+            above = screen.gib(peak - planned.peak - program)
+            lines.append(f"That the process had {above} more than this is not explained by the plan.")
+        for typed, changed in _lighter(run.config):
+            less = screen.gib(_counted(run, changed)[1].peak + program)
+            lines.append(f"With {typed}: {less}")
+        return "\n".join(lines)
 
-def _counted(run: Run) -> tuple[Cluster, Candidate]:
-    """Return this machine, and the run with samples as long as it allows."""
+
+def _lighter(config: Config) -> Iterator[tuple[str, Config]]:
+    """Yield flags that take memory away, and the configuration with each."""
+    train = config.train
+    rows = train.micro_batch * train.accumulation
+    changes: list[tuple[str, dict[str, Any]]] = []
+    if train.micro_batch > 1:
+        half = train.micro_batch // 2
+        less = {"micro_batch": half, "accumulation": -(-rows // half)}
+        changes.append((f"--per_device_train_batch_size {half}", less))
+    if not train.gradient_checkpointing:
+        changes.append(("--gradient_checkpointing true", {"gradient_checkpointing": True}))
+    for typed, changed in changes:
+        yield typed, config.model_copy(update={"train": train.model_copy(update=changed)})
+
+
+def _counted(run: Run, config_of_run: Config | None = None) -> tuple[Cluster, Candidate]:
+    """Return this machine, and the run, or one configured otherwise, with samples as long as it allows."""
     path = run.config.model.path or ""
     config = config_of(path)
     shape = shape_of(config, path)
     machines = max(1, int(os.environ.get("NNODES") or 1))
     where = this_machine(max(1, run.world.size // machines), machines)
     backend = PlannedBackend.of_run(run)
+    if config_of_run is not None:
+        backend = replace(backend, parsed=replace(backend.parsed, config=config_of_run))
     work = Workload.of(backend, processes=run.world.size, on_cpu=where.device.name == CPU)
-    train = run.config.train
+    train = backend.config.train
     rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
     tokens = rows * work.length
     timing = Timing(where, ledger.known_speeds(where.device.name)[0])

@@ -61,4 +61,7 @@ class Planner(Protocol):
 
         It may have a method `expect(run, words, verb)`, which returns an `ExpectedMemory` within a few tenths of a
         second, or None: forms ask at every change, to show whether a run fits while it is being typed.
+
+        With a method `lacking(run, peak)` it explains a run that has run out of memory, whose process had so many bytes
+        at most: it returns lines that are shown below the error, or None.
         """

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from swift.errors import SwiftError, TrainingError
 from swift.plugins.blame import blamed, keep_traceback, words_of
+from swift.plugins.discover import list_plugins
+from swift.plugins.load import load
+from swift.train.memory import peak_memory_gib
 from swift.train.run_folder import ARGS_FILE
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
+    from swift.contracts import Run
     from swift.train.job import Job
     from swift.train.sums import NonFiniteStep
+
+LESS_MEMORY = "Less memory: --gradient_checkpointing true, or a smaller --per_device_train_batch_size or --max_length."
 
 
 def resume_advice(config: Config, last: Path | None) -> str:
@@ -29,6 +38,8 @@ def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
     """Return the error that the run ends with: one that a plugin raised is given its step and process."""
     if folder_is_gone(job):
         return _gone(job, job.state.step)  # whichever process wrote first found it out, in words of its own
+    if lacks_memory(error):
+        return _out_of_memory(job, error, last)
     blame = None if isinstance(error, SwiftError) else blamed(error)
     if blame is None:
         return error
@@ -40,6 +51,36 @@ def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
     failure.traceback_of = error
     keep_traceback(failure, job.run.folder, name=f"traceback-{rank}")
     return failure
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Return whether an error says that there is no memory left: of a device, or of the machine."""
+    of_machine = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return of_machine or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def _out_of_memory(job: Job, error: Exception, last: Path | None) -> TrainingError:
+    """Return the error of a process without memory: what it had, beside what an installed planner counts."""
+    run = job.run
+    peak = peak_memory_gib(job.topology.device)
+    failure = TrainingError(
+        f"Process {run.world.rank} ran out of memory in {job.watchdog.doing}: {words_of(error)} "
+        f"It had {peak:.1f} GiB at most until then.",
+        hint="\n".join([_counted(run, peak * 2**30) or LESS_MEMORY, resume_advice(run.config, last)]),
+    )
+    failure.traceback_of = error
+    keep_traceback(failure, run.folder, name=f"traceback-{run.world.rank}")
+    return failure
+
+
+def _counted(run: Run, peak: float) -> str | None:
+    """Return what a planner says of the memory that the run takes; None where none does."""
+    for entry in list_plugins("swift.planners"):
+        with suppress(Exception):  # the error of the run is what counts
+            explain = getattr(load(entry).object, "lacking", None) if entry.allowed else None
+            if explain is not None and (said := explain(run, peak)) is not None:
+                return str(said)
+    return None
 
 
 def not_finite(job: Job, step: int, failure: NonFiniteStep, last: Path | None) -> TrainingError:
