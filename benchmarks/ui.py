@@ -19,6 +19,21 @@ from benchmarks.commands import SWIFT, environment
 from benchmarks.facts import Figure
 from benchmarks.inputs import ROOT, WORK
 
+POINTING = """() => {
+  const svg = document.querySelector(".chart[data-metric=loss] > svg");
+  const { left, top, width } = svg.getBoundingClientRect();
+  const took = [];
+  for (let index = 0; index < 40; index++) {
+    const began = performance.now();
+    const at = { clientX: left + 80 + (index * (width - 120)) / 40, clientY: top + 50 };
+    svg.dispatchEvent(new PointerEvent("pointermove", at));
+    document.body.getBoundingClientRect();
+    took.push(performance.now() - began);
+  }
+  return took.sort((a, b) => a - b)[10];
+}"""
+"""Moves over a chart and has the page laid out each time; what a quarter of them take at most: other
+work on the machine is in the others."""
 LINES, RUNS, STEPS = 100_000, 1_000, 40
 DISTRIBUTIONS = ("starlette", "uvicorn")
 """Distributions that swift-ui needs and swift-core does not."""
@@ -37,6 +52,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     opened = [_requests(folder / "long", ["", "/series"]) for _ in range(rounds)]
     listed = [_listing(folder / "many") for _ in range(rounds)]
     waits, drawn = _on_screen(folder / "long", folder / "live", steps)
+    pointing = _pointing(folder / "many")
     figures = [
         Figure("from the command to an answer, CPU", min(each["cpu"] for each in starts), "s", at_most=1.0),
         Figure("memory of the server that has begun", max(each["memory"] for each in starts), "MB", at_most=80.0),
@@ -46,6 +62,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         Figure("a thousand runs, the first time, CPU", min(each["cpu"] for each in listed), "s", at_most=1.0),
         Figure("a thousand runs, looked at again, CPU", min(each["again"] for each in listed), "s", at_most=1.0),
         Figure("a step, from the file to the screen: 95 of 100 within", _percentile(waits, 0.95), "s", at_most=1.0),
+        Figure("20 runs compared: a move of the pointer, read out of all charts", pointing, "ms", at_most=33.0),
         Figure("size of the wheel", _wheel(folder), "kB", at_most=300.0),
         Figure("distributions beside those of swift-core", len(DISTRIBUTIONS), "", at_most=2.0),
     ]
@@ -198,6 +215,20 @@ def _on_screen(long: Path, live: Path, steps: int) -> tuple[list[float], list[fl
             page.wait_for_selector(".chart .curve")
             waits = [_wait(page, live / "m" / "v0" / "logging.jsonl", step) for step in range(1001, 1001 + steps)]
     return waits, drawn
+
+
+def _pointing(root: Path) -> float:
+    """Return the milliseconds that the page takes to follow the pointer over the charts of twenty runs."""
+    from browsing import opened_browser
+
+    with opened_browser() as browser, _served(root) as server:
+        keys = [run["key"] for run in server.get("/api/runs")["runs"][:20]]
+        page = browser.new_page()
+        page.goto(server.address)
+        page.wait_for_selector(".runs tbody tr")
+        page.evaluate("query => { location.hash = `#/compare?${query}`; }", "&".join(f"run={key}" for key in keys))
+        page.wait_for_selector(".chart[data-metric=mfu] .curve")
+        return float(page.evaluate(POINTING))
 
 
 def _wait(page: Any, path: Path, step: int) -> float:

@@ -344,7 +344,9 @@ const swiftCharts = (() => {
         element(plot, "svg:line", { class: "bound", x1: edge.left, x2: edge.right, y1: at, y2: at });
         element(plot, "svg:text", { class: "bound-label", x: edge.right - 4, y: at - 5, "text-anchor": "end" }, label);
       }
+      chart.pointer = element(svg, "svg:g");
       chart.overlay = element(svg, "svg:g");
+      this.legend(chart);
       this.read(chart);
     }
 
@@ -399,43 +401,56 @@ const swiftCharts = (() => {
     mark(chart, from, to) {
       const [left, right] = [chart.x(from), chart.x(to)].sort((a, b) => a - b);
       const { top, bottom } = chart.edge;
-      element(chart.overlay, "svg:rect", { class: "chosen", x: left, y: top, width: right - left, height: bottom - top });
+      element(chart.pointer, "svg:rect", { class: "chosen", x: left, y: top, width: right - left, height: bottom - top });
+    }
+
+    // What is read out of each curve: made once, so that following the pointer changes texts and places only.
+    legend(chart) {
+      chart.readout.replaceChildren();
+      const shown = chart.drawn.filter((curve) => !curve.raw);
+      const few = shown.length < 4;
+      chart.read = shown.map((curve) => {
+        const raw = chart.drawn.find((other) => other.raw && other.name === curve.name && other.kind === curve.kind);
+        const entry = element(chart.readout, "span");
+        if (chart.drawn.length > 1) element(entry, "i", { class: curve.kind });
+        if (shown.length > 1 || raw) entry.append(`${curve.label}${raw && few ? " (smoothed)" : ""} `);
+        const value = element(entry, "b");
+        if (raw && few) entry.append(" raw ");
+        return { curve, raw, value, rawValue: raw && few ? element(entry, "b") : null, dot: null };
+      });
     }
 
     // The newest value at or before the step stands: an evaluation until the next one.
     read(chart) {
-      const { overlay, edge, x, y } = chart;
-      overlay.replaceChildren();
-      chart.readout.replaceChildren();
+      const { x, y } = chart;
       const at = this.hovered ?? (this.zoom ? chart.last : Infinity);
       const inView = this.hovered !== null && this.hovered >= chart.first && this.hovered <= chart.last;
+      chart.pointer.replaceChildren();
       if (inView) this.cursor(chart);
       const written = chart.stacked ? percent : number;
-      const shown = chart.drawn.filter((curve) => !curve.raw);
-      for (const curve of shown) {
+      for (const entry of chart.read) {
+        const { curve, raw, value, rawValue } = entry;
         const place = placeAt(curve.steps, at);
-        const entry = element(chart.readout, "span");
-        if (chart.drawn.length > 1) element(entry, "i", { class: curve.kind });
-        const raw = chart.drawn.find((other) => other.raw && other.name === curve.name && other.kind === curve.kind);
-        if (shown.length > 1 || raw) entry.append(`${curve.label}${raw && shown.length < 4 ? " (smoothed)" : ""} `);
-        element(entry, "b", {}, place < 0 ? "–" : written(curve.values[place]));
-        if (raw && shown.length < 4) {
-          entry.append(" raw ");
-          element(entry, "b", {}, place < 0 ? "–" : number(raw.values[place]));
-        }
-        if (inView && place >= 0 && !curve.top && curve.steps[place] >= chart.first)
-          element(overlay, "svg:circle", { class: `dot ${curve.kind}`, cx: x(curve.steps[place]), cy: y(curve.values[place]), r: 4.5 });
+        value.textContent = place < 0 ? "–" : written(curve.values[place]);
+        if (rawValue) rawValue.textContent = place < 0 ? "–" : number(raw.values[place]);
+        const isSeen = inView && place >= 0 && !curve.top && curve.steps[place] >= chart.first;
+        if (isSeen && !entry.dot) entry.dot = element(chart.overlay, "svg:circle", { class: `dot ${curve.kind}`, r: 4.5 });
+        if (!entry.dot) continue;
+        entry.dot.setAttribute("visibility", isSeen ? "visible" : "hidden");
+        if (!isSeen) continue;
+        entry.dot.setAttribute("cx", x(curve.steps[place]));
+        entry.dot.setAttribute("cy", y(curve.values[place]));
       }
     }
 
-    cursor({ overlay, edge, x }) {
+    cursor({ pointer, edge, x }) {
       const position = Math.round(x(this.hovered)) + 0.5;
-      element(overlay, "svg:line", { class: "crosshair", x1: position, x2: position, y1: edge.top, y2: edge.bottom });
+      element(pointer, "svg:line", { class: "crosshair", x1: position, x2: position, y1: edge.top, y2: edge.bottom });
       const text = `step ${this.hovered.toLocaleString("en")}`;
       const half = text.length * 3.4 + 7;
       const middle = Math.min(Math.max(position, edge.left + half - 6), edge.right - half + 6);
-      element(overlay, "svg:rect", { class: "step-pill", x: middle - half, y: edge.bottom + 4, width: half * 2, height: 20, rx: 5 });
-      element(overlay, "svg:text", { class: "step-label", x: middle, y: edge.bottom + 18, "text-anchor": "middle" }, text);
+      element(pointer, "svg:rect", { class: "step-pill", x: middle - half, y: edge.bottom + 4, width: half * 2, height: 20, rx: 5 });
+      element(pointer, "svg:text", { class: "step-label", x: middle, y: edge.bottom + 18, "text-anchor": "middle" }, text);
     }
 
     hover(step) {

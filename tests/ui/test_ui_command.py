@@ -1,0 +1,72 @@
+"""`swift ui` as people type it: where it listens, and what it refuses."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import typed
+
+from swift.errors import UsageError
+from swift_ui import command, server
+from swift_ui.command import UiCommand
+from swift_ui.options import UiOptions
+from swift_ui.settings import UiSettings
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[UiSettings]:
+    """The settings of servers, which are not started."""
+    found: list[UiSettings] = []
+
+    def serve(settings: UiSettings, listening: socket.socket, **_: Any) -> None:
+        assert listening.getsockname()[1] == settings.port
+        found.append(settings)
+
+    monkeypatch.setattr(server, "serve", serve)
+    return found
+
+
+def test_the_address_with_the_token_is_printed_and_another_one_at_each_start(
+    served: list[UiSettings], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert UiCommand().run(UiOptions(roots=[str(tmp_path)], port=0)) == 0
+    first, second = served
+    assert first.token != second.token
+    assert (first.host, first.trust_remote_code) == ("127.0.0.1", False)
+    said = capsys.readouterr().out
+    assert f"Open http://127.0.0.1:{first.port}/#token={first.token}\n" in said
+    assert "Others can reach" not in said
+
+
+def test_without_a_port_a_taken_one_is_not_in_the_way_and_with_one_it_is_told(
+    served: list[UiSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(command, "PORT", taken)
+        UiCommand().run(UiOptions(roots=[str(tmp_path)]))
+        assert served[0].port != taken
+        with pytest.raises(UsageError, match=f"port {taken}: Address already in use") as refused:
+            UiCommand().run(UiOptions(roots=[str(tmp_path)], port=taken))
+    assert refused.value.hint is not None
+    assert "--port 0" in refused.value.hint
+
+
+def test_another_host_is_warned_of(
+    served: list[UiSettings], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    UiCommand().run(UiOptions(roots=[str(tmp_path)], host="0.0.0.0", port=0))
+    assert "Others can reach this address" in capsys.readouterr().out
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = typed(["ui", str(tmp_path / "file")], tmp_path)
+    assert ended.code == 2
+    assert "is a file, and runs lie in folders" in ended.output
