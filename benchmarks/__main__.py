@@ -28,6 +28,7 @@ PARTS = {
     "reward_models": "speed and losses of reward models against TRL's RewardTrainer",
     "embeddings": "speed and losses of embeddings against sentence-transformers' trainer",
     "grpo": "drawing answers and learning from them against TRL's GRPOTrainer",
+    "ppo": "advantages, returns and losses of PPO against those of a round of TRL's PPOTrainer",
     "distillation": "learning from a teacher about the data's answers against TRL's GKDTrainer",
     "estimators": "what --like computes against the functions of verl, OpenRLHF and NeMo-RL, out of their packages",
     "optimizers": "memory, time and loss of every tuner with every optimizer, and what Muon by owners costs",
