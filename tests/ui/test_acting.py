@@ -15,12 +15,18 @@ from starlette.testclient import TestClient
 
 from swift.errors import UsageError
 from swift.forms import form_of
+from swift_ui.acting import keeper
 from swift_ui.acting.jobs import JobBook, StartedCommand
 from swift_ui.acting.runs import RunActions
+from swift_ui.acting.speaking import message_of
 from swift_ui.acting.words import words_of
 from swift_ui.looking.index import key_of
 from swift_ui.settings import UiSettings
 
+PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+"""One red pixel."""
 FIELDS = [field for section in form_of("sft") for field in section.fields]
 
 
@@ -162,3 +168,20 @@ def test_a_run_that_a_terminal_has_started_is_stopped_by_the_process_that_locks_
         "--nproc 2"
     )
     assert page.post(f"{address}/stop", json={}).status_code == 400
+
+
+def test_a_death_for_lack_of_memory_is_called_that() -> None:
+    assert (
+        keeper.cause({"code": -9, "out_of_memory": True})
+        == "Ended by signal 9 (SIGKILL): the machine was out of memory."
+    )
+
+
+def test_pictures_of_a_question_come_with_it_and_are_never_looked_for() -> None:
+    part = {"type": "image_url", "image_url": {"url": PICTURE}}
+    told = {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
+    assert [each["type"] for each in message_of(told)["content"]] == ["image", "text"]
+    for place in ("/etc/passwd", "file:///etc/passwd", "http://127.0.0.1/a.png", "data:text/html,x"):
+        part["image_url"] = {"url": place}
+        with pytest.raises(UsageError, match="must come with the question"):
+            message_of(told)

@@ -69,7 +69,7 @@ class SpeakingModel:
     async def _complete(self, request: Request) -> Response:
         self._check(request)
         asked = await request.json()
-        messages = [_message(each) for each in asked["messages"]]
+        messages = [message_of(each) for each in asked["messages"]]
         sampling = Sampling(
             max_new_tokens=min(int(asked.get("max_tokens") or 512), _MOST_TOKENS),
             temperature=float(asked.get("temperature") or 0.0),
@@ -98,8 +98,8 @@ def _failed(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": {"message": str(error)}}, 401 if isinstance(error, UsageError) else 400)
 
 
-def _message(told: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as engines have it; its pictures come inside of it, never by a path or an address."""
+def message_of(told: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of OpenAI's API as engines have it. Its pictures come with it, never by a path or an address."""
     content = told["content"]
     if isinstance(content, str):
         return {"role": str(told["role"]), "content": content}
