@@ -142,9 +142,14 @@ class PlannedBackend:
         return load_tuner(self.config.tuner.kind)
 
     def slot_bytes(self, shape: Sequence[int]) -> float:
-        """Return what the run's optimizer keeps for each value of a weight of this shape."""
-        with failing(self._optimizer.entry, "bytes_per_parameter"):
-            return float(self._optimizer.object.bytes_per_parameter(shape))
+        """Return what the run's optimizer keeps for each value of a weight of this shape, with the run's options."""
+        optimizer = self._optimizer
+        ask = getattr(optimizer.object, "bytes_with_options", None)
+        if ask is not None:
+            with failing(optimizer.entry, "bytes_with_options"):
+                return float(ask(shape, self.config.optim.options(optimizer.object.options_model)))
+        with failing(optimizer.entry, "bytes_per_parameter"):
+            return float(optimizer.object.bytes_per_parameter(shape))
 
     @property
     def tuner_options(self) -> Any:

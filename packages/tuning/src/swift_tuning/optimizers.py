@@ -34,6 +34,10 @@ class Sgd:
         """Return the bytes of a momentum in fp32, which there need not be."""
         return 4.0
 
+    def bytes_with_options(self, shape: Sequence[int], options: SgdOptions) -> float:
+        """Return the bytes of a momentum, where there is one."""
+        return 4.0 if options.momentum else 0.0
+
     def make(self, groups: list[dict[str, Any]], options: SgdOptions, device: torch.device) -> torch.optim.Optimizer:
         """Return the optimizer."""
         from swift_tuning.sgd import DecoupledSgd
@@ -108,26 +112,36 @@ _ADAM = (Slot("step", "scalar"), Slot("exp_avg"), Slot("exp_avg_sq"))
 _LOW_RANK = (Slot("updates", "matrix"), Slot("projected_avg", "matrix"), Slot("projected_avg_sq", "matrix"))
 
 
-def _bytes_in_low_rank(
-    shape: Sequence[int], options: type[LowRankOptions], *, moment: float, direction: float
-) -> float:
-    """Return the bytes of two moments and of a projection, by the bytes of an element of each."""
-    rank: int = options.model_fields["rank"].default
-    if len(shape) < 2 or min(shape) <= rank:
-        return 8.0
-    return rank * (2 * moment * max(shape) + direction * min(shape)) / (shape[0] * shape[1])
+class _LowRank:
+    """Base of the optimizers whose bytes are those of a rank."""
+
+    options_model: type[LowRankOptions]
+    moment = 4.0
+    """Bytes of an element of a moment,"""
+    direction = 4.0
+    """and of a projection."""
+
+    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
+        """Return the bytes of moments and projection at the default rank."""
+        return self.bytes_with_options(shape, self.options_model())
+
+    def bytes_with_options(self, shape: Sequence[int], options: LowRankOptions) -> float:
+        """Return the bytes of two moments and of a projection at this rank."""
+        if len(shape) < 2 or min(shape) <= options.rank:
+            return 8.0
+        rows, columns = shape[-2:]
+        side = getattr(options, "proj_type", "std")
+        right = {"right": True, "left": False, "reverse_std": rows < columns}.get(side, rows >= columns)
+        kept, projected = (rows, columns) if right else (columns, rows)
+        return options.rank * (2 * self.moment * kept + self.direction * projected) / (rows * columns)
 
 
-class Galore:
+class Galore(_LowRank):
     """GaLore: Adam for gradients that are projected to their first singular vectors."""
 
     options_model = GaloreOptions
     reads = Reads.PARTS
     slots = (*_ADAM, *_LOW_RANK, Slot("projection", "matrix"))
-
-    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
-        """Return the bytes of moments and projection at the default rank."""
-        return _bytes_in_low_rank(shape, GaloreOptions, moment=4.0, direction=4.0)
 
     def make(self, groups: list[dict[str, Any]], options: GaloreOptions, device: torch.device) -> torch.optim.Optimizer:
         """Return the optimizer."""
@@ -136,7 +150,7 @@ class Galore:
         return LowRankOptimizer(groups, options, GaloreRule(options))
 
 
-class QGalore:
+class QGalore(_LowRank):
     """Q-GaLore: GaLore with moments in 8 bits and projections in 4, renewed less often where they stay the same."""
 
     options_model = QGaloreOptions
@@ -148,10 +162,7 @@ class QGalore:
         Slot("direction", "matrix"),
         Slot("schedule", "matrix"),
     )
-
-    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
-        """Return the bytes of codes and scales at the default rank."""
-        return _bytes_in_low_rank(shape, QGaloreOptions, moment=1 + 4 / 256, direction=0.5 + 8 / 256)
+    moment, direction = 1 + 4 / 256, 0.5 + 8 / 256
 
     def make(
         self, groups: list[dict[str, Any]], options: QGaloreOptions, device: torch.device
@@ -163,16 +174,12 @@ class QGalore:
         return LowRankOptimizer(groups, options, QGaloreRule(options))
 
 
-class Apollo:
+class Apollo(_LowRank):
     """APOLLO: gradients, each channel scaled as Adam scales a random projection of it."""
 
     options_model: type[ApolloOptions] = ApolloOptions
     reads = Reads.PARTS
     slots = (*_ADAM, *_LOW_RANK, Slot("update_norm", "matrix"))
-
-    def bytes_per_parameter(self, shape: Sequence[int]) -> float:
-        """Return the bytes of moments and projection at the default rank."""
-        return _bytes_in_low_rank(shape, self.options_model, moment=4.0, direction=4.0)
 
     def make(self, groups: list[dict[str, Any]], options: ApolloOptions, device: torch.device) -> torch.optim.Optimizer:
         """Return the optimizer."""

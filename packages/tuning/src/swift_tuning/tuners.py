@@ -103,6 +103,10 @@ class Miss(PeftModules):
     kind, prefix = "MISS", "miss_"
     options_model = MissOptions
 
+    def values_beside(self, rows: int, columns: int, options: MissOptions) -> float:
+        """Return the values of one matrix of rank × outputs."""
+        return options.rank * rows
+
     def settings(self, options: MissOptions) -> dict[str, Any]:
         """Return the arguments of PEFT's configuration."""
         return {"r": options.rank, "miss_dropout": options.dropout}
@@ -113,6 +117,10 @@ class Oft(PeftModules):
 
     kind, prefix = "OFT", "oft_"
     options_model = OftOptions
+
+    def values_beside(self, rows: int, columns: int, options: OftOptions) -> float:
+        """Return what is above the diagonal of each block of the inputs."""
+        return columns * (options.block_size - 1) / 2
 
     def settings(self, options: OftOptions) -> dict[str, Any]:
         """Return the arguments of PEFT's configuration."""
@@ -149,6 +157,10 @@ class Loha(PeftModules):
     kind, prefix = "LOHA", "hada_"
     drawn = ("hada_w1_a", "hada_w1_b", "hada_w2_a")
     options_model = LohaOptions
+
+    def values_beside(self, rows: int, columns: int, options: LohaOptions) -> float:
+        """Return the values of two pairs of matrices."""
+        return 2 * options.rank * (rows + columns)
 
     def settings(self, options: LohaOptions) -> dict[str, Any]:
         """Return the arguments of PEFT's configuration."""
@@ -192,6 +204,10 @@ class Ia3(PeftModules):
     options_model = Ia3Options
     learning_rate = 1e-3
 
+    def values_beside(self, rows: int, columns: int, options: Ia3Options) -> float:
+        """Return the values of a vector of the outputs."""
+        return rows
+
     def settings(self, options: Ia3Options) -> dict[str, Any]:
         """Return the arguments of PEFT's configuration."""
         if options.feedforward is not None:
@@ -224,6 +240,10 @@ class Vera(PeftModules):
     kind, prefix = "VERA", "vera_"
     options_model = VeraOptions
     learning_rate = 1e-3
+
+    def values_beside(self, rows: int, columns: int, options: VeraOptions) -> float:
+        """Return the values of two vectors."""
+        return options.rank + rows
 
     def settings(self, options: VeraOptions) -> dict[str, Any]:
         """Return the arguments of PEFT's configuration."""
@@ -261,6 +281,22 @@ class Boft(PeftModules):
     ones = ("boft_s",)
     options_model = BoftOptions
 
+    def values_beside(self, rows: int, columns: int, options: BoftOptions) -> float:
+        """Return the values of blocks in each order, and a scale of each output."""
+        return options.factors * columns * options.block_size + rows
+
     def settings(self, options: BoftOptions) -> dict[str, Any]:
         """Return the arguments of PEFT's configuration."""
         return {"boft_block_size": options.block_size, "boft_n_butterfly_factor": options.factors}
+
+    def attach(self, model: torch.nn.Module, options: TargetOptions, context: TunerContext) -> torch.nn.Module:
+        """Return the model with rotations; PEFT makes one of several where it finds no kernel."""
+        tuned = super().attach(model, options, context)
+        asked = cast(BoftOptions, options).factors
+        made = next(each.shape[0] for name, each in tuned.named_parameters() if ".boft_R." in name)
+        if context.adapter is None and made != asked:
+            raise ConfigError(
+                f"tuner.factors is {asked}, and PEFT makes {made} where its CUDA kernel is not compiled.",
+                hint="Type --tuner.factors 1, or --train_type oft.",
+            )
+        return tuned

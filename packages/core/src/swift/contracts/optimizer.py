@@ -88,7 +88,10 @@ class Optimizer(Protocol):
     """All that it keeps between steps. What is not among them is not in a checkpoint."""
 
     def bytes_per_parameter(self, shape: Sequence[int]) -> float:
-        """Return how many bytes it keeps for each element of a weight of this shape."""
+        """Return how many bytes it keeps for each element of a weight of this shape, with its default options.
+
+        A class whose bytes depend on options has `bytes_with_options(shape, options)` too, which `swift plan` asks.
+        """
 
     def make(self, groups: list[dict[str, Any]], options: BaseModel, device: torch.device) -> torch.optim.Optimizer:
         """Return the optimizer over these parameter groups, whose updates are computed on `device`.

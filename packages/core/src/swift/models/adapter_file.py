@@ -45,6 +45,7 @@ class _AdapterConfig(BaseModel):
     lora_bias: StrictBool | None = False
     inference_mode: StrictBool | None = False
     init_lora_weights: StrictBool | StrictStr | None = True
+    target_parameters: list[Name] | None = None
     base_model_name_or_path: StrictStr | None = None
     revision: StrictStr | None = None
     task_type: StrictStr | None = None

@@ -13,6 +13,7 @@ import torch
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
 from swift.models.adapter_file import check_patterns, kind_of
+from swift.models.merge_experts import ExpertAdapters
 from swift.models.merge_modules import merged_by_peft
 
 _PREFIX = "base_model.model."
@@ -25,7 +26,7 @@ _KEEP_ADAPTER = "Type: swift export --to adapter, and serve the adapter with its
 # magnitudes), or that put adapters elsewhere than into modules of their own.
 _UNSUPPORTED = (
     "alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "megatron_config",
-    "monteclora_config", "target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config",
+    "monteclora_config", "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config",
 )  # fmt: skip
 # How adapters may have started. PiSSA and OLoRA take their start out of the base weight, so that it is not the one
 # on disk; PEFT is asked to take it out again.
@@ -59,6 +60,7 @@ class _Merge:
         self._modules: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         _check_config(config)
         check_patterns(config, self._names, "the adapter's configuration", ExportError)
+        self._experts = ExpertAdapters(base, config) if config.get("target_parameters") else None
         for name, tensor in adapters.items():
             self._take(name, tensor)
         self._check_tied()
@@ -70,6 +72,8 @@ class _Merge:
         match = _PART.fullmatch(stem)
         if match:
             known = match["module"]
+            if self._experts is not None and self._experts.take(known, match["part"], tensor):
+                return
             kind = "bias" if match["part"] == "lora_bias" else "weight"
             target = self._on_disk.get(f"{known}.{kind}", f"{known}.{kind}")
             module = target.removesuffix(f".{kind}")
@@ -111,6 +115,9 @@ class _Merge:
                 weight = self._updated(module, weight.float(), {part: t.float() for part, t in parts.items()})
             elif kind == "bias" and "lora_bias" in parts:
                 weight = weight.float() + self._scale(module, parts) * parts["lora_bias"].float()
+            added = None if self._experts is None else self._experts.added(name)
+            if added is not None:
+                weight = weight.float() + added
             yield name, weight
 
     def _updated(self, module: str, weight: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -165,6 +172,9 @@ def _check_config(config: Mapping[str, Any]) -> None:
     start = config.get("init_lora_weights", True)
     if start not in (*_STARTS_BESIDE, *_STARTS_INSIDE):
         used.append(f"init_lora_weights={start}")
+    if config.get("target_parameters"):
+        used += [f"target_parameters and {name}" for name in ("use_dora", "lora_bias") if config.get(name)]
+        used += [f"target_parameters and init_lora_weights={start}"] if start in _STARTS_INSIDE else []
     if used:
         raise ExportError(f"Adapters with {_listed(used)} cannot be merged one weight at a time.", hint=_KEEP_ADAPTER)
 
