@@ -34,6 +34,7 @@ PARTS = {
     "optimizers": "memory, time and loss of every tuner with every optimizer, and what Muon by owners costs",
     "imports": "losses and learning rates of recipes of ms-swift, LLaMA-Factory and TRL, there and imported",
     "plan_published": "memory and time of published runs on up to 12,288 GPUs beside what swift plan counts",
+    "shares": "the part of a step that is communication, beside torch.profiler's, on every backend; and what it costs",
     "plan_times": "predicted iteration times against vTrain's measured ones (their folder: VTRAIN), and error bars",
 }
 """Modules of this package, in the order in which they run."""

@@ -10,6 +10,8 @@ from commands import typed
 from tiny_runs import conversations, write_jsonl, write_model
 
 from swift_plan import ledger
+from swift_plan.bars import Bars
+from swift_plan.observer import verdict
 
 ENTRY = ledger.LedgerEntry("fsdp", "H100", 0, {"dp_shard": 8}, 8_000_000_000, 50e9, 55e9, 2.0, 1.9)
 
@@ -39,10 +41,21 @@ def test_a_run_says_how_its_plan_did(tmp_path: Path, own_ledger: Path) -> None:
     assert traced["basis"] == "traced"
     assert traced["peak_bytes"] == pytest.approx(predicted["peak_bytes"], rel=0.05)
     assert predicted["memory_bytes"]["optimizer"] == 2 * weights
-    assert content["measured"]["steps"] == 3
+    measured = content["measured"]
+    assert measured["steps"] == 3
+    assert sum(measured["seconds"].values()) == pytest.approx(measured["step_seconds"])
+    assert "The plan said" in ended.output
     (entry,) = ledger.entries("torch", "cpu")
     assert entry.measured_bytes == content["measured"]["peak_bytes"]
     assert weights == 4 * entry.parameters
+
+
+def test_what_the_plan_said_stands_beside_what_it_is_and_where_the_time_went() -> None:
+    bar = Bars([0.1] * 20).around(2.0)
+    assert verdict(bar, 2.1, {}) == "The plan said 2s a step (1.81s to 2.21s), it is 2.1s: inside."
+    parts = {"compute": 1.8, "communication": 0.0, "data": 0.36, "optimizer": 0.84}
+    said = verdict(bar, 3.0, parts)
+    assert said.endswith("it is 3s: outside. Of it, 12% is waiting for data, 28% is the optimizer.")
 
 
 def test_entries_come_back_and_damaged_lines_do_not(own_ledger: Path) -> None:

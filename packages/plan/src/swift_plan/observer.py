@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import log1p
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from swift.errors import SwiftError
 from swift.hookspecs import hookimpl
 from swift.planning import PlannedBackend
 from swift_plan import ledger
+from swift_plan.bars import Bar, Bars
 from swift_plan.cluster import CPU
 from swift_plan.known import config_of
 from swift_plan.machine import PROGRAM, this_machine
@@ -20,7 +22,7 @@ from swift_plan.shape import shape_of
 from swift_plan.timing import Timing
 
 if TYPE_CHECKING:
-    from swift.contracts import Run, RunSummary, StepRecord
+    from swift.contracts import Run, RunSummary, StepRecord, StepShares
 
 FILE_NAME = "plan.json"
 _WARM = 2
@@ -34,6 +36,7 @@ class PlanObserver:
         self._seconds: list[float] = []
         self._tokens: list[int] = []
         self._peak = 0.0
+        self._shares: list[StepShares] = []
 
     @hookimpl
     def swift_step_end(self, run: Run, record: StepRecord) -> None:
@@ -41,6 +44,8 @@ class PlanObserver:
         self._seconds.append(record.seconds)
         self._tokens.append(record.padded_tokens)
         self._peak = max(self._peak, record.memory_gib * 2**30)
+        if record.shares is not None:
+            self._shares.append(record.shares)
 
     @hookimpl
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
@@ -48,7 +53,14 @@ class PlanObserver:
         if not self._seconds:
             return
         seconds = median(self._seconds[_WARM:] or self._seconds)
-        measured = {"peak_bytes": round(self._peak), "step_seconds": seconds, "steps": len(self._seconds)}
+        measured: dict[str, Any] = {
+            "peak_bytes": round(self._peak),
+            "step_seconds": seconds,
+            "steps": len(self._seconds),
+        }
+        parts = {name: seconds * part for name, part in _mean_fractions(self._shares).items()}
+        if parts:
+            measured["seconds"] = parts
         try:
             planned = _planned(run, max(self._tokens))
         except SwiftError as error:
@@ -81,8 +93,32 @@ class PlanObserver:
                 "measured_above_predicted": differs,
             },
         )  # fmt: skip
+        earlier = ledger.entries(entry.backend, entry.device)
+        errors = [log1p(each.residual("seconds")) for each in earlier if each.measured_seconds > 0]
+        if planned.time.total > 0:
+            run.say(verdict(Bars(errors).around(planned.time.total), seconds, parts))
         if summary.status == "completed":
             ledger.add(entry)
+
+
+def verdict(bar: Bar, seconds: float, parts: Mapping[str, float]) -> str:
+    """Return a sentence: 'The plan said 1.2s a step (0.9s to 1.6s), it is 1.8s: outside', and where the time went."""
+    where = "inside" if bar.low <= seconds <= bar.high else "outside"
+    said = f"The plan said {bar.value:.3g}s a step ({bar.low:.3g}s to {bar.high:.3g}s), it is {seconds:.3g}s: {where}."
+    words = {"communication": "communication", "data": "waiting for data", "optimizer": "the optimizer"}
+    named = [
+        f"{parts[name] / seconds:.0%} is {word}"
+        for name, word in words.items()
+        if parts.get(name, 0.0) >= 0.005 * seconds
+    ]
+    return f"{said} Of it, {', '.join(named)}." if named else said
+
+
+def _mean_fractions(shares: Sequence[StepShares]) -> dict[str, float]:
+    """Return the parts of the steps that were measured, together; nothing where none was."""
+    whole = sum(each.seconds for each in shares)
+    names = shares[0].fractions if shares else ()
+    return {name: sum(each.fractions[name] * each.seconds for each in shares) / whole for name in names}
 
 
 def _traced(run: Run, tokens: int) -> dict[str, Any]:
