@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -27,7 +28,11 @@ WAYS = {
     "megatron tp 2": ("--backend", "megatron", "--tp", "2"),
     "megatron pp 2": ("--backend", "megatron", "--pp", "2"),
 }
-TUNERS = {"full": ("--train_type", "full"), "lora": ("--train_type", "lora")}
+TUNERS = {
+    "full": ("--train_type", "full"),
+    "lora": ("--train_type", "lora"),
+    "dpo": ("--train_type", "full", "--rlhf_type", "dpo"),
+}
 RECOMPUTED = {"": (), ", recomputed": ("--gradient_checkpointing", "true")}
 _NOT_OF_THE_MODEL = "Python, torch and transformers"
 """The term of a plan on the CPU that is there before there is a model."""
@@ -69,11 +74,19 @@ def cells(quick: bool) -> Iterator[Cell]:
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     """Figures, and what they were made of."""
     ensure()
-    found = {}
+    found: dict[str, dict[str, float]] = {}
+    failed: dict[str, str] = {}
     for cell in cells(quick):
-        found[cell.name] = _once(cell)
-        print(f"  {cell.name}: {json.dumps(found[cell.name])}", flush=True)
-    figures = [Figure("runs that were compared", len(found), "")]
+        try:
+            found[cell.name] = _once(cell)
+            print(f"  {cell.name}: {json.dumps(found[cell.name])}", flush=True)
+        except SystemExit as error:
+            failed[cell.name] = str(error)[-500:]
+            print(f"  {cell.name} FAILED: {failed[cell.name]}", flush=True)
+    figures = [
+        Figure("runs that were compared", len(found), ""),
+        Figure("runs that failed", len(failed), "", at_most=0),
+    ]
     for level, at_most in (("traced", (3.0, 8.0)), ("counted", (None, None))):
         errors = sorted(abs(each[f"{level}_error"]) for each in found.values() if f"{level}_error" in each)
         ninety_five = errors[min(len(errors) - 1, int(0.95 * len(errors)))]
@@ -84,7 +97,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         ]
     states = sorted(abs(each["states_error"]) for each in found.values() if each["states_mib"] > 200)
     figures.append(Figure("weights and moments: median of what is missed", 100 * median(states), "%", at_most=1.5))
-    return figures, {"runs": found}
+    return figures, {"runs": found, "failed": failed}
 
 
 def _once(cell: Cell) -> dict[str, float]:
@@ -104,9 +117,12 @@ def _once(cell: Cell) -> dict[str, float]:
 def _compared(cell: Cell) -> dict[str, float]:
     """Run one cell; MiB of the process with the most, beside what was planned."""
     place = (*cell.flags, "--nproc", str(cell.processes), "--max_steps", str(MEMORY_STEPS), *UNSAVED)
-    look = watched(LARGE, EVEN)
+    pairs = "dpo" in cell.name
+    look = watched(LARGE, _pairs() if pairs else EVEN) | {"verb": "rlhf" if pairs else "sft"}
     look["observers"] = [*look["observers"], "plan"]
-    folder = swift_run(f"plan-{cell.name.replace(', ', '-').replace(' ', '')}", *PADDED, *place, **look)
+    # Two texts a row: as many tokens in a batch either way.
+    batch = ("--per_device_train_batch_size", "4") if pairs else PADDED
+    folder = swift_run(f"plan-{cell.name.replace(', ', '-').replace(' ', '')}", *batch, *place, **look)
     measured = most(folder)
     plan = json.loads((folder / "plan.json").read_text())
     # Frozen weights of plain torch are pages of the file, which the kernel keeps for everybody.
@@ -122,3 +138,17 @@ def _compared(cell: Cell) -> dict[str, float]:
             found["counted_states_mib"] = sum(terms.get(name, 0.0) for name in cell.states) - mapped
     found["states_error"] = found["counted_states_mib"] / measured["rest"] - 1 if measured["rest"] else 0.0
     return found
+
+
+def _pairs() -> Path:
+    """Return preferences of chats that all have the same number of tokens."""
+    file = WORK / "even-pairs.jsonl"
+    if not file.exists():
+        chats = [json.loads(line)["messages"] for line in EVEN.read_text(encoding="utf-8").splitlines()]
+        others = [*chats[1:], chats[0]]
+        rows = (
+            {"messages": chat, "rejected_response": other[-1]["content"]}
+            for chat, other in zip(chats, others, strict=True)
+        )
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file

@@ -36,7 +36,9 @@ def test_the_plan_is_shown_beside_what_was_measured(
     write_model(tmp_path / "model")
     write_jsonl(tmp_path / "rows.jsonl", conversations(16))
     words = ["sft", "--model", "model", "--dataset", "rows.jsonl", "--train_type", "full", "--max_length", "512"]
-    ended = typed([*words, "--output_dir", "out", "--per_device_train_batch_size", "8", "--report_to", "jsonl"], tmp_path)
+    ended = typed(
+        [*words, "--output_dir", "out", "--per_device_train_batch_size", "8", "--report_to", "jsonl"], tmp_path
+    )
     assert ended.code != 0
     assert "Process 0 ran out of memory in" in ended.output
     assert "Tried to allocate 2.00 GiB. It had" in ended.output

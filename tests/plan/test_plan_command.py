@@ -57,6 +57,24 @@ def test_terms_add_up_and_fit(tmp_path: Path) -> None:
     assert steps == sorted(steps)
 
 
+def test_a_row_of_preferences_is_two_texts(tmp_path: Path) -> None:
+    words = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "lora", "--max_length", "512", "--json"]
+    words += [
+        "--backend",
+        "fsdp",
+        "--per_device_train_batch_size",
+        "1",
+        "--gradient_checkpointing",
+        "false",
+        "--top",
+        "1",
+    ]
+    one = _json([*words, "--kind", "sft"], tmp_path)["fits"][0]
+    two = _json([*words, "--kind", "rlhf", "--rlhf_type", "dpo"], tmp_path)["fits"][0]
+    assert two["memory_bytes"]["activations"] == 2 * one["memory_bytes"]["activations"]
+    assert two["seconds"]["arithmetic"] == pytest.approx(2 * one["seconds"]["arithmetic"], rel=0.1)
+
+
 def test_where_nothing_fits_the_nearest_are_told(tmp_path: Path) -> None:
     ended = typed(["plan", "llama-3.1-405b", "--gpus", "8xH100", "--train_type", "full"], tmp_path)
     assert ended.code == 3

@@ -49,7 +49,7 @@ class CountedPlan:
         )
         held = counts.under(layout, split(shape.layers, layout.pp, layout.vpp))
         activations = Activations(backend, run, shape, workload)
-        tokens = micro_batch * workload.length / layout.sequence
+        tokens = micro_batch * workload.row_tokens / layout.sequence
         peaks = []
         for stage in held:
             state = KeptState.of(backend.memory(run, stage.weights) or {})

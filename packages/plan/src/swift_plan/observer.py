@@ -20,6 +20,7 @@ from swift_plan.machine import PROGRAM, this_machine
 from swift_plan.search import Candidate, counted
 from swift_plan.shape import shape_of
 from swift_plan.timing import Timing
+from swift_plan.workload import Workload
 
 if TYPE_CHECKING:
     from swift.contracts import Run, RunSummary, StepRecord, StepShares
@@ -146,8 +147,13 @@ def _planned(run: Run, tokens: int, level: int = 0) -> Candidate:
 
         train = run.config.train
         rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
+        segments = Workload.of(backend, processes=run.world.size, on_cpu=not on_gpu).segments
         trace = Trace.begun(
-            backend, config, length=max(1, tokens // rows), compute_bytes=size, on_cpu=where.device.name == CPU
+            backend,
+            config,
+            length=max(1, tokens // rows // segments),
+            compute_bytes=size,
+            on_cpu=where.device.name == CPU,
         )
     candidate = counted(
         backend,

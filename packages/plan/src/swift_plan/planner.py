@@ -142,7 +142,7 @@ def _counted(run: Run, config_of_run: Config | None = None) -> tuple[Cluster, Ca
     work = Workload.of(backend, processes=run.world.size, on_cpu=where.device.name == CPU)
     train = backend.config.train
     rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
-    tokens = rows * work.length
+    tokens = rows * work.row_tokens
     timing = Timing(where, ledger.known_speeds(where.device.name)[0])
     return where, counted(backend, shape, config, where, timing, tokens=tokens, compute_bytes=work.compute_bytes)
 

@@ -162,7 +162,7 @@ def terms(candidate: Candidate, device: str) -> list[list[str]]:
 def heading(shape: ModelShape, workload: Workload, cluster: Cluster) -> str:
     """Return what is planned, in one line."""
     active = f", {shape.active_parameters / 1e9:.3g} active" if shape.experts else ""
-    rows = f"{workload.rows} rows of {workload.length} tokens a step"
+    rows = f"{workload.rows} rows of {'2 × ' * (workload.segments == 2)}{workload.length} tokens a step"
     assumed = " (assumed: --global_batch_size says otherwise)" if workload.rows_assumed else ""
     return f"{shape.name}: {shape.parameters / 1e9:.4g} billion weights{active}; {cluster}; {rows}{assumed}"
 

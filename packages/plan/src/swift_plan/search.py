@@ -255,7 +255,7 @@ class BackendSearch:
 
     def each(self, one: _Filled, activations: Activations) -> Iterator[Candidate]:
         """Yield a layout with its micro-batch, recomputed and not."""
-        tokens = one.micro_batch * self.workload.length / one.layout.sequence
+        tokens = one.micro_batch * self.workload.row_tokens / one.layout.sequence
         slowest = max(one.held, key=lambda stage: stage.layers + self._head_in_layers * stage.has_head)
         for recompute in self._recomputes():
             instants = [
@@ -318,7 +318,11 @@ def counted(
     layout = backend.layout(run)
     rows = train.global_batch or train.micro_batch * train.accumulation * layout.data
     one.workload = replace(
-        one.workload, rows=rows, length=max(1, tokens // rows), compute_bytes=compute_bytes, rows_assumed=False
+        one.workload,
+        rows=rows,
+        length=max(1, tokens // rows // one.workload.segments),
+        compute_bytes=compute_bytes,
+        rows_assumed=False,
     )
     if not one.workload.adapted or one.workload.frozen_bytes >= 2:
         one.workload = replace(one.workload, frozen_bytes=compute_bytes)

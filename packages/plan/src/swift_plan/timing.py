@@ -123,7 +123,7 @@ class Timing:
     ) -> StepTime:
         """Return the seconds of a step whose slowest stage this is; `kept` is what a layer keeps, in bytes a token."""
         layout, known = stage.weights.layout, self.calibration
-        tokens = micro_batch * workload.length / layout.sequence
+        tokens = micro_batch * workload.row_tokens / layout.sequence
         micro_batches = ceil(workload.rows / (layout.data * micro_batch))
         # Backward: twice the products, once where the weights are frozen.
         whole = 2 if workload.adapted else 3

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _STORED = {"nf4": 0.52, "fp4": 0.52, "int8": 1.01, "int4": 0.52}
 """Bytes of a quantised weight with its scales, by the end of the scheme's name."""
 _ROWS = 64
+_PAIRS = frozenset({"dpo", "cpo", "simpo", "orpo", "rm"})
+"""Objectives whose rows are pairs of answers."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Workload:
     rows: int
     """Of a global batch."""
     length: int
-    """Tokens of a row."""
+    """Tokens of a text."""
     rows_assumed: bool
     """Whether nobody said how many rows."""
     compute_bytes: float
@@ -30,13 +32,20 @@ class Workload:
     adapted: bool
     """Whether adapters are trained beside frozen weights."""
     on_cpu: bool = False
+    segments: int = 1
+    """Texts of a row: an answer that is preferred and one that is not are two."""
     drops: bool = False
     """Whether adapters drop some of their inputs, of which each then keeps a copy and a mask."""
 
     @property
     def tokens(self) -> int:
         """Return the tokens of an optimizer step."""
-        return self.rows * self.length
+        return self.rows * self.row_tokens
+
+    @property
+    def row_tokens(self) -> int:
+        """Return the tokens of a row, all of its texts together."""
+        return self.segments * self.length
 
     @classmethod
     def of(cls, backend: PlannedBackend, *, processes: int, on_cpu: bool) -> Workload:
@@ -53,6 +62,7 @@ class Workload:
             frozen_bytes=quantised[0] if quantised else compute,
             adapted=backend.trained_values(1, 1) is not None,
             on_cpu=on_cpu,
+            segments=2 if config.objective.name in _PAIRS else 1,
             drops=bool(getattr(backend.tuner_options, "dropout", 0.0)),
         )
 
