@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-PATIENCE = 60_000
+PATIENCE = 120_000
 """Milliseconds for what takes a process that imports torch; the machine may be busy."""
 
 

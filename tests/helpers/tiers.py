@@ -26,6 +26,7 @@ LONGEST_FIRST = (
     "tests/core/train/test_scores_learn.py",
     "tests/malformed/test_data_rows.py",
     "tests/core/train/test_crash_safety.py",
+    "tests/ui/test_flows.py",
     "tests/docs/",
     "tests/malformed/",
     "tests/engines/",
