@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from swift.observers.charts import charts_of
+from swift.observers.charts import NOT_DRAWN, charts_of
 from swift.observers.jsonl import FILE_NAME as LOGGING_FILE
-from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SPEED, Line
+from swift.observers.lines import EVAL_PREFIX, MEMORY, PROGRESS, SHARES, SPEED, Line
 from swift.observers.report import FILE_NAME as REPORT_FILE
 from swift.observers.text import count, duration, figure, label
 from swift.train.run_folder import ARGS_FILE, CONFIG_FILE, LOCK_FILE
@@ -25,8 +25,10 @@ __all__ = [
     "LOCK_FILE",
     "LOGGING_FILE",
     "MEMORY",
+    "NOT_DRAWN",
     "PROGRESS",
     "REPORT_FILE",
+    "SHARES",
     "SPEED",
     "Line",
     "RunHolder",

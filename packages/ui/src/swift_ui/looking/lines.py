@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from pydantic_core import from_json
 
-from swift.runs import LOGGING_FILE, MEMORY, PROGRESS, Line, charts_of
+from swift.runs import LOGGING_FILE, MEMORY, NOT_DRAWN, SHARES, Line, charts_of
 from swift.untrusted import open_regular
 from swift_ui.looking.missing import NotThere, file_in
 
@@ -24,6 +24,8 @@ MOST_POINTS = 1500
 TOGETHER = 1 << 20
 """Bytes that are parsed at a time."""
 _MISSING = math.nan
+_ONLY_NEWEST = NOT_DRAWN - {*SHARES}
+"""Numbers and texts of a line of which no curve is drawn."""
 
 
 class RunLines:
@@ -43,6 +45,7 @@ class RunLines:
         self.offset = 0
         self.steps = array("d")
         self.columns: dict[str, array[float]] = {}
+        self._newest: dict[str, float] = {}
         self.first: Line = {}
         self.ranks: list[Mapping[str, Any]] = []
         self.ranks_step: int | None = None
@@ -67,12 +70,12 @@ class RunLines:
 
     @property
     def last(self) -> dict[str, float]:
-        """Return the newest value of every column: an evaluation stands until the next one."""
+        """Return the newest value of every number: an evaluation stands until the next one."""
         newest = {
             name: next((value for value in reversed(column) if value == value), None)
             for name, column in self.columns.items()
         }
-        return {name: value for name, value in newest.items() if value is not None}
+        return {**self._newest, **{name: value for name, value in newest.items() if value is not None}}
 
     def skip(self) -> None:
         """Take all lines that are there as known, without reading them."""
@@ -121,7 +124,9 @@ class RunLines:
             return
         before = len(self.steps)
         self.steps.extend(row["step"] for row in rows)
-        for name in set().union(*rows) - {"step", PROGRESS}:
+        names = set().union(*rows)
+        self._newest |= _newest(rows, names & _ONLY_NEWEST)
+        for name in names - _ONLY_NEWEST:
             values = _numbers([row.get(name) for row in rows])
             if name not in self.columns:
                 if all(value != value for value in values):
@@ -131,10 +136,10 @@ class RunLines:
         for column in self.columns.values():
             column.extend([_MISSING] * (len(self.steps) - len(column)))
         self.first = self.first or rows[0]
-        for row in rows:
-            if isinstance(row.get("ranks"), list):
-                self.ranks = [each for each in row["ranks"] if isinstance(each, dict)]
-                self.ranks_step = row["step"]
+        measured = next((row for row in reversed(rows) if isinstance(row.get("ranks"), list)), None)
+        if measured is not None:
+            self.ranks = [each for each in measured["ranks"] if isinstance(each, dict)]
+            self.ranks_step = measured["step"]
 
     def series(self, *, first: float = -math.inf, last: float = math.inf, most: int = MOST_POINTS) -> dict[str, Any]:
         """Return the points of every column that is drawn, [steps, values], of the steps in a range."""
@@ -152,6 +157,12 @@ class RunLines:
         if MEMORY in self.columns and not any(value > 0 for value in self.columns[MEMORY]):
             names[MEMORY] = 0.0
         return charts_of([names], peak)
+
+
+def _newest(rows: Sequence[Line], names: Iterable[str]) -> dict[str, float]:
+    found = {name: next((row[name] for row in reversed(rows) if row.get(name) is not None), None) for name in names}
+    numbers = {name: _number(value) for name, value in found.items()}
+    return {name: number for name, number in numbers.items() if number == number}
 
 
 def parsed(text: bytes) -> list[Line]:
