@@ -126,6 +126,11 @@ class DataSection(Section):
         description="What is looked at of every picture before training: nothing again once it is tokenised, that its "
         "file is there and unchanged, or all of it",
     )
+    web: Literal["no", "public", "any"] = Field(
+        "no",
+        description="Whether pictures and sounds are fetched, once each, from the http addresses that rows name: from "
+        "the public web alone, or from any host, those of private networks and this machine included",
+    )
     max_pixels: Annotated[int, Field(ge=1, le=LARGEST)] | None = Field(
         None, description="Pictures with more pixels are made smaller; default: as the model's processor says"
     )

@@ -20,6 +20,8 @@ class Medium:
     path: str = ""
     content: bytes = field(default=b"", repr=False)
     kind: str = "image"
+    url: str = ""
+    """Where it is on the web, in place of path and content."""
     frames: tuple[Medium, ...] = ()
     """The pictures of a video that is given as a list of them; it has no file of its own."""
 

@@ -21,6 +21,7 @@ from swift.data.media import Measured, MediaRef, Medium
 from swift.data.pictures import measure, path_of
 from swift.data.sounds import measure_sound
 from swift.data.texts import MediaSpan, Rendered, Span
+from swift.data.web import Web
 from swift.errors import ModelError, SwiftError
 
 _COMPARED = 2
@@ -68,15 +69,18 @@ class MediaTokens:
         folder: Path,
         *,
         decode: bool = False,
+        web: Web = "no",
         refusal_of: Callable[[str], SwiftError | None] = lambda _: None,
     ) -> None:
         """Take the rules of a model. What has no file is kept in `folder`; `decode` looks at all of every file.
 
+        `web` says what is fetched.
         `refusal_of` says what to raise at the first medium of a kind, where a run cannot learn from any.
         """
         self._rules = rules
         self._folder = folder
         self._decode = decode
+        self._web: Web = web
         self._refusal_of = refusal_of
         self._known: dict[tuple[str, int, int, int, float], str] = {}
         self._compared = dict.fromkeys(NAMES, 0)
@@ -91,7 +95,7 @@ class MediaTokens:
     def cache_key(self) -> str:
         """Return what decides the tokens of pictures."""
         refused = [kind for kind in self._rules.placeholders if self._refusal_of(kind) is not None]
-        return json.dumps([_VERSION, self._rules.fingerprint(), self._decode, refused])
+        return json.dumps([_VERSION, self._rules.fingerprint(), self._decode, self._web, refused])
 
     def expand(self, rendered: Rendered, media: Sequence[Medium]) -> Rendered:
         """Return the text with every placeholder replaced; `media` are those of the conversation, in order.
@@ -134,8 +138,8 @@ class MediaTokens:
 
     def _measured(self, each: Medium) -> Measured:
         if each.kind == "audio":
-            return measure_sound(path_of(each, self._folder), decode=self._decode)
-        return measure(each, self._folder, decode=self._decode)
+            return measure_sound(path_of(each, self._folder, self._web), decode=self._decode)
+        return measure(each, self._folder, decode=self._decode, web=self._web)
 
     def _replacement(self, each: Measured) -> str:
         key = (each.kind, each.width, each.height, each.frames, each.rate)

@@ -17,6 +17,7 @@ import xxhash
 from swift.config.media import NAMES
 from swift.data.conversation import Unusable, parse_json
 from swift.data.media import Measured, Medium
+from swift.data.web import Web, fetched, is_address
 from swift.errors import ModelError
 
 if TYPE_CHECKING:
@@ -96,12 +97,12 @@ def thumbnail(path: str, side: int) -> str | None:
     return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
 
 
-def measure(picture: Medium, folder: Path, *, decode: bool = False) -> Measured:
+def measure(picture: Medium, folder: Path, *, decode: bool = False, web: Web = "no") -> Measured:
     """Return what the header of a picture says; content without a file is written into `folder` once.
 
     With `decode` all of it is read. Raise `Unusable` for a picture that is missing or broken.
     """
-    path = path_of(picture, folder)
+    path = path_of(picture, folder, web)
     pillow = _pillow()
     try:
         with pillow.open(path) as image:
@@ -118,13 +119,17 @@ def measure(picture: Medium, folder: Path, *, decode: bool = False) -> Measured:
         raise Unusable("broken picture", f"{path} cannot be read as a picture: {error}") from None
 
 
-def path_of(medium: Medium, folder: Path) -> str:
-    """Return the path of a file; content without one is written into `folder` once."""
+def path_of(medium: Medium, folder: Path, web: Web = "no") -> str:
+    """Return the path of a file; what has none is written into `folder` once, fetched where `web` allows it."""
+    if medium.url:
+        return fetched(medium.url, folder, web, NAMES[medium.kind])
     return medium.path or str(_kept(medium.content, folder))
 
 
 def as_url(picture: Medium) -> str:
-    """Return a picture as a data URI; `Unusable` where its file is missing."""
+    """Return a picture as a data URI, or its address on the web; `Unusable` where its file is missing."""
+    if picture.url:
+        return picture.url
     content = picture.content
     if picture.path:
         try:
@@ -159,8 +164,8 @@ def _by_name(name: str, root: Path | None, kind: str) -> Medium:
         if not comma:
             raise Unusable(f"malformed {NAMES[kind]}", "a data URI has no comma, and so no content")
         return Medium(content=_decoded(content, kind), kind=kind)
-    if name.startswith(("http://", "https://")):
-        raise Unusable(f"{NAMES[kind]} on the web", f"{name} is not fetched: download it, and name the file")
+    if is_address(name):
+        return Medium(url=name, kind=kind)
     path = Path(name.removeprefix("file://"))
     return Medium(str(path if path.is_absolute() or root is None else root / path), kind=kind)
 

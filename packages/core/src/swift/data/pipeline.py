@@ -208,7 +208,7 @@ def media_tokens(
     if rules is None:
         return None
     decode = section.media_check == "decode"
-    return MediaTokens(rules, cache_folder(section) / "media", decode=decode, refusal_of=refusal_of)
+    return MediaTokens(rules, cache_folder(section) / "media", decode=decode, web=section.web, refusal_of=refusal_of)
 
 
 def hold_out(prepared: Prepared, ratio: float, seed: int) -> tuple[Prepared, Prepared]:

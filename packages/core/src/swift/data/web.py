@@ -1,0 +1,124 @@
+"""Pictures and sounds at addresses on the web: fetched once, into a folder, where the user turned that on."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import tempfile
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import xxhash
+
+from swift.data.conversation import Unusable
+
+Web = Literal["no", "public", "any"]
+"""What is fetched: nothing, from hosts that all of the web reaches, or from hosts of a private network as well."""
+LARGEST_FILE = 256 * 2**20
+_SECONDS = 30.0
+_CHUNK = 1 << 20
+_AGENT = "swift (fetches what a data set names)"
+
+
+def is_address(name: str) -> bool:
+    """Return whether the name of a file is an address on the web."""
+    return name.startswith(("http://", "https://"))
+
+
+def fetched(url: str, folder: Path, web: Web, what: str) -> str:
+    """Return the path of the copy of what is at an address; it is made unless it is there.
+
+    Raise `Unusable` where that is turned off or fails; `what` is what people call it.
+    """
+    reason = f"{what} on the web"
+    if web == "no":
+        raise Unusable(
+            reason, f"{url} is not fetched: download it and name the file; training fetches it with --data.web public"
+        )
+    name = xxhash.xxh3_128_hexdigest(url.encode())
+    path = folder / "web" / name[:2] / name
+    if path.exists():
+        return str(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with _opener(web).open(_request(url), timeout=_SECONDS) as answer:
+            _keep(answer, path)
+    except (OSError, ValueError, http.client.HTTPException) as error:  # urllib's errors are of OSError's kin
+        why = getattr(error, "reason", None) or error
+        raise Unusable(reason, f"{url} cannot be fetched: {why}") from None
+    return str(path)
+
+
+def _request(url: str) -> urllib.request.Request:
+    return urllib.request.Request(url, headers={"User-Agent": _AGENT})
+
+
+def _keep(answer: Any, path: Path) -> None:
+    """Write an answer under a name of its own, and rename it when it is whole."""
+    announced = answer.headers.get("Content-Length")
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            size = _copy(answer, file)
+            if announced is not None and size != int(announced):
+                raise OSError(f"{size} of {announced} bytes came")
+            temporary.rename(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def _copy(answer: Any, file: IO[bytes]) -> int:
+    size = 0
+    while chunk := answer.read(_CHUNK):
+        size += len(chunk)
+        if size > LARGEST_FILE:
+            raise OSError(f"it is larger than {LARGEST_FILE >> 20} MiB")
+        file.write(chunk)
+    file.flush()
+    return size
+
+
+def _opener(web: Web) -> urllib.request.OpenerDirector:
+    if web == "any":
+        return urllib.request.build_opener()
+    # A proxy would reach for us what we may not: the peer must be the host itself, after every redirection.
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _Http(), _Https())
+
+
+def _public_peer(*arguments: Any, **options: Any) -> socket.socket:
+    """Connect, and hang up where the other side is no host of the public web; names may lead anywhere."""
+    connected = socket.create_connection(*arguments, **options)
+    address = ipaddress.ip_address(str(connected.getpeername()[0]).partition("%")[0])
+    inner = getattr(address, "ipv4_mapped", None) or address
+    if not inner.is_global or inner.is_multicast:
+        connected.close()
+        raise OSError(f"its host has the address {address} of a private network, which needs --data.web any")
+    return connected
+
+
+class _PublicHttp(http.client.HTTPConnection):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._create_connection = _public_peer
+
+
+class _PublicHttps(http.client.HTTPSConnection):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._create_connection = _public_peer
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(_PublicHttp, request)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(_PublicHttps, request)
