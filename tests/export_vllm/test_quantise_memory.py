@@ -12,8 +12,8 @@ import pytest
 import torch
 
 WIDTH = 512
-FEW = 2
-"""Blocks of the smaller model."""
+FEW, MANY = 2, 10
+"""Blocks of the smaller model, and of the larger one."""
 
 
 def anonymous() -> int:
@@ -22,8 +22,8 @@ def anonymous() -> int:
     return int(line.split()[1]) * 1024
 
 
-def measured(small: str, model: str, data: str, out: str, answer: Any) -> None:
-    """The most that quantising takes above what was there before; in a process of its own."""
+def measured(few: str, many: str, data: str, out: str, answer: Any) -> None:
+    """The most that quantising each takes above what was there before; in a process of its own."""
     import ctypes
 
     from swift.config.sections import ExportOptions
@@ -32,7 +32,7 @@ def measured(small: str, model: str, data: str, out: str, answer: Any) -> None:
     ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: large blocks go back to the system at once
     torch.set_num_threads(1)
     peaks = []
-    for name, quantised in (("first", small), ("again", model)):  # the first brings libraries, and what they keep
+    for number, quantised in enumerate((few, few, many)):  # the first brings libraries, and what they keep
         start, over, peak = anonymous(), threading.Event(), [0]
 
         def watch(start: int = start, over: threading.Event = over, peak: list[int] = peak) -> None:
@@ -43,39 +43,38 @@ def measured(small: str, model: str, data: str, out: str, answer: Any) -> None:
         thread = threading.Thread(target=watch)
         thread.start()
         options = ExportOptions(
-            quant="w8a8", verify="none", out=Path(out, name), calibration_dataset=(data,), calibration_samples=24,
-            quant_tolerance=10.0, shard_size_gb=0.005,
+            quant="w8a8", verify="none", out=Path(out, f"quantised-{number}"), calibration_dataset=(data,),
+            calibration_samples=24, quant_tolerance=10.0, shard_size_gb=0.005,
         )  # fmt: skip
         export_checkpoint(quantised, to="hf", options=options, say=lambda _: None)
         over.set()
         thread.join()
         peaks.append(peak[0])
-    answer.put(peaks[-1])
+    answer.put(peaks[1:])
 
 
-def peak_of(folder: Path, layers: int) -> tuple[int, int]:
-    """Most memory, and bytes of the model."""
-    from swift.demo.model import write_model
+def peaks_of(folder: Path, few: Path, many: Path) -> tuple[int, int]:
+    """Most memory that quantising the one and the other takes."""
     from swift.demo.task import write_data
 
-    place = folder / str(layers)
-    model = write_model(place / "model", hidden=WIDTH, layers=layers)
-    data, _ = write_data(place)
+    data, _ = write_data(folder)
     context = get_context("spawn")
     answers = context.Queue()
-    small = folder / str(FEW) / "model"
-    process = context.Process(target=measured, args=(str(small), str(model), str(data), str(place), answers))
+    process = context.Process(target=measured, args=(str(few), str(many), str(data), str(folder), answers))
     process.start()
-    peak = answers.get(timeout=600)
+    peaks = answers.get(timeout=600)
     process.join()
-    return peak, (model / "model.safetensors").stat().st_size
+    return peaks[0], peaks[1]
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's account of memory")
 def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path: Path) -> None:
-    few, small = peak_of(tmp_path, FEW)
-    many, large = peak_of(tmp_path, 10)
+    from swift.demo.model import write_model
+
+    models = [write_model(tmp_path / str(layers), hidden=WIDTH, layers=layers) for layers in (FEW, MANY)]
+    small, large = ((model / "model.safetensors").stat().st_size for model in models)
+    few, many = peaks_of(tmp_path, *models)
     assert large > 4 * small
     assert many < 1.3 * few + 5_000_000, (few, many)  # a shard more, at most
     assert many < large
