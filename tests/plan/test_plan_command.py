@@ -57,6 +57,18 @@ def test_terms_add_up_and_fit(tmp_path: Path) -> None:
     assert steps == sorted(steps)
 
 
+def test_gradients_are_there_at_the_loss_only_of_micro_batches_before(tmp_path: Path) -> None:
+    """The peak is that of an instant: after the first micro-batch the gradients stay, 4 bytes for each weight."""
+    words = ["plan", "llama-3.1-8b", "--gpus", "1xH200", "--backend", "torch", "--train_type", "full", "--json"]
+    words += ["--max_length", "4096", "--per_device_train_batch_size", "2", "--gradient_checkpointing", "false"]
+    one, two = (
+        _json([*words, "--global_batch_size", rows], tmp_path)["nearest"][0]["memory_bytes"] for rows in ("2", "4")
+    )
+    assert two["gradients"] == pytest.approx(4 * 8.03e9, rel=0.01)
+    assert one["gradients"] <= 4 * 128256 * 4096  # of the head, if of anything
+    assert one["activations"] == two["activations"]
+
+
 def test_a_row_of_preferences_is_two_texts(tmp_path: Path) -> None:
     words = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "lora", "--max_length", "512", "--json"]
     words += [
