@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-vllm browser conformance matrix check lint typecheck imports docs docs-check bench wheels site release-check lock clean
+.PHONY: help setup demo test test-all test-vllm browser conformance matrix pairs check lint typecheck imports docs docs-check bench wheels site release-check lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ conformance: setup ## The conformance kit on every backend, with every case in e
 
 matrix: setup ## Every engine's checkpoint resumed on every engine; writes docs/reference/resume-matrix.md
 	@SWIFT_WHOLE_MATRIX=1 SWIFT_MATRIX_RESULTS=docs/reference/resume-matrix.json $(BIN)/python -m pytest tests/engines/test_matrix.py
+	@$(BIN)/python tools/docs.py
+
+pairs: setup ## Every optimizer and tuner in every layout; writes docs/reference/tuning-pairs.md
+	@SWIFT_PAIRS_RESULTS=docs/reference/tuning-pairs.json $(BIN)/python -m pytest tests/tuning/test_every_pair.py
 	@$(BIN)/python tools/docs.py
 
 check: setup ## Everything but the tests, two at a time

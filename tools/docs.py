@@ -48,6 +48,7 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
             "configuration.md": configuration_page(),
             "other-programs.md": other_programs_page(),
             "resume-matrix.md": matrix_page(json.loads((REFERENCE / "resume-matrix.json").read_text())),
+            "tuning-pairs.md": tuning_pairs_page(json.loads((REFERENCE / "tuning-pairs.json").read_text())),
         }
     except Undocumented as problem:
         print(f"docs: {problem}", file=sys.stderr)
@@ -222,6 +223,66 @@ def _pairs(pairs: list[dict[str, Any]]) -> str:
     ]
     head = f"| saved by ↓ resumed by → | {' | '.join(layouts)} |"
     return "\n".join([head, "|---" * (len(layouts) + 1) + "|", *rows])
+
+
+def tuning_pairs_page(results: dict[str, Any]) -> str:
+    """Return the page of optimizers and tuners by layout: how near each pair comes to one process, or why not."""
+    facts, found = results["facts"], results["found"]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    steps = facts["steps"]
+    reasons: list[str] = []
+    tables = {kind: _tuning_pairs(found[kind], reasons) for kind in ("optimizer", "tuner")}
+    tried = [cell for rows in found.values() for row in rows.values() for name, cell in row.items()]
+    refused = sum("refused" in cell for cell in tried)
+    parts = [
+        "# Optimizers and tuners by layout",
+        "<!-- Written by `make docs` from tuning-pairs.json, which `make pairs` writes. Do not edit. -->",
+        f"Every optimizer ({steps['optimizer']} steps, all weights of a tiny Qwen3) and every tuner ({steps['tuner']} "
+        "steps with AdamW) has the numbers of one process in a layout, or is refused there before weights are loaded. "
+        "A cell holds the larger of the largest relative differences of loss and gradient norm from the run in one "
+        f"process, in float32; the test fails above {facts['tolerance']:g}. A letter is a refusal, which is below; "
+        "… is not tried yet.",
+        f"{len(tried) - refused} cells were measured, {refused} are refused. Command: `{facts['command']}`. "
+        f"Versions: {versions}.",
+        "## Optimizers",
+        tables["optimizer"],
+        "## Tuners",
+        "`begins` is how far the first loss is from that of the model as transformers reads it; `exported` is how far "
+        "the loss of what `swift export --to hf` writes, as transformers reads it, is from the last evaluation of the "
+        "run. Both must be below 1e-05. Weights in four bits and noise (`qlora`, `loftq`, `neftune`) begin "
+        "elsewhere, and adapters on weights in four bits are exported for weights that are more exact.",
+        tables["tuner"],
+        "## Why pairs are refused",
+        "\n".join(f"- **{_letter(at)}**: {reason}" for at, reason in enumerate(reasons)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _tuning_pairs(rows: dict[str, Any], reasons: list[str]) -> str:
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    columns.sort(key=lambda name: ("begins", "exported").index(name) if name in ("begins", "exported") else 2)
+
+    def shown(name: str, column: str, cell: dict[str, Any] | None) -> str:
+        if cell is None:
+            return "–" if column in ("begins", "exported") else "…"
+        if "refused" not in cell:
+            return f"{max(cell.values()):.0e}"
+        # Names of what is asked for would make a sentence of each pair; advice depends on what is installed.
+        reason = " ".join(cell["refused"].split("\n")[0].replace(f"'{name}'", "'…'").replace(f" {name}", " …").split())
+        if reason not in reasons:
+            reasons.append(reason)
+        return _letter(reasons.index(reason))
+
+    lines = [
+        f"| `{name}` | {' | '.join(shown(name, each, row.get(each)) for each in columns)} |"
+        for name, row in rows.items()
+    ]
+    return "\n".join([f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|", *lines])
+
+
+def _letter(number: int) -> str:
+    """Return a, b, ..., z, aa, ab, ..."""
+    return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)
 
 
 def plugin_options(section: str) -> Iterator[tuple[str, type[BaseModel]]]:
