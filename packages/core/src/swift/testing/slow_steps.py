@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SLOW_AT = {2: "data", 3: "optimizer", 4: "late"}
 """Steps, counted from 1: one that waits for data, one with a slow update, one to which process 1 comes late."""
-ASLEEP = 0.4
+ASLEEP = 0.6
 """Seconds by which they are slow: much longer than a step of the kit's model."""
 LATE_RANK = 1
 
