@@ -14,7 +14,7 @@ from swift.config.parse import parse
 from swift_plan import ledger, trials
 from swift_plan.measuring import extrapolated
 from swift_plan.timing import Speeds
-from swift_plan.trials import Trial, cut
+from swift_plan.trials import ShortRun, cut
 
 PLAN = ["plan", "model", "--gpus", "1xCPU", "--max_length", "32", "--global_batch_size", "2", "--train_type", "full"]
 
@@ -31,9 +31,9 @@ def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ledger.LEDGER, str(tmp_path / "plans.jsonl"))
 
 
-def _measured(folder: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: Trial, words: Sequence[str] = ()) -> dict:  # type: ignore[type-arg]  # of JSON
-    left: Iterator[Trial] = iter(outcomes)
-    monkeypatch.setattr(trials.Trials, "run", lambda *_, **__: next(left))
+def _measured(folder: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: ShortRun, words: Sequence[str] = ()) -> dict:  # type: ignore[type-arg]  # of JSON
+    left: Iterator[ShortRun] = iter(outcomes)
+    monkeypatch.setattr(trials.ShortRuns, "run", lambda *_, **__: next(left))
     ended = typed([*PLAN, "--json", *words], folder)
     assert ended.code == 0, ended.output
     found: dict[str, object] = json.loads(ended.output)
@@ -43,7 +43,7 @@ def _measured(folder: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: Trial, w
 def test_the_fastest_of_those_that_ran_is_first_and_those_that_lacked_memory_last(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes = (Trial(0.4, 1e9), Trial(failure="out of memory"), Trial(0.3, 2e9))
+    outcomes = (ShortRun(0.4, 1e9), ShortRun(failure="out of memory"), ShortRun(0.3, 2e9))
     found = _measured(folder, monkeypatch, *outcomes, words=["--measure", "3"])["measured"]
     assert [each.get("step_seconds") for each in found] == [0.3, 0.4, None]
     assert found[-1]["failure"] == "out of memory"
@@ -54,7 +54,7 @@ def test_what_was_measured_moves_the_plans_to_come(folder: Path, monkeypatch: py
     before = _measured(folder, monkeypatch)["fits"][0]
     assert before["basis"]["seconds"] == "assumed"
     slow = 3 * before["seconds"]["step"]
-    _measured(folder, monkeypatch, *[Trial(slow, 1e9)] * 3, words=["--measure", "3"])
+    _measured(folder, monkeypatch, *[ShortRun(slow, 1e9)] * 3, words=["--measure", "3"])
     after = _measured(folder, monkeypatch)["fits"][0]
     assert after["basis"]["seconds"] == "measured"
     assert before["seconds"]["step"] < after["seconds"]["step"] < 1.2 * slow
@@ -64,8 +64,8 @@ def test_what_was_measured_moves_the_plans_to_come(folder: Path, monkeypatch: py
 
 def test_blocks_are_extended_to_all_layers_and_a_failure_stays_one() -> None:
     """10 layers: what is beside them once, and each layer what the second one added."""
-    assert extrapolated([Trial(3.0, 5e9), Trial(4.0, 7e9)], 10) == Trial(3.0 + 9 * 1.0, 5e9 + 9 * 2e9)
-    lacked = Trial(failure="out of memory")
+    assert extrapolated([ShortRun(3.0, 5e9), ShortRun(4.0, 7e9)], 10) == ShortRun(3.0 + 9 * 1.0, 5e9 + 9 * 2e9)
+    lacked = ShortRun(failure="out of memory")
     assert extrapolated([lacked], 10).lacked_memory
 
 
@@ -107,5 +107,5 @@ def test_a_run_that_failed_says_of_what(
     folder: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str, failure: str
 ) -> None:
     monkeypatch.setattr(trials, "_ended", lambda _: (code, said))
-    with trials.Trials.begun("sft", str(folder / "model"), ["--dataset", "x"]) as begun:
+    with trials.ShortRuns.begun("sft", str(folder / "model"), ["--dataset", "x"]) as begun:
         assert begun.run([], rows=1, length=1).failure == failure

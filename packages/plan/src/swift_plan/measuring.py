@@ -10,7 +10,7 @@ from swift_plan import ledger
 from swift_plan.fit import MeasuredStep, fit
 from swift_plan.machine import PROGRAM
 from swift_plan.screen import flags, gib, label, seconds
-from swift_plan.trials import Trial, Trials
+from swift_plan.trials import ShortRun, ShortRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ class MeasuredPlan:
     """A plan with what was measured of it, or what ended its run."""
 
     plan: Candidate
-    trial: Trial
+    trial: ShortRun
 
     def row(self) -> list[str]:
         """Return it for the table: predicted beside measured."""
@@ -61,7 +61,7 @@ HEADING = ["plan", "step planned", "measured", "peak planned", "measured"]
 def measured(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str], None]) -> list[MeasuredPlan]:
     """Run plans for a few steps each; return them fastest first, those that failed at the end."""
     found = []
-    with Trials.begun(run.verb, run.model, run.words) as trials:
+    with ShortRuns.begun(run.verb, run.model, run.words) as trials:
         for plan in plans:
             trial = trials.run(_flags(run, plan), rows=run.workload.rows, length=run.workload.length)
             found.append(MeasuredPlan(_on(run, plan), trial))
@@ -75,7 +75,7 @@ def by_blocks(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str]
     They have no pipelines, as one block has no two stages.
     """
     found = []
-    with Trials.begun(run.verb, run.model, run.words) as trials:
+    with ShortRuns.begun(run.verb, run.model, run.words) as trials:
         for plan in plans:
             each = []
             for blocks in (1, 2):
@@ -89,12 +89,12 @@ def by_blocks(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str]
     return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
 
 
-def extrapolated(blocks: Sequence[Trial], layers: int) -> Trial:
+def extrapolated(blocks: Sequence[ShortRun], layers: int) -> ShortRun:
     """Return what so many layers take, from runs of one block and of two; the failure where one failed."""
     if blocks[-1].failure:
         return blocks[-1]
     one, two = blocks
-    return Trial(
+    return ShortRun(
         seconds=one.seconds + (layers - 1) * max(0.0, two.seconds - one.seconds),
         peak=one.peak + (layers - 1) * max(0.0, two.peak - one.peak),
     )

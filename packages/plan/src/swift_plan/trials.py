@@ -29,8 +29,8 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What came of a run of a few steps."""
+class ShortRun:
+    """A run of a few steps: its step and its peak, or why there is none."""
 
     seconds: float = 0.0
     """Of a step."""
@@ -45,7 +45,7 @@ class Trial:
         return self.failure == "out of memory"
 
 
-class Trials:
+class ShortRuns:
     """Runs of one model on this machine, in a folder of their own that is removed at the end."""
 
     def __init__(self, verb: str, model: str, words: Sequence[str], folder: Path, *, steps: int = STEPS) -> None:
@@ -60,12 +60,12 @@ class Trials:
 
     @classmethod
     @contextmanager
-    def begun(cls, verb: str, model: str, words: Sequence[str], *, steps: int = STEPS) -> Iterator[Trials]:
+    def begun(cls, verb: str, model: str, words: Sequence[str], *, steps: int = STEPS) -> Iterator[ShortRuns]:
         """Return what runs trials, until the end of the `with` statement."""
         with tempfile.TemporaryDirectory(prefix="swift-plan-") as folder:
             yield cls(verb, model, words, Path(folder), steps=steps)
 
-    def run(self, flags: Sequence[str], *, rows: int, length: int, blocks: int | None = None) -> Trial:
+    def run(self, flags: Sequence[str], *, rows: int, length: int, blocks: int | None = None) -> ShortRun:
         """Run a plan, given as flags, on so many rows a step; with `blocks` on a model of so many blocks."""
         self._count += 1
         model = self.model if blocks is None else self.cut(blocks)
@@ -80,12 +80,12 @@ class Trials:
         plans = list(output.rglob("plan.json"))
         if code == 0 and plans:
             measured = json.loads(plans[0].read_text(encoding="utf-8"))["measured"]
-            return Trial(float(measured["step_seconds"]), float(measured["peak_bytes"]))
+            return ShortRun(float(measured["step_seconds"]), float(measured["peak_bytes"]))
         if code in _KILLED or _LACKED.search(said):
-            return Trial(failure="out of memory")
+            return ShortRun(failure="out of memory")
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         told = [line for line in lines if line.startswith("Error") or "rror:" in line]
-        return Trial(failure=(told or lines or ["nothing was said"])[-1][:300])
+        return ShortRun(failure=(told or lines or ["nothing was said"])[-1][:300])
 
     def cut(self, blocks: int) -> Path:
         """Return the folder of the same model with so many of its last blocks, without weights."""
