@@ -124,6 +124,14 @@ const bar = (expected) => {
       element("table", {}, element("tbody", {}, ...parts.map(([name, bytes]) => element("tr", {}, element("td", {}, name), element("td", { class: "number" }, gib(bytes))))))));
 };
 
+// Finds what has the focus once more after the sections were drawn anew; nothing for what is not among them.
+const placeOf = (each) => {
+  const section = each?.closest?.("details.form-section");
+  if (!section) return "";
+  if (each.id) return `#${CSS.escape(each.id)}`;
+  return `details[data-name="${CSS.escape(section.dataset.name)}"] > ${each.matches("summary") ? "summary" : "button.more"}`;
+};
+
 export const mount = async (root, { parts: [verb = "sft"], query }) => {
   const form = new Form(verb, query);
   const training = TRAINING.includes(verb);
@@ -171,9 +179,9 @@ export const mount = async (root, { parts: [verb = "sft"], query }) => {
     clearTimeout(timer);
     if (field?.selects) {
       await form.load();
-      const focused = document.activeElement?.id; // it may have moved on meanwhile
+      const focused = placeOf(document.activeElement); // it may have moved on meanwhile
       draw();
-      if (focused?.startsWith("field-")) document.getElementById(focused)?.focus();
+      if (focused) sections.querySelector(focused)?.focus();
     }
     timer = setTimeout(check, field?.selects ? 0 : PAUSE);
   };
