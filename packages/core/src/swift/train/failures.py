@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swift.errors import SwiftError, TrainingError
-from swift.plugins.blame import blamed, keep_traceback, words_of
+from swift.plugins.blame import Blame, blamed, keep_traceback, words_of
 from swift.plugins.discover import list_plugins
 from swift.plugins.load import load
 from swift.train.memory import peak_memory_gib
@@ -38,9 +38,9 @@ def failure_of(job: Job, error: Exception, last: Path | None) -> Exception:
     """Return the error that the run ends with: one that a plugin raised is given its step and process."""
     if folder_is_gone(job):
         return _gone(job, job.state.step)  # whichever process wrote first found it out, in words of its own
-    if lacks_memory(error):
-        return _out_of_memory(job, error, last)
     blame = None if isinstance(error, SwiftError) else blamed(error)
+    if lacks_memory(error):
+        return _out_of_memory(job, error, blame, last)
     if blame is None:
         return error
     rank = job.run.world.rank
@@ -59,13 +59,13 @@ def lacks_memory(error: Exception) -> bool:
     return of_machine or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
-def _out_of_memory(job: Job, error: Exception, last: Path | None) -> TrainingError:
+def _out_of_memory(job: Job, error: Exception, blame: Blame | None, last: Path | None) -> TrainingError:
     """Return the error of a process without memory: what it had, beside what an installed planner counts."""
     run = job.run
     peak = peak_memory_gib(job.topology.device)
     failure = TrainingError(
         f"Process {run.world.rank} ran out of memory in {job.watchdog.doing}: {words_of(error)} "
-        f"It had {peak:.1f} GiB at most until then.",
+        f"It had {peak:.1f} GiB at most until then.{f' It was raised by {blame}.' if blame else ''}",
         hint="\n".join([_counted(run, peak * 2**30) or LESS_MEMORY, resume_advice(run.config, last)]),
     )
     failure.traceback_of = error
