@@ -166,8 +166,11 @@ def _end(worker: Any) -> None:
 
 def free_port() -> int:
     """Return a port of the loopback interface that nobody listens on, and that the system assigns to nobody else."""
+    # Among workers of pytest-xdist each has ports of its own: one that was found free here is not found free there.
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0) % workers
     while True:
-        port = random.SystemRandom().randint(*PORTS)
+        port = random.SystemRandom().randrange(PORTS[0] + mine, PORTS[1] + 1, workers)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
