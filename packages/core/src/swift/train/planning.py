@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import PlanContext, ResumablePlan
-from swift.data.plans import BatchLayout, default_plan, rows_in_memory
+from swift.data.plans import BatchLayout, EpochPlan, default_plan, rows_in_memory
 from swift.errors import CheckpointError
 from swift.models.adapter_file import kind_of
 from swift.train.reference import Mode, to_be_scored
@@ -174,8 +174,8 @@ def plan_state(plan: Plan) -> dict[str, Any]:
 
 def restore_plan(plan: Plan, progress: Mapping[str, Any]) -> None:
     """Let a plan resume from what it kept in a checkpoint."""
-    state = progress.get("plan")
-    if not state:
+    state = progress.get("plan") or {}
+    if not state and not isinstance(plan, EpochPlan):
         return
     if not isinstance(plan, ResumablePlan):
         raise CheckpointError(

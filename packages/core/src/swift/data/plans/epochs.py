@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -19,10 +19,16 @@ from swift.contracts.objective import Objective
 from swift.data.batch import Batch, Row
 from swift.data.plans.layout import BatchLayout, BatchMaker
 from swift.data.plans.packing import pack
+from swift.data.plans.permutation import KeyedPermutation
 from swift.data.store import Facts, SampleSet
+from swift.errors import CheckpointError
 
 Indices = tuple[int, ...]
 """A row as indices of samples: one, or a pack."""
+LISTED = 1 << 20
+"""Samples up to which the order of an epoch is a list. That of more is computed place by place, and takes no memory."""
+_KEYED = "keyed-1"
+"""How a checkpoint names that order. One that names none goes on with the list that it began with."""
 
 
 class EpochPlan:
@@ -47,7 +53,7 @@ class EpochPlan:
         """Return the epoch that a step belongs to, and its rows."""
         epoch, within = self._locate(step)
         rows = self._order.rows(epoch)
-        return epoch, rows[within * self._global_rows : (within + 1) * self._global_rows]
+        return epoch, list(rows[within * self._global_rows : (within + 1) * self._global_rows])
 
     def epoch_at(self, step: int) -> float:
         """Return the passes over the data that are complete before this step: 1.5 halfway through the second."""
@@ -58,6 +64,21 @@ class EpochPlan:
         """Return one process's slice of the global batch of a step."""
         rows = self.rows_of(step)[1]
         return self._batches.batch(step, rows, _facts(self._dataset, rows), data_rank, data_size)
+
+    def state(self) -> Mapping[str, Any]:
+        """Return the kind of order that the run has, where that is not a list."""
+        return {"order": _KEYED} if self._order.keyed else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on in the order in which the run began, whichever this version would choose."""
+        kind = state.get("order")
+        if kind not in (None, _KEYED):
+            raise CheckpointError(
+                f"The samples of this run come in an order that this swift does not know: {kind!r}.",
+                hint="Type: pip install --upgrade swift-core",
+            )
+        self._order.keyed = self._order.keyed and kind == _KEYED
+        self._order.rows.cache_clear()
 
     def _steps_of(self, epochs: float) -> int:
         whole, part = int(epochs), epochs - int(epochs)
@@ -86,7 +107,9 @@ class EpochOrder:
         self._seed = layout.order_seed
         self._shuffle = layout.shuffle
         self._capacity = layout.capacity
-        self.rows: Callable[[int], OrderedRows] = lru_cache(maxsize=2)(self._rows)
+        self.keyed = layout.shuffle and layout.capacity is None and len(lengths) > LISTED
+        """Whether the order is computed place by place. Packs are planned over a list."""
+        self.rows = lru_cache(maxsize=2)(self._rows)
 
     @property
     def fill_ratio(self) -> float:
@@ -99,9 +122,11 @@ class EpochOrder:
         """Return how many rows an epoch has; different permutations may pack differently."""
         return len(self._lengths) if self._capacity is None else len(self.rows(epoch))
 
-    def _rows(self, epoch: int) -> OrderedRows:
-        random = shuffler(self._seed, epoch)
+    def _rows(self, epoch: int) -> Sequence[Indices]:
         samples = len(self._lengths)
+        if self.keyed:
+            return KeyedRows(KeyedPermutation(samples, self._seed, epoch))
+        random = shuffler(self._seed, epoch)
         order = random.permutation(samples) if self._shuffle else np.arange(samples)
         if self._capacity is None:
             return OrderedRows(order)
@@ -137,6 +162,26 @@ class OrderedRows(Sequence[Indices]):
             return (int(self._order[index]),)
         first = int(self._ends[index - 1]) if index else 0
         return tuple(self._order[first : int(self._ends[index])].tolist())
+
+
+class KeyedRows(Sequence[Indices]):
+    """The rows of an epoch, of one sample each, in an order that is computed where it is looked at."""
+
+    def __init__(self, order: KeyedPermutation) -> None:
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> Indices: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Indices]: ...
+    def __getitem__(self, index: int | slice) -> Indices | list[Indices]:
+        chosen = range(len(self))[index]
+        if isinstance(chosen, int):
+            return (int(self._order(np.array([chosen]))[0]),)
+        return [(sample,) for sample in self._order(np.asarray(chosen)).tolist()]
 
 
 def shuffler(seed: int, epoch: int) -> np.random.RandomState:
