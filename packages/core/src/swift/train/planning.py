@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift.contracts import PlanContext, ResumablePlan
-from swift.data.plans import BatchLayout, EpochPlan, default_plan, rows_in_memory
-from swift.errors import CheckpointError
+from swift.data.plans import BatchLayout, EpochPlan, default_plan, no_such_plan, rows_in_memory
 from swift.models.adapter_file import kind_of
 from swift.train.reference import Mode, to_be_scored
 
@@ -178,10 +177,7 @@ def restore_plan(plan: Plan, progress: Mapping[str, Any]) -> None:
     if not state and not isinstance(plan, EpochPlan):
         return
     if not isinstance(plan, ResumablePlan):
-        raise CheckpointError(
-            "The checkpoint holds the state of an objective's own plan, and this run's plan cannot resume from it.",
-            hint="Resume with the objective, and the version of its plugin, that wrote the checkpoint.",
-        )
+        raise no_such_plan()
     plan.restore(state)
 
 

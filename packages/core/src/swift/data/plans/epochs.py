@@ -71,6 +71,8 @@ class EpochPlan:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on in the order in which the run began, whichever this version would choose."""
+        if state.keys() - {"order"}:
+            raise no_such_plan()
         kind = state.get("order")
         if kind not in (None, _KEYED):
             raise CheckpointError(
@@ -187,6 +189,14 @@ class KeyedRows(Sequence[Indices]):
 def shuffler(seed: int, epoch: int) -> np.random.RandomState:
     """Randomness of one epoch. NumPy promises that this generator's stream never changes, of others it does not."""
     return np.random.RandomState([seed % 2**32, epoch])
+
+
+def no_such_plan() -> CheckpointError:
+    """Return the error for a checkpoint of another plan than the run has."""
+    return CheckpointError(
+        "The checkpoint holds the state of an objective's own plan, and this run's plan cannot resume from it.",
+        hint="Resume with the objective, and the version of its plugin, that wrote the checkpoint.",
+    )
 
 
 def evaluation_batches(
