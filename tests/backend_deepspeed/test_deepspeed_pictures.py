@@ -30,6 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "zero3, adapters": ("qwen3_vl", {**LORA, **ALL}, {}),
     "zero2": ("qwen2_5_vl", {**ALL, **FLAT, **RATES}, {}),
     "zero2, tensor parallel": ("llava", ALL, {"parallel.tp": 2}),
+    "zero3, ulysses": ("qwen3_vl", ALL, {"parallel.ulysses": 2}),
     "zero1": ("llava", ALL, {}),
     "zero0": ("qwen2_5_vl", ALL, {}),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rounds_plugin import LabelledEncoding
 
-from swift.config.capabilities import check_capabilities
+from swift.config.capabilities import check_capabilities, lacking_media
 from swift.config.parse import parse
 from swift.config.sections import Config
 from swift.contracts import Capabilities, Need
@@ -95,3 +95,11 @@ def test_the_command_line_refuses_before_anything_is_loaded() -> None:
     with pytest.raises(UnsupportedPlan, match=r"parallel\.tp 4, parallel\.pp 2") as caught:
         parse(["--model", "m", "--dataset", "d", "--tp", "4", "--pp=2"], "sft")
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("cut", ["cp", "ulysses"])
+def test_pictures_are_not_cut_by_a_backend_that_keeps_them_whole(cut: str) -> None:
+    config = Config.model_validate({"parallel": {cut: 2}})
+    able = Capabilities(modalities=frozenset({"text", "image"}))
+    assert f"parallel.{cut} 2 shares the tokens" in str(lacking_media(able, config, "image"))
+    assert lacking_media(replace(able, cuts_media=True), config, "image") is None

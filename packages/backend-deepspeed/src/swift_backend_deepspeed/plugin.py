@@ -51,6 +51,7 @@ class DeepSpeedBackend:
         provides=EVERY_VIEW,
         async_checkpoint=True,
         modalities=frozenset({"text", "image", "audio"}),
+        cuts_media=True,
         calls_before_update=True,
         features=frozenset(
             {

@@ -48,6 +48,7 @@ class FsdpBackend:
         provides=EVERY_VIEW,
         async_checkpoint=True,
         modalities=frozenset({"text", "image", "audio"}),
+        cuts_media=True,
         calls_before_update=True,
         features=frozenset(
             {

@@ -113,7 +113,7 @@ def use_attention(model: Any, choice: AttentionChoice) -> None:
     else:
         # Samples that lie end to end are a matter of the language model: a tower sees one picture after the other.
         parts = {key: getattr(model.config, key, None) for key in model.config.sub_configs}
-        tower = "sdpa" if choice.implementation == VARLEN else choice.implementation
+        tower = choice.name if choice.implementation.startswith("swift_") else choice.implementation
         each = {
             key: choice.implementation if part is text else tower for key, part in parts.items() if part is not None
         }

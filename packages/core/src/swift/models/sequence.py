@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from swift.models.view import ViewModule, causal_lm_of
 if TYPE_CHECKING:
     from swift.contracts import ModelView, Need, Run
     from swift.data.batch import MicroBatch
+    from swift.models.media import TowerReader
 
 # Their names since torch 2.13, and before.
 _gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -92,6 +94,8 @@ class SequenceView(ViewModule):
     """Run the decoder on this process's shard of the tokens."""
 
     _shard: SequenceShard | None = None
+    _whole: MicroBatch | None = None
+    """The micro-batch of which this process has a part, while it is computed: towers see whole rows."""
 
     def __init__(
         self,
@@ -109,11 +113,11 @@ class SequenceView(ViewModule):
         """Return the views of a whole micro-batch, each process having computed its own part."""
         width = batch.input_ids.shape[1]
         part, shard = _part_of(batch, self.group)
-        self._shard = shard
+        self._shard, self._whole = shard, batch
         try:
             view: ModelView = self(part, needs)
         finally:
-            self._shard = None
+            self._shard = self._whole = None
         if not shard.seen_by:
             raise UnsupportedPlan(
                 f"{type(causal_lm_of(self.model)).__name__} does not tell its attention that sequences are sharded.",
@@ -133,6 +137,21 @@ class SequenceView(ViewModule):
             **{name: whole(getattr(view, name)) for name in POSITION_VIEWS},
         )
 
+    def _hidden(self, batch: MicroBatch) -> torch.Tensor:
+        if self._shard is None or self._whole is None or batch.media is None:
+            return super()._hidden(batch)
+        # The towers' outputs are put into embeddings of whole rows; these are cut at the door of the decoder.
+        decoder = causal_lm_of(self.model).get_decoder()
+        cut = partial(_cut_arguments, group=self.group)
+        hook = decoder.register_forward_pre_hook(cut, with_kwargs=True)
+        try:
+            return super()._hidden(self._whole)
+        finally:
+            hook.remove()
+
+    def _embedded(self, batch: MicroBatch) -> MicroBatch:
+        return batch if self._whole is None or batch.media is None else self._whole
+
     def _whole_segments(self, batch: MicroBatch) -> torch.Tensor:
         return batch.segment_ids if self._shard is None else self._shard.segment_ids
 
@@ -146,7 +165,22 @@ class SequenceView(ViewModule):
     def check(self) -> None:
         """Check what every view checks, and that sharded sequences have the values of whole ones."""
         super().check()
-        batch = self.probe(lengths=(7, 4))
+        self._check_sharded(self.probe(lengths=(7, 4)), "sequences")
+
+    def check_pictures(self, reader: TowerReader) -> None:
+        """Check what every view checks, and that sharded sequences with pictures have the values of whole ones."""
+        if self.own_logits:
+            raise UnsupportedPlan(
+                f"{type(causal_lm_of(self.model)).__name__} computes its logits itself, from whole rows with pictures.",
+                hint="Type --parallel.ulysses 1 --parallel.cp 1",
+            )
+        super().check_pictures(reader)
+        samples = [reader.probe([(56, 56)]), reader.probe([(84, 56), (56, 84)])]
+        together = reader.collated(samples, flat=self.attention.flat)
+        self._check_sharded(together.to(self._device()), "sequences with pictures")
+
+    @torch.no_grad()
+    def _check_sharded(self, batch: MicroBatch, what: str) -> None:
         need = self.comparable
         whole = getattr(self(batch, {need}), need.value)
         parts = getattr(self.forward_sharded(batch, {need}), need.value)
@@ -154,7 +188,7 @@ class SequenceView(ViewModule):
         tolerance = 1e-4 if exact else 0.15
         if not bool(((parts - whole).abs() <= tolerance * (1 + whole.abs())).all()):
             raise UnsupportedPlan(
-                f"{type(causal_lm_of(self.model)).__name__} gives other numbers when sequences are sharded.",
+                f"{type(causal_lm_of(self.model)).__name__} gives other numbers when {what} are sharded.",
                 hint="Type --parallel.ulysses 1 --parallel.cp 1",
             )
 
@@ -162,7 +196,7 @@ class SequenceView(ViewModule):
         """Return the arguments of the decoder, always with positions: a shard does not begin at zero."""
         # A mask of four dimensions counts as ready-made: transformers builds none of its own, and it isn't read.
         unread = batch.weights.new_zeros((1, 1, 1, 1))
-        given = {"input_ids": batch.input_ids, "use_cache": False, "position_ids": batch.position_ids}
+        given = {"input_ids": batch.input_ids, "use_cache": False, "position_ids": self._positions(batch)}
         if self._shard is not None:
             return {**given, "attention_mask": unread, "shard": self._shard}
         width = batch.input_ids.shape[1]
@@ -243,19 +277,43 @@ for _name, _attention in ((ULYSSES, ulysses_attention), (GATHERED, gathered_atte
 
 def _part_of(batch: MicroBatch, group: dist.ProcessGroup) -> tuple[MicroBatch, SequenceShard]:
     """Return this process's tokens of every row, after padding rows to be evenly divisible."""
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    width = batch.input_ids.shape[1]
-    each = -(-width // size)
-    mine = slice(rank * each, (rank + 1) * each)
-
-    def part(values: torch.Tensor, padding: int) -> torch.Tensor:
-        more = (0, 0) * (values.ndim - 2) + (0, each * size - width)
-        return pad(values, more, value=padding)[:, mine].contiguous()
-
-    whole = each * size
+    size, width = dist.get_world_size(group), batch.input_ids.shape[1]
+    whole = -(-width // size) * size
+    start = dist.get_rank(group) * (whole // size)
     packing = Packing((whole,)) if batch.boundaries is None else packing_of(batch.boundaries.tolist(), whole)
     segment_ids = pad(batch.segment_ids, (0, whole - width), value=-1)
-    return batch.map_positions(part), SequenceShard(packing, mine.start, group, segment_ids)
+    part = batch.map_positions(lambda values, padding: _cut(values, group, padding))
+    return part, SequenceShard(packing, start, group, segment_ids)
+
+
+def _cut(values: torch.Tensor, group: dist.ProcessGroup, padding: int = 0) -> torch.Tensor:
+    """Return this process's part of values laid out as [rows, width, ...], which are padded to be evenly divisible."""
+    size, rank, width = dist.get_world_size(group), dist.get_rank(group), values.shape[1]
+    each = -(-width // size)
+    more = (0, 0) * (values.ndim - 2) + (0, each * size - width)
+    return pad(values, more, value=padding)[:, rank * each : (rank + 1) * each].contiguous()
+
+
+def _cut_arguments(
+    _decoder: torch.nn.Module, positional: tuple[Any, ...], named: dict[str, Any], *, group: dist.ProcessGroup
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a decoder's arguments for this process's part of the tokens, from those for whole rows."""
+    named = {**named, "inputs_embeds": _cut(named["inputs_embeds"], group)}
+    positions = named["position_ids"]
+    named["position_ids"] = (
+        _cut(positions, group) if positions.ndim == 2 else _cut(positions.movedim(0, -1), group).movedim(-1, 0)
+    )
+    seen = named.get("visual_pos_masks")
+    if seen is not None:
+        # What pictures add to the first layers (Qwen3-VL) lies as one row for each of their tokens.
+        rows = torch.zeros(seen.shape, dtype=torch.int64, device=seen.device)
+        rows[seen] = torch.arange(1, int(seen.sum()) + 1, device=seen.device)
+        rows = _cut(rows, group)
+        named["visual_pos_masks"] = rows > 0
+        added = named.get("deepstack_visual_embeds")
+        if added is not None:
+            named["deepstack_visual_embeds"] = [each.index_select(0, rows[rows > 0] - 1) for each in added]
+    return positional, named
 
 
 def _causal_mask(first: int, last: int, oldest: int, window: int | None, device: torch.device) -> torch.Tensor | None:

@@ -75,8 +75,12 @@ class ViewModule(nn.Module):
         """Return the views of `batch`. Tokens without weight are not looked at: their values are zero."""
         if self._noise is None:
             return self._views(batch, needs)
-        with self._noise.around(batch, self._whole_segments(batch)):
+        with self._noise.around(self._embedded(batch), self._whole_segments(batch)):
             return self._views(batch, needs)
+
+    def _embedded(self, batch: MicroBatch) -> MicroBatch:
+        """Return the tokens that are embedded: those of the batch, or of whole rows, of which it is a part."""
+        return batch
 
     def _whole_segments(self, batch: MicroBatch) -> torch.Tensor:
         """Return the segment ids of whole rows, of which a process may have a part."""
