@@ -67,6 +67,7 @@ PUBLIC = (
     "swift.models",
     "swift.models.adapter_file",
     "swift.models.files",
+    "swift.models.fp8",
     "swift.models.sizes",
     "swift.objectives",
     "swift.objectives.across_rows",

@@ -380,7 +380,7 @@ REFUSED: list[tuple[str, str]] = [
     ("--trainable_parameters_regex .*", "--tuner.kind full"),
     ("--router_aux_loss_coef 0.01", "--backend megatron"),
     ("--recompute_granularity full", "--backend megatron"),
-    ("--fp8 true", "--backend megatron"),
+    ("--fp8 true", "'hybrid'"),
     ("--sequence_parallel_size 2", "--ulysses 2"),
     ("--optim.lr 1e-5 --learning_rate 1e-4", "Keep one"),
     ("--loss_scale agentflan", "last_round"),

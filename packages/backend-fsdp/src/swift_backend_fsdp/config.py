@@ -35,3 +35,11 @@ class FsdpConfig(Section):
         1,
         description="With train.gradient_checkpointing, recompute one block in N",
     )
+    fp8: Literal["none", "e4m3", "hybrid"] = Field(
+        "none",
+        description="Matrix products of blocks in FP8, by torchao on GPUs that have it; with hybrid, gradients are in "
+        "e5m2. Weights, optimizer and checkpoints stay as they are",
+    )
+    fp8_emulated: bool = Field(
+        False, description="Round as FP8 does, and multiply in higher precision: its numbers on any device, slowly"
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from swift.config.own_options import LoraOptions
 from swift.contracts import ProcessLayout
 from swift.errors import UnsupportedPlan
+from swift.models.fp8 import check_fp8
 from swift.models.sizes import check_heads, check_widths
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def check_plan(run: Run) -> None:
     config = run.config
     parallel, tuner = config.parallel, config.tuner
     sizes_of(run)
+    check_fp8(run)
     if parallel.cp > 1 and parallel.ulysses > 1:
         raise UnsupportedPlan(
             "parallel.cp and parallel.ulysses both shard sequences, and cannot be combined.",

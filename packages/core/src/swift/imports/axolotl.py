@@ -96,7 +96,7 @@ TABLE: Table = {
     "lisa_n_layers": absent("LISA is not available"),
     "gptq": absent("a model that GPTQ quantised is not trained"),
     "qat": absent("training for quantisation is not available; swift export --quant quantises after it"),
-    "fp8": absent("FP8 is the Megatron backend's: --backend megatron"),
+    "fp8": absent("FP8 is a setting of the backend: --fp8 hybrid"),
     "peft": absent("further options of PEFT are not available"),
     "trl": absent("is about answers that are generated, which swift does not train on"),
     "use_onebitllms": absent("1-bit training is not available"),

@@ -63,7 +63,7 @@ TABLE: Table = {
     "distributed.activation_checkpointing": to("train.gradient_checkpointing"),
     "compile.enabled": to("train.compile"),
     "clip_grad_norm.max_norm": to("optim.max_grad_norm"),
-    "fp8.enabled": absent("FP8 is the Megatron backend's: --backend megatron"),
+    "fp8.enabled": absent("FP8 is a setting of the backend: --fp8 hybrid"),
     "neftune.noise_alpha": to("train.neftune_alpha"),
     "loss_fn._target_": unneeded("the likelihood of the answer is what sft learns from"),
     "dist_env.timeout_minutes": unneeded("a process that stops answering is named after train.timeout_minutes"),

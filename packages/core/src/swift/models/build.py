@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from swift.contracts import Decision, ModelFacts
 from swift.models.attention import AttentionChoice, choose_attention
+from swift.models.fp8 import fp8_of, use_fp8, without_fp8
 from swift.models.media import TowerReader
 from swift.models.meta import meta_model
 from swift.models.precision import resolve_dtype
@@ -33,7 +34,7 @@ def build_view(
     view_class: Callable[..., ViewModule] = ViewModule,
     place: Place | None = None,
 ) -> ViewModule:
-    """Model → tuner → gradient checkpointing → compile → view, in this order.
+    """Model → tuner → FP8 → gradient checkpointing → compile → view, in this order.
 
     With `weights=False` the parameters of all but a quantised model are on the meta device, for the backend to lay out
     and fill. `attention` is a kernel of the backend's own; by default the `model` section chooses. `view_class` is
@@ -64,6 +65,7 @@ def build_view(
     run.adapter_start = read_starts(run, source, model)
     if weights:
         keep_starts(model, run.adapter_start, torch.Tensor.copy_)
+    use_fp8(run, model, decoder_blocks(model))
     if config.train.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if tuner_of(config.tuner).adapter:
@@ -73,11 +75,13 @@ def build_view(
     view.pooling = config.model.pooling
     if config.train.neftune_alpha:
         view.add_noise(config.train.neftune_alpha)
-    _look_at_pictures(view, run.media_reader, weights=weights)
+    with without_fp8(view):
+        _look_at_pictures(view, run.media_reader, weights=weights)
     if config.train.compile:
         compile_blocks(view)
     trained, total = weight_counts(model)
-    run.model_facts = ModelFacts(dtype_name, total, trained)
+    fp8 = fp8_of(run)
+    run.model_facts = ModelFacts(dtype_name if fp8 is None else f"{dtype_name} fp8 {fp8}", total, trained)
     return view
 
 

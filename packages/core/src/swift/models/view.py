@@ -18,6 +18,7 @@ from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
 from swift.errors import ModelError
 from swift.models.attention import FLASH, VARLEN, AttentionChoice, packing_of, use_attention
+from swift.models.fp8 import without_fp8
 from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
 from swift.models.logps import TokenViews, token_logps, token_logps_of_module, tokens_per_chunk
@@ -183,7 +184,7 @@ class ViewModule(nn.Module):
         # Nothing is compiled for shapes that do not come again.
         eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         try:
-            with eager, torch.autocast(self._device().type, torch.bfloat16, enabled=flash):
+            with eager, without_fp8(self), torch.autocast(self._device().type, torch.bfloat16, enabled=flash):
                 self.check()
         finally:
             for module, training in modes:

@@ -18,3 +18,11 @@ class TorchConfig(Section):
     cpu_threads: Threads | None = Field(
         None, description="Threads per process on the CPU; default: the cores divided by the processes here"
     )
+    fp8: Literal["none", "e4m3", "hybrid"] = Field(
+        "none",
+        description="Matrix products of blocks in FP8, by torchao on GPUs that have it; with hybrid, gradients are in "
+        "e5m2. Weights, optimizer and checkpoints stay as they are",
+    )
+    fp8_emulated: bool = Field(
+        False, description="Round as FP8 does, and multiply in higher precision: its numbers on any device, slowly"
+    )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swift.errors import UnsupportedPlan
+from swift.models.fp8 import check_fp8
 
 if TYPE_CHECKING:
     from swift.contracts import Run
 
 
 def check_plan(run: Run) -> None:
-    """Refuse a number of replicas that was not started."""
+    """Refuse a number of replicas that was not started, and FP8 where it cannot be."""
+    check_fp8(run)
     replicas = run.config.parallel.dp_replicate
     if replicas not in (None, run.world.size):
         raise UnsupportedPlan(

@@ -30,6 +30,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "logging.output": ("save",),
 }
 """Key → flags that set it to their value, as it is."""
+_OF_OTHERS_TOO = ("backend.fp8",)
+"""Keys that other backends have as well; one that has not refuses them as it does any other key."""
 _ARITIES: dict[str, Arity] = {
     "backend.recompute_modules": "list",
     "backend.moe_pad_to_capacity": "switch",
@@ -183,7 +185,7 @@ def settle_megatron(merged: dict[str, Assignment], notes: list[str]) -> None:
         )
     for key, flags in (*RENAMED.items(), ("backend.recompute", ("recompute_granularity",))):
         source = merged[key].source if key in merged and key.startswith("backend.") else ""
-        if backend != "megatron" and source.lstrip("-").replace("-", "_") in flags:
+        if backend != "megatron" and key not in _OF_OTHERS_TOO and source.lstrip("-").replace("-", "_") in flags:
             raise ConfigError(
                 f"{source} is a setting of Megatron, and the backend is {backend}.",
                 hint="Type: --backend megatron, or leave it out.",

@@ -1,0 +1,139 @@
+"""Matrix products in FP8, by torchao: weights, optimizer and checkpoints stay what they are without it.
+
+Inputs, weights and gradients are rounded to eight bits where they are multiplied, each tensor with one scale of the
+moment. What is emulated rounds in the same way and multiplies in higher precision: the numbers of FP8 on any device.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from swift.config.obstacles import no_gpu_to_see
+from swift.errors import ModelError, UnsupportedPlan
+from swift.tuners.selected import tuner_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+    from torch import nn
+
+    from swift.contracts import Run
+
+MULTIPLE = 16
+"""Both sides of a matrix must be a multiple of this, or its layer stays as it is."""
+_OLDEST = (8, 9)
+"""The compute capability of the first GPUs with FP8: Ada and Hopper."""
+
+
+def fp8_of(run: Run) -> str | None:
+    """Return the format of FP8 in a run whose backend offers it: 'hybrid' or 'e4m3'; None where it is off."""
+    kind = getattr(run.config.backend, "fp8", "none")
+    return None if kind == "none" else str(kind)
+
+
+def check_fp8(run: Run) -> None:
+    """Refuse FP8 where it cannot be honoured, before anything is set up."""
+    if fp8_of(run) is None:
+        return
+    config, without = run.config, "--backend.fp8 none"
+    if tuner_of(config.tuner).adapter:
+        raise UnsupportedPlan(
+            "backend.fp8 is for training whole weights: under adapters torchao's layers would compute gradients of the "
+            "frozen weights too, and be slower.",
+            hint=f"Type {without}, or --train_type full",
+        )
+    if config.parallel.tp > 1:
+        raise UnsupportedPlan(
+            "backend.fp8 finds one scale for a whole matrix, which tensor parallel shards.",
+            hint=f"Type --parallel.tp 1, or {without}",
+        )
+    if config.model.dtype not in ("auto", "bfloat16"):
+        raise UnsupportedPlan(
+            f"backend.fp8 goes with --torch_dtype bfloat16, not with {config.model.dtype}.",
+            hint=f"Type --torch_dtype bfloat16, or {without}",
+        )
+    if not _emulated(run) and no_gpu_to_see(getattr(config.backend, "device", "auto")):
+        raise UnsupportedPlan(
+            "backend.fp8 needs a GPU of the Ada or Hopper generation or later, and this run is on the CPU.",
+            hint=f"Type {without}, or see its numbers, slowly: --backend.fp8_emulated true",
+        )
+
+
+def use_fp8(run: Run, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
+    """Let the linear layers of a model's blocks multiply in FP8 if the run says so; not those of unfit sizes."""
+    kind = fp8_of(run)
+    if kind is None:
+        return
+    try:
+        from torchao.float8 import CastConfig, Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise ModelError(
+            "backend.fp8 needs torchao, which is not installed or does not fit this torch.",
+            hint='Type: pip install "swift-core[fp8]"',
+        ) from error
+    emulated = _emulated(run)
+    if not emulated:
+        _check_device(run.topology.device)
+    import torch
+
+    gradients: Any = CastConfig(target_dtype=torch.float8_e4m3fn if kind == "e4m3" else torch.float8_e5m2)
+    config = Float8LinearConfig(cast_config_grad_output=gradients, pad_inner_dim=True, emulate=emulated)
+    chosen = frozenset(layers_in_fp8(model, blocks))
+    if not chosen:
+        raise ModelError(
+            f"None of the linear layers of {type(model).__name__} has sides that are multiples of {MULTIPLE}, as FP8 "
+            "needs them.",
+            hint="Type --backend.fp8 none",
+        )
+    convert_to_float8_training(model, module_filter_fn=lambda _, path: path in chosen, config=config)
+    run.say(f"fp8 {kind}{' (emulated)' if emulated else ''}: {len(chosen)} linear layers")
+
+
+def layers_in_fp8(model: nn.Module, blocks: Iterable[nn.Module]) -> list[str]:
+    """Return the paths of the layers that multiply in FP8: linear ones within blocks, of fitting sizes."""
+    import torch
+
+    within = {module for block in blocks for module in block.modules()}
+    return [
+        path
+        for path, module in model.named_modules()
+        if type(module) is torch.nn.Linear
+        and module in within
+        and not (module.in_features % MULTIPLE or module.out_features % MULTIPLE)
+    ]
+
+
+@contextmanager
+def without_fp8(model: nn.Module) -> Iterator[None]:
+    """Let a model multiply as it does without FP8 for a while.
+
+    For comparing layouts of batches: with FP8, what lies beside a sample decides on the scale of its numbers.
+    """
+    from torch.nn import Linear
+
+    layers: list[Any] = [module for module in model.modules() if type(module).__name__ == "Float8Linear"]
+    for layer in layers:
+        layer.forward = partial(Linear.forward, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _emulated(run: Run) -> bool:
+    return bool(getattr(run.config.backend, "fp8_emulated", False))
+
+
+def _check_device(device: torch.device | str) -> None:
+    import torch
+
+    if torch.device(device).type != "cuda" or torch.cuda.get_device_capability(device) < _OLDEST:
+        name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "the CPU"
+        raise UnsupportedPlan(
+            f"backend.fp8 needs a GPU of the Ada or Hopper generation or later, and this run is on {name}.",
+            hint="Type --backend.fp8 none",
+        )
