@@ -64,7 +64,15 @@ def _attention(source: str, value: Any) -> Settings:
     return dict(_ATTENTION[word])
 
 
+def _fp8(source: str, value: Any) -> Settings:
+    if str(value).lower() in ("true", "1", "yes"):
+        raise ConfigError(f"{source} names a format, 'hybrid' or 'e4m3'.", hint=f"Type: {source} hybrid")
+    return {"backend.fp8": "none" if str(value).lower() == "false" else value}
+
+
 def _as_it_is(key: str) -> Translation:
+    if key == "backend.fp8":
+        return _fp8
     arity = _ARITIES.get(key)
     if arity == "switch":
         return lambda source, value: {key: as_switch(value, source)}
