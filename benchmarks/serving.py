@@ -36,8 +36,8 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     """Figures, and what they were made of."""
     ensure()
     rounds, requests = (1, 40) if quick else (3, 200)
-    _course(_plain, requests=8)  # leaves compiled modules behind
-    pairs = [(_course(_swift, requests), _course(_plain, requests)) for _ in range(rounds)]
+    course(_plain, requests=8)  # leaves compiled modules behind
+    pairs = [(course(_swift, requests), course(_plain, requests)) for _ in range(rounds)]
     figures = [
         Figure(
             "time from the command to the first token over plain vLLM's",
@@ -65,7 +65,7 @@ def _plain(port: int) -> list[str]:
     return [*server, "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port), *SETTINGS]
 
 
-def _course(command: Any, requests: int) -> dict[str, float]:
+def course(command: Any, requests: int) -> dict[str, float]:
     """Seconds to the first token, and requests a second afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -48,6 +49,7 @@ def main(arguments: list[str], reference: Path = REFERENCE) -> int:
             "configuration.md": configuration_page(),
             "other-programs.md": other_programs_page(),
             "resume-matrix.md": matrix_page(json.loads((REFERENCE / "resume-matrix.json").read_text())),
+            "proven-where.md": proven_page(_found()),
             "tuning-pairs.md": tuning_pairs_page(json.loads((REFERENCE / "tuning-pairs.json").read_text())),
         }
     except Undocumented as problem:
@@ -209,6 +211,43 @@ def matrix_page(results: dict[str, Any]) -> str:
         if found:
             parts += [f"## {title}", _pairs(found)]
     return "\n\n".join(parts) + "\n"
+
+
+def _found() -> dict[str, Any]:
+    path = REFERENCE / "proven-where.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"device": "", "found": {}}
+    return found
+
+
+def proven_page(results: dict[str, Any]) -> str:
+    """Return the page of what was proven on which device: by the tests that are marked `gpu`, and what they found."""
+    cases = runpy.run_path(str(REFERENCE.parent.parent / "tests" / "helpers" / "gpu_cases.py"))["everything"]()
+    rows = ["| what | on the CPU | on a GPU |", "|---|---|---|"]
+    for name, (what, cpu) in cases.items():
+        outcome = results["found"].get(name, "")
+        where = {"passed": f"proven on {results['device']}", "failed": f"**fails** on {results['device']}"}
+        on_gpu = where.get(outcome, f"nowhere yet ({outcome})" if outcome else "nowhere yet")
+        rows.append(f"| {what} | {_linked(cpu)} | {on_gpu} |")
+    versions = ", ".join(f"{name} {version}" for name, version in results.get("versions", {}).items())
+    parts = [
+        "# What was proven where",
+        "<!-- Written by `make docs` from tests/helpers/gpu_cases.py and proven-where.json, which `make gpu` writes. Do "
+        "not edit. -->",
+        "swift's tests run on machines without a GPU. What only a GPU can show is a list of runs, each compared with "
+        "one that is known to be right (`tests/gpu`); `make gpu` runs them all, and then `benchmarks/gpu.py`. Until "
+        "it has, the last column says so: nothing here is promised for a GPU that was not tried on one.",
+        "\n".join(rows),
+        *([f"Versions: {versions}."] if versions else []),
+        "Exercised on the CPU, and by stand-ins only: more than one machine (several processes of one machine), NCCL "
+        "(gloo), Transformer Engine (layers in plain torch with its names). Never run: several GPUs.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _linked(text: str) -> str:
+    """Return words about a test with the name of its file set apart."""
+    first, _, rest = text.partition(" ")
+    return f"`{first}` {rest}".rstrip() if first.startswith("tests/") else text
 
 
 def _pairs(pairs: list[dict[str, Any]]) -> str:

@@ -1,0 +1,408 @@
+"""Speed and memory on a GPU: `python -m benchmarks.gpu [PART ...]`, in parts of at most ten minutes.
+
+Models have the shapes of well known ones and random weights. A part is a process of its own, and its results are
+written at once: one that fails, or takes too long, is written down as such, and the next one runs. `--device cpu
+--shape tiny` goes through the same code on any machine; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.commands import SWIFT, environment
+from benchmarks.facts import Figure, machine, write_page
+from benchmarks.inputs import ROOT, WORK
+from swift.hardware import device_called
+
+LIMIT = 570
+"""Seconds of a part."""
+STEPS = 12
+WARM = 4
+"""Steps that are left out of figures: kernels are chosen, compiled and timed in them."""
+QWEN = {"head_dim": 128, "max_position_embeddings": 40_960, "vocab_size": 151_936, "num_key_value_heads": 8}
+SHAPES: dict[str, dict[str, int]] = {
+    "8b": {
+        **QWEN,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    },
+    "1b": {**QWEN, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 16, "num_attention_heads": 16},
+    "tiny": {
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+        "vocab_size": 512,
+        "num_key_value_heads": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
+}
+"""Of a Qwen3."""
+FOLDER = WORK / "gpu"
+REWARD = "def short(completions, **_):\n    return [-len(each) / 1000 for each in completions]\n"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where, and on which shape, a part runs."""
+
+    device: str
+    shape: str
+
+    @property
+    def dry(self) -> bool:
+        """Whether nothing but the code is tried."""
+        return self.device == "cpu"
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens of a short and of a long pack."""
+        return (128, 256) if self.shape == "tiny" else (4096, 16_384)
+
+
+def training(place: Place, name: str, *words: str, shape: str | None = None, steps: int = STEPS) -> dict[str, Any]:
+    """Train, and return the medians of what was logged, beside what `swift plan` expected."""
+    model, chats = model_of(shape or place.shape), chats_of(place)
+    settings = [
+        "--per_device_train_batch_size",
+        "1",
+        "--torch_dtype",
+        "bfloat16",
+        "--packing",
+        "true",
+        "--learning_rate",
+        "1e-5",
+        *words,
+    ]
+    output = FOLDER / "runs" / name
+    shutil.rmtree(output, ignore_errors=True)
+    command = [
+        SWIFT,
+        "sft",
+        "--model",
+        str(model),
+        "--dataset",
+        str(chats),
+        *settings,
+        "--backend.device",
+        place.device,
+        "--max_steps",
+        str(steps),
+        "--logging_steps",
+        "1",
+        "--output_dir",
+        str(output),
+        "--logging.run_name",
+        "run",
+        "--checkpoint.save_last",
+        "false",
+        "--report_to",
+        "jsonl",
+        "--export.verify",
+        "none",
+    ]
+    call(command)
+    lines = [json.loads(line) for line in (output / model.name / "run" / "logging.jsonl").read_text().splitlines()]
+    measured = [line for line in lines if "tokens_per_second" in line]
+    ends = [0.0, *(line["elapsed_time"] for line in measured)]
+    seconds = [end - begin for begin, end in pairwise(ends)]
+    rate = median(line["tokens_per_second"] for line in measured[WARM:])
+    memory = max(line["memory(GiB)"] for line in measured)
+    plan = planned(model, settings, place)
+    trained = 0 if "lora" in words else plan["model"]["parameters"]
+    facts: dict[str, Any] = {
+        "tokens_per_second": rate,
+        "peak_gib": memory,
+        "planned_gib": plan["fits"][0]["peak_bytes"] / 2**30 if plan["fits"] else None,
+        "parameters": plan["model"]["parameters"],
+        "seconds": seconds,
+        "command": " ".join(command),
+    }
+    known = device_called(device_name(place))
+    if known is not None:
+        facts["mfu"] = rate * (4 * plan["model"]["parameters"] + 2 * trained) / (known.tflops * 1e12)
+    return facts
+
+
+def planned(model: Path, settings: Sequence[str], place: Place) -> dict[str, Any]:
+    """Return what `swift plan` says of the run."""
+    known = device_called(device_name(place))
+    device = "CPU" if known is None else known.name
+    printed = call([SWIFT, "plan", str(model), "--gpus", f"1x{device}", "--backend", "torch", *settings, "--json"])
+    found: dict[str, Any] = json.loads(printed[printed.index("{") :])
+    return found
+
+
+def _lora(place: Place, tokens: int, *more: str) -> dict[str, Any]:
+    name = f"lora-{tokens}"
+    return training(place, name, "--train_type", "lora", "--max_length", str(tokens), *more)
+
+
+def _full(place: Place, tokens: int, *more: str) -> dict[str, Any]:
+    words = ["--train_type", "full", "--optim", "adamw_8bit", "--max_length", str(tokens), *more]
+    return training(place, f"full-{tokens}", *words)
+
+
+def _compiled(place: Place) -> tuple[str, ...]:
+    return () if place.dry else ("--train.compile", "true")  # FP8 pays where the rounding is fused
+
+
+def _fp8(place: Place) -> dict[str, Any]:
+    emulated = ("--backend.fp8_emulated", "true") if place.dry else ()
+    return _full(place, place.tokens[0], "--fp8", "hybrid", *emulated, *_compiled(place))
+
+
+def _saving(place: Place) -> dict[str, Any]:
+    shape = "tiny" if place.shape == "tiny" else "1b"
+    words = ("--train_type", "full", "--max_length", str(place.tokens[0]))
+    more = ("--save_steps", "4", "--checkpoint.asynchronous", "true", "--save_total_limit", "1")
+    facts = training(place, "saving", *words, *more, shape=shape, steps=21)
+    seconds = facts["seconds"]
+    saved = {step for step in range(5, 21) if step % 4 in (0, 1)}  # the step of a save, and the one beside it
+    plain = [seconds[step] for step in range(5, 21) if step + 1 not in saved]
+    beside = [seconds[step] for step in range(5, 21) if step + 1 in saved]
+    return {**facts, "stall": sum(beside) / len(beside) / median(plain) - 1}
+
+
+def _serving(place: Place) -> dict[str, Any]:
+    from benchmarks.serving import SETTINGS, course
+
+    model = model_of(place.shape)
+    words = SETTINGS if place.dry else ("--dtype", "bfloat16", "--max-model-len", "2048")
+    return course(
+        lambda port: [SWIFT, "serve", str(model), "--name", "model", "--port", str(port), *words],
+        requests=8 if place.dry else 200,
+    )
+
+
+def _grpo(place: Place) -> dict[str, Any]:
+    model, chats, output = model_of(place.shape), chats_of(place), FOLDER / "runs" / "grpo"
+    shutil.rmtree(output, ignore_errors=True)
+    (FOLDER / "reward.py").write_text(REWARD)
+    engine = ["--rollout_engine", "transformers"]
+    if not place.dry:
+        engine = ["--rollout_engine", "vllm", "--rollout_options", '{"gpu_memory_utilization": 0.5}']
+    command = [
+        SWIFT,
+        "rlhf",
+        "--rlhf_type",
+        "grpo",
+        "--model",
+        str(model),
+        "--dataset",
+        str(chats),
+        "--train_type",
+        "lora",
+        "--reward_funcs",
+        f"{FOLDER / 'reward.py'}:short",
+        "--num_generations",
+        "8",
+        "--max_completion_length",
+        "16" if place.dry else "512",
+        "--per_device_train_batch_size",
+        "4",
+        "--global_batch_size",
+        "32",
+        "--torch_dtype",
+        "bfloat16",
+        "--backend.device",
+        place.device,
+        *engine,
+        "--max_steps",
+        "4",
+        "--logging_steps",
+        "1",
+        "--output_dir",
+        str(output),
+        "--logging.run_name",
+        "run",
+        "--checkpoint.save_last",
+        "false",
+        "--report_to",
+        "jsonl",
+    ]
+    call(command)
+    lines = [json.loads(line) for line in (output / model.name / "run" / "logging.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "train_speed(s/it)" in line]
+    return {"seconds_a_round": median(line["train_speed(s/it)"] for line in steps[1:]), "command": " ".join(command)}
+
+
+PARTS: dict[str, Callable[[Place], dict[str, Any]]] = {
+    "lora_4k": lambda place: _lora(place, place.tokens[0], "--gradient_accumulation_steps", "4"),
+    "lora_16k": lambda place: _lora(place, place.tokens[1], "--gradient_checkpointing", "true"),
+    "full_4k": lambda place: _full(place, place.tokens[0], *_compiled(place)),
+    "full_16k": lambda place: _full(place, place.tokens[1], "--gradient_checkpointing", "true"),
+    "full_4k_fp8": _fp8,
+    "saving": _saving,
+    "serving": _serving,
+    "grpo": _grpo,
+}
+GOALS = {("lora_4k", "tokens_per_second"): 13_500.0, ("full_4k", "mfu"): 0.5, ("full_4k_fp8", "over_bf16"): 1.3}
+"""At least, for the 8B shape on one H200."""
+STALL = 0.01
+_UNITS = {
+    "tokens_per_second": "tokens/s",
+    "peak_gib": "GiB",
+    "planned_gib": "GiB",
+    "mfu": "",
+    "stall": "",
+    "rate": "requests/s",
+    "first_token": "s",
+    "seconds_a_round": "s",
+    "over_bf16": "x",
+}
+
+
+def model_of(shape: str) -> Path:
+    """Return the folder of a model with random weights, made once."""
+    folder = FOLDER / f"model-{shape}"
+    if (folder / "config.json").is_file():
+        return folder
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from swift.demo.tokenizer import byte_tokenizer
+
+    making = folder.with_name(folder.name + ".making")
+    shutil.rmtree(making, ignore_errors=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_default_dtype(torch.bfloat16)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Qwen3ForCausalLM(Qwen3Config(**SHAPES[shape], tie_word_embeddings=False))
+    model.save_pretrained(making)
+    torch.set_default_dtype(torch.float32)
+    byte_tokenizer().save_pretrained(making)
+    making.rename(folder)
+    return folder
+
+
+def chats_of(place: Place) -> Path:
+    """Return chats of letters, of a few hundred each; as many tokens as letters."""
+    path = FOLDER / f"chats-{place.shape}.jsonl"
+    if path.is_file():
+        return path
+    source = random.Random(0)
+    longest, count = (60, 800) if place.shape == "tiny" else (1600, 1200)
+
+    def text() -> str:
+        return "".join(source.choices("abcdefghijklmnopqrstuvwxyz     ", k=source.randint(longest // 4, longest)))
+
+    rows = (
+        {"messages": [{"role": "user", "content": text()[:40]}, {"role": "assistant", "content": text()}]}
+        for _ in range(count)
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def device_name(place: Place) -> str:
+    """Return the name of the GPU, as its driver tells it."""
+    if place.dry:
+        return "CPU"
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
+def call(command: Sequence[str]) -> str:
+    """Run a command to its end and answer what it printed; a failure raises with its last words."""
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError("\n".join((done.stdout + done.stderr).splitlines()[-15:]))
+    return done.stdout
+
+
+def apart(name: str, place: Place) -> dict[str, Any]:
+    """Run a part in a process of its own, which is ended with all that it started when its time is up."""
+    command = [sys.executable, "-m", "benchmarks.gpu", name, "--device", place.device, "--shape", place.shape, "--here"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        printed, _ = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return {"failed": f"it took longer than {LIMIT} seconds"}
+    last = printed.strip().splitlines()[-1] if printed.strip() else ""
+    if process.returncode or not last.startswith("{"):
+        return {"failed": "\n".join(printed.splitlines()[-15:])}
+    facts: dict[str, Any] = json.loads(last)
+    return facts
+
+
+def report(out: Path, place: Place, results: dict[str, dict[str, Any]]) -> Path:
+    """Write what is known so far, with the goals where they are meant."""
+    if {"full_4k", "full_4k_fp8"} <= results.keys() and not any(
+        "failed" in results[name] for name in ("full_4k", "full_4k_fp8")
+    ):
+        results["full_4k_fp8"]["over_bf16"] = (
+            results["full_4k_fp8"]["tokens_per_second"] / results["full_4k"]["tokens_per_second"]
+        )
+    shown = []
+    for name, facts in results.items():
+        if "failed" in facts:
+            shown.append({"what": name, "figure": "failed", "verdict": facts["failed"].strip().splitlines()[-1][:200]})
+        for key, unit in _UNITS.items():
+            if facts.get(key) is None:
+                continue
+            meant = place.shape == "8b" and not place.dry
+            goal = GOALS.get((name, key)) if meant else None
+            most = STALL if key == "stall" and meant else None
+            figure = Figure(f"{name}: {key.replace('_', ' ')}", facts[key], unit, at_least=goal, at_most=most)
+            shown.append({"what": figure.what, "figure": str(figure), "verdict": figure.verdict})
+    content = {
+        "command": f"python -m benchmarks.gpu --device {place.device} --shape {place.shape}",
+        "machine": {**machine(), "device": device_name(place)},
+        "figures": shown,
+        "details": {"parts": results, **({"notes": ["A dry run: its figures mean nothing."]} if place.dry else {})},
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "gpu.json"
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_page(out)
+    return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", choices=[*PARTS, []], help=", ".join(PARTS))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="8b")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
+    parser.add_argument("--here", action="store_true", help="run one part in this process and print its facts")
+    arguments = parser.parse_args()
+    place = Place(arguments.device, arguments.shape)
+    if arguments.here:
+        print(json.dumps(PARTS[arguments.parts[0]](place)))
+        return 0
+    results: dict[str, dict[str, Any]] = {}
+    for name in arguments.parts or PARTS:
+        print(f"{name} ...", flush=True)
+        results[name] = apart(name, place)
+        path = report(arguments.out, place, results)
+        facts = {key: results[name][key] for key in ("failed", *_UNITS) if results[name].get(key) is not None}
+        print(f"  {facts}\n  written to {path}", flush=True)
+    return int(any("failed" in facts for facts in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Runs on a GPU against runs that are known to be right. `make gpu` runs them, and writes down what was proven.
+
+`SWIFT_GPU_TESTS_ON=cpu` runs them on any machine, without what only a GPU has: that the tests themselves work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from gpu_cases import CASES, EXPORTS, Case
+from tiny_runs import conversations, write_jsonl, write_model
+
+DRY = os.environ.get("SWIFT_GPU_TESTS_ON") == "cpu"
+STEPS = 4
+
+
+@pytest.mark.full
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_run_on_a_gpu(case: Case, place: Path) -> None:
+    lacking = [
+        name for name in case.needs if find_spec(name) is None and not (DRY and name in ("flash_attn", "liger_kernel"))
+    ]
+    if lacking:
+        pytest.skip(f"needs {', '.join(lacking)}")
+    if DRY and case.no_dry:
+        pytest.skip(f"no dry run: {case.no_dry}")
+    found, expected = trained(place, flags_of(case)), trained(place, case.against)
+    assert len(found[0]) == STEPS
+    assert found[0] == pytest.approx(expected[0], rel=case.tolerance)
+    if case.saves:
+        assert saved(found[1]) == saved(expected[1])
+
+
+@pytest.mark.full
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", EXPORTS)
+def test_an_export_answers_on_a_gpu(scheme: str, place: Path, tmp_path: Path) -> None:
+    if find_spec("vllm") is None:
+        pytest.skip("needs vllm")
+    run = trained(place, ("--train_type", "lora"))[1]
+    out = tmp_path / scheme
+    words = ["export", str(run), "--to", "vllm", "--quant", scheme, "--out", str(out), "--export.verify", "all"]
+    swift([*words, "--quant_tolerance", "2.0"], place)
+    assert "vllm" in json.dumps(json.loads((out / "verification.json").read_text())).lower()
+
+
+def flags_of(case: Case) -> tuple[str, ...]:
+    """Return a case's flags; in a dry run, without those that only a GPU has."""
+    if not DRY or not case.only_gpu:
+        return case.flags
+    flags = list(case.flags)
+    at = flags.index(case.only_gpu[0])
+    return (*flags[:at], *flags[at + len(case.only_gpu) :])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model whose sides fit FP8, and chats."""
+    folder = tmp_path_factory.mktemp("gpu")
+    write_model(folder / "tiny", intermediate_size=128, num_attention_heads=4, num_key_value_heads=4)
+    write_jsonl(folder / "chats.jsonl", conversations(32))
+    return folder
+
+
+@cache
+def trained(place: Path, flags: tuple[str, ...]) -> tuple[list[float], Path]:
+    """Train in a new interpreter, and return the losses and the run's folder; a run is made once."""
+    output = place / f"run-{abs(hash(flags))}"
+    device = [] if "--backend.device" in flags else ["--backend.device", "cpu" if DRY else "cuda"]
+    words = [
+        "sft", "--model", "tiny", "--dataset", "chats.jsonl", "--learning_rate", "1e-3", "--logging_steps", "1",
+        "--max_steps", str(STEPS), "--per_device_train_batch_size", "4", "--report_to", "jsonl", "--seed", "0",
+        "--output_dir", str(output), "--logging.run_name", "run", *flags, *device,
+    ]  # fmt: skip
+    swift(words, place)
+    folder = output / "tiny" / "run"
+    lines = map(json.loads, (folder / "logging.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line], folder
+
+
+def swift(words: list[str], folder: Path) -> None:
+    """Run a command to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "swift", *words], cwd=folder, capture_output=True, text=True, check=False, timeout=500
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def saved(run: Path) -> dict[str, bytes]:
+    """Return the bytes of the tensors of all checkpoints."""
+    files = sorted(run.glob("checkpoint-*/**/*.safetensors"))
+    assert files
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}

@@ -1,0 +1,101 @@
+"""All that a GPU is needed for, in one command: `make gpu`. Builds wheels, runs the tests marked `gpu`, and measures.
+
+What was found is written as it comes: `docs/reference/proven-where.json`, from which `make docs` makes a page, and
+`benchmarks/results/gpu.json`. `--dry` goes the same way on any machine, without a GPU, and writes into `build/gpu`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "gpu"
+FOUND = ROOT / "docs" / "reference" / "proven-where.json"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make gpu", description=__doc__)
+    parser.add_argument("--dry", action="store_true", help="on the CPU, with tiny models: only that it runs")
+    parser.add_argument("--only", choices=("wheels", "tests", "benchmarks"), action="append", help="some of the parts")
+    chosen = parser.parse_args(arguments)
+    device = _device(dry=chosen.dry)
+    if device is None:
+        print("make gpu: this machine has no NVIDIA GPU. To see that it runs: make gpu DRY=1", file=sys.stderr)
+        return 1
+    parts = {"wheels": _wheels, "tests": _tests, "benchmarks": _measured}
+    WORK.mkdir(parents=True, exist_ok=True)
+    worst = 0
+    for name in chosen.only or parts:
+        print(f"== {name}", flush=True)
+        worst = max(worst, parts[name](device, dry=chosen.dry))
+    return worst
+
+
+def _wheels(_: str, *, dry: bool) -> int:
+    del dry
+    return _call([sys.executable, "tools/wheels.py", str(WORK / "wheels")])
+
+
+def _tests(device: str, *, dry: bool) -> int:
+    """Run the tests, and write down which of them passed."""
+    known = runpy.run_path(str(ROOT / "tests" / "helpers" / "gpu_cases.py"))["everything"]()
+    out = WORK / FOUND.name if dry else FOUND
+    found: dict[str, str] = {}
+    code = _call([sys.executable, "-m", "pytest", "-m", "gpu", f"--junit-xml={WORK / 'tests.xml'}"], dry=dry)
+    for case in ElementTree.parse(WORK / "tests.xml").iter("testcase"):  # noqa: S314: this command has written it
+        name = case.get("name", "")
+        if name in known:
+            found[name] = _outcome(case)
+    content = {"device": device, "versions": _versions(), "found": found}
+    out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {out}")
+    return code
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    """Return 'passed', 'failed', or 'skipped: ' with the reason."""
+    skipped = case.find("skipped")
+    if skipped is not None:
+        return f"skipped: {skipped.get('message', '')}"
+    return "failed" if case.find("failure") is not None or case.find("error") is not None else "passed"
+
+
+def _measured(_: str, *, dry: bool) -> int:
+    place = ["--device", "cpu", "--shape", "tiny", "--out", str(WORK)] if dry else []
+    return _call([sys.executable, "-m", "benchmarks.gpu", *place])
+
+
+def _call(command: list[str], *, dry: bool = False) -> int:
+    variables = {**os.environ, "SWIFT_GPU_TESTS_ON": "cpu"} if dry else dict(os.environ)
+    return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+
+
+def _device(*, dry: bool) -> str | None:
+    import torch
+
+    if dry:
+        return "CPU (dry run)"
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def _versions() -> dict[str, str]:
+    names = ("torch", "transformers", "flash-attn", "liger-kernel", "torchao", "bitsandbytes", "vllm", "deepspeed")
+    found = {}
+    for name in (*names, "megatron-core", "transformer-engine"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
