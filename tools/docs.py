@@ -231,8 +231,8 @@ def proven_page(results: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results.get("versions", {}).items())
     parts = [
         "# What was proven where",
-        "<!-- Written by `make docs` from tests/helpers/gpu_cases.py and proven-where.json, which `make gpu` writes. Do "
-        "not edit. -->",
+        "<!-- Written by `make docs` from tests/helpers/gpu_cases.py and proven-where.json, which `make gpu` writes. "
+        "Do not edit. -->",
         "swift's tests run on machines without a GPU. What only a GPU can show is a list of runs, each compared with "
         "one that is known to be right (`tests/gpu`); `make gpu` runs them all, and then `benchmarks/gpu.py`. Until "
         "it has, the last column says so: nothing here is promised for a GPU that was not tried on one.",
