@@ -15,7 +15,7 @@ from tiny_runs import Trained, run_training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.contracts import EpisodeStart, Observation, Turn
-from swift.errors import ConfigError, SwiftError
+from swift.errors import ConfigError, DataError, SwiftError
 from swift_rl.environments.pool import EnvironmentPool, EpisodeCall
 from swift_rl.environments.select import select_environment
 from swift_rl.environments.turns import TemplateDrift, TurnRenderer
@@ -423,10 +423,13 @@ envs['door'] = Door
 """
 
 
-def played(tied: Path, folder: Path, name: str, *answers: str, **columns: Any) -> EpisodeCall:
+def played(
+    tied: Path, folder: Path, name: str, *answers: str, source: str | None = MS_SWIFT, **columns: Any
+) -> EpisodeCall:
     plugin = folder / "plugin.py"
-    plugin.write_text(MS_SWIFT)
-    options = GrpoOptions(environment=name, external_plugins=(plugin,), max_turns=3, reward_workers=1)
+    plugin.write_text(source or "")
+    files = (plugin,) if source else ()
+    options = GrpoOptions(environment=name, external_plugins=files, max_turns=3, reward_workers=1)
     selected = select_environment(options, list(columns), tied)
     assert selected is not None
     call = EpisodeCall("0", EpisodeStart([{"role": "user", "content": "Hello"}], columns))
@@ -472,5 +475,123 @@ def test_a_scheduler_goes_on_within_the_answer(tied: Path, tmp_path: Path) -> No
     assert played(tied, tmp_path, "doubts", "So <answer>4</answer>", solution="$4$").seen[0].done
     with pytest.raises(ConfigError, match="overrides run"):
         played(tied, tmp_path, "own")
-    with pytest.raises(ConfigError, match="there are calculator, tips, doubts, own, door"):
+    with pytest.raises(ConfigError, match=r"there are .*calculator, tips, doubts, own, .*door"):
         played(tied, tmp_path, "dor")
+
+
+TIP = "But wait... It seems I made a mistake,"
+
+
+@pytest.mark.full
+def test_schedulers_that_ms_swift_brings_with_it_have_its_names(tied: Path, tmp_path: Path) -> None:
+    wrong = "<think>2 + 2 is 5</think><answer>5</answer>"
+    doubted = played(tied, tmp_path, "math_tip_trick", wrong, " 4</think>", source=None, solution="$4$")
+    assert doubted.seen[0] == Observation([], text=TIP, keep=len("<think>2 + 2 is 5"))
+    assert doubted.seen[1].done
+    assert played(tied, tmp_path, "math_tip_trick", "<answer>4</answer>", source=None, solution="$4$").seen[0].done
+    with pytest.raises(DataError, match="wants the column 'solution'"):
+        played(tied, tmp_path, "math_tip_trick", source=None)
+
+    asked = {"env_config": {"name": "math_env"}, "problem": "2 + 2?", "solution": "$4$"}
+    for name in ("gym_scheduler", "math_env"):  # the row's, and by --gym_env
+        solved = played(tied, tmp_path, name, "<answer>5</answer>", "<answer>4</answer>", source=None, **asked)
+        assert solved.first is not None
+        assert solved.first[0]["content"].startswith("A conversation between User and Assistant.")
+        assert solved.first[1:] == [{"role": "user", "content": "2 + 2?"}]
+        (again,) = solved.seen[0].messages
+        assert again["content"].startswith("The answer is not correct")
+        assert [(seen.reward, seen.done) for seen in solved.seen] == [(0.0, False), (1.0, True)]
+
+
+@pytest.mark.parametrize("name", ["base_scheduler", "math_tip_trick_multi_turn", "thinking_tips_scheduler"])
+def test_other_schedulers_of_ms_swift_are_refused_with_what_to_type(tied: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' of ms-swift is not here") as refused:
+        select_environment(GrpoOptions(environment=name), [], tied)
+    assert refused.value.hint
+
+
+DERIVED = """
+import sys
+from types import ModuleType, SimpleNamespace
+
+from swift.rollout.gym_env import Env, SimpleMathEnv, envs
+from swift.rollout.multi_turn import GYMScheduler, MathTipsScheduler, OpenEnvScheduler, multi_turns
+
+
+class Server:
+    # Stands for openenv's client: counts down, and says when it is over.
+    def __init__(self, base_url):
+        self.url = base_url
+
+    def sync(self):
+        return self
+
+    def __enter__(self):
+        print('open', self.url)
+        return self
+
+    def __exit__(self, *_):
+        print('closed', self.url)
+
+    def reset(self, start):
+        self.left = start
+        return SimpleNamespace(observation={'left': start})
+
+    def step(self, action):
+        self.left -= action['take']
+        return SimpleNamespace(observation={'left': self.left}, reward=action['take'] / 2, done=self.left <= 0)
+
+
+for name in ('openenv', 'openenv.core', 'openenv.core.generic_client'):
+    sys.modules[name] = ModuleType(name)
+sys.modules['openenv.core.generic_client'].GenericEnvClient = Server
+
+
+class Taking(OpenEnvScheduler):
+    def format_observation(self, observation):
+        return f"{observation['left']} left"
+
+    async def on_turn_end(self, infer_request, response_choice, current_turn):
+        told = await super().on_turn_end(infer_request, response_choice, current_turn)
+        if infer_request.uuid in self._total_rewards:
+            self._total_rewards[infer_request.uuid] += 10
+        return told
+
+
+class Hint(MathTipsScheduler):
+    tips_prompt = ' Hm,'
+
+
+class Doors(GYMScheduler):
+    def _create_env(self, env_config):
+        return Always()
+
+
+class Always(SimpleMathEnv):
+    def __init__(self):
+        super().__init__({})
+
+
+multi_turns['taking'] = Taking
+multi_turns['hint'] = Hint
+multi_turns['doors'] = Doors
+"""
+
+
+@pytest.mark.full
+def test_plugin_files_derive_from_the_schedulers_of_ms_swift(tied: Path, tmp_path: Path) -> None:
+    config = {"base_url": "http://there", "reset_kwargs": {"start": 3}, "system_message": "Take."}
+    turns = ('```json\n{"take": 2}\n```', '{"take": 1}')
+    taken = played(tied, tmp_path, "taking", *turns, source=DERIVED, env_config=config)
+    assert taken.first == [{"role": "system", "content": "Take."}, {"role": "user", "content": "3 left"}]
+    assert taken.seen[0].messages == [{"role": "user", "content": "1 left"}]
+    assert [(seen.reward, seen.done) for seen in taken.seen] == [(1.0, False), (10.5, True)]
+    left = played(tied, tmp_path, "taking", '{"take": 1}', source=DERIVED, env_config=config)
+    assert not left.seen[0].done
+    hint = played(tied, tmp_path, "hint", "<answer>5</answer>", source=DERIVED, solution="$4$")
+    assert hint.seen[0].text == " Hm,"
+    doors = played(tied, tmp_path, "doors", "<answer>4</answer>", source=DERIVED, problem="?", solution="$4$")
+    assert doors.seen[0].done
+    assert doors.seen[0].reward == 1.0
+    with pytest.raises(ConfigError, match="there are math_tip_trick, gym_scheduler, openenv_scheduler, taking"):
+        played(tied, tmp_path, "dor", source=DERIVED)

@@ -126,6 +126,8 @@ def test_a_flag_of_another_program_sets_the_option_that_it_means(line: str, expe
             "counts micro-batches: with 4 to a step, a round serves one optimizer step",
         ),
         ("--disable_dropout true", "is tuner.dropout 0"),
+        ("--multi_turn_scheduler gym_scheduler --gym_env door", "is not needed: --gym_env names the environment"),
+        ("--multi_turn_scheduler gym_scheduler --use_gym_env false", "has no effect: --use_gym_env is false"),
     ],
 )
 def test_what_has_no_effect_or_another_unit_is_said(line: str, note: str) -> None:

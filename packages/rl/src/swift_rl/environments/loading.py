@@ -47,9 +47,12 @@ def faults(described: Mapping[str, Any]) -> str | None:
     found = episode_class(described)
     if described["kind"] == "registered":
         from swift_rl.environments.ms_swift import SCHEDULERS, TurnScheduler
+        from swift_rl.environments.select import OF_MS_SWIFT
 
         if described["name"] in SCHEDULERS and getattr(found, "run", None) is not TurnScheduler.run:
             return "overrides run, which drives an engine of its own: define step and check_finished instead"
+        if described["name"] in OF_MS_SWIFT:
+            new_episode(described)
         return None
     if missing := [each for each in ("reset", "step") if not callable(getattr(found, each, None))]:
         return f"lacks {' and '.join(missing)}"

@@ -160,6 +160,12 @@ class ScheduledEpisode:
         info |= returned.get("rollout_infos") or {}
         return _difference(before, self._request.messages, turn, self._reward(info), info)
 
+    async def close(self) -> None:
+        """Let a scheduler of gym environments close the one of an episode that ended by a limit."""
+        close = getattr(self._scheduler, "_close_and_remove", None)
+        if close is not None and hasattr(self, "_request"):
+            await close(self._request.uuid)
+
     def _reward(self, info: Mapping[str, Any]) -> float | None:
         """Return what the total reward of the scheduler has grown by; None where it tells none."""
         if "total_reward" not in info:

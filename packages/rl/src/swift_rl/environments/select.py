@@ -14,6 +14,16 @@ from swift_rl.options import OnlineOptions
 from swift_rl.rewards.process import LOADING, WorkerProcess
 
 GROUP = "swift.environments"
+OF_MS_SWIFT = ("gym_scheduler", "math_env", "math_tip_trick", "openenv_scheduler")
+"""Schedulers and gym environments that ms-swift brings with it (`swift_rl.environments.ms_swift_own`)."""
+_OTHERS_OF_MS_SWIFT = {
+    "base_scheduler": "leave it out: without an environment the model answers once",
+    "math_tip_trick_multi_turn": "type --gym_env math_env, which says the same after a wrong answer",
+    "thinking_scheduler": "type --template_drift keep, and your environment's or scheduler's name in its place",
+    "thinking_tips_scheduler": "type --multi_turn_scheduler math_tip_trick --template_drift keep, which doubts a wrong "
+    "answer too",
+}
+"""Names of ms-swift, or of earlier versions of it, that are refused, with what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +69,19 @@ def _described(name: str, options: OnlineOptions, tokenizer: Path) -> dict[str, 
             "name": found,
             "options": options.environment_options,
         }
-    if name in plugin_names(GROUP) or not options.external_plugins:
+    if not options.external_plugins and name in _OTHERS_OF_MS_SWIFT:
+        raise ConfigError(
+            f"The scheduler {name!r} of ms-swift is not here: an episode is one sample, of all its turns.",
+            hint=_OTHERS_OF_MS_SWIFT[name][0].upper() + _OTHERS_OF_MS_SWIFT[name][1:],
+        )
+    if name in plugin_names(GROUP) or not (options.external_plugins or name in OF_MS_SWIFT):
         return _installed(name, options)
     # Its process has a working directory of its own.
     settings = {"max_turns": options.max_turns, "tokenizer": str(tokenizer.resolve())}
     files = [str(path.resolve()) for path in options.external_plugins]
     if options.environment_options:
         raise ConfigError(
-            f"environment_options: {name} is registered by a file of ms-swift's kind, which has no options.",
+            f"environment_options: {name} is of ms-swift's kind, which has no options.",
             hint="A gym environment reads the column env_config of its row.",
         )
     return {"kind": "registered", "files": files, "name": name, "settings": settings}

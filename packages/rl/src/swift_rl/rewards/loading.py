@@ -42,10 +42,12 @@ def installed(target: Any, options: Mapping[str, Any]) -> Any:
 def registered(files: list[str]) -> dict[str, Any]:
     """Return what plugin files of ms-swift's kind register, by name."""
     from swift_rl.environments import ms_swift as turns
+    from swift_rl.environments import ms_swift_own as own
     from swift_rl.rewards.ms_swift import ORMS, provide
 
     provide()
     turns.provide()
+    own.provide()
     for file in files:
         run_file(file)
     return ORMS

@@ -153,10 +153,8 @@ def _no_dropout(source: str, value: Any) -> Settings:
 
 
 def _scheduler(_source: str, value: Any) -> Settings:
-    """Take a scheduler of turns for the environment; ms-swift's own for gym environments does what is done anyway."""
-    if value == "gym_scheduler":
-        return {NOTE: "gym_scheduler is not needed: --gym_env names the environment."}
-    return {"objective.environment": value}
+    """Take a scheduler of turns for the environment; that for gym environments says only that there is one."""
+    return {"@gym_scheduler" if value == "gym_scheduler" else "objective.environment": value}
 
 
 def _request(name: str) -> Translation:

@@ -30,7 +30,10 @@ def settle_online(merged: Merged, notes: list[str]) -> None:
 
 
 def _environment(merged: Merged, notes: list[str]) -> None:
-    """Check that a gym environment is named where one is to be used."""
+    """Check that a gym environment is named where one is to be used: by its flag, or in rows."""
+    scheduler = merged.pop("@gym_scheduler", None)
+    if scheduler is not None and merged.setdefault(_ENVIRONMENT, scheduler) is not scheduler:
+        notes.append(f"{scheduler.source} is not needed: {merged[_ENVIRONMENT].source} names the environment.")
     use = merged.pop("@use_gym_env", None)
     if use is None:
         return
