@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,20 +18,22 @@ from served import all_gone
 from swift.servers import guard
 from swift.servers.process import Ended, Server
 
-# A server with an engine in a session of its own, which has a worker, as daemons do; both outlive their parents.
+# A server with an engine in a session of its own, which has a worker, as daemons do; both outlive their parents. The
+# worker gives itself a title, as those of vLLM do.
 SERVER = """
 import os, signal, subprocess, sys, time
 if len(sys.argv) > 1 and sys.argv[1] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if "stubborn" in sys.argv else "pass"
-worker = f"import signal, time; {deaf}; time.sleep(600)"
+title = "sys.path.append(PACKAGES); import setproctitle; setproctitle.setproctitle('worker')"
+worker = f"import signal, sys, time; {deaf}; {title}; time.sleep(600)"
 engine = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-S', '-c', {worker!r}]); time.sleep(600)"
 subprocess.Popen([sys.executable, "-S", "-c", engine], start_new_session=True)
 if sys.argv[1:] == ["ends"]:
     time.sleep(1)
     sys.exit(7)
 time.sleep(600)
-"""
+""".replace("PACKAGES", repr(sysconfig.get_path("platlib")))
 OWNER = """
 import subprocess, sys, time
 words = [sys.executable, "-I", "-S", sys.argv[1], "2", sys.executable, "-S", *sys.argv[2:]]

@@ -113,7 +113,8 @@ class Run:
             self.process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment, _MARK: self.mark},
+                # The second keeps engines that give themselves a title from writing it over the mark.
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "SPT_NOENV": "1", **environment, _MARK: self.mark},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -180,9 +181,11 @@ def started(command: Sequence[str], folder: Path, environment: Mapping[str, str]
     try:
         yield run
     finally:
-        for each in run.processes():
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+        while left := run.processes():  # again: one that was just starting another was faster
+            for each in left:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(left, timeout=5)
         run.process.wait(30)
 
 

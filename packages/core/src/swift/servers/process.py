@@ -24,6 +24,8 @@ GRACE = 15.0
 """Seconds that a server gets to end by itself."""
 MARK = "SWIFT_SERVED_BY"
 """Environment variable that all processes of one server have in common."""
+_STAY_MARKED = {"SPT_NOENV": "1"}
+"""Engines give themselves titles with setproctitle, which otherwise writes over the environment that others see."""
 _GLANCE = 0.1
 _QUIET = 20.0
 """Seconds between lines of progress where there is no terminal."""
@@ -64,7 +66,7 @@ class Server:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 words,
-                env={**environment, MARK: self._mark},
+                env={**environment, MARK: self._mark, **_STAY_MARKED},
                 stdin=subprocess.PIPE,  # the guard's lifeline
                 stdout=output,
                 stderr=subprocess.STDOUT,
