@@ -20,7 +20,14 @@ SERVE = DOCS / "tutorial" / "train-export-serve-ask.md"
 RETRIEVAL = DOCS / "tutorial" / "retrieval.md"
 REWARDS = DOCS / "tutorial" / "learn-from-rewards.md"
 PICTURES = DOCS / "tutorial" / "read-pictures.md"
-SERVING = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+SERVING = {
+    "VLLM_PLUGINS": "",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    # The engine works by itself, without a worker that imports vLLM once more.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 
 def follow(page: Path, folder: Path, serve: Callable[[Command], None] | None = None) -> list[list[str]]:

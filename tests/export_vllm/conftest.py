@@ -64,13 +64,15 @@ def served(
     from served import READY, Served, all_gone, serving
 
     words = [str(lora_run), "--adapters", f"second={adapters['second']}", "--runtime-adapters", "--max-num-seqs", "4"]
-    with serving(tmp_path_factory.mktemp("served"), *words, environment={"SWIFT_API_KEY": KEY}) as run:
+    # With a worker in a process of its own, as users have it.
+    environment = {"SWIFT_API_KEY": KEY, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "auto"}
+    with serving(tmp_path_factory.mktemp("served"), *words, environment=environment) as run:
         run.until(READY)
         folders = {"small": small, "first": lora_run / "checkpoint-20", **adapters}
         server = Served(run, KEY, folders)
         yield server
         processes = server.processes()
-        assert len(processes) > 3, "swift, its guard, the server, its engine"
+        assert len(processes) > 4, "swift, its guard, the server, its engine, the worker"
         psutil.Process(run.process.pid).kill()
         assert all_gone(processes), f"killing swift left processes behind: {processes}"
 

@@ -14,6 +14,8 @@ import psutil
 from commands import SWIFT, Run, started
 
 ENVIRONMENT = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+ENGINE_WORKS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""Spares vLLM on a CPU the worker's process next to the engine's, which imports all of vLLM once more."""
 READY = "Ctrl-C stops it"
 
 
@@ -56,7 +58,8 @@ class Served:
 @contextmanager
 def serving(folder: Path, *words: str, environment: Mapping[str, str] | None = None) -> Iterator[Run]:
     """`swift serve WORDS`, typed in `folder`; nothing of it is left in the end."""
-    with started([*SWIFT, "serve", *words, "--port", "0"], folder, {**ENVIRONMENT, **(environment or {})}) as run:
+    changed = {**ENVIRONMENT, **ENGINE_WORKS, **(environment or {})}
+    with started([*SWIFT, "serve", *words, "--port", "0"], folder, changed) as run:
         try:
             yield run
         finally:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from commands import SWIFT, started
 from safetensors.torch import load_file
-from served import ENVIRONMENT, READY, Served
+from served import ENGINE_WORKS, ENVIRONMENT, READY, Served
 from tiny_runs import Trained, run_training, write_model
 
 from swift.contracts import Sampling
@@ -186,7 +186,7 @@ def addresses(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         runs = []
         for number in range(2):  # one after the other: each has the machine to itself
             folder = tmp_path_factory.mktemp(f"server-{number}")
-            runs.append(stack.enter_context(started([*SWIFT, *words], folder, ENVIRONMENT)))
+            runs.append(stack.enter_context(started([*SWIFT, *words], folder, ENVIRONMENT | ENGINE_WORKS)))
             runs[-1].until(READY)
         yield [Served(run).url.removesuffix("/v1") for run in runs]
 

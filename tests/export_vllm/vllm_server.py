@@ -36,7 +36,14 @@ def vllm_server(model: Path, log: Path, *, name: str) -> Iterator[str]:
     with log.open("w") as output:
         server = subprocess.Popen(
             command,
-            env={**os.environ, **ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1"},
+            env={
+                **os.environ,
+                **ENVIRONMENT,
+                "VLLM_SERVER_DEV_MODE": "1",
+                # The engine works by itself, without a worker that imports vLLM once more.
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            },
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -389,6 +389,7 @@ CONFIG: dict[str, list[Any]] = {
     "nothing_known": [7],
     "runtime_config": [7, {"x": 1}],
 }
+NEVER_ENDS = "a pattern that never ends"
 SLOW = "(([a-z_.0-9]+)+)+!"
 
 
@@ -448,7 +449,7 @@ def adapters() -> Iterator[Case]:
     for key, value in slow.items():
         change = lambda file, k=key, v=value: spoil.edit(file, layers_to_transform=[0], **{k: v})  # noqa: E731
         yield case(
-            f"a pattern that never ends: {key}",
+            f"{NEVER_ENDS}: {key}",
             change,
             key,
             "adapter_config.json",
@@ -599,5 +600,7 @@ CASES = numbered([*manifests(), *states(), *runs(), *adapters(), *pickles()])
 
 
 @pytest.mark.parametrize("case", sampled(CASES, every=30))
-def test_a_checkpoint_is_answered_clearly(case: Case, trained: Path) -> None:
+def test_a_checkpoint_is_answered_clearly(case: Case, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if NEVER_ENDS in case.name:
+        monkeypatch.setattr("swift.models.adapter_file._SECONDS", 1.0)
     judge(case, trained)

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
-from pathlib import Path
 
 from swift.plugins.entry import CORE, GROUPS, PluginEntry, normal_name
 
@@ -79,7 +78,7 @@ def _entry_points() -> Iterable[metadata.EntryPoint]:
 
 def _changed(path: str) -> int:
     try:
-        return Path(path).stat().st_mtime_ns
+        return os.stat(path or ".").st_mtime_ns  # noqa: PTH116 - asked for the whole path whenever a plugin is selected
     except OSError:
         return 0
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 _PASSED: set[tuple[PluginEntry, type]] = set()
 """Classes whose plugins have passed: one command selects a plugin several times, and looking costs milliseconds."""
+_LOADED: set[PluginEntry] = set()
+"""Plugins that were loaded once: nobody waits for them again."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def load(entry: PluginEntry) -> LoadedPlugin:
         raise PluginError(f"{entry} {entry.problem}.", hint=f"If the plugin is not yours: {upgrade(entry)}")
     kind = KINDS[entry.group]
     _check_core_requirement(entry)
-    with waiting_for(entry, "importing"):
+    with nullcontext() if _is_there(entry) else waiting_for(entry, "importing"):
         target = _import(entry)
         with failing(entry, "HOOK_API"):
             hook_api = check_hook_api(entry, target, must_state=kind.states_api)
@@ -117,8 +121,14 @@ def load(entry: PluginEntry) -> LoadedPlugin:
                 kind.check(entry, plugin)
         if made_of is not None:
             _PASSED.add(made_of)
+    _LOADED.add(entry)
     capabilities = getattr(plugin, "capabilities", None) if kind.states_api else None
     return LoadedPlugin(entry, plugin, hook_api, capabilities, kind.options_of(plugin))
+
+
+def _is_there(entry: PluginEntry) -> bool:
+    """Return whether the plugin was loaded before, and its module still is, so that nobody waits for it again."""
+    return entry in _LOADED and entry.target.partition(":")[0].strip() in sys.modules
 
 
 def _check_core_requirement(entry: PluginEntry) -> None:
