@@ -90,7 +90,7 @@ class LoraAdapter(nn.Module):
 
 
 class AdaptedLinear(nn.Module):
-    """One of Megatron's linear layers with the adapters of the Hugging Face modules that it computes."""
+    """A linear layer of Megatron's or of a tower, with the adapters of the Hugging Face modules that it computes."""
 
     def __init__(self, layer: Any, adapters: list[LoraAdapter], outputs: AdapterOutputs, config: Any) -> None:
         super().__init__()
@@ -103,6 +103,7 @@ class AdaptedLinear(nn.Module):
         self._sharded = config.tensor_model_parallel_size > 1 and self._mode is not None
         self._sequence = config.sequence_parallel
         self._normed = hasattr(layer, "layer_norm_weight")
+        self._plain = isinstance(layer, nn.Linear)
         for adapter in adapters:
             self._mark(adapter)
 
@@ -126,7 +127,7 @@ class AdaptedLinear(nn.Module):
             return getattr(super().__getattr__("base_layer"), name)
 
     def forward(self, hidden: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        """Return the layer's output and bias."""
+        """Return the layer's output and bias; of a layer of torch, which towers have, the output alone."""
         if self.off:
             return self.base_layer(hidden, *arguments, **named)
         if self._normed:
@@ -135,11 +136,14 @@ class AdaptedLinear(nn.Module):
                 (output, hidden), bias = self.base_layer(hidden, *arguments, **named)
             finally:
                 self.base_layer.return_layernorm_output = False
+        elif self._plain:
+            output, bias = self.base_layer(hidden), None
         else:
             output, bias = self.base_layer(hidden, *arguments, **named)
         parts = [adapter(hidden, self._exchange) for adapter in self.adapters]
         added = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return self._outputs.add(output, added.to(output.dtype)), bias
+        summed = self._outputs.add(output, added.to(output.dtype))
+        return summed if self._plain else (summed, bias)
 
     def _exchange(self, squeezed: torch.Tensor) -> torch.Tensor:
         """Exchange `rank` columns between A and B as the layer itself exchanges its input or output."""

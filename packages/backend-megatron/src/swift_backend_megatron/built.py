@@ -32,6 +32,12 @@ class MegatronModel:
     """Whether the model ends in logits over the vocabulary; otherwise in a head of its own, or in none."""
     pooling: str
     """Which hidden states make the vector of a segment; see `swift.models.pooling`."""
+    towered: bool = False
+    """Whether chunks have a tower for pictures beside the language model."""
+    sees: bool = False
+    """Whether weights are trained that only pictures reach."""
+    rates: dict[int, float] = field(default_factory=dict)
+    """Factors on the learning rate, by the identity of Megatron's parameters; those that are not in it have 1."""
     adapter_tensors: frozenset[str] = frozenset()
     """Names on disk of all adapters, also of those that other processes have; empty where all weights are trained."""
     saved_with_adapters: dict[str, str] = field(default_factory=dict)

@@ -13,6 +13,7 @@ import torch
 
 from swift.contracts import ModelView, Need
 from swift.toolkit import VocabularyShard, pooled, pooled_scores, pooling_weights, token_logps
+from swift_backend_megatron.pictures import language_of
 from swift_backend_megatron.sequences import gathered, summed
 from swift_backend_megatron.value_head import value_head_of
 
@@ -38,6 +39,7 @@ def view_of(state: MegatronState, shard: MicroBatchSlice, hidden: torch.Tensor, 
 
 def _weight_of(chunk: Any) -> torch.Tensor:
     """Return the head's weight, or nothing. The module is bypassed, so that its pre-forward hooks are run here."""
+    chunk = language_of(chunk)
     if chunk.output_layer is None:
         return torch.empty(0)
     own = _gathered_weight(chunk.output_layer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import warnings
@@ -19,9 +20,11 @@ from swift.toolkit import (
     choose_attention,
     experts_of,
     meta_model,
+    rates_of_parts,
     read_starts,
     resolve_dtype,
     summary_of,
+    trains_on_pictures,
     transform_of,
     weight_counts,
 )
@@ -29,6 +32,7 @@ from swift_backend_megatron import cpu, megatron_runtime
 from swift_backend_megatron.adapters import adapt, train_head
 from swift_backend_megatron.built import MegatronModel
 from swift_backend_megatron.experts import mark_experts
+from swift_backend_megatron.pictures import KINDS, language_of
 from swift_backend_megatron.plan import options_of, sizes_of, stages_of
 from swift_backend_megatron.tensor_map import TensorMap, map_tensors
 from swift_backend_megatron.value_head import add_value_head
@@ -66,10 +70,11 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
         for chunk in chunks:
             if chunk.post_process:
                 # The head is computed in head.py: on the last stage the model ends with hidden states.
-                chunk._postprocess = lambda hidden_states, **_: hidden_states
+                language = language_of(chunk)
+                language._postprocess = lambda hidden_states, **_: hidden_states
                 if config.task_type == _HEADED:
                     # Its gradient is complete on every tensor parallel process, and must not be summed over them.
-                    chunk.output_layer.weight.sequence_parallel = False
+                    language.output_layer.weight.sequence_parallel = False
         if run.config.model.value_head:
             add_value_head(chunks, config)
         tensor_map = map_tensors(chunks, config.bridge, source)
@@ -84,6 +89,7 @@ def build(run: Run, source: ModelSource) -> MegatronModel:
             transform=transform_of(source.config),
             unembeds=config.task_type == _UNEMBEDS,
             pooling=run.config.model.pooling,
+            towered=config.is_multimodal,
         )
         _tune(run, built)
     return built
@@ -113,6 +119,8 @@ def model_config(run: Run, source: ModelSource, dtype: torch.dtype) -> Any:
     found = hf_to_mcore_config(source.config)
     settings: dict[str, Any] = {
         **found,
+        # A tower's section is changed by the bridge.
+        "hf_config": copy.deepcopy(source.config),
         "tensor_model_parallel_size": sizes.tp,
         "pipeline_model_parallel_size": sizes.pp,
         "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
@@ -241,10 +249,9 @@ def _architecture(model_type: str) -> Any:
             register.model_type_mapping = None
     known = get_mcore_model_type(model_type)
     found = get_model_meta(known) if known else None
-    if found is None or found.is_multimodal:
-        names = sorted(
-            {each for other in MODEL_MAPPING.values() if not other.is_multimodal for each in other.model_types}
-        )
+    if found is None or (found.is_multimodal and model_type not in KINDS):
+        text = {each for other in MODEL_MAPPING.values() if not other.is_multimodal for each in other.model_types}
+        names = sorted({*text, *KINDS})
         raise UnsupportedPlan(
             f"mcore-bridge does not know the architecture {model_type}.{did_you_mean(model_type, names)} "
             f"It knows: {', '.join(names)}.",
@@ -259,15 +266,18 @@ def _tune(run: Run, built: MegatronModel) -> None:
     weights = sum(math.prod(entry.shape) for entry in built.tensor_map.values())
     _note_weights(run, weights, weights)
     patterns = tuner.options(FullOptions)
-    if tuner.kind == "full" and not patterns.selects:
+    if tuner.kind == "full" and not patterns.selects and not built.towered:
         return
     # Transformers and PEFT themselves decide, on a model without weights.
     meta_copy = apply_tuner(meta_model(built.source, torch.float32), tuner, seed=run.config.train.seed, say=run.say)
     run.adapter_config = adapter_config(meta_copy)
     run.adapter_start = read_starts(run, built.source, meta_copy)
     _note_weights(run, *weight_counts(meta_copy))
+    if built.towered:
+        built.sees = trains_on_pictures(run, meta_copy)
     if tuner.kind == "full":
         _freeze(built, meta_copy)
+        built.rates = _rates(run, built, meta_copy)
         return
     for chunk in built.chunks:
         chunk.requires_grad_(False)
@@ -299,6 +309,17 @@ def _freeze(built: MegatronModel, meta_copy: torch.nn.Module) -> None:
                 hint="Freeze both or neither, or type --backend fsdp.",
             )
         tensors[key].requires_grad_(next(iter(names)))
+
+
+def _rates(run: Run, built: MegatronModel, meta_copy: torch.nn.Module) -> dict[int, float]:
+    """Return the factors on the learning rate that parts of the model have of their own, by Megatron's parameters."""
+    factors = rates_of_parts(run.config, meta_copy)
+    rates: dict[int, float] = {}
+    for pieces, parameter in canonical_parameters(meta_copy) if factors else ():
+        factor = factors.get(id(parameter))
+        if factor is not None:
+            rates |= {id(box.tensor): factor for piece in pieces for box in built.tensor_map[piece.name].boxes}
+    return rates
 
 
 def _attention(run: Run, source: ModelSource, dtype: torch.dtype) -> dict[str, Any]:

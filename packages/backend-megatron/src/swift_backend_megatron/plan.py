@@ -175,6 +175,7 @@ def check_model(run: Run, model_config: Any) -> None:
             f"backend.stages adds up to {sum(named)} layers, and the model has {layers}.",
             hint="Make the numbers add up.",
         )
+    _check_first_stage(model_config, named[0] if named else layers // stages)
     if not named and layers % stages:
         even, more = divmod(layers, stages)
         uneven = " ".join(str(even + (1 if index < more else 0)) for index in range(stages))
@@ -222,4 +223,16 @@ def check_model(run: Run, model_config: Any) -> None:
         raise UnsupportedPlan(
             f"Experts of width {width} are not divisible by etp {parallel.etp}.",
             hint=f"Choose a divisor of {width}.",
+        )
+
+
+def _check_first_stage(model_config: Any, layers: int) -> None:
+    """Refuse a first stage that is shorter than the layers to which features of pictures are added."""
+    vision = getattr(model_config, "vision_config", None)
+    added = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+    if added > layers:
+        raise UnsupportedPlan(
+            f"{model_config.model_type} adds features of pictures to its first {added} layers, and the first stage of "
+            f"the pipeline, which has the tower, has {layers}.",
+            hint=f"Type --backend.first_stage {added} (or more), or lower --parallel.pp.",
         )

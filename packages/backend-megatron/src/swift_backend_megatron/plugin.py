@@ -51,6 +51,8 @@ class MegatronBackend:
         # `optimizers` is left open: of core's own it takes AdamW (`plan.py` refuses the others), of a plugin's none.
         provides=EVERY_VIEW,
         async_checkpoint=True,
+        modalities=frozenset({"text", "image"}),
+        cuts_media=True,
         calls_before_update=True,
         features=frozenset({"train.gradient_checkpointing", "backend.stages"}),
         roles=8,

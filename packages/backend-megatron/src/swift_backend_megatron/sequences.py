@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from swift_backend_megatron.pictures import WholeRows
+
 if TYPE_CHECKING:
     from swift.data.batch import MicroBatch
 
@@ -35,6 +37,8 @@ class MicroBatchSlice:
     """bool: tokens that only fill up."""
     packed: Any
     """Megatron's PackedSeqParams, for segments that are end to end."""
+    rows: WholeRows | None
+    """Whole rows with pictures; None where there are none in it."""
     gathered_at: torch.Tensor | None
     """Index of each token of the micro-batch in the concatenated shards of all processes; None where it is whole."""
 
@@ -72,15 +76,34 @@ class SequenceSlicer:
             return padded[:, self._own(index, lengths)].to(self.device, non_blocking=True)
 
         here = positions if whole else positions[self._zigzag(lengths, self.rank)]
+        media = batch.media
+        positions = here[None].expand(rows + more, -1).contiguous().to(self.device)
+        if media is not None and media.positions is not None:
+            positions = torch.stack([own(each) for each in media.positions])
         return MicroBatchSlice(
             batch=batch.to(self.device),
             counts=counts,
             input_ids=own(batch.input_ids),
-            position_ids=here[None].expand(rows + more, -1).contiguous().to(self.device),
+            position_ids=positions,
             targets=own(batch.targets),
             padding=~own(batch.segment_ids >= 0),
             packed=packed,
+            rows=None if media is None else self._rows(batch, index, lengths, more),
             gathered_at=None if whole else self._gathered_at(index, lengths, width).to(self.device),
+        )
+
+    def _rows(self, batch: MicroBatch, index: torch.Tensor, lengths: Sequence[int], more: int) -> WholeRows:
+        """Return what a tower and the embedding need of rows that are padded as their shards are."""
+        assert batch.media is not None
+
+        def padded(values: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.pad(values, (0, 1, 0, more))[:, index].to(self.device, non_blocking=True)
+
+        return WholeRows(
+            input_ids=padded(batch.input_ids),
+            kinds=padded(batch.media.kinds),
+            columns=None if self.cp == 1 else self._zigzag(lengths, self.rank).to(self.device),
+            inputs={name: each.to(self.device, non_blocking=True) for name, each in batch.media.inputs.items()},
         )
 
     def _index(self, segments: Sequence[int], least: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:

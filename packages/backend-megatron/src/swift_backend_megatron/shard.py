@@ -18,6 +18,8 @@ from swift_backend_megatron.sequences import SequenceSlicer
 from swift_backend_megatron.topology import remember
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from swift.contracts import Run
     from swift_backend_megatron.built import MegatronModel
     from swift_backend_megatron.tensor_map import TensorMap
@@ -127,6 +129,9 @@ def _optimizer(run: Run, built: MegatronModel, wrapped: list[Any]) -> Any:
     if lora.lora_plus_ratio is not None:
         faster = ParamWithNamePredicate(name="lora_b", fn=lambda _, name: name.endswith(".b"))
         overrides[ParamKey(with_name_predicate=faster)] = {"lr_scale": lora.lora_plus_ratio}
+    for factor in sorted(set(built.rates.values())):
+        part = ParamWithNamePredicate(name=f"part at {factor}", fn=_has_rate(built.rates, factor))
+        overrides[ParamKey(with_name_predicate=part)] = {"lr_scale": factor}
     optimizer = get_megatron_optimizer(config, wrapped, overrides, use_gloo_process_groups=False)
     for group in optimizer.param_groups:
         # Megatron's own scheduler, which is not used, would do this.
@@ -134,6 +139,10 @@ def _optimizer(run: Run, built: MegatronModel, wrapped: list[Any]) -> Any:
         group.setdefault("lr_scale", 1.0)
     built.config.grad_scale_func = optimizer.scale_loss
     return optimizer
+
+
+def _has_rate(rates: dict[int, float], factor: float) -> Callable[[torch.nn.Parameter, str], bool]:
+    return lambda parameter, _: rates.get(id(parameter)) == factor
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from swift.toolkit import GlobalSums, NonFiniteStep, before_update, heartbeat
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.adapters import switch
 from swift_backend_megatron.head import view_of
+from swift_backend_megatron.pictures import embedded
 from swift_backend_megatron.plan import options_of
 from swift_backend_megatron.topology import last_stage_rank
 
@@ -40,6 +41,9 @@ def train_step(run: Run, state: MegatronState, batch: Batch, objective: Objectiv
             chunk.zero_grad_buffer()
             chunk.train()
         state.optimizer.zero_grad()
+        if state.built.sees:
+            # Gradients of the tower are added up across all processes, also of those without a picture.
+            batch = batch.with_stand_ins()
         totals = _pass(run, state, batch, objective, forward_only=False)
         learning_rate = run.schedule(state.step)
         for group in state.optimizer.param_groups:
@@ -121,7 +125,11 @@ def _pass(run: Run, state: MegatronState, batch: Batch, objective: Objective, *,
             torch.manual_seed(shard.batch.seed)
         extra = _padding(state, shard)
         ids, positions = shard.input_ids, shard.position_ids
-        hidden = chunk(ids, positions, None, packed_seq_params=shard.packed, extra_block_kwargs=extra)
+        if state.built.towered:
+            given = {**(extra or {}), **embedded(chunk.module, shard, state.config)}
+        else:
+            given = {"extra_block_kwargs": extra}
+        hidden = chunk(ids, positions, None, packed_seq_params=shard.packed, **given)
         return hidden, partial(losses, shard)
 
     with _dividing(state, tokens):

@@ -9,9 +9,11 @@ follow from that map, and no architecture is known here.
 from __future__ import annotations
 
 import contextlib
+import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ import torch.distributed as dist
 
 from swift.errors import ModelError, UnsupportedPlan
 from swift.toolkit import VALUE_HEAD, part_boxes
+from swift_backend_megatron.pictures import language_of
 from swift_backend_megatron.value_head import value_head_of
 
 if TYPE_CHECKING:
@@ -102,6 +105,15 @@ def _name_on_disk(name: str, names: Collection[str]) -> str:
     return short if short in names and name not in names else name
 
 
+_Place = tuple[tuple[int, ...], int]
+
+
+def _codes(place: _Place, device: torch.device) -> torch.Tensor:
+    shape, start = place
+    codes = torch.arange(math.prod(shape), dtype=torch.float64, device=device).add_(start).mul_(SCALE)
+    return codes.view(shape)
+
+
 class _Memory:
     """Parameters and buffers of this process, end to end in one range of addresses."""
 
@@ -131,16 +143,17 @@ class _Memory:
 
     def codes(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the addresses of a tensor's elements, in its shape."""
-        start = self._first + self.starts[self._by_pointer[tensor.data_ptr()]]
-        codes = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device).add_(start).mul_(SCALE)
-        return codes.view(tensor.shape)
+        return _codes(self.place(tensor), tensor.device)
+
+    def place(self, tensor: torch.Tensor) -> _Place:
+        """Return a tensor's shape, and the address of its first element."""
+        return tuple(tensor.shape), self._first + self.starts[self._by_pointer[tensor.data_ptr()]]
 
     def entry(self, codes: torch.Tensor) -> MappedTensor:
         """Return what this process has of the Hugging Face tensor in which these addresses came out."""
         entry = MappedTensor(tuple(codes.shape))
-        if codes.ndim > 2:
-            return entry
-        for offset, sizes, address, shift in _runs(codes, self._first):
+        runs = _runs(codes, self._first) if codes.ndim <= 2 else _runs_of_blocks(codes, self._first)
+        for offset, sizes, address, shift in runs:
             index = bisect_right(self.starts, address) - 1
             self.found.add(index)
             entry.trained = index not in self._buffers
@@ -168,10 +181,26 @@ def _addresses(bridge: Any, memory: _Memory) -> Iterator[None]:
         return export(weight, *arguments, **named)
 
     bridge._get_weight = get
+    bridge._set_module = partial(_export_module, bridge, memory)
     try:
         yield
     finally:
-        del bridge._get_weight
+        del bridge._get_weight, bridge._set_module
+
+
+def _export_module(
+    bridge: Any, memory: _Memory, module: torch.nn.Module | None, _: Any, prefix: str, to_mcore: bool
+) -> dict[str, torch.Tensor]:
+    """Return the addresses of a module of transformers, which the first stage has whole, on every stage."""
+    assert not to_mcore
+    held = None if module is None else {name: memory.place(each) for name, each in module.state_dict().items()}
+    everyone: list[dict[str, _Place] | None] = [held]
+    if bridge.pp_size > 1:
+        everyone *= bridge.pp_size
+        dist.all_gather_object(everyone, held, group=bridge.pp_group)
+    device = memory.tensors[0].device
+    places = {name: place for each in everyone if each is not None for name, place in each.items()}
+    return {f"{prefix}{name}": _codes(place, device) for name, place in places.items()}
 
 
 MemoryRun = tuple[Offset, Offset, int, float]
@@ -198,6 +227,18 @@ def _runs(codes: torch.Tensor, first: int) -> Iterator[MemoryRun]:
             last = run
     if last is not None:
         yield last
+
+
+def _runs_of_blocks(codes: torch.Tensor, first: int) -> Iterator[MemoryRun]:
+    """Yield the runs of a tensor with more than two dimensions, whose blocks a process has whole or not at all."""
+    inner = tuple(codes.shape[1:])
+    for (row, column), (rows, width), address, shift in _runs(codes.flatten(1), first):
+        if column or width != codes[0].numel():
+            raise UnsupportedPlan(
+                f"Megatron has shards of a tensor of shape {tuple(codes.shape)} that are not whole blocks of it.",
+                hint="Type --backend fsdp (or deepspeed) for this model.",
+            )
+        yield (row, *(0 for _ in inner)), (rows, *inner), address, shift
 
 
 def _goes_on(last: MemoryRun, run: MemoryRun) -> bool:
@@ -249,10 +290,11 @@ def _map_tied(chunks: Sequence[torch.nn.Module], bridge: Any, memory: _Memory, m
     from megatron.core import parallel_state
 
     for chunk in chunks:
-        weight = getattr(getattr(chunk, "output_layer", None), "weight", None)
+        weight = getattr(getattr(language_of(chunk), "output_layer", None), "weight", None)
         if weight is None or memory.index(weight) in memory.found or not chunk.share_embeddings_and_output_weights:
             continue
-        entry = mapped[bridge.hf_embed_key]
+        (name,) = bridge._convert_hf_state_dict({bridge.hf_embed_key: None}, to_mcore=False)
+        entry = mapped[name]
         rows = weight.shape[0]
         first = parallel_state.get_tensor_model_parallel_rank() * rows
         kept = max(0, min(rows, entry.shape[0] - first))

@@ -23,6 +23,15 @@ class Assignment:
     """The flag as it was typed, the line of a file, the call."""
 
 
+_TOWER_AND_TRUNK = {"megatron", "deepspeed"}
+_ONE_BACKEND = (
+    "One backend trains the whole model: Megatron for the tower and ZeRO 3 for the language model is a mix that no "
+    "engine has. Keep --backend megatron (the tower is whole on its first stage; --tp, --pp and --cp share the rest), "
+    "or --deepspeed zero3 (tower and language model are both sharded)."
+)
+"""What to type in place of a mix that articles about training tell of."""
+
+
 class Draft:
     """Assignments of one layer: a file, the flags, or the keywords of a call."""
 
@@ -42,10 +51,11 @@ class Draft:
             value = literal(value)
         earlier = self.assignments.get(key)
         if earlier is not None and _text(earlier.value) != _text(value):
+            both = {str(earlier.value), str(value)}
             raise ConfigError(
                 f"{earlier.source} and {source} contradict each other: {key.lstrip('@')} cannot be both "
                 f"{quoted(earlier.value)} and {quoted(value)}.",
-                hint="Keep one of them.",
+                hint=_ONE_BACKEND if key == "backend.name" and both == _TOWER_AND_TRUNK else "Keep one of them.",
             )
         self.assignments.setdefault(key, Assignment(value, source))
 

@@ -1,0 +1,87 @@
+"""Pictures in Megatron's models: transformers' tower on the first stage, whole on every process of it.
+
+Its features are put into the embeddings of whole rows before these are divided between processes that share sequences
+or activations. Every tensor parallel process runs the tower on the same pictures, and takes back the whole gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from swift_backend_megatron.sequences import MicroBatchSlice
+
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Architectures whose towers are run here, by their names in transformers."""
+
+
+def language_of(chunk: Any) -> Any:
+    """Return Megatron's GPT model of a chunk, taken out of what has a tower beside it."""
+    return getattr(chunk, "language_model", chunk)
+
+
+@dataclass(frozen=True)
+class WholeRows:
+    """Tokens and pictures of whole rows, of which a process computes its columns."""
+
+    input_ids: torch.Tensor
+    kinds: torch.Tensor
+    """Which tokens stand for pictures."""
+    columns: torch.Tensor | None
+    """Those of this process, in its order; None where it has all."""
+    inputs: dict[str, torch.Tensor]
+    """As the model's processor names them."""
+
+
+def embedded(chunk: Any, shard: MicroBatchSlice, config: Any) -> dict[str, Any]:
+    """Return arguments of a chunk with a tower: embeddings with features in place, and what the first layers add."""
+    language = language_of(chunk)
+    if not language.pre_process:
+        return {}
+    rows = shard.rows
+    ids = shard.input_ids if rows is None else rows.input_ids
+    embeddings = _of_words(language.embedding.word_embeddings, ids)
+    if rows is None:
+        return {"decoder_input": _own(embeddings, None, config)}
+    seen = rows.kinds == 1
+    tower = chunk.visual.visual
+    found = tower(rows.inputs["pixel_values"].to(tower.dtype), grid_thw=rows.inputs["image_grid_thw"])
+    arguments: dict[str, Any] = {"decoder_input": _own(_placed(embeddings, seen, found.pooler_output), rows, config)}
+    added = getattr(found, "deepstack_features", None)
+    if added:
+        # Laid out as tokens, so that each process takes back the gradient of all, whoever has the token.
+        blank = torch.zeros_like(embeddings)
+        mine = _own(seen[..., None].to(embeddings.dtype), rows, config)[..., 0] > 0
+        own = [_own(_placed(blank, seen, each), rows, config)[mine] for each in added]
+        arguments |= {"visual_pos_masks": mine, "deepstack_visual_embeds": torch.stack(own)}
+    return arguments
+
+
+def _of_words(words: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return embeddings, [rows, tokens, size], of whole rows also where activations are divided after."""
+    divides = words.reduce_scatter_embeddings
+    words.reduce_scatter_embeddings = False
+    try:
+        found: torch.Tensor = words(ids)
+    finally:
+        words.reduce_scatter_embeddings = divides
+    return found
+
+
+def _placed(into: torch.Tensor, where: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    return into.masked_scatter(where[..., None].expand_as(into), features.to(into.dtype))
+
+
+def _own(values: torch.Tensor, rows: WholeRows | None, config: Any) -> torch.Tensor:
+    """Turn [rows, tokens, ...] into this process's [tokens, rows, ...]."""
+    from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
+
+    if rows is not None and rows.columns is not None:
+        values = values[:, rows.columns]
+    values = values.transpose(0, 1).contiguous()
+    if config.sequence_parallel:
+        values = scatter_to_sequence_parallel_region(values)
+    return values
