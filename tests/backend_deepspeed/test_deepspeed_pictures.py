@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from picture_runs import (
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model
 
+from swift.data.batch import Batch
+from swift.testing import crew
+
 SAVED = {"checkpoint.save_last": True}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "zero3": ("qwen2_5_vl", {**ALL, **SAVED}, {}),
@@ -35,6 +39,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "zero0": ("qwen2_5_vl", ALL, {}),
 }
 """ZeRO stage and more → model, what both runs do, and what the run on two processes does besides."""
+SECONDS = 4.0
+"""In which nothing moves."""
 
 
 @pytest.mark.full
@@ -79,3 +85,24 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path, monke
     one, (two, _) = trained_on_sounds(hears, folder, "torch sounds", ALL), succeeded(heard)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+
+
+@pytest.mark.full
+def test_without_stand_ins_the_watchdog_names_both_processes_and_what_each_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setattr(crew, "GRACE", 3.0)
+    monkeypatch.setattr(Batch, "_lacks_media", lambda *_: False)
+    folder, model = picture_folder(tmp_path), picture_model(tmp_path / "model", "llava")
+    stage = {"backend.name": "deepspeed", "backend.config": "zero3", "train.timeout_minutes": SECONDS / 60}
+    capfd.readouterr()
+    (answers,) = on_processes(2, partial(trained_on_pictures, model, folder, "none", {**ALL, **stage}), fresh=True)
+    assert not any(hasattr(answer, "losses") for answer in answers)
+    said = capfd.readouterr().err
+    error = said[said.index("Error: The run makes no progress") :]
+    assert f"nothing has happened for {SECONDS:g} seconds" in error
+    waits = dict(re.findall(r"process (\d): at step \d, waiting for (\w+ of .+?), group", error))
+    assert waits.keys() == {"0", "1"}
+    # One gathers weights of the tower; the other has none to call it for, and is elsewhere.
+    assert waits["0"] != waits["1"]

@@ -282,3 +282,5 @@ def test_every_flag_of_the_interface_is_known_with_both_spellings(name: str) -> 
 def test_contradicting_backends_are_refused() -> None:
     with pytest.raises(ConfigError, match="--deepspeed and --parallel_method contradict each other"):
         parsed("--deepspeed zero3 --parallel_method megatron")
+    with pytest.raises(ConfigError, match="One backend trains the whole model: Megatron for the tower and ZeRO 3"):
+        parsed("--backend megatron --deepspeed zero3")

@@ -15,8 +15,10 @@ import torch
 
 from swift.config.sections import Config
 from swift.contracts import Run, World
+from swift.errors import UnsupportedPlan
 from swift_backend_megatron import megatron_runtime, topology
 from swift_backend_megatron.config import MegatronConfig
+from swift_backend_megatron.pictures import KINDS
 
 if TYPE_CHECKING:
     from swift.contracts import ModelSource
@@ -61,6 +63,12 @@ def learn(source: ModelSource) -> SavedModel:
     """Lay a model out in one process, without its weights taking memory. No process group may be there."""
     from swift_backend_megatron.model import map_without_memory
 
+    if source.config.model_type in KINDS:
+        raise UnsupportedPlan(
+            f"Megatron's own checkpoints of {source.config.model_type}, which has a tower for pictures, are neither "
+            "read nor written.",
+            hint="swift's checkpoints of any backend are Hugging Face's files: train from them, or export to hf.",
+        )
     options = MegatronConfig()
     task = getattr(source, "task", "causal_lm")
     config = Config.model_validate(

@@ -6,13 +6,12 @@ or activations. Every tensor parallel process runs the tower on the same picture
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from swift_backend_megatron.sequences import MicroBatchSlice
+    from swift_backend_megatron.sequences import MicroBatchSlice, WholeRows
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Architectures whose towers are run here, by their names in transformers."""
@@ -21,19 +20,6 @@ KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 def language_of(chunk: Any) -> Any:
     """Return Megatron's GPT model of a chunk, taken out of what has a tower beside it."""
     return getattr(chunk, "language_model", chunk)
-
-
-@dataclass(frozen=True)
-class WholeRows:
-    """Tokens and pictures of whole rows, of which a process computes its columns."""
-
-    input_ids: torch.Tensor
-    kinds: torch.Tensor
-    """Which tokens stand for pictures."""
-    columns: torch.Tensor | None
-    """Those of this process, in its order; None where it has all."""
-    inputs: dict[str, torch.Tensor]
-    """As the model's processor names them."""
 
 
 def embedded(chunk: Any, shard: MicroBatchSlice, config: Any) -> dict[str, Any]:

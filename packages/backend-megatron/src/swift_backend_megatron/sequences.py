@@ -16,10 +16,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from swift_backend_megatron.pictures import WholeRows
-
 if TYPE_CHECKING:
     from swift.data.batch import MicroBatch
+
+
+@dataclass(frozen=True)
+class WholeRows:
+    """Tokens and pictures of whole rows, of which a process computes its columns."""
+
+    input_ids: torch.Tensor
+    kinds: torch.Tensor
+    """Which tokens stand for pictures."""
+    columns: torch.Tensor | None
+    """Those of this process, in its order; None where it has all."""
+    inputs: dict[str, torch.Tensor]
+    """As the model's processor names them."""
 
 
 @dataclass
