@@ -16,8 +16,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from browsing import Desk, fill, launch, opened_browser, reaches, serious_findings, show, step
+from browsing import PATIENCE, Desk, fill, launch, opened_browser, reaches, serious_findings, show, step
 from commands import typed
+from run_folders import add_lines, line_of, write_run
 
 from swift.demo.task import answer, question
 
@@ -47,6 +48,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     lines = [json.dumps({"messages": messages}) for messages in rows]
     lines += [json.dumps({"messages": rows[0][:1]})] * 2  # nobody answers: there is nothing to learn
     (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "held-out.jsonl").write_text("\n".join(lines[:4]) + "\n")
     (folder / "output").mkdir()
     with opened_browser() as browser:
         desk = Desk(folder, browser)
@@ -217,6 +219,83 @@ def test_a_checkpoint_answers_beside_the_model_that_it_began_from(desk: Desk, pa
         said = typed(["infer", model, "--prompt", question(123), "--max_new_tokens", "8"], desk.folder)
         assert said.output.strip().endswith(told.strip())
     page.get_by_role("button", name=re.compile("^Close")).first.click()
+
+
+def test_a_checkpoint_is_evaluated_with_the_command_on_the_page(desk: Desk, page: Page) -> None:
+    show(page, "/runs")
+    page.get_by_role("link", name="tiny/second").click()
+    page.locator(".actions a", has_text="Evaluate").click()
+    fill(page, {"dataset": "held-out.jsonl", "max_new_tokens": "4", "metric": "cer"})
+    page.locator("#launch:enabled").wait_for()
+    command = page.inner_text("#command").split()
+    page.click("#launch")
+    page.wait_for_selector(".status.completed")
+    shown = json.loads(page.inner_text("#job-log").splitlines()[-1])
+    assert shown["questions"] == 4
+    assert shown == json.loads(typed(command[1:], desk.folder).output.splitlines()[-1])
+
+
+@pytest.mark.vllm
+def test_a_checkpoint_is_served_from_the_page_asked_by_a_client_and_stopped(desk: Desk, page: Page) -> None:
+    import openai
+
+    show(page, "/runs")
+    page.get_by_role("link", name="tiny/second").click()
+    page.locator(".actions a", has_text="Serve").click()
+    fill(page, {"name": "mine", "port": "0", "max_length": "64"})
+    page.locator("#launch:enabled").wait_for()
+    page.click("#launch")
+    page.locator("#job-log", has_text="Ctrl-C stops it").wait_for(timeout=4 * PATIENCE)
+    said = page.inner_text("#job-log")
+    (address,) = re.findall(r"Serving .* at (\S+)", said)
+    client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
+    messages = [{"role": "user", "content": question(123)}]
+    answered = client.chat.completions.create(model="mine", messages=messages, max_tokens=4, temperature=0)  # type: ignore[arg-type]
+    checkpoint = desk.folder / "output" / "tiny" / "second" / "checkpoint-4"
+    told = typed(["infer", str(checkpoint), "--prompt", question(123), "--max_new_tokens", "4"], desk.folder)
+    assert told.output.strip().endswith(str(answered.choices[0].message.content).strip())
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.wait_for_selector(".status.stopped")
+
+
+def test_a_model_that_sees_is_asked_about_a_picture(desk: Desk, page: Page) -> None:
+    from PIL import Image
+
+    from swift.demo.vision_model import write_vision_model
+
+    write_vision_model(desk.folder / "sees", hidden=32, seed=3, spread=0.4)
+    Image.linear_gradient("L").resize((56, 56)).convert("RGB").save(desk.folder / "seen.png")
+    show(page, "/chat?model=sees")
+    page.locator(".chat-column[data-model=sees] .status.completed").wait_for()
+    page.fill("#chat-tokens", "8")
+    page.set_input_files("#chat-picture", desk.folder / "seen.png")
+    page.get_by_text("goes with the next question").wait_for()
+    page.fill("#chat-question", "What is it?")
+    page.press("#chat-question", "Enter")
+    column = page.locator(".chat-column[data-model=sees]")
+    column.locator(".said-model[data-done]").wait_for()
+    column.locator(".said-user img").wait_for()
+    answer = str(column.locator(".said-model > span").text_content()).strip()
+    words = ["infer", "sees", "--prompt", "What is it?", "--max_new_tokens", "8"]
+    assert typed([*words, "--image", "seen.png"], desk.folder).output.strip().endswith(answer)
+    assert not typed(words, desk.folder).output.strip().endswith(answer)
+    column.get_by_role("button", name=re.compile("^Close")).click()
+
+
+def test_of_a_long_run_some_lines_are_drawn_before_all_of_them(desk: Desk, page: Page) -> None:
+    lines = [line_of(each, 40_000, note="x" * 300) for each in range(1, 20_001)]
+    folder = write_run(desk.folder / "output" / "far" / "long", lines)
+    glance, all_ = re.compile(r"/series\?glance"), re.compile("/series$")
+    with page.expect_response(glance) as first, page.expect_response(all_) as then:
+        show(page, "/runs")
+        page.get_by_role("link", name="far/long").click()
+        page.wait_for_selector(".chart svg .curve")
+    some, every = (answered.value.json() for answered in (first, then))
+    assert (some["whole"], every["whole"]) == (False, True)
+    for found in (some, every):
+        assert [found["series"]["loss"][0][place] for place in (0, -1)] == [1, 20_000]
+    add_lines(folder, [line_of(20_001, 40_000)])
+    reaches(page, 20_001)
 
 
 def test_wrong_tokens_hosts_and_origins_get_nothing(desk: Desk, page: Page) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import AsyncIterator
@@ -49,6 +50,29 @@ def test_a_long_run_is_thinned_and_every_peak_of_one_step_stays(page: TestClient
 
 def _is_alone(step: int, others: dict[int, float]) -> bool:
     return all(other == step or abs(other - step) > 20_000 // (MOST_POINTS // 2) + 1 for other in others)
+
+
+def test_a_long_run_is_shown_at_a_glance_first(page: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swift_ui.looking import lines as of_lines
+
+    folder = write_run(root / "m" / "v0", [line_of(step, 9000, loss=1 / step) for step in range(1, 9001)])
+    address = f"/api/runs/{key_of(page)}/series"
+    assert page.get(f"{address}?glance").json()["whole"], "it is read as soon"
+    monkeypatch.setattr(of_lines, "LONG", (folder / "logging.jsonl").stat().st_size - 1)
+    again = write_run(root / "m" / "v1", [line_of(step, 9000, loss=1 / step) for step in range(1, 9001)])
+    address = f"/api/runs/{key_of(page, 'v1')}/series"
+    some = page.get(f"{address}?glance").json()
+    steps, losses = some["series"]["loss"]
+    assert not some["whole"]
+    assert (steps[0], steps[-1], steps) == (1, 9000, sorted(set(steps)))
+    assert max(after - before for before, after in itertools.pairwise(steps)) < 40
+    assert losses == [pytest.approx(1 / step) for step in steps]
+    whole = page.get(address).json()
+    assert whole["whole"]
+    assert len(whole["series"]["loss"][0]) > len(steps)
+    assert page.get(f"{address}?glance").json()["whole"], "now all of it is known"
+    (again / "logging.jsonl").write_text("no line\n" * 400_000)
+    assert RunLines.at_a_glance(again) is not None, "a damaged file is no reason to fail"
 
 
 def test_a_stretch_that_is_looked_at_closer_is_sent_whole(page: TestClient, root: Path) -> None:

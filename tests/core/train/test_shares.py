@@ -142,11 +142,29 @@ def test_switched_off_it_listens_to_nothing(tmp_path: Path, monkeypatch: pytest.
 def test_what_costs_too_much_is_measured_less_often() -> None:
     meter = StepMeter.__new__(StepMeter)
     meter._every = meter._interval = 50
+    meter._slow = _SlowProcess()
     row = shares._Row(steps=50, seconds=50 * 0.01, samples=1, cost=0.02)
     meter._adapt([row, replace(row, cost=0.01)])
     assert meter._interval == 400, "20 ms of 4 s are half a percent"
     meter._adapt([replace(row, cost=0.0001)])
     assert meter._interval == 50
+
+
+def test_where_a_process_seems_slow_the_next_steps_are_measured_as_far_as_the_cost_allows() -> None:
+    meter = StepMeter.__new__(StepMeter)
+    meter._every = meter._interval = 50
+    meter._slow = _SlowProcess()
+    cheap = [shares._Row(steps=50, seconds=50 * 2.0, samples=1, cost=0.02)] * 2
+    meter._slow.among(facts(0.5, 0.6), 1)
+    meter._adapt(cheap)
+    assert meter._interval == 2, "20 ms of 4 s are half a percent"
+    meter._slow.among(facts(0.5, 0.6), 2)
+    meter._adapt(cheap)
+    assert meter._interval == 50, "it has been named"
+    meter._slow.among(facts(0.5, 0.7), 1)
+    meter._slow.among(facts(0.5, 0.5), 1)
+    meter._adapt(cheap)
+    assert meter._interval == 50, "it was slow once"
 
 
 def facts(*own: float) -> list[RankFacts]:

@@ -103,6 +103,7 @@ class StepMeter:
         self._on = logging.shares > 0
         self._every = self._interval = logging.shares
         self._logged = LoggedSteps(logging.steps)
+        self._affordable = self._every
         self._steps = 0
         self._last = min(logging.shares, FIRST) - logging.shares
         self._row = _Row()
@@ -149,13 +150,14 @@ class StepMeter:
             return record
         rows = [_Row(*row) for row in self._job.comms.gather_numbers(self._row.values())]
         self._row = _Row()
-        self._adapt(rows)
         facts = self._facts(rows)
+        slowest = self._slow.among(facts, round(max(row.samples for row in rows)))
+        self._adapt(rows)
         return replace(
             record,
             shares=_shares(rows),
             ranks=sorted(facts, key=_longest)[:MOST_ROWS] if len(facts) > MOST_ROWS else facts,
-            slowest=self._slow.among(facts, round(max(row.samples for row in rows))),
+            slowest=slowest,
         )
 
     def _settle(self) -> None:
@@ -164,12 +166,16 @@ class StepMeter:
             torch.cuda.synchronize(self._job.topology.device)
 
     def _adapt(self, rows: Sequence[_Row]) -> None:
-        """Measure less often where it costs too much: the same on every process, since all see the same rows."""
+        """Measure less often where it costs too much, and as often as it may cost where a process seems to be slow.
+
+        It is the same on every process, since all see the same rows.
+        """
         samples = max(row.samples for row in rows)
         step = min(row.seconds / row.steps for row in rows)
         if samples and step:
             cost = max(row.cost for row in rows) / samples
-            self._interval = max(self._every, math.ceil(cost / (COST * step)))
+            self._affordable = max(1, math.ceil(cost / (COST * step)))
+        self._interval = self._affordable if self._slow.is_suspected else max(self._every, self._affordable)
 
     def _facts(self, rows: Sequence[_Row]) -> list[RankFacts]:
         """Return what each process measured; nothing in a run of one."""
@@ -196,6 +202,11 @@ class _SlowProcess:
     def __init__(self) -> None:
         self._rank: int | None = None
         self._samples = 0
+
+    @property
+    def is_suspected(self) -> bool:
+        """Return whether a process was slow in measured steps that are too few to name it."""
+        return 0 < self._samples < IN_A_ROW
 
     def among(self, facts: Sequence[RankFacts], samples: int) -> RankFacts | None:
         """Return the process that has been slow in several measured steps in a row, these included."""

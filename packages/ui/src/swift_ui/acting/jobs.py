@@ -156,6 +156,8 @@ class JobBook:
         state, cause = _state(asked, ended, started=bool(started), alive=alive)
         if state == "died" and stopping.get("now"):
             state, cause = "stopped", "Ended at once, as it was told."
+        elif state == "completed" and stopping and asked["run_folder"] is None:
+            state = "stopped"  # a server has no end of its own
         return StartedCommand(
             name,
             folder,

@@ -50,6 +50,13 @@ class RunLooker:
         kept.update()
         return kept
 
+    def first_lines(self, folder: Path) -> tuple[RunLines, bool]:
+        """Return what can be shown of a run at once, and whether these are all its lines."""
+        with self._lock:
+            known = folder in self._lines
+        found = None if known else RunLines.at_a_glance(folder)
+        return (self.lines(folder), True) if found is None else (found, False)
+
     def row(self, key: str, folder: Path) -> dict[str, Any]:
         """Return a run as a line of the list."""
         state = self.states.state(folder)
@@ -117,10 +124,12 @@ def _run(request: Request) -> Response:
 def _series(request: Request) -> Response:
     folder = run_of(request)
     first, last = _bounds(request)
-    lines = looker(request).lines(folder)
+    looks = looker(request)
+    lines, whole = looks.first_lines(folder) if "glance" in request.query_params else (looks.lines(folder), True)
     peak = view.arguments(folder).get("optim.learning_rate")
     return JSONResponse(
         {
+            "whole": whole,
             "place": lines.place,
             "charts": lines.charts(peak if isinstance(peak, float) else None),
             "series": lines.series(first=first, last=last),

@@ -23,6 +23,10 @@ MOST_POINTS = 1500
 """Points of one curve that are sent: more than a screen has columns of pixels."""
 TOGETHER = 1 << 20
 """Bytes that are parsed at a time."""
+LONG = 8 * TOGETHER
+"""Bytes of a file of which some lines are shown before all of them are read."""
+GLANCES, _A_GLANCE = 600, 4096
+"""Places of a long file at which lines are read first, and bytes at each."""
 _MISSING = math.nan
 _ONLY_NEWEST = NOT_DRAWN - {*SHARES}
 """Numbers and texts of a line of which no curve is drawn."""
@@ -51,6 +55,17 @@ class RunLines:
         self.ranks_step: int | None = None
         self.summary: Line | None = None
         """The line about the whole run, where it is the last one."""
+
+    @classmethod
+    def at_a_glance(cls, folder: Path) -> RunLines | None:
+        """Return a few lines of a long run: its ends, and some at even distances; None where all are read as soon."""
+        found = cls(folder)
+        with suppress(NotThere), open_regular(file_in(folder, LOGGING_FILE), NotThere) as file:
+            size = file.seek(0, 2)
+            if size > LONG:
+                found._add(parsed(b"".join(_some_lines(file, size))))
+                return found
+        return None
 
     def update(self) -> list[Line]:
         """Read what was added, and return these lines."""
@@ -157,6 +172,18 @@ class RunLines:
         if MEMORY in self.columns and not any(value > 0 for value in self.columns[MEMORY]):
             names[MEMORY] = 0.0
         return charts_of([names], peak)
+
+
+def _some_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield whole lines: the first, the last, and those that follow places at even distances between them."""
+    for number in range(GLANCES + 1):
+        place = (size - _A_GLANCE) * number // GLANCES
+        file.seek(place)
+        read = file.read(_A_GLANCE)
+        begin = read.find(b"\n") + 1 if place else 0
+        end = read.find(b"\n", begin) if number < GLANCES else read.rfind(b"\n")
+        if end > begin:
+            yield read[begin : end + 1]
 
 
 def _newest(rows: Sequence[Line], names: Iterable[str]) -> dict[str, float]:

@@ -65,7 +65,7 @@ export const mount = async (root, { parts: [key, wanted] }) => {
   const path = `runs/${encodeURIComponent(key)}`;
   // Everything at once: each waits for the disk or the network.
   const modules = Object.fromEntries(TABS.map(([name]) => [name, () => import(`./run/${name}.js`)]));
-  const [first, data] = await Promise.all([get(path), get(`${path}/series`), modules[wanted in modules ? wanted : "curves"]()]);
+  const [first, data] = await Promise.all([get(path), get(`${path}/series?glance`), modules[wanted in modules ? wanted : "curves"]()]);
   let run = first;
   const live = new Live(key, data);
   const tab = TABS.find(([name, , has]) => name === wanted && has(run)) || TABS[0];
@@ -138,9 +138,14 @@ export const mount = async (root, { parts: [key, wanted] }) => {
   } catch (error) {
     content.replaceChildren(problem(error));
   }
-  connect();
+  // Of a long run some lines were drawn: now come all of them.
+  let ended = false;
+  const follow = () => { if (!ended) connect(); };
+  if (data.whole) follow();
+  else reload().then(follow, (error) => cause.replaceChildren(problem(error)));
   document.addEventListener("visibilitychange", seen);
   return () => {
+    ended = true;
     close();
     unmountActions();
     unmountTab();
