@@ -37,6 +37,17 @@ def test_a_variable_sets_its_option_and_says_which_flag_that_is(
     assert f"--objective.{option} {typed}" in note
 
 
+def test_variables_for_videos_are_read_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {"FPS": "1.5", "FPS_MAX_FRAMES": "12", "VIDEO_MAX_PIXELS": "50176", "NFRAMES": "4"}.items():
+        monkeypatch.setenv(variable, value)
+    run = parsed("sft --model m --dataset d")
+    assert run.config.data.video_fps == 1.5
+    assert run.config.data.video_max_frames == 12
+    for variable, flag in {"VIDEO_MAX_PIXELS": "--max_pixels", "NFRAMES": "--video_fps"}.items():
+        (note,) = [note for note in run.notes if note.startswith(f"{variable} has no effect")]
+        assert flag in note
+
+
 def test_a_flag_outranks_the_variable_which_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFONCE_TEMPERATURE", "0.05")
     run = parsed(f"{EMBEDDING} --objective.temperature 0.2")

@@ -161,7 +161,7 @@ def test_a_video_of_pictures_is_these_pictures_at_its_place(folder: Path) -> Non
         (asked("<image>", images=[7]), "malformed picture"),
         (asked("<image>say <|image_pad|>", images=["0.png"]), "own token"),
         (asked("say <|video_pad|>"), "own token"),
-        (asked("<video>what?", videos=["a.mp4"]), "files of videos are not read"),
+        (asked("<video>what?", videos=["a.mp4"]), "missing video"),
         (asked("<video>what?", videos=[[]]), "without any picture"),
         (asked("<video> and <video>", videos=[["0.png"]]), "videos do not match"),
         (asked("<audio>what?", audios=["a.wav"]), "holds sounds"),

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from tiers import tiered
-from tiny_pictures import picture_files, picture_model, processor_of
-from transformers import AutoModelForImageTextToText, GenerationConfig
+from tiny_pictures import picture_files, picture_model, processor_of, sound_files
+from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM, GenerationConfig
 
 from swift.cli.main import run as swift
 from swift.contracts import EngineRequest, PicturedPrompt
 from swift.data.media import MediaRef
+from swift.data.sounds import open_sound
 from swift.errors import DataError
 from swift.infer.chat import _Conversation
 from swift.infer.options import ModelOptions, SamplingOptions
@@ -132,6 +133,29 @@ def test_infer_prints_the_answer_about_a_picture(
     ]
     assert swift([*words, "--torch_dtype", "float32"]) == 0
     assert capsys.readouterr().out.strip() == by_transformers(*model, folder)[0].strip()
+
+
+@pytest.mark.full
+def test_infer_prints_the_answer_about_a_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model_folder = picture_model(tmp_path / "model", "qwen2_audio")
+    (name,) = sound_files(tmp_path, [1.2])
+    words = ["infer", str(model_folder), "--prompt", "What is said?", "--audio", str(tmp_path / name)]
+    processor = processor_of("qwen2_audio")
+    model: Any = AutoModelForMultimodalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+    content = [{"type": "audio"}, {"type": "text", "text": "What is said?"}]
+    prompt = processor.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    heard = [open_sound(str(tmp_path / name), 16000)]
+    inputs = processor(text=[prompt], audio=heard, sampling_rate=16000, return_tensors="pt", add_special_tokens=False)
+    end = processor.tokenizer.eos_token_id
+    made = model.generate(**inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=end, pad_token_id=end)
+    answer = processor.tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    capsys.readouterr()
+    assert swift([*words, "--max_new_tokens", str(NEW), "--torch_dtype", "float32"]) == 0
+    assert capsys.readouterr().out.strip() == answer.strip()
+    assert swift(["infer", str(model_folder), "--audio", name]) == 2
+    assert "--audio is a sound for --prompt" in capsys.readouterr().err
 
 
 def test_results_name_the_pictures(folder: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from swift.cli.options import run_verb
 from swift.config.limits import FilePath
+from swift.config.media import LIMITS, NAMES
 from swift.config.options import Aliases, Verbatim
 from swift.errors import UsageError
 from swift.infer.asking import (
@@ -43,6 +44,12 @@ class InferOptions(SamplingOptions, AskingOptions):
     image: Annotated[tuple[FilePath, ...], Aliases("images")] = Field(
         (), description="A picture for --prompt, at its tag <image> or before it; may be repeated"
     )
+    video: Annotated[tuple[FilePath, ...], Aliases("videos")] = Field(
+        (), description="A video for --prompt, at its tag <video> or before it; may be repeated"
+    )
+    audio: Annotated[tuple[FilePath, ...], Aliases("audios")] = Field(
+        (), description="A sound for --prompt, at its tag <audio> or before it; may be repeated"
+    )
     stream: bool | None = Field(
         None, description="Print the answers to --prompt while they are generated; a conversation always does"
     )
@@ -61,17 +68,18 @@ def infer(options: InferOptions) -> int:
     if options.prompt and options.dataset:
         raise UsageError("--prompt and --dataset are two sources of questions.", hint="Give one of them.")
     _check_stream(options)
-    if options.image and not options.prompt:
-        raise UsageError(
-            "--image is a picture for --prompt.",
-            hint="Add --prompt TEXT. Rows of a data set name theirs, and in a conversation type /image FILE.",
-        )
+    for kind in NAMES:
+        if getattr(options, kind) and not options.prompt:
+            raise UsageError(
+                f"--{kind} is a {NAMES[kind]} for --prompt.",
+                hint="Add --prompt TEXT. Rows of a data set name theirs, and in a conversation type /image FILE.",
+            )
     check_result(options.result_path)
     quiet_libraries(options)
     if not options.prompt and not options.dataset:
         return talk(options, options.sampling)
     from swift.infer.batch import print_answers, stream_answers
-    from swift.infer.picture_messages import question_with
+    from swift.infer.picture_messages import question_of
     from swift.infer.questions import Question, read_questions
     from swift.infer.speaker import open_speaker
 
@@ -79,7 +87,8 @@ def infer(options: InferOptions) -> int:
     if options.dataset:
         questions = read_questions(options.dataset, options.columns, system=options.system)
     else:
-        questions = [Question([question_with(each, options.image)]) for each in options.prompt]
+        held = {kind: getattr(options, kind) for kind in NAMES}
+        questions = [Question([question_of(each, held)]) for each in options.prompt]
     if options.result_path is not None:
         answer_into(options.result_path, options, options.sampling, questions)
         return 0
@@ -96,7 +105,7 @@ def infer(options: InferOptions) -> int:
 
 def _score(options: InferOptions) -> int:
     """Write the scores or vectors of texts."""
-    check_scoring(options, "stream", "image", "max_pixels", "min_pixels")
+    check_scoring(options, "stream", *NAMES, *LIMITS)
     if bool(options.prompt) == bool(options.dataset):
         raise UsageError(
             f"{options.model} returns scores or vectors of texts.",

@@ -45,6 +45,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "data.boxes": ("norm_bbox",),
     "data.max_pixels": ("max_pixels", "image_max_pixels"),
     "data.min_pixels": ("min_pixels", "image_min_pixels"),
+    "data.video_fps": ("fps", "video_fps"),
+    "data.video_max_frames": ("fps_max_frames", "video_maxlen", "video_max_frames"),
     "data.media_root": ("media_dir", "media_root"),
     "data.workers": ("dataset_num_proc", "preprocessing_num_workers"),
     "tuner.rank": ("lora_rank", "lora_r"),

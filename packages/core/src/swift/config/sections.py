@@ -137,6 +137,12 @@ class DataSection(Section):
     min_pixels: Annotated[int, Field(ge=1, le=LARGEST)] | None = Field(
         None, description="Pictures with fewer pixels are made larger; default: as the model's processor says"
     )
+    video_fps: Annotated[float, Field(gt=0, le=1000)] = Field(
+        2.0, description="Pictures of each second of a video that a model is shown, one after the other"
+    )
+    video_max_frames: Annotated[int, Field(ge=1, le=LARGEST)] = Field(
+        32, description="Pictures of a video at most; those of a longer one are further apart"
+    )
     boxes: Literal["auto", "norm1000", "none"] = Field(
         "auto",
         description="How <bbox> of rows with `objects` is written: in thousandths of the picture (norm1000), or in "

@@ -44,6 +44,7 @@ class ConversationEncoder:
 
     def segments(self, conversation: Conversation, place: str) -> Steps[list[Segment]]:
         """Return the tokens of a conversation, however many: several where the template rewrites earlier turns."""
+        conversation = self.with_pictures(conversation)
         texts = self._texts(conversation, place)
         return (yield [self.with_media(text, conversation) for text in texts])
 
@@ -60,6 +61,7 @@ class ConversationEncoder:
 
         Without a chat template, the conversation is one text, which the model continues.
         """
+        conversation = self.with_pictures(conversation)
         if self.template is None:
             if len(conversation.messages) != 1:
                 raise Unusable("no chat template", "several messages, and the tokenizer has no template to write them")
@@ -85,6 +87,10 @@ class ConversationEncoder:
         if self.section.truncation not in fit:
             raise Unusable("too long", f"{len(segment)} tokens, and data.max_length is {longest}")
         return fit[self.section.truncation]()
+
+    def with_pictures(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with the pictures of its videos in their place."""
+        return conversation if self.pictures is None else self.pictures.with_pictures_of_videos(conversation)
 
     def with_media(self, text: Text, conversation: Conversation) -> Text:
         """Return a text in which the media of its conversation are what the model's processor makes of them."""

@@ -24,6 +24,8 @@ class Medium:
     """Where it is on the web, in place of path and content."""
     frames: tuple[Medium, ...] = ()
     """The pictures of a video that is given as a list of them; it has no file of its own."""
+    frame: int = 0
+    """Of a picture that is part of the video in this file, which one, from 1."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Measured:
     """Bytes of the file."""
     kind: str = "image"
     frames: int = 0
-    """Of a video; of a sound, its samples at the rate of its file."""
+    """Of a video; of a sound, its samples at the rate of its file; of a picture in a video, which one, from 1."""
     rate: float = 0.0
     """Frames or samples a second."""
 
@@ -60,7 +62,7 @@ class MediaRef:
     size: int = 0
     """Bytes of the file, by which a change is noticed."""
     frames: int = 0
-    """Of a video; of a sound, its samples at the rate of its file."""
+    """Of a video; of a sound, its samples at the rate of its file; of a picture in a video, which one, from 1."""
     rate: float = 0.0
     """Frames or samples a second."""
 

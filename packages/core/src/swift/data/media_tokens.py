@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from swift.config.media import NAMES
 from swift.data.boxes import Box, has_objects, spelled
-from swift.data.conversation import Conversation, Unusable
+from swift.data.conversation import Conversation, Message, Unusable, media_part, medium_in, parts_of
 from swift.data.media import Measured, MediaRef, Medium
 from swift.data.pictures import measure, path_of
 from swift.data.sounds import measure_sound
 from swift.data.texts import MediaSpan, Rendered, Span
+from swift.data.videos import EVENLY, Shown, pictures_of
 from swift.data.web import Web
 from swift.errors import ModelError, SwiftError
 
@@ -70,17 +71,19 @@ class MediaTokens:
         *,
         decode: bool = False,
         web: Web = "no",
+        shown: Shown = EVENLY,
         refusal_of: Callable[[str], SwiftError | None] = lambda _: None,
     ) -> None:
         """Take the rules of a model. What has no file is kept in `folder`; `decode` looks at all of every file.
 
-        `web` says what is fetched.
+        `web` says what is fetched, and `shown` which pictures of videos are.
         `refusal_of` says what to raise at the first medium of a kind, where a run cannot learn from any.
         """
         self._rules = rules
         self._folder = folder
         self._decode = decode
         self._web: Web = web
+        self._shown = shown
         self._refusal_of = refusal_of
         self._known: dict[tuple[str, int, int, int, float], str] = {}
         self._compared = dict.fromkeys(NAMES, 0)
@@ -95,7 +98,8 @@ class MediaTokens:
     def cache_key(self) -> str:
         """Return what decides the tokens of pictures."""
         refused = [kind for kind in self._rules.placeholders if self._refusal_of(kind) is not None]
-        return json.dumps([_VERSION, self._rules.fingerprint(), self._decode, self._web, refused])
+        shown = [self._shown.fps, self._shown.most]
+        return json.dumps([_VERSION, self._rules.fingerprint(), self._decode, self._web, refused, shown])
 
     def expand(self, rendered: Rendered, media: Sequence[Medium]) -> Rendered:
         """Return the text with every placeholder replaced; `media` are those of the conversation, in order.
@@ -125,6 +129,24 @@ class MediaTokens:
         self._compare(seen, texts)
         return _joined(rendered, pieces, texts, seen, [mark.group() for mark in marks])
 
+    def with_pictures_of_videos(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with pictures in place of the files of videos, where the model takes pictures."""
+        if "image" not in self._rules.placeholders or all(each.kind != "video" for each in conversation.media):
+            return conversation
+        return replace(conversation, messages=tuple(map(self._as_pictures, conversation.messages)))
+
+    def _as_pictures(self, message: Message) -> Message:
+        parts: list[dict[str, Any]] = []
+        for part in parts_of(message):
+            held = medium_in(part)
+            if held is None or held.kind != "video":
+                parts.append(part)
+                continue
+            path = path_of(held, self._folder, self._web)
+            pictures = pictures_of(held, path, self._shown, decode=self._decode)
+            parts += [media_part("image", each) for each in pictures]
+        return {**message, "content": parts} if parts else message
+
     def with_objects(self, conversation: Conversation) -> Conversation:
         """Return the conversation in which objects in pictures are written as the model writes them."""
         if not has_objects(conversation.messages):
@@ -142,7 +164,7 @@ class MediaTokens:
         return measure(each, self._folder, decode=self._decode, web=self._web)
 
     def _replacement(self, each: Measured) -> str:
-        key = (each.kind, each.width, each.height, each.frames, each.rate)
+        key = (each.kind, each.width, each.height, *((each.frames, each.rate) if each.kind == "audio" else (0, 0.0)))
         if key not in self._known:
             try:
                 self._known[key] = self._rules.replacement(each)
@@ -158,7 +180,7 @@ class MediaTokens:
             return
         for kind in kinds:
             self._compared[kind] += 1
-        paths = " ".join(each.path for each in seen)
+        paths = " ".join(dict.fromkeys(each.path for each in seen))
         try:
             made = self._rules.replacements(seen)
         except (OSError, ValueError) as error:
@@ -175,7 +197,8 @@ def described(each: Measured | MediaRef) -> str:
     """Return what the header of a file says, for people."""
     if each.kind == "audio":
         return f"{each.frames / each.rate:.1f} s"
-    return f"{each.width}×{each.height}"
+    moment = f" at {(each.frames - 1) / each.rate:.1f} s" if each.frames else ""
+    return f"{each.width}×{each.height}{moment}"
 
 
 def _joined(

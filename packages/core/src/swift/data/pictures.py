@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import xxhash
 from swift.config.media import NAMES
 from swift.data.conversation import Unusable, parse_json
 from swift.data.media import Measured, Medium
+from swift.data.videos import measure_video
 from swift.data.web import Web, fetched, is_address
 from swift.errors import ModelError
 
@@ -103,6 +105,8 @@ def measure(picture: Medium, folder: Path, *, decode: bool = False, web: Web = "
     With `decode` all of it is read. Raise `Unusable` for a picture that is missing or broken.
     """
     path = path_of(picture, folder, web)
+    if picture.frame:
+        return replace(measure_video(path), kind="image", frames=picture.frame)
     pillow = _pillow()
     try:
         with pillow.open(path) as image:

@@ -25,6 +25,7 @@ from swift.data.shards import check_identity
 from swift.data.store import SampleSet, Store, StoreWriter, open_store
 from swift.data.streaming import SampleStream
 from swift.data.tokenised import JoinedStore, TokenisedCorpus, tokenised_among
+from swift.data.videos import Shown
 from swift.errors import ConfigError, DataError, SwiftError, UsageError
 from swift.terminal import Say
 
@@ -208,7 +209,14 @@ def media_tokens(
     if rules is None:
         return None
     decode = section.media_check == "decode"
-    return MediaTokens(rules, cache_folder(section) / "media", decode=decode, web=section.web, refusal_of=refusal_of)
+    return MediaTokens(
+        rules,
+        cache_folder(section) / "media",
+        decode=decode,
+        web=section.web,
+        shown=Shown(section.video_fps, section.video_max_frames),
+        refusal_of=refusal_of,
+    )
 
 
 def hold_out(prepared: Prepared, ratio: float, seed: int) -> tuple[Prepared, Prepared]:

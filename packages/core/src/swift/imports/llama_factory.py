@@ -19,7 +19,7 @@ _STAGES: dict[str, tuple[Verb, str]] = {
     "kto": ("rlhf", "kto"),
     "rm": ("rlhf", "rm"),
 }
-_MULTIMODAL = absent("video and audio are not trained on here yet: rows that have some are left out")
+_MULTIMODAL = absent("pictures of videos are limited by data.max_pixels, and sounds heard at the rate of the model")
 
 TABLE: Table = {
     **trainer.TABLE,
@@ -71,7 +71,7 @@ TABLE: Table = {
     **each(("upcast_layernorm", "upcast_lmhead_output"), changed("weights that train are held in float32 here")),
     **each(
         (
-            "video_max_pixels", "video_min_pixels", "video_fps", "video_maxlen", "audio_sampling_rate",
+            "video_max_pixels", "video_min_pixels", "audio_sampling_rate",
         ),
         _MULTIMODAL,
     ),

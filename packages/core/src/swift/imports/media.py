@@ -26,8 +26,8 @@ def note_media(run: Carrying) -> None:
         run.changed(
             run.settings["model.path"].origin,
             name,
-            "this model reads more than text: the torch backend trains on images, and rows with video or audio are "
-            "left out",
+            "this model reads more than text: pictures are learned from, videos as pictures one after the other, and "
+            "sounds where its processor hears them",
         )
 
 

@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any
 
-from swift.config.other_programs.environment import MEDIA, OPTIONS_OF
+from swift.config.other_programs.environment import MEDIA, MEDIA_ELSEWHERE, OPTIONS_OF
 from swift.imports import critics, distilling, online, trainer
 from swift.imports.carrying import Carrying, Verb, is_off, number, share, words
 from swift.imports.low_rank import MS_SWIFT, low_rank
@@ -22,21 +22,7 @@ OBJECTIVES = ("dpo", "kto", "orpo", "simpo", "cpo", "rm", "grpo", "gkd", "ppo")
 _ONLINE = {"grpo": online, "gkd": distilling, "ppo": critics}
 SCORING = ("seq_cls", "embedding", "reranker", "generative_reranker")
 """Tasks of `swift sft` that are objectives here."""
-VARIABLES_OF_MEDIA = (
-    "VIDEO_MAX_PIXELS",
-    "VIDEO_MIN_PIXELS",
-    "FPS",
-    "FPS_MAX_FRAMES",
-    "FPS_MIN_FRAMES",
-    "NFRAMES",
-    "VIDEO_TOTAL_PIXELS",
-    "SIZE_FACTOR",
-    "ENABLE_AUDIO_OUTPUT",
-    "USE_AUDIO_IN_VIDEO",
-)
-"""Variables of the environment by which ms-swift prepares images, video and audio."""
 _BETAS = {"simpo": 2.0}
-_MULTIMODAL = unneeded("is about video or audio, which swift does not train on yet: rows that have some are left out")
 _GENERATING = unneeded("is about answers that are generated, not about this training")
 _FASTER = unneeded("changes speed or memory, not what is learned")
 
@@ -55,8 +41,7 @@ TABLE: Table = {
     "ld_alpha": absent("LD-DPO is not available"),
     "reference_free": absent("without a reference: cpo, orpo or simpo"),
     "template": changed(trainer.TEMPLATE),
-    "fps_max_frames": _MULTIMODAL,
-    **each(VARIABLES_OF_MEDIA, _MULTIMODAL),
+    **{variable: unneeded(f"is not read: {why}") for variable, why in MEDIA_ELSEWHERE.items()},
     **{variable: renamed(key) for variable, key in MEDIA.items()},
     **each(
         (

@@ -14,6 +14,7 @@ from typing import Any
 from swift.checkpoint.checksums import hash_file
 from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from swift.config.media import LIMITS
 from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, task_of_config
 from swift.errors import CheckpointError, ModelError
@@ -47,8 +48,8 @@ class WeightsLocation:
     """The system message of the run's data section."""
     objective: Mapping[str, Any] = field(default_factory=dict)
     """The `objective` section of the run; empty where no run is known."""
-    pixels: Mapping[str, int] = field(default_factory=dict)
-    """The limits of pictures of the run's data section: 'max_pixels', 'min_pixels'."""
+    pixels: Mapping[str, Any] = field(default_factory=dict)
+    """The limits of pictures and videos of the run's data section: 'max_pixels', 'video_fps', ..."""
 
 
 def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: bool = False) -> WeightsLocation:
@@ -186,7 +187,7 @@ def _of_checkpoint(folder: Path, adapter: Path | None, trust_remote_code: bool) 
     )
     data = config.get("data", {})
     system = data.get("system")
-    pixels = {name: data[name] for name in ("max_pixels", "min_pixels") if isinstance(data.get(name), int)}
+    pixels = {name: data[name] for name in LIMITS if isinstance(data.get(name), int | float)}
     objective = config.get("objective", {})
     if manifest.adapter is not None:
         if not (folder / ADAPTER_FILE).is_file():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from swift.config.limits import FilePath, Fraction, Name, Rows, Tokens
+from swift.config.media import LIMITS
 from swift.config.options import Aliases, Argument, Parts, Section, Verbatim
 from swift.config.other_programs.values import ENGINE_OPTIONS
 from swift.config.other_programs.verbs import ENGINE_KWARGS, MAX_LENGTH
@@ -71,6 +72,12 @@ class ModelOptions(Section):
     min_pixels: PositiveInt | None = Field(
         None, description="Pictures with fewer pixels are made larger; default: as the run was trained"
     )
+    video_fps: Annotated[float, Field(gt=0, le=1000), Aliases("fps")] | None = Field(
+        None, description="Pictures of each second of a video that the model is shown; default: as the run was trained"
+    )
+    video_max_frames: Annotated[PositiveInt, Aliases("fps_max_frames")] | None = Field(
+        None, description="Pictures of a video at most; default: as the run was trained"
+    )
     api_key: str | None = Field(None, description="For a server; default: SWIFT_API_KEY or OPENAI_API_KEY")
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the model: only if you trust who made it"
@@ -90,9 +97,9 @@ class ModelOptions(Section):
     def _by_another_name(cls, engine: str) -> str:
         return TRANSFORMERS if engine in ("pt", "hf", "huggingface") else engine
 
-    def pixels(self, trained: Mapping[str, int]) -> dict[str, int]:
-        """Return the limits of pictures: as the user says, else as the run was trained."""
-        given = {"max_pixels": self.max_pixels, "min_pixels": self.min_pixels}
+    def pixels(self, trained: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the limits of pictures and videos: as the user says, else as the run was trained."""
+        given = {name: getattr(self, name) for name in LIMITS}
         return {**trained, **{name: value for name, value in given.items() if value is not None}}
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,15 @@ def has_pictures(messages: Messages) -> bool:
 
 def question_with(text: str, pictures: Sequence[str | Path]) -> dict[str, Any]:
     """Return the user's message: pictures at the tags of its text, or before it."""
+    return question_of(text, {"image": pictures})
+
+
+def question_of(text: str, files: Mapping[str, Sequence[str | Path]]) -> dict[str, Any]:
+    """Return the user's message: pictures, videos and sounds, by kind, at the tags of its text, or before it."""
     message = {"role": "user", "content": text}
-    if not pictures:
-        return message
     try:
-        read = [read_medium(str(each), None) for each in pictures]
-        return dict(placed(Conversation((message,), (1.0,)), {"image": read}).messages[0])
+        held = {kind: [read_medium(str(each), None, kind) for each in named] for kind, named in files.items() if named}
+        return dict(placed(Conversation((message,), (1.0,)), held).messages[0]) if held else message
     except Unusable as unusable:
         raise DataError(f"{unusable.reason}: {unusable.detail}.", hint="Name a file for each picture.") from None
 

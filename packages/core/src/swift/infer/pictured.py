@@ -14,6 +14,7 @@ from swift.data.conversation import Conversation, Unusable
 from swift.data.conversation_tokens import ConversationEncoder
 from swift.data.media_tokens import MediaTokens
 from swift.data.offsets import TextEncoder
+from swift.data.videos import Shown
 from swift.errors import DataError
 from swift.infer.answers import Messages
 from swift.models.media_processor import MediaProcessor
@@ -26,7 +27,8 @@ class PicturePromptWriter:
         """Take a model's processor; the section says which limits of pixels and arguments of the template hold."""
         self.rules = MediaProcessor(processor, section)
         self._kept = TemporaryDirectory(prefix="swift-pictures-")
-        tokens = MediaTokens(self.rules, Path(self._kept.name))
+        shown = Shown(section.video_fps, section.video_max_frames)
+        tokens = MediaTokens(self.rules, Path(self._kept.name), shown=shown)
         long = section.model_copy(update={"max_length": LARGEST})
         self._encoder = ConversationEncoder(processor.tokenizer, long, "assistant", tokens)
         self._texts = TextEncoder(processor.tokenizer)

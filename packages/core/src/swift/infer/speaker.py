@@ -308,6 +308,8 @@ def _nothing_to_load(options: ModelOptions) -> None:
         "--trust_remote_code": options.trust_remote_code,
         "--max_pixels": options.max_pixels,
         "--min_pixels": options.min_pixels,
+        "--video_fps": options.video_fps,
+        "--video_max_frames": options.video_max_frames,
     }
     for flag, value in given.items():
         if value:

@@ -19,6 +19,7 @@ from swift.config.media import KINDS, NAMES
 from swift.data.media import Measured, MediaRef
 from swift.data.pictures import open_picture
 from swift.data.sounds import length_at, open_sound
+from swift.data.videos import open_frame
 from swift.errors import ModelError
 from swift.models.opening import as_model_error
 
@@ -130,8 +131,6 @@ class MediaProcessor:
 
     def lacks(self, kind: str) -> str:
         """Return why the model does not take this kind, in half a sentence."""
-        if kind == "video":
-            return "files of videos are not read: give the pictures of each as a list, videos: [[a.png, b.png]]"
         return f"the model takes no {NAMES[kind]}s"
 
     def fingerprint(self) -> str:
@@ -192,7 +191,8 @@ class MediaProcessor:
         """Return a medium as the processor is given it: an image of PIL, or the samples of a sound."""
         if each.kind == "audio":
             return open_sound(_path(each), self.rate)
-        image = open_picture(_path(each))
+        path = _path(each)
+        image = open_frame(path, each.frames, each.rate) if each.frames else open_picture(path)
         size = self.size_of(*image.size)
         return image if size == image.size else image.resize(size)
 

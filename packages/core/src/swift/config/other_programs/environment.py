@@ -30,8 +30,23 @@ OPTIONS_OF: dict[str, dict[str, str]] = {
     },
 }
 """Objective → variable → the option that it sets."""
-MEDIA = {"MAX_PIXELS": "data.max_pixels", "MIN_PIXELS": "data.min_pixels"}
+MEDIA = {
+    "MAX_PIXELS": "data.max_pixels",
+    "MIN_PIXELS": "data.min_pixels",
+    "FPS": "data.video_fps",
+    "FPS_MAX_FRAMES": "data.video_max_frames",
+}
 """Variable → the key that it sets, whatever the objective is."""
+MEDIA_ELSEWHERE = {
+    **dict.fromkeys(
+        ("VIDEO_MAX_PIXELS", "VIDEO_MIN_PIXELS", "VIDEO_TOTAL_PIXELS", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM"),
+        "pictures, those of videos too, are limited by --max_pixels and --min_pixels",
+    ),
+    **dict.fromkeys(("NFRAMES", "FPS_MIN_FRAMES"), "which pictures, say --video_fps and --video_max_frames"),
+    "SIZE_FACTOR": "the model's processor knows it",
+    **dict.fromkeys(("ENABLE_AUDIO_OUTPUT", "USE_AUDIO_IN_VIDEO"), "the sound of a video is not used"),
+}
+"""Variable of ms-swift's for media that is not read → what is done here, as half a sentence."""
 _SMALLEST_GROUP = "LISTWISE_RERANKER_MIN_GROUP_SIZE"
 
 
@@ -39,6 +54,7 @@ def set_by_environment(merged: dict[str, Assignment], environment: Mapping[str, 
     """Set what variables ask and neither flags nor files set; return a line for each variable."""
     objective, loss = merged.get("objective.name"), merged.get("objective.loss")
     notes = [_set(merged, environment, variable, key) for variable, key in MEDIA.items() if environment.get(variable)]
+    notes += [f"{name} has no effect: {why}." for name, why in MEDIA_ELSEWHERE.items() if environment.get(name)]
     options = OPTIONS_OF.get("" if objective is None else str(objective.value), {})
     if "LISTWISE_RERANKER_TEMPERATURE" in options and environment.get(_SMALLEST_GROUP, "2") not in ("", "2"):
         raise ConfigError(
