@@ -9,6 +9,7 @@ from typing import Any
 from swift.config.flags import Flag, FlagTable, Settings, nearest_flag
 from swift.config.values import coerce, literal, quoted
 from swift.errors import ConfigError
+from swift.plugins.known import MIXES
 
 NOTE = "@note"
 """In settings: not a key, but what to tell the user about the flag, as the end of a sentence."""
@@ -21,15 +22,6 @@ class Assignment:
     value: Any
     source: str
     """The flag as it was typed, the line of a file, the call."""
-
-
-_TOWER_AND_TRUNK = {"megatron", "deepspeed"}
-_ONE_BACKEND = (
-    "One backend trains the whole model: Megatron for the tower and ZeRO 3 for the language model is a mix that no "
-    "engine has. Keep --backend megatron (the tower is whole on its first stage; --tp, --pp and --cp share the rest), "
-    "or --deepspeed zero3 (tower and language model are both sharded)."
-)
-"""What to type in place of a mix that articles about training tell of."""
 
 
 class Draft:
@@ -51,11 +43,11 @@ class Draft:
             value = literal(value)
         earlier = self.assignments.get(key)
         if earlier is not None and _text(earlier.value) != _text(value):
-            both = {str(earlier.value), str(value)}
+            both = frozenset((str(earlier.value), str(value)))
             raise ConfigError(
                 f"{earlier.source} and {source} contradict each other: {key.lstrip('@')} cannot be both "
                 f"{quoted(earlier.value)} and {quoted(value)}.",
-                hint=_ONE_BACKEND if key == "backend.name" and both == _TOWER_AND_TRUNK else "Keep one of them.",
+                hint=MIXES.get((key, both), "Keep one of them."),
             )
         self.assignments.setdefault(key, Assignment(value, source))
 

@@ -49,6 +49,15 @@ REMARKS = {
 """(Backend asked for, backend that has what it lacks) → what else the user should know."""
 
 
+MIXES = {
+    ("backend.name", frozenset({"megatron", "deepspeed"})): "One backend trains the whole model: Megatron for the "
+    "tower and ZeRO 3 for the language model is a mix that no engine has. Keep --backend megatron (the tower is whole "
+    "on its first stage; --tp, --pp and --cp share the rest), or --deepspeed zero3 (tower and language model are both "
+    "sharded).",
+}
+"""(Key, two values that were both asked for) → what to type in place of a mix that articles about training tell of."""
+
+
 def install_command(group: str, name: str) -> str | None:
     """Return the command that installs a known plugin; None for a name that this project does not publish."""
     extra = KNOWN.get(group, {}).get(name)
