@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import psutil
 
 from benchmarks.commands import SWIFT, environment
 from benchmarks.facts import Figure, machine, write_page
@@ -43,7 +44,7 @@ SHAPES: dict[str, dict[str, int]] = {
     },
     "1b": {**QWEN, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 16, "num_attention_heads": 16},
     "tiny": {
-        "head_dim": 16,
+        "head_dim": 32,
         "max_position_embeddings": 4096,
         "vocab_size": 512,
         "num_key_value_heads": 2,
@@ -181,7 +182,10 @@ def _saving(place: Place) -> dict[str, Any]:
 
 
 def _serving(place: Place) -> dict[str, Any]:
+    from benchmarks.inputs import ensure
     from benchmarks.serving import SETTINGS, course
+
+    ensure()
 
     model = model_of(place.shape)
     words = SETTINGS if place.dry else ("--dtype", "bfloat16", "--max-model-len", "2048")
@@ -270,27 +274,30 @@ _UNITS = {
 
 
 def model_of(shape: str) -> Path:
-    """Return the folder of a model with random weights, made once."""
+    """Return the folder of a model with random weights, made once: by a process that gives its memory back."""
     folder = FOLDER / f"model-{shape}"
-    if (folder / "config.json").is_file():
-        return folder
+    if not (folder / "config.json").is_file():
+        call([sys.executable, "-c", f"from benchmarks.gpu import make_model; make_model({shape!r})"])
+    return folder
+
+
+def make_model(shape: str) -> None:
+    """Write it."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from swift.demo.tokenizer import byte_tokenizer
 
+    folder = FOLDER / f"model-{shape}"
     making = folder.with_name(folder.name + ".making")
     shutil.rmtree(making, ignore_errors=True)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_default_dtype(torch.bfloat16)
     torch.manual_seed(0)
-    with torch.device(device):
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = Qwen3ForCausalLM(Qwen3Config(**SHAPES[shape], tie_word_embeddings=False))
     model.save_pretrained(making)
-    torch.set_default_dtype(torch.float32)
     byte_tokenizer().save_pretrained(making)
     making.rename(folder)
-    return folder
 
 
 def chats_of(place: Place) -> Path:
@@ -314,12 +321,10 @@ def chats_of(place: Place) -> Path:
 
 
 def device_name(place: Place) -> str:
-    """Return the name of the GPU, as its driver tells it."""
+    """Return the name of the first GPU, as its driver tells it; nothing of its memory is taken for that."""
     if place.dry:
         return "CPU"
-    import torch
-
-    return torch.cuda.get_device_name()
+    return call(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()[0].strip()
 
 
 def call(command: Sequence[str]) -> str:
@@ -333,13 +338,14 @@ def call(command: Sequence[str]) -> str:
 def apart(name: str, place: Place) -> dict[str, Any]:
     """Run a part in a process of its own, which is ended with all that it started when its time is up."""
     command = [sys.executable, "-m", "benchmarks.gpu", name, "--device", place.device, "--shape", place.shape, "--here"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         printed, _ = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        started = psutil.Process(process.pid)
+        for each in (*started.children(recursive=True), started):  # servers have a session of their own
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
         process.communicate()
         return {"failed": f"it took longer than {LIMIT} seconds"}
     last = printed.strip().splitlines()[-1] if printed.strip() else ""

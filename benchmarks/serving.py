@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from statistics import median
 from typing import Any
 
@@ -99,7 +99,10 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        os.killpg(process.pid, signal.SIGTERM)  # a script in the background ignores SIGINT, and so does what it starts
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            os.killpg(
+                process.pid, signal.SIGTERM
+            )  # a script in the background ignores SIGINT, and so does what it starts
         process.wait(60)
 
 

@@ -45,9 +45,9 @@ def test_a_run_on_a_gpu(case: Case, place: Path) -> None:
 def test_an_export_answers_on_a_gpu(scheme: str, place: Path, tmp_path: Path) -> None:
     if find_spec("vllm") is None:
         pytest.skip("needs vllm")
-    run = trained(place, ("--train_type", "lora"))[1]
+    run = trained(place, ("--train_type", "lora"), model="wide")[1]
     out = tmp_path / scheme
-    words = ["export", str(run), "--to", "vllm", "--quant", scheme, "--out", str(out), "--export.verify", "all"]
+    words = ["export", str(run), "--to", "vllm", "--quant", scheme, "--out", str(out), "--verify", "all"]
     swift([*words, "--quant_tolerance", "2.0"], place)
     assert "vllm" in json.dumps(json.loads((out / "verification.json").read_text())).lower()
 
@@ -66,22 +66,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model whose sides fit FP8, and chats."""
     folder = tmp_path_factory.mktemp("gpu")
     write_model(folder / "tiny", intermediate_size=128, num_attention_heads=4, num_key_value_heads=4)
+    wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "initializer_range": 0.2}
+    write_model(folder / "wide", num_attention_heads=4, num_key_value_heads=4, **wide)  # as wide as kernels want it
     write_jsonl(folder / "chats.jsonl", conversations(32))
     return folder
 
 
 @cache
-def trained(place: Path, flags: tuple[str, ...]) -> tuple[list[float], Path]:
+def trained(place: Path, flags: tuple[str, ...], model: str = "tiny") -> tuple[list[float], Path]:
     """Train in a new interpreter, and return the losses and the run's folder; a run is made once."""
     output = place / f"run-{abs(hash(flags))}"
     device = [] if "--backend.device" in flags else ["--backend.device", "cpu" if DRY else "cuda"]
     words = [
-        "sft", "--model", "tiny", "--dataset", "chats.jsonl", "--learning_rate", "1e-3", "--logging_steps", "1",
+        "sft", "--model", model, "--dataset", "chats.jsonl", "--learning_rate", "1e-3", "--logging_steps", "1",
         "--max_steps", str(STEPS), "--per_device_train_batch_size", "4", "--report_to", "jsonl", "--seed", "0",
         "--output_dir", str(output), "--logging.run_name", "run", *flags, *device,
     ]  # fmt: skip
     swift(words, place)
-    folder = output / "tiny" / "run"
+    folder = output / model / "run"
     lines = map(json.loads, (folder / "logging.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if "loss" in line], folder
 

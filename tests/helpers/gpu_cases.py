@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 BF16 = ("--torch_dtype", "bfloat16")
 FULL = ("--train_type", "full")
+FP32 = (*FULL, "--torch_dtype", "float32")
+SAVED = (*FP32, "--train.deterministic", "true", "--save_steps", "2", "--save_total_limit", "9")
 PACKED = ("--packing", "true", "--max_length", "256")
 
 
@@ -38,17 +40,17 @@ CASES = (
     Case(
         "fp32",
         "plain training on a GPU against the CPU",
-        FULL,
-        (*FULL, "--backend.device", "cpu"),
+        FP32,
+        (*FP32, "--backend.device", "cpu"),
         "tests/core/train/test_trajectory.py",
         tolerance=1e-4,
     ),
-    Case("bf16", "bfloat16 against float32", (*FULL, *BF16), FULL, "tests/core/train/test_trajectory.py"),
+    Case("bf16", "bfloat16 against float32", (*FULL, *BF16), FP32, "tests/core/train/test_trajectory.py"),
     Case(
         "fp16",
         "float16 with a scaled loss against float32",
         (*FULL, "--torch_dtype", "float16"),
-        FULL,
+        FP32,
         "tests/core/train/test_trajectory.py",
     ),
     Case(
@@ -99,16 +101,16 @@ CASES = (
     Case(
         "adamw_8bit",
         "AdamW in 8 bits by bitsandbytes against AdamW",
-        (*FULL, "--optim", "adamw_8bit"),
-        FULL,
+        (*FP32, "--optim", "adamw_8bit"),
+        FP32,
         "tests/core/optim/test_build.py",
         needs=("bitsandbytes",),
     ),
     Case(
         "qlora",
         "LoRA on weights of 4 bits, on a GPU against the CPU",
-        ("--train_type", "qlora"),
-        ("--train_type", "qlora", "--backend.device", "cpu"),
+        ("--train_type", "qlora", "--torch_dtype", "float32"),
+        ("--train_type", "qlora", "--torch_dtype", "float32", "--backend.device", "cpu"),
         "tests/core/models/test_tuners.py",
         needs=("bitsandbytes",),
     ),
@@ -131,8 +133,8 @@ CASES = (
     Case(
         "saving",
         "saving in the background from pinned memory against saving at once",
-        (*FULL, "--save_steps", "2", "--checkpoint.asynchronous", "true", "--save_total_limit", "9"),
-        (*FULL, "--save_steps", "2", "--save_total_limit", "9"),
+        (*SAVED, "--checkpoint.asynchronous", "true"),
+        SAVED,
         "tests/core/train/test_saving.py",
         tolerance=0.0,
         saves=True,
