@@ -31,14 +31,28 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
 
 
 def estimate_activations(run: Run, layer: LayerSizes) -> float:
-    """Count a layer of Megatron's: two norms with their outputs, queries, keys, values, their result, and the MLP."""
+    """Count a layer of Megatron's: two norms with their outputs, queries, keys, values, their result, and the MLP.
+
+    On the CPU norms are not fused, so that what is normalised stays beside what comes in and goes out.
+    """
     tp, size = layer.layout.tp, layer.compute_bytes
-    everywhere = 4 * size * layer.hidden
-    mlp = (3 if layer.gated else 2) * layer.width
-    cut = size * (2 * layer.queries + 2 * layer.keys + mlp) + 4 * layer.heads
-    if layer.normed_heads:
-        cut += size * (layer.queries + layer.keys)
+    entering = float(not layer.drops)  # products keep what they multiply, except where only copies are multiplied
+    normalised = float(layer.on_cpu and not layer.adapted)  # for the gradient of the norm's weights
+    everywhere = 2 * (1 + normalised + entering) * size * layer.hidden
+    # The activation's result, the gate and their product are tensors of their own, beside what both came from.
+    mlp = ((4 if layer.gated else 1) + entering) * layer.width
+    cut = size * (_attention(layer, normalised) + mlp) + 4 * layer.heads
     return everywhere / (tp if layer.layout.sequence_parallel else 1) + cut / tp
+
+
+def _attention(layer: LayerSizes, normalised: float) -> float:
+    """Count the values that attention keeps for a token."""
+    queries, keys = layer.queries, layer.keys
+    if not layer.on_cpu:
+        return 2 * queries + 2 * keys + (queries + keys if layer.normed_heads else 0)
+    # The values are a part of what came out of one product, which stays whole; queries and keys are turned.
+    of_norms = queries + normalised * (queries + keys) if layer.normed_heads else 0
+    return (queries + 2 * keys) + (2 * queries + keys) + of_norms
 
 
 def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:

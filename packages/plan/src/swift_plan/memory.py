@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -114,12 +113,12 @@ class StagesOf:
         )
 
 
-def layer_sizes(shape: ModelShape, layout: ProcessLayout, compute_bytes: float, *, with_experts: bool) -> LayerSizes:
+def layer_sizes(shape: ModelShape, layout: ProcessLayout, workload: Workload, *, with_experts: bool) -> LayerSizes:
     """Return the widths of a layer, as a token meets them."""
     width = shape.experts_per_token * shape.expert_width + shape.shared_width if with_experts else shape.width
     return LayerSizes(
         layout, shape.hidden, shape.heads, shape.queries, shape.keys, float(width), shape.gated, shape.normed_heads,
-        compute_bytes,
+        workload.compute_bytes, adapted=workload.adapted, drops=workload.drops, on_cpu=workload.on_cpu,
     )  # fmt: skip
 
 
@@ -129,12 +128,14 @@ def transformers_layer(layer: LayerSizes) -> float:
     Norms compute in fp32 whatever the arithmetic does, and autocast keeps what it has converted for every matrix.
     """
     tp, size = layer.layout.tp, layer.compute_bytes
-    norms = 16 * layer.hidden + 8
-    inputs = (5 * size if size < 4 else 2 * size) * layer.hidden
+    entering = float(not layer.drops)  # products keep what they multiply, except where only copies are multiplied
+    normalised = 0.0 if layer.adapted else 4.0  # for the gradient of the norm's weights
+    norms = (8 + 2 * normalised) * layer.hidden + 8
+    inputs = (3 * size if size < 4 else 0.0) * layer.hidden + 2 * size * entering * layer.hidden
     attention = size * (2 * layer.queries + 2 * layer.keys) + 4 * layer.heads
     if layer.normed_heads:
-        attention += (4 + size) * (layer.queries + layer.keys)
-    mlp = size * layer.width * (4 if layer.gated else 2)
+        attention += (normalised + size) * (layer.queries + layer.keys)
+    mlp = size * layer.width * ((3 if layer.gated else 1) + entering)
     return norms + inputs + (attention + mlp) / tp
 
 
@@ -179,24 +180,24 @@ class KeptState:
     """Gradients that are made by the backward pass, and are no more after the update."""
     passing: Mapping[str, float]
     """What is there while a backward pass goes through layers."""
+    sizes: tuple[float, float, float]
+    """The bytes of the three, without what lies in the machine's memory."""
 
     @classmethod
     def of(cls, terms: Mapping[str, float]) -> KeptState:
         """Take the terms of `swift_estimate_memory` apart."""
         apart: tuple[dict[str, float], ...] = ({}, {}, {})
+        sizes = [0.0, 0.0, 0.0]
         for name, size in terms.items():
-            kind = 1 if name.startswith(GROWING) else 2 if name.startswith(PASSING) else 0
-            apart[kind][name.removeprefix(GROWING).removeprefix(PASSING)] = size
-        return cls(*apart)
-
-    @cached_property
-    def sizes(self) -> tuple[float, float, float]:
-        """Return the bytes of the three, without what lies in the machine's memory."""
-        always, growing, passing = (
-            sum(size for name, size in terms.items() if not name.startswith(HOST))
-            for terms in (self.always, self.growing, self.passing)
-        )
-        return always, growing, passing
+            kind, plain = 0, name
+            if name.startswith(GROWING):
+                kind, plain = 1, name[len(GROWING) :]
+            elif name.startswith(PASSING):
+                kind, plain = 2, name[len(PASSING) :]
+            apart[kind][plain] = size
+            if not plain.startswith(HOST):
+                sizes[kind] += size
+        return cls(apart[0], apart[1], apart[2], (sizes[0], sizes[1], sizes[2]))
 
 
 @dataclass(frozen=True)
@@ -251,12 +252,13 @@ class Activations:
     def _counted(self, backend: PlannedBackend, run: Run, layout: ProcessLayout) -> tuple[LayerMemory, LayerMemory]:
         """Return what a layer takes that is computed once, and one that is recomputed."""
         shape, size = self._shape, self._size
-        widths = layer_sizes(shape, layout, size, with_experts=bool(shape.experts))
+        widths = layer_sizes(shape, layout, self._workload, with_experts=bool(shape.experts))
         told = backend.activations(run, widths)
         self._own = told is not None
         layer = told if told is not None else transformers_layer(widths)
         if self._workload.drops:
-            layer += (size + 1) * shape.inputs / layout.tp
+            # Kernels for the CPU keep a number where others keep a bit.
+            layer += (2 * size if self._on_cpu else size + 1) * shape.inputs / layout.tp
         if shape.experts:
             # What is sent to the experts and comes back, once for every expert that a token chose.
             layer += 2 * size * shape.experts_per_token * shape.hidden / layout.tp

@@ -239,7 +239,8 @@ class BackendSearch:
                 accumulation = ceil(self.workload.rows / (layout.data * micro_batch))
                 several = accumulation > 1
                 if several not in states:
-                    states[several] = self.states(parallel, held, several)
+                    same = several == (self.backend.config.train.accumulation > 1)
+                    states[several] = self.states(run if same else self._run(parallel, several), held)
                 kept = states[several]
                 if kept is None:
                     self.refused = _silent(self.backend)
@@ -247,9 +248,12 @@ class BackendSearch:
                 one = _Filled(run, parallel, sizes, micro_batch, accumulation, held, kept)
                 yield from self.each(one, activations)
 
-    def states(self, parallel: Mapping[str, Any], held: Sequence[Stage], several: bool) -> list[KeptState] | None:
-        """Return what the backend keeps on each stage, with one micro-batch a step or several."""
-        run = self.backend.run(parallel, self.world, accumulation=2 if several else 1)
+    def _run(self, parallel: Mapping[str, Any], several: bool) -> Run:
+        """Return the run under a layout, with one micro-batch a step or several."""
+        return self.backend.run(parallel, self.world, accumulation=2 if several else 1)
+
+    def states(self, run: Run, held: Sequence[Stage]) -> list[KeptState] | None:
+        """Return what the backend keeps on each stage."""
         states = [self.backend.memory(run, stage.weights) for stage in held]
         return None if None in states else [KeptState.of(state) for state in states if state is not None]
 
@@ -330,7 +334,7 @@ def counted(
     sizes = split(shape.layers, layout.pp, layout.vpp)
     held = one.stages.under(layout, sizes)
     accumulation = max(1, ceil(rows / (layout.data * train.micro_batch)))
-    states = one.states({}, held, accumulation > 1)
+    states = one.states(backend.run({}, cluster.devices, accumulation=2 if accumulation > 1 else 1), held)
     if states is None:
         raise _silent(backend)
     filled = _Filled(run, {}, sizes, train.micro_batch, accumulation, held, states)

@@ -126,6 +126,11 @@ class LayerSizes:
     normed_heads: bool = False
     """Whether queries and keys are normalised."""
     compute_bytes: float = 2.0
+    adapted: bool = False
+    """Whether its own weights are frozen, with adapters beside them."""
+    drops: bool = False
+    """Whether the adapters drop some of their inputs: each then keeps a copy, and nobody the input itself."""
+    on_cpu: bool = False
 
 
 HOST = "host: "
