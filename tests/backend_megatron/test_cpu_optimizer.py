@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from swift_backend_megatron.cpu import transformer_engine as te
 
@@ -40,3 +41,24 @@ def test_norms_and_scaling_of_many_tensors() -> None:
     targets = [torch.empty_like(tensor, dtype=torch.bfloat16) for tensor in tensors]
     te.multi_tensor_applier(te.multi_tensor_scale, torch.zeros(1), [tensors, targets], 0.5)
     torch.testing.assert_close(targets[0], (tensors[0] * 0.5).bfloat16())
+
+
+class _NamesOfOperations(TorchDispatchMode):
+    """Notes which operations ran."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+def test_gradients_are_clipped_where_they_are() -> None:
+    """Scaling them elsewhere first would take all of their memory once more."""
+    gradients, overflow = [torch.ones(3), torch.ones(2, 2)], torch.zeros(1)
+    with _NamesOfOperations() as ran:
+        te.multi_tensor_applier(te.multi_tensor_scale, overflow, [gradients, gradients], 0.25)
+    assert [float(each.sum()) for each in gradients] == [0.75, 1.0]
+    assert ran.names == ["aten._foreach_mul_"]

@@ -72,7 +72,11 @@ def multi_tensor_applier(op: Callable[..., Any], overflow: Tensor, lists: list[l
 def multi_tensor_scale(chunk: int, overflow: Tensor, lists: list[list[Tensor]], scale: float) -> None:
     """Copy tensors, scaled."""
     sources, targets = lists
-    if sources:
+    if all(source is target for source, target in zip(sources, targets, strict=True)):
+        # Gradients that are clipped: where they are, as the kernel does, and not all of them once more.
+        if sources and scale != 1.0:
+            torch._foreach_mul_(targets, scale)
+    elif sources:
         torch._foreach_copy_(targets, sources if scale == 1.0 else torch._foreach_mul(sources, scale))
 
 
