@@ -39,8 +39,9 @@ TUNERS = {
     "dpo": ("--train_type", "full", "--rlhf_type", "dpo"),
 }
 RECOMPUTED = {"": (), ", recomputed": ("--gradient_checkpointing", "true")}
-STEPS = 2
-"""Of each run; all state is there from the first update on."""
+STEPS = 3
+"""Of each run: all state is there from the first update on, but reducers make their buckets anew after the first step,
+whose pages are there from the second backward pass on."""
 TEXTS = {1: 4, 2: 4, 4: 2}
 """Of each micro-batch, by the number of processes; all with the same number of tokens."""
 PAIRS = 16
