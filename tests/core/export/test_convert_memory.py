@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
@@ -82,7 +83,10 @@ def measured(work: Callable[[], None], answer: Any) -> None:
     """In a process of its own; large blocks go back to the system at once, so that what is seen is what is held."""
     import ctypes
 
-    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD, fixed
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-3, 2**20)  # M_MMAP_THRESHOLD, fixed
+    gc.collect()
+    libc.malloc_trim(0)  # what the tests before have freed would be taken again without being seen
     torch.set_num_threads(1)
     storage._STREAM_FILE_BYTES = LARGEST  # more by default, which would hide some of it
     work()  # once before: libraries, and what they keep
@@ -127,7 +131,7 @@ def _learn_once() -> None:
 
 
 def peak_of(work: Both) -> int:
-    context = get_context("spawn")
+    context = get_context("fork")  # a new interpreter would import torch, transformers and an engine again
     answers = context.Queue()
     process = context.Process(target=measured, args=(work, answers))
     process.start()
