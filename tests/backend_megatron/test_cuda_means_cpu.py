@@ -56,6 +56,14 @@ def test_cuda_means_the_cpu_inside_and_nothing_is_left_of_it_outside() -> None:
     assert torch.overrides._get_current_function_mode_stack() == []
 
 
+def test_generators_are_forked_after_somebody_inside_has_asked_for_the_devices_module() -> None:
+    with cuda_on_cpu():
+        torch.get_device_module("cuda")
+    with torch.random.fork_rng():  # as PEFT does for EVA
+        torch.rand(1)
+    assert torch.get_device_module("cuda") is torch.cuda
+
+
 def test_threads_leave_each_other_their_patches() -> None:
     before = everything()
     entered, leave = threading.Event(), threading.Event()

@@ -110,14 +110,16 @@ def settings(kind: str, name: str, plan: Mapping[str, Any]) -> dict[str, Any]:
     own = KINDS[kind][name]
     chosen = {"optim.name": name, **own} if kind == "optimizer" else {"optim.eps": 1e-6, **own}
     steps = STEPS[kind]
+    ends: dict[str, Any] = {"train.eval_steps": steps, "checkpoint.save_steps": steps}
+    if plan:  # What is evaluated and saved is looked at where one process trains.
+        ends = {"train.eval_strategy": "no", "checkpoint.save_strategy": "no"}
     return {
         **BASE,
         "train.global_batch": 8,
         "train.micro_batch": 2,
         "train.max_steps": steps,
-        "train.eval_steps": steps,
-        "checkpoint.save_steps": steps,
         "logging.run_name": name.replace(" ", "-"),
+        **ends,
         **chosen,
         **plan,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,12 @@ from swift.toolkit import (
     ViewModule,
     build_optimizer,
     causal_lm_of,
+    cut_modules,
     fill,
     parameter_groups,
     rates_of_parts,
     slots_of,
+    tensor_plan,
 )
 from swift_backend_deepspeed import nvme
 from swift_backend_deepspeed.diagnosis import Watch
@@ -27,10 +30,12 @@ from swift_backend_deepspeed.ds_json import offload_device
 from swift_backend_deepspeed.model import BuiltModel, EngineRoot, EngineView
 from swift_backend_deepspeed.partitions import Partitions, partitions_of
 from swift_backend_deepspeed.tensor_parallel import (
+    adapters_opened,
     check_same,
     partition_config,
     probe,
     record_full_shapes,
+    tensor_group,
     tensor_shard_of,
 )
 from swift_backend_deepspeed.topology import Session, engine_config, quiet_deepspeed
@@ -99,10 +104,12 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
     )
     tensor_parallel = run.config.parallel.tp > 1
     if tensor_parallel:
+        plan = tensor_plan(model, ways=run.config.parallel.tp)
         tokens = view.probe(lengths=(7, 4))
         before = probe(view, tokens, view.comparable)
         config["tensor_parallel"] |= partition_config(model, config["tensor_parallel"])
-    engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
+    with adapters_opened() if tensor_parallel else nullcontext():
+        engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
     session.engines.append(engine)
     state = DeepSpeedState(
         engine=engine,
@@ -121,6 +128,7 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
     if tensor_parallel:
         engine.first_dataloader_check.remove()  # compares pickled arguments; the batch plan is the same everywhere
         record_full_shapes(model)
+        cut_modules(run, model, plan, tensor_group())
         after = probe(state.engine_view, tokens, view.comparable)
         check_same(type(causal_lm_of(model)).__name__, before, after, exact=compute is torch.float32)
     if compute is not torch.float32:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import torch.distributed as dist
 
 from swift.contracts import Need
 from swift.errors import UnsupportedPlan
-from swift.toolkit import COLUMNS, ViewModule, base_model, tensor_plan
+from swift.toolkit import COLUMNS, ViewModule, base_model, tensor_plan, without_bitsandbytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,6 +72,31 @@ def partition_config(model: nn.Module, section: dict[str, Any]) -> dict[str, Any
     return {"partition_config": {"use_default_specs": False, "layer_specs": layers}}
 
 
+@contextmanager
+def adapters_opened() -> Iterator[None]:
+    """Let AutoTP find the linear layers inside of adapters.
+
+    It does not look into what has a matrix for a weight, and PEFT's layers pass off that of the layer inside as theirs:
+    nothing under an adapter would be cut.
+    """
+    with without_bitsandbytes():
+        from peft.tuners.tuners_utils import BaseTunerLayer
+    shown = BaseTunerLayer.weight
+    del BaseTunerLayer.weight
+    try:
+        yield
+    finally:
+        BaseTunerLayer.weight = shown  # type: ignore[misc]  # the property that it was
+
+
+def tensor_group() -> dist.ProcessGroup:
+    """Return the processes that share each matrix."""
+    from deepspeed.utils import groups
+
+    group: dist.ProcessGroup = groups.get_tensor_model_parallel_group()
+    return group
+
+
 def record_full_shapes(model: nn.Module) -> None:
     """Record the full shape of every parameter that AutoTP has sharded, for their names on disk."""
     for parameter in model.parameters():
@@ -83,9 +110,7 @@ def tensor_shard_of(parameter: torch.Tensor) -> TensorShard | None:
     recorded = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
     if recorded is None or recorded["replicated"] or recorded["partition_sizes"] is None:
         return None
-    from deepspeed.utils import groups
-
-    group: Any = groups.get_tensor_model_parallel_group()
+    group = tensor_group()
     sizes, rank = recorded["partition_sizes"], dist.get_rank(group)
     if len(set(sizes)) > 1 or recorded["sub_param_sizes"] is not None or recorded["sub_param_shape"] is not None:
         raise UnsupportedPlan(

@@ -58,6 +58,7 @@ class FsdpBackend:
                 "train.neftune_alpha",
                 "optim.gradient_view",
                 "optim.matrix_slots",
+                "parallel.tp with modules",
             }
         ),
         roles=8,

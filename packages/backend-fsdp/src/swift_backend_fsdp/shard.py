@@ -111,7 +111,7 @@ def shard(run: Run, built: MetaModel) -> FsdpState:
     """Tensor parallel → FSDP, block by block → memory → weights → optimizer."""
     options, meshes = run.options(FsdpConfig), meshes_of(run)
     arithmetic = Arithmetic.of(run)
-    partial = shard_tensors(built.view.model, meshes.tp) if meshes.sizes.tp > 1 else set()
+    partial = shard_tensors(run, built.view.model, meshes.tp) if meshes.sizes.tp > 1 else set()
     root = FsdpRoot(built.view)
     _fully_shard(root, built.blocks, meshes, options, arithmetic)
     if not built.filled:

@@ -104,7 +104,7 @@ def check_plan(run: Run) -> None:
     if config.optim.name != "adamw":
         raise UnsupportedPlan(
             f"Megatron's optimizers are Adam's, and optim.name is {config.optim.name}.",
-            hint="Type --optim.name adamw, or --backend torch.",
+            hint="Type --optim.name adamw.",
         )
     if config.tuner.options(LoraOptions).modules_to_save:
         raise UnsupportedPlan(

@@ -23,6 +23,7 @@ from swift.models.attention import (
     varlen_attention,
 )
 from swift.models.build import build_view, compile_blocks, decoder_blocks
+from swift.models.cut_modules import cut_modules
 from swift.models.fill import fill
 from swift.models.heads import HEAD, VALUE_HEAD, VALUE_HEAD_MODULE, apply_head, head_of, initial_head, value_head_of
 from swift.models.logits import LogitTransform, VocabularyShard
@@ -133,6 +134,7 @@ __all__ = [
     "choose_attention",
     "choose_device",
     "compile_blocks",
+    "cut_modules",
     "decoder_blocks",
     "eight_bits",
     "empty_slot",

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from swift.config.own_options import ALL_LINEAR, TargetOptions
-from swift.contracts import Trains, TunerContext
+from swift.contracts import Acts, Trains, TunerContext
 from swift.errors import ConfigError
 from swift_tuning.options import (
     BoftOptions,
@@ -41,12 +41,18 @@ class PeftModules:
     ones: tuple[str, ...] = ()
     """Parameters that begin as ones; all others are zero."""
     options_model: type[TargetOptions]
+    acts: Acts | None = Acts.SUM
+    """Where the modules act on the layers that tensor parallel cuts; None where that is refused."""
     adapter = True
     learning_rate = 1e-4
 
     def needs(self, options: TargetOptions) -> frozenset[str]:
         """Return the need of backends that train any modules of PEFT."""
         return frozenset({Trains.MODULES})
+
+    def cut(self, options: Any) -> Acts | None:
+        """Return where the modules act on a layer; None where it is not to be cut."""
+        return self.acts
 
     def settings(self, options: Any) -> dict[str, Any]:
         """Return the arguments of PEFT's configuration."""
@@ -116,6 +122,7 @@ class Oft(PeftModules):
     """OFT (arXiv:2306.07280): the inputs of each layer are rotated, block by block."""
 
     kind, prefix = "OFT", "oft_"
+    acts = Acts.INPUTS
     options_model = OftOptions
 
     def values_beside(self, rows: int, columns: int, options: OftOptions) -> float:
@@ -145,6 +152,11 @@ class Hira(PeftModules):
     kind, prefix = "HIRA", "hira_"
     drawn = ("hira_A",)
     options_model = HiraOptions
+    acts = Acts.FACTOR
+
+    def cut(self, options: HiraOptions) -> Acts | None:
+        """Return that weights have factors; with dropout, which no part of the inputs could draw, nothing."""
+        return self.acts if options.dropout == 0 else None
 
     def settings(self, options: HiraOptions) -> dict[str, Any]:
         """Return the arguments of PEFT's configuration."""
@@ -201,6 +213,7 @@ class Ia3(PeftModules):
 
     kind, prefix = "IA3", "ia3_"
     ones = ("ia3_l",)
+    acts = Acts.SCALE
     options_model = Ia3Options
     learning_rate = 1e-3
 
@@ -279,6 +292,7 @@ class Boft(PeftModules):
 
     kind, prefix = "BOFT", "boft_"
     ones = ("boft_s",)
+    acts = None  # it rotates weights, whole ones
     options_model = BoftOptions
 
     def values_beside(self, rows: int, columns: int, options: BoftOptions) -> float:

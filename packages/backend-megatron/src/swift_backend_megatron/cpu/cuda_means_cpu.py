@@ -150,3 +150,5 @@ def cuda_on_cpu() -> Iterator[None]:
             if _inside == 0:
                 for patch in _patches:
                     patch.stop()
+                # Which module of torch belongs to 'cuda' is kept for good by whoever asks first.
+                torch.get_device_module.cache_clear()

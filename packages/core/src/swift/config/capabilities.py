@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.media import NAMES
 from swift.config.tasks import view_of
-from swift.contracts import Capabilities, Need, Reads, Trains
+from swift.contracts import Acts, Capabilities, Need, Reads, Trains
 from swift.errors import SwiftError, UnsupportedPlan
 from swift.plugins.blame import failing
 from swift.plugins.discover import duplicates, list_plugins
@@ -29,7 +29,7 @@ SWITCHES: Mapping[str, tuple[Any, str]] = {
 """Switches that a backend must declare among its features before they may be on: a value that turns them on, and what
 is typed to turn them off."""
 MODULES_UNDER_TP = "parallel.tp with modules"
-"""Feature of a backend that cuts any modules of PEFT as it cuts what they are attached to."""
+"""Feature of a backend that calls `swift.toolkit.cut_modules` when it has cut the matrices of a model."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,14 @@ class Requirement:
     """Flags that do without it."""
     undeclared: bool = False
     """Whether a backend that declares nothing of this kind, having been written for hook API 1.0, may have it."""
+    common: bool = False
+    """Whether every such backend has it."""
 
-    def met_by(self, capabilities: Capabilities) -> bool:
-        """Return whether a backend with these capabilities has it."""
+    def met_by(self, capabilities: Capabilities, *, surely: bool = False) -> bool:
+        """Return whether a backend with these capabilities has it; unless `surely`, also where it may have it."""
         offered = getattr(capabilities, self.capability)
         if offered is None:
-            return self.item in capabilities.tuners or self.undeclared
+            return self.item in capabilities.tuners or self.common or (self.undeclared and not surely)
         return offered if isinstance(offered, bool) else self.item in offered
 
 
@@ -65,7 +67,9 @@ def check_capabilities(capabilities: Capabilities, config: Config, objective: Ob
         return
     name = config.backend.name
     others = [
-        other for other, offer in _other_backends(name) if all(requirement.met_by(offer) for requirement in requested)
+        other
+        for other, offer in _other_backends(name)
+        if all(requirement.met_by(offer, surely=True) for requirement in requested)
     ]
     missing = ", ".join(requirement.name for requirement in lacking)
     advice = _advice(lacking, others)
@@ -142,8 +146,22 @@ def _of_tuner_needs(config: Config) -> Iterator[Requirement]:
     for need in sorted(needs):
         yield _of_tuner(config.tuner.kind, need)
     if Trains.MODULES in needs and config.parallel.tp > 1:
-        what = f"parallel.tp with the modules of tuner.kind {config.tuner.kind}, which nobody has said how to cut"
-        yield Requirement(what, "features", MODULES_UNDER_TP, "--parallel.tp 1")
+        what = f"parallel.tp with the modules of tuner.kind {config.tuner.kind}"
+        if _acts_of(config) is None:
+            yield Requirement(f"{what}, which nobody has said how to cut", "features", f"{what}", "--parallel.tp 1")
+        else:
+            yield Requirement(what, "features", MODULES_UNDER_TP, "--parallel.tp 1")
+
+
+def _acts_of(config: Config) -> Acts | None:
+    """Return where the modules of the tuner act on the layers that tensor parallel cuts; None where it says nothing."""
+    tuner = load_tuner(config.tuner.kind)
+    assert tuner.config_model is not None
+    if not hasattr(tuner.object, "cut"):
+        return None
+    with failing(tuner.entry, "cut"):
+        acts: Acts | None = tuner.object.cut(config.tuner.options(tuner.config_model))
+        return acts
 
 
 def _of_layout(config: Config) -> Iterator[Requirement]:
@@ -194,7 +212,9 @@ def _of_optimizer(name: str) -> Iterator[Requirement]:
     elif reads == Reads.ELEMENTS:
         label = f"the optimizer {name!r} (it declares none that read {reads})"
     by_core = optimizer.entry.distribution == CORE
-    yield Requirement(label, "optimizers", reads, "--optim.name adamw", undeclared=by_core)
+    yield Requirement(
+        label, "optimizers", reads, "--optim.name adamw", undeclared=by_core, common=by_core and name == "adamw"
+    )
     if any(slot.shape == "matrix" for slot in optimizer.object.slots):
         what = f"what the optimizer {name!r} keeps for each matrix"
         yield Requirement(what, "features", "optim.matrix_slots", "--optim.name adamw")

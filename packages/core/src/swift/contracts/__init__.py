@@ -40,7 +40,7 @@ from swift.contracts.planner import Basis, ChosenPlan, ExpectedMemory, Planner
 from swift.contracts.reward import Reward, RewardItem
 from swift.contracts.role import POLICY, ModelRole, OpenRole
 from swift.contracts.run import Run, Topology, World
-from swift.contracts.tuner import Trains, Tuner, TunerContext
+from swift.contracts.tuner import Acts, Trains, Tuner, TunerContext
 
 __all__ = [
     "EVERY_VIEW",
@@ -49,6 +49,7 @@ __all__ = [
     "HOST",
     "PASSING",
     "POLICY",
+    "Acts",
     "Basis",
     "CalibrationRow",
     "Capabilities",

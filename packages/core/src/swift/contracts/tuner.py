@@ -40,6 +40,19 @@ class Trains(StrEnum):
     have theirs. Served by `swift.toolkit.Turns`, where a backend can make its optimizer anew between two steps."""
 
 
+class Acts(StrEnum):
+    """Where modules of PEFT act on a linear layer, which decides what tensor parallel, cutting the layer, has to do."""
+
+    SUM = "sum"
+    """Something is added to the outputs that depends on the inputs alone."""
+    INPUTS = "inputs"
+    """Inputs are changed before the layer sees them."""
+    SCALE = "scale"
+    """Each output has a factor; or each input, where the module is marked `is_feedforward`."""
+    FACTOR = "factor"
+    """Each weight has a factor, and what comes of that is added; `get_delta_weight` returns the factors."""
+
+
 @dataclass(frozen=True)
 class TunerContext:
     """Context of `Tuner.attach`, besides the model and the tuner's own options."""
@@ -64,6 +77,9 @@ class Tuner(Protocol):
     left to train, in the order of the model, it returns those that are trained at a step, counted from 0. It must
     depend on nothing but the arguments, so that all processes, and resumed runs, train the same. Whenever other weights
     have their turn than in the step before, the optimizer begins anew.
+
+    A tuner of modules runs under tensor parallel where it has a method `cut(options) -> Acts | None`, which says where
+    its modules act. Without it, or where it returns None, `parallel.tp` is refused.
     """
 
     options_model: type[BaseModel]
