@@ -102,7 +102,7 @@ def alone(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def off(values: list[float], expected: list[float]) -> float:
-    return max(abs(one - other) / abs(other) for one, other in zip(values, expected, strict=True))
+    return max(0.0, *(abs(one - other) / abs(other) for one, other in zip(values, expected, strict=True)))
 
 
 def refusal(kind: str, name: str, plan: dict[str, Any], model: Path) -> str | None:
@@ -212,7 +212,9 @@ def test_backends_that_a_refusal_names_have_what_was_refused(tmp_path: Path) -> 
                     for each, (_, other) in LAYOUTS.items()
                     if other.get("backend.name", "torch") == backend and asked.items() <= other.items()
                 ]
-                refused = [each for each in there if "refused" in found[kind][name].get(each, {})]
+                reasons = [found[kind][name].get(each, {}).get("refused") for each in there]
+                # Blocks of 8 and 4 bits may not fit this one model's sizes.
+                refused = [each for each in reasons if each and "the layout cuts rows" not in each]
                 assert len(refused) < max(1, len(there)), f"{name} in {layout} is said to be for {backend}"
                 named += 1
     assert named > 50

@@ -108,7 +108,7 @@ def shard(run: Run, built: BuiltModel) -> DeepSpeedState:
         tokens = view.probe(lengths=(7, 4))
         before = probe(view, tokens, view.comparable)
         config["tensor_parallel"] |= partition_config(model, config["tensor_parallel"])
-    with adapters_opened() if tensor_parallel else nullcontext():
+    with adapters_opened(model) if tensor_parallel else nullcontext():
         engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
     session.engines.append(engine)
     state = DeepSpeedState(

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from swift.contracts import Need
 from swift.errors import UnsupportedPlan
-from swift.toolkit import COLUMNS, ViewModule, base_model, tensor_plan, without_bitsandbytes
+from swift.toolkit import COLUMNS, ViewModule, base_model, tensor_plan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,20 +73,22 @@ def partition_config(model: nn.Module, section: dict[str, Any]) -> dict[str, Any
 
 
 @contextmanager
-def adapters_opened() -> Iterator[None]:
+def adapters_opened(model: nn.Module) -> Iterator[None]:
     """Let AutoTP find the linear layers inside of adapters.
 
     It does not look into what has a matrix for a weight, and PEFT's layers pass off that of the layer inside as theirs:
     nothing under an adapter would be cut.
     """
-    with without_bitsandbytes():
-        from peft.tuners.tuners_utils import BaseTunerLayer
-    shown = BaseTunerLayer.weight
-    del BaseTunerLayer.weight
+    adapters = {type(module) for module in model.modules() if hasattr(module, "base_layer")}
+    owners = {base for each in adapters for base in each.__mro__ if isinstance(vars(base).get("weight"), property)}
+    shown = {owner: vars(owner)["weight"] for owner in owners}
+    for owner in owners:
+        del owner.weight  # type: ignore[attr-defined]  # which they were chosen for
     try:
         yield
     finally:
-        BaseTunerLayer.weight = shown  # type: ignore[misc]  # the property that it was
+        for owner, weight in shown.items():
+            owner.weight = weight  # type: ignore[attr-defined]
 
 
 def tensor_group() -> dist.ProcessGroup:

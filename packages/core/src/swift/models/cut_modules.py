@@ -169,7 +169,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Part(torch.autograd.Function):
-    """What is the same on every process is cut, and its gradient is gathered."""
+    """Values that are the same on every process are cut, and their gradient is gathered."""
 
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -182,7 +182,7 @@ class _Part(torch.autograd.Function):
 
 
 class _Copy(torch.autograd.Function):
-    """What is the same on every process is used for other outputs on each: gradients are added up."""
+    """Values that are the same on every process serve other outputs on each: gradients are added up."""
 
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
