@@ -31,6 +31,8 @@ HEAD_NEEDS = frozenset(
     {Need.TOKEN_LOGPS, Need.TOKEN_CORRECT, Need.MEAN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS}
 )
 """Views that every causal language model has."""
+PROBED = (7, 4)
+"""Lengths of the samples that layout and head are checked with: few, as DTensor plans each operation anew for each."""
 PROBE_LOGIT = 40.0
 """Size of the logits at which the head is compared, where a cap or a scale that was missed shows."""
 
@@ -288,7 +290,7 @@ class ViewModule(nn.Module):
     def _check_head(self) -> None:
         causal_lm = causal_lm_of(self.model)
         try:
-            agrees = _head_agrees(causal_lm, self._transform, _probe_ids(causal_lm, 8).to(self._device()))
+            agrees = _head_agrees(causal_lm, self._transform, _probe_ids(causal_lm, max(PROBED)).to(self._device()))
         except (AttributeError, TypeError):  # no separate decoder and head, or not with the usual answers
             agrees = False
         if not agrees:
@@ -300,10 +302,9 @@ class ViewModule(nn.Module):
 
     def _check_layout(self) -> None:
         causal_lm = causal_lm_of(self.model)
-        lengths = (7, 4)
-        batch = self.probe(lengths)
+        batch = self.probe(PROBED)
         reference = _own_logps if self._unembeds else _own_hidden
-        expected = [reference(causal_lm, _probe_ids(causal_lm, length).to(self._device())) for length in lengths]
+        expected = [reference(causal_lm, _probe_ids(causal_lm, length).to(self._device())) for length in PROBED]
         if self._layout_agrees(batch, expected):
             return
         name = type(causal_lm).__name__
