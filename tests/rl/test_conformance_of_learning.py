@@ -1,8 +1,9 @@
-"""A toy task that takes minutes, beside a control in which there is nothing to be learned: `make conformance`."""
+"""Toy tasks that take minutes, beside controls in which there is nothing to be learned: `make conformance`."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from commands import typed
 from kit_cases import WHOLE_KIT
 
 from swift.cli import demo_online
+from swift.demo.model import write_model
+from swift.demo.tokenizer import byte_tokenizer
 
 pytestmark = pytest.mark.skipif(not WHOLE_KIT, reason="takes minutes: make conformance")
 
@@ -62,3 +65,101 @@ def test_ppo_says_numbers_it_was_never_rewarded_for_and_learns_none_from_noise(
     right = [line["eval_rewards/digits"] for line in lines if "eval_reward" in line]
     assert 0.2 < right[0] < 0.4
     assert least <= right[-1] <= most
+
+
+NUMBERS, GUESSES = 7, 3
+"""Three guesses find any of seven numbers if each halves what is left; without being told where it is, 3 of 7."""
+GAMES = f"""
+import random
+
+from swift.contracts import Observation
+
+
+class Guessing:
+    def reset(self, start):
+        self.random = random.Random(start.seed)
+        self.number = self.random.randrange({NUMBERS})
+
+    def where(self, guess):
+        return '>' if self.number > guess else '<'
+
+    def step(self, turn):
+        if len(turn.text) != 1 or not turn.text.isdigit():
+            return Observation(reward=0.0, done=True)
+        if int(turn.text) == self.number:
+            return Observation(reward=1.0, done=True)
+        return Observation([{{'role': 'user', 'content': self.where(int(turn.text))}}], reward=0.0)
+
+
+class Guesswork(Guessing):
+    # The control: what is told says nothing.
+    def where(self, guess):
+        return self.random.choice('<>')
+"""
+TERSE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
+)
+LEARN = "--train_type full --padding_free true --weight_decay 0 --lr_scheduler_type cosine --learning_rate 4e-3"
+PLAY = (
+    f"--max_turns {GUESSES} --completion_length_limit_scope per_round --max_completion_length 2 --num_generations 8 "
+    "--per_device_train_batch_size 256 --warmup_steps 10 --beta 0.02 --eval_on_start true --eval_strategy steps "
+    f"--eval_steps 20 --eval_temperature 1 --num_generations_eval 4 --backend.cpu_threads 1 {LEARN}"
+)
+
+
+def played_at_random(rng: random.Random) -> list[dict[str, str]]:
+    """A game of someone who does not listen."""
+    number, messages = rng.randrange(NUMBERS), [{"role": "user", "content": "?"}]
+    for left in reversed(range(GUESSES)):
+        guess = rng.randrange(NUMBERS)
+        messages.append({"role": "assistant", "content": str(guess)})
+        if guess == number or not left:
+            break
+        messages.append({"role": "user", "content": ">" if number > guess else "<"})
+    return messages
+
+
+@pytest.fixture(scope="module")
+def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the game, and a model that has learned to say numbers, each as often as any other."""
+    out = tmp_path_factory.mktemp("guesser")
+    (out / "game.py").write_text(GAMES)
+    rng = random.Random(0)
+    rows = {
+        "examples": [played_at_random(rng) for _ in range(2000)],
+        "games": [[{"role": "user", "content": "?"}]] * 32,
+        "held_out": [[{"role": "user", "content": "?"}]] * 64,
+    }
+    for name, games in rows.items():
+        (out / f"{name}.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in games))
+    model = write_model(out / "model", hidden=64, spread=0.06)
+    byte_tokenizer(chat_template=TERSE).save_pretrained(model)
+    told = f"sft --model {model} --dataset {out}/examples.jsonl --per_device_train_batch_size 128 --max_steps 100 "
+    told += f"--output_dir {out} --run_name examples --backend.cpu_threads 1 {LEARN}"
+    ended = typed(told.split(), out)
+    assert ended.code == 0, ended.output
+    return out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("game", "seed", "steps", "least", "most"),
+    [("Guessing", 4, 160, 0.9, 1.0), ("Guesswork", 4, 80, 0.0, 0.55)],
+)
+def test_numbers_are_found_by_what_is_told_of_them_and_not_where_that_means_nothing(
+    guesser: Path, tmp_path: Path, game: str, seed: int, steps: int, least: float, most: float
+) -> None:
+    (model,) = guesser.glob("*/examples/checkpoint-100")
+    told = (
+        f"rlhf --rlhf_type grpo --model {model} --dataset {guesser}/games.jsonl --val_dataset {guesser}/held_out.jsonl "
+        f"--environment {guesser}/game.py:{game} --max_steps {steps} --seed {seed} --output_dir {tmp_path} "
+        f"--run_name play {PLAY}"
+    )
+    ended = typed(told.split(), tmp_path)
+    assert ended.code == 0, ended.output
+    (file,) = tmp_path.glob("*/play/logging.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    found = [line["eval_reward"] for line in lines if "eval_reward" in line]
+    assert 0.2 < found[0] < 0.5
+    assert least <= found[-1] <= most

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from swift.config.other_programs.online import FLAGS, LOSSES, OWN_OPTIONS
 from swift.config.parse import config_from_mapping, parse
+from swift.errors import ConfigError
 from swift.imports.run import ImportedRun, imported, read_runs
 from swift_rl.distill.options import GkdOptions
 from swift_rl.options import GrpoOptions
@@ -32,6 +34,12 @@ def test_ppo_as_people_type_it_is_typed_by_the_options() -> None:
     expected |= {"max_completion_length": 64, "critic_lr": 1e-5, "critic_warmup": 3, "kl_target": 0.1}
     expected |= {"reward_model": ("rm",), "temperature": 0.7}
     assert objective.items() >= expected.items()
+
+
+def test_an_option_of_another_objective_of_online_learning_is_refused_with_where_it_belongs() -> None:
+    with pytest.raises(ConfigError, match="multi_turn_scheduler is no option of the objective gkd") as refused:
+        parse(["--rlhf_type", "gkd", "--multi_turn_scheduler", "math_tip_trick"], "rlhf", complete=False)
+    assert "--rlhf_type grpo" in (refused.value.hint or "")
 
 
 def carried(command: str) -> tuple[ImportedRun, dict[str, Any]]:

@@ -283,13 +283,8 @@ def _check_foreign(plugin: LoadedPlugin, section: str, values: BaseModel, source
     assert plugin.config_model is not None
     for name in (values.model_extra or {}).keys() - plugin.config_model.model_fields.keys():
         key = f"{section}.{name}"
-        if section == "objective" and name in OWN_OPTIONS and plugin.entry.distribution == CORE:
-            raise ConfigError(
-                f"{subject(source(key), key)} is about answers that are generated and rewarded, or taught, and the "
-                f"objective is {plugin.entry.name}.",
-                hint="To learn from rewards: swift rlhf --rlhf_type grpo, or ppo; from a teacher: --rlhf_type gkd; "
-                "else leave it out.",
-            )
+        if section == "objective" and name in OWN_OPTIONS and not _takes_any(plugin):
+            raise _of_online_learning(subject(source(key), key), plugin)
         owners = plugins_with(section, name) if key in core_fields() else []
         if owners:
             chosen = f"{section}.name" if "name" in core_keys(section) else f"{section}.kind"
@@ -298,6 +293,25 @@ def _check_foreign(plugin: LoadedPlugin, section: str, values: BaseModel, source
                 f"{flag} belongs to the {plugin.entry.kind} {owners[0]!r}, and {chosen} is {plugin.entry.name}.",
                 hint=f"Type --{chosen} {owners[0]}, or leave it out.",
             )
+
+
+def _takes_any(plugin: LoadedPlugin) -> bool:
+    """Return whether the options of a plugin may have any name."""
+    return plugin.config_model is not None and plugin.config_model.model_config.get("extra") == "allow"
+
+
+def _of_online_learning(flag: str, plugin: LoadedPlugin) -> ConfigError:
+    name = plugin.entry.name
+    if plugin.entry.distribution == CORE:
+        return ConfigError(
+            f"{flag} is about answers that are generated and rewarded, or taught, and the objective is {name}.",
+            hint="To learn from rewards: swift rlhf --rlhf_type grpo, or ppo; from a teacher: --rlhf_type gkd; "
+            "else leave it out.",
+        )
+    return ConfigError(
+        f"{flag} is no option of the objective {name}: grpo, ppo and gkd have different ones.",
+        hint="To learn from rewards or in several turns, also with a teacher: --rlhf_type grpo; else leave it out.",
+    )
 
 
 def _name_objective(merged: dict[str, Assignment], verb: str, notes: list[str]) -> None:
