@@ -322,8 +322,8 @@ def test_wrong_tokens_hosts_and_origins_get_nothing(desk: Desk, page: Page) -> N
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_view_reads_well_in_both_themes_and_has_no_serious_finding(desk: Desk, scheme: str) -> None:
     page = desk.page(color_scheme=scheme)
-    page.locator("tr[data-run]").first.wait_for()
-    run = page.locator("tr[data-run]").first.get_attribute("data-run")
+    trained = page.locator("tr[data-run]", has=page.get_by_role("link", name="tiny/second"))
+    run = trained.get_attribute("data-run")
     waits = {
         "/runs": "tr[data-run]",
         f"/run/{run}": ".chart svg .curve",

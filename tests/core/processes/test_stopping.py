@@ -60,11 +60,22 @@ def test_a_run_that_is_stopped_saves_and_the_command_that_it_prints_ends_it(
     assert [line["step"] for line in lines if "step" in line][-1] == STEPS
 
 
+SLOW_LOAD = """
+import time
+from swift.train import prepare
+def load_model(*_):
+    print("loading the model", flush=True)
+    time.sleep(600)
+prepare.load_model = load_model
+"""
+
+
 @pytest.mark.parametrize("flags", PROCESSES)
 def test_a_signal_before_the_first_step_ends_promptly_and_leaves_nothing(place: Path, flags: tuple[str, ...]) -> None:
-    with started(sft(*flags), place) as run:
-        # Tokenised; next comes the model.
-        run.until("64 rows")
+    (place / "slow").mkdir()
+    (place / "slow" / "sitecustomize.py").write_text(SLOW_LOAD)
+    with started(sft(*flags), place, {"PYTHONPATH": str(place / "slow")}) as run:
+        run.until("loading the model")
         run.process.send_signal(signal.SIGTERM)
         assert run.code(within=90) == 143, run.output
         assert run.leaves_nothing()
