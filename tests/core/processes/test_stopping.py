@@ -62,11 +62,14 @@ def test_a_run_that_is_stopped_saves_and_the_command_that_it_prints_ends_it(
 
 SLOW_LOAD = """
 import time
-from swift.train import prepare
-def load_model(*_):
-    print("loading the model", flush=True)
-    time.sleep(600)
-prepare.load_model = load_model
+from swift import terminal
+whole = terminal.waiting
+def waiting(text, *more, **named):
+    if text == "Loading the model":
+        print("loading", flush=True)
+        time.sleep(600)
+    return whole(text, *more, **named)
+terminal.waiting = waiting
 """
 
 
@@ -75,7 +78,7 @@ def test_a_signal_before_the_first_step_ends_promptly_and_leaves_nothing(place: 
     (place / "slow").mkdir()
     (place / "slow" / "sitecustomize.py").write_text(SLOW_LOAD)
     with started(sft(*flags), place, {"PYTHONPATH": str(place / "slow")}) as run:
-        run.until("loading the model")
+        run.until("loading")
         run.process.send_signal(signal.SIGTERM)
         assert run.code(within=90) == 143, run.output
         assert run.leaves_nothing()
