@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     opened = [_requests(folder / "long", ["", "/series"]) for _ in range(rounds)]
     listed = [_listing(folder / "many") for _ in range(rounds)]
     waits, drawn = _on_screen(folder / "long", folder / "live", steps)
+    deaths = _deaths(folder / "deaths", 2 if quick else 10)
     pointing = _pointing(folder / "many")
     figures = [
         Figure("from the command to an answer, CPU", min(each["cpu"] for each in starts), "s", at_most=1.0),
@@ -62,6 +64,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         Figure("a thousand runs, the first time, CPU", min(each["cpu"] for each in listed), "s", at_most=1.0),
         Figure("a thousand runs, looked at again, CPU", min(each["again"] for each in listed), "s", at_most=1.0),
         Figure("a step, from the file to the screen: 95 of 100 within", _percentile(waits, 0.95), "s", at_most=1.0),
+        Figure("a run that is killed, until the page says so: at most", max(deaths), "s", at_most=5.0),
         Figure("20 runs compared: a move of the pointer, read out of all charts", pointing, "ms", at_most=33.0),
         Figure("size of the wheel", _wheel(folder), "kB", at_most=300.0),
         Figure("distributions beside those of swift-core", len(DISTRIBUTIONS), "", at_most=2.0),
@@ -74,13 +77,15 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     return figures, {"seconds by the clock": by_clock, "lines": lines, "runs": runs, "steps": steps}
 
 
-def _write_run(folder: Path, lines: int) -> None:
+def _write_run(folder: Path, lines: int, *, ended: bool = True) -> None:
     folder.mkdir(parents=True)
     settings = {"model.path": "org/tiny", "objective.name": "sft", "tuner.kind": "lora", "backend.name": "torch"}
     filler = {f"section.key_{number}": number for number in range(120)}  # as many keys as a run's file has
     (folder / "args.json").write_text(json.dumps({**settings, **filler, "environment": {"processes": 1}}))
     with (folder / "logging.jsonl").open("w") as file:
         file.writelines(_line(step, lines) for step in range(1, lines + 1))
+        if not ended:
+            return
         file.write(json.dumps({"status": "completed", "global_step": lines, "train_runtime": 9.0, "tokens": 9}) + "\n")
 
 
@@ -215,6 +220,34 @@ def _on_screen(long: Path, live: Path, steps: int) -> tuple[list[float], list[fl
             page.wait_for_selector(".chart .curve")
             waits = [_wait(page, live / "m" / "v0" / "logging.jsonl", step) for step in range(1001, 1001 + steps)]
     return waits, drawn
+
+
+def _deaths(root: Path, times: int) -> list[float]:
+    """Return how long it takes until a page that shows a run says that its process was killed."""
+    from browsing import opened_browser
+
+    waits = []
+    with opened_browser() as browser:
+        for number in range(times):
+            live = root / f"of-{number}"
+            _write_run(live / "m" / "v0", 20, ended=False)
+            with (live / "m" / "v0" / ".lock").open("w") as lock:
+                process = subprocess.Popen(["sleep", "600"], stdin=lock)  # holds the folder, as a run does
+                lock.write(f"process {process.pid} on {os.uname().nodename}\n")
+            with _served(live) as server:
+                (run,) = server.get("/api/runs")["runs"]
+                page = browser.new_page()
+                page.goto(server.address)
+                page.evaluate("key => { location.hash = `#/run/${key}`; }", run["key"])
+                page.wait_for_selector(".status.running")
+                time.sleep(0.3 + number / 3)  # at another place between two looks of the server each time
+                process.kill()
+                process.wait()
+                began = time.perf_counter()
+                page.wait_for_selector(".status.died")
+                waits.append(time.perf_counter() - began)
+                page.close()
+    return waits
 
 
 def _pointing(root: Path) -> float:
