@@ -18,6 +18,8 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    # The few lines that vLLM compiles even when it is told not to take longer to compile than all questions here.
+    "TORCH_COMPILE_DISABLE": "1",
 }
 
 
