@@ -100,6 +100,7 @@ def test_without_stand_ins_the_watchdog_names_both_processes_and_what_each_waits
     (answers,) = on_processes(2, partial(trained_on_pictures, model, folder, "none", {**ALL, **stage}), fresh=True)
     assert not any(hasattr(answer, "losses") for answer in answers)
     said = capfd.readouterr().err
+    assert "Error: The run makes no progress" in said, (said[-3000:], answers)
     error = said[said.index("Error: The run makes no progress") :]
     assert f"nothing has happened for {SECONDS:g} seconds" in error
     waits = dict(re.findall(r"process (\d): at step \d, waiting for (\w+ of .+?), group", error))

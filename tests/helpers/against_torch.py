@@ -60,6 +60,8 @@ class Pair:
         mine = {key: each for key, each in self.settings.items() if not key.startswith(beyond)}
         chosen = {**COMMON, **(mine if backend == "torch" else self.settings)}
         chosen |= {"backend.name": backend, "logging.run_name": f"{slug(name)}-{backend}"}
+        if chosen.get("train.compile"):
+            compile_plain_loops()
         return run_training(model, output, list(self.rows), chosen, validation=list(self.rows[: self.held_out]))
 
 
@@ -68,6 +70,13 @@ COMPILED_QLORA = Pair(
     "Qwen3", {**WIDE, "num_hidden_layers": 1}, {**LORA, "tuner.quantize": "bnb-nf4", "train.compile": True}, ALIKE,
     held_out=8,
 )  # fmt: skip
+
+
+def compile_plain_loops() -> None:
+    """Leave vector instructions out, which take as long to compile as all else: the graphs are what is compared."""
+    from torch._inductor import config
+
+    config.cpp.simdlen = 0
 
 
 def slug(name: str) -> str:

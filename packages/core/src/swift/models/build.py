@@ -103,7 +103,14 @@ def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def compile_blocks(model: torch.nn.Module) -> None:
-    """Compile each decoder block in place: the graph is small, is reused by all blocks, and names stay as they are."""
+    """Compile each decoder block in place: the graph is small, is reused by all blocks, and names stay as they are.
+
+    Only sizes change from step to step. A block's numbers are fixed: taking them for variables, as `dynamic` would,
+    has the compiler begin anew as soon as it meets one.
+    """
+    from torch._dynamo import config
+
+    config.specialize_float = True
     for block in decoder_blocks(model):
         block.compile(dynamic=True)
 
