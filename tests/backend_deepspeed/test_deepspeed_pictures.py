@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from picture_runs import (
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model
 
+from swift.contracts import Run
 from swift.data.batch import Batch
 from swift.testing import crew
 
@@ -94,6 +96,9 @@ def test_without_stand_ins_the_watchdog_names_both_processes_and_what_each_waits
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setattr(crew, "GRACE", 3.0)
     monkeypatch.setattr(Batch, "_lacks_media", lambda *_: False)
+    # On a busy machine the second process may come to its wait so late that gloo's own patience with the first, half as
+    # long again as the watchdog's, is over before the watchdog's is.
+    monkeypatch.setattr(Run, "timeout", timedelta(minutes=2))
     folder, model = picture_folder(tmp_path), picture_model(tmp_path / "model", "llava")
     stage = {"backend.name": "deepspeed", "backend.config": "zero3", "train.timeout_minutes": SECONDS / 60}
     capfd.readouterr()
