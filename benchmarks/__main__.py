@@ -18,6 +18,7 @@ PARTS = {
     "ui": "start and memory of the dashboard, long runs, many runs, and a step from the file to the screen",
     "ui_kills": "a dashboard that is killed a hundred times while a run goes on, and what the run saves",
     "tokenising": "rows a second from chats to tokens and masks, against row by row and datasets.map, and memory",
+    "pictures": "rows a second with pictures to tokens, by headers against decoding",
     "orders": "memory and time of the order of epochs of ten million samples, computed and as a list",
     "fsdp": "speed and memory of FSDP against FSDP2 by hand and the Trainer's, and long sequences",
     "deepspeed": "speed and memory of DeepSpeed against deepspeed.initialize by hand and the Trainer's",
