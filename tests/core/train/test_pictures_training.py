@@ -16,6 +16,7 @@ from processes import on_processes, succeeded
 from tiny_pictures import picture_model, processor_of
 from tiny_runs import run_training
 from transformers import AutoModelForImageTextToText
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionBlock
 
 from swift.backends.torch.plugin import TorchBackend
 from swift.errors import ConfigError, ModelError, UnsupportedPlan
@@ -146,6 +147,28 @@ def test_tower_and_aligner_learn_at_rates_of_their_own(models: dict[str, Path], 
     one_rate, _ = plain(kind, models[kind], folder, "all")
     assert run.losses == pytest.approx(losses, rel=1e-5)
     assert run.losses[1:] != pytest.approx(one_rate[1:], rel=1e-4)
+
+
+def test_gradient_checkpointing_runs_a_trained_tower_again_and_keeps_the_numbers(
+    models: dict[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bool] = []
+    plain = Qwen2_5_VLVisionBlock.forward
+
+    def counted(block: Any, *args: Any, **more: Any) -> Any:
+        calls.append(True)
+        return plain(block, *args, **more)
+
+    monkeypatch.setattr(Qwen2_5_VLVisionBlock, "forward", counted)
+    runs, counts = [], []
+    for again in (False, True):
+        calls.clear()
+        settings = {**ALL, "train.gradient_checkpointing": again}
+        runs.append(trained(models["qwen2_5_vl"], folder, f"again {again}", settings))
+        counts.append(len(calls))
+    assert runs[1].losses == pytest.approx(runs[0].losses, rel=1e-6)
+    assert runs[1].grad_norms == pytest.approx(runs[0].grad_norms, rel=1e-5)
+    assert counts[1] > counts[0] > 0
 
 
 def test_a_rate_for_what_is_not_trained_is_refused(models: dict[str, Path], folder: Path) -> None:
