@@ -102,12 +102,13 @@ class Cell:
     @property
     def maps_weights(self) -> bool:
         """Whether its weights are pages of a file."""
-        return self.name.startswith("torch, lora") and self.processes == 1  # several receive them from the first
+        # Several processes receive them from the first.
+        return self.processes == 1 and self.name.startswith(("torch, lora", "zero1, lora", "zero2, lora"))
 
     @property
     def states(self) -> Sequence[str]:
         """Return which terms of a plan are there between two steps."""
-        keeps = self.name.startswith("megatron") or (self.name.startswith("torch") and self.processes > 1)
+        keeps = self.name.startswith(("megatron", "zero3")) or (self.name.startswith("torch") and self.processes > 1)
         return ("weights", "fp32 weights", "optimizer", *(["gradients"] if keeps else []))
 
 

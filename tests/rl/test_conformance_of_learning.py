@@ -145,7 +145,7 @@ def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("game", "seed", "steps", "least", "most"),
-    [("Guessing", 4, 160, 0.9, 1.0), ("Guesswork", 4, 80, 0.0, 0.55)],
+    [("Guessing", 5, 240, 0.9, 1.0), ("Guesswork", 4, 80, 0.0, 0.55)],
 )
 def test_numbers_are_found_by_what_is_told_of_them_and_not_where_that_means_nothing(
     guesser: Path, tmp_path: Path, game: str, seed: int, steps: int, least: float, most: float

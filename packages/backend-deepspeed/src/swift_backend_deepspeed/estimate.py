@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import GROWING, HOST, PASSING, Traffic
+from swift.contracts import AFTERWARDS, GROWING, HOST, PASSING, Traffic
 from swift_backend_deepspeed.advice import DEFAULTS
 from swift_backend_deepspeed.config import DeepSpeedOptions
 from swift_backend_deepspeed.ds_json import offload_device, stage_in_force
@@ -26,25 +26,41 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     frozen = weights.frozen_bytes * weights.frozen
     kept = {
         "weights": (compute * trained + frozen) / (over if stage == 3 else 1),
-        GROWING + "gradients": compute * trained / (over if stage >= 2 else 1),
+        **_gradients(content, weights, stage, over),
         # Stage 0 updates the weights themselves.
         "fp32 weights": 4 * trained / over if stage else 0.0,
         "optimizer": weights.slot_bytes * trained / (over if stage else 1),
     }
     if offload_device(content, "offload_optimizer") != "none":
-        kept["gradients"] = kept.pop(GROWING + "gradients")
+        kept["gradients"] = kept.pop(GROWING + "gradients", 0.0) + kept.pop("gradients", 0.0)
         kept = _on_host(kept, "fp32 weights", "optimizer", "gradients")
     if offload_device(content, "offload_param") != "none":
         kept = _on_host(kept, "weights")
-    if stage >= 2:
-        # The buckets are whole from the first gradient on, where memory is taken before it is written to.
-        kept[(GROWING if weights.on_cpu else PASSING) + "buckets of gradients"] = (
-            2 * compute * min(_size(content, "reduce_bucket_size"), trained)
-        )
     if stage == 3:
         ahead = min(_size(content, "stage3_prefetch_bucket_size"), weights.all)
-        kept["gathered weights"] = compute * min(weights.all, 2 * weights.block + weights.ends + ahead)
+        gathered = compute * min(weights.all, 2 * weights.block + weights.ends + ahead)
+        # What a process sends of them is laid together first, which memory that is taken when written to shows.
+        kept["gathered weights"] = gathered * (1 + 1 / over if weights.on_cpu and over > 1 else 1)
     return kept
+
+
+def _gradients(content: dict[str, Any], weights: LocalWeights, stage: int, over: int) -> dict[str, float]:
+    """Count gradients and the buckets that they are brought together in.
+
+    A GPU's memory is taken for both buckets when they are made. A CPU's is taken when it is written to: gradients wait
+    until they fill a bucket, are laid together in it, and a part of them stays.
+    """
+    compute, trained = weights.compute_bytes, weights.trained
+    whole, bucket = compute * trained, compute * min(_size(content, "reduce_bucket_size"), trained)
+    together = (AFTERWARDS if bucket >= whole else PASSING) + "buckets of gradients"
+    if not weights.on_cpu:
+        buckets = {PASSING + "buckets of gradients": 2 * bucket} if stage >= 2 else {}
+        return {GROWING + "gradients": whole / (over if stage >= 2 else 1), **buckets}
+    if stage == 3:  # keeps its parts and a bucket from step to step
+        return {"gradients": whole / over + bucket, together: bucket}
+    if stage == 2:
+        return {GROWING + "gradients": (whole - bucket) / over + bucket, together: bucket}
+    return {GROWING + "gradients": whole, **({together: bucket} if stage else {})}
 
 
 def _on_host(kept: Mapping[str, float], *names: str) -> dict[str, float]:

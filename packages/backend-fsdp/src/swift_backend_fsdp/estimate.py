@@ -35,21 +35,24 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     whole = reduced * weights.trained if stays_whole else 0.0
     return {
         **state,
-        "gathered weights": _gathered(options, weights) if over > 1 or weights.compute_bytes < 4 else 0.0,
+        **(_gathered(options, weights) if over > 1 or weights.compute_bytes < 4 else {}),
         "whole gradients of micro-batches": whole,
         PASSING + "gradients on their way": (weights.compute_bytes + reduced) * weights.block * trained,
     }
 
 
-def _gathered(options: FsdpConfig, weights: LocalWeights) -> float:
+def _gathered(options: FsdpConfig, weights: LocalWeights) -> dict[str, float]:
     """Return the bytes of what is whole at once: the ends for the whole pass, the block in use and those fetched ahead.
 
-    What is fetched arrives in one buffer, from which the block's own tensors are copied.
+    What is fetched arrives in one buffer, from which the block's own tensors are copied. At the loss no block is whole.
     """
     if not options.reshard_after_forward:
-        return weights.compute_bytes * weights.all
+        return {"gathered weights": weights.compute_bytes * weights.all}
     blocks = min((2 + options.prefetch) * weights.block, weights.all)
-    return weights.compute_bytes * (blocks + weights.ends)
+    return {
+        "gathered weights": weights.compute_bytes * weights.ends,
+        PASSING + "gathered blocks": weights.compute_bytes * blocks,
+    }
 
 
 def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from swift.contracts import Traffic
+from swift.contracts import AFTERWARDS, Traffic
 from swift_backend_megatron.plan import options_of, shards_optimizer
 
 if TYPE_CHECKING:
@@ -20,13 +20,16 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     experts_over = max(1, layout.expert_data // layout.replicate) if sharded else 1
     dense, experts = weights.trained - weights.trained_experts, weights.trained_experts
     cut = dense / over + experts / experts_over
-    # In fp32 the weights are their own masters, except where the optimizer has a part of them alone.
-    masters = 4.0 if compute < 4 or sharded else 0.0
+    # In fp32 the weights are their own masters: the optimizer's part of them is a view.
+    masters = 4.0 if compute < 4 else 0.0
+    # Where memory is taken when it is written to, gathering updated weights takes them once more.
+    gathered = compute * weights.trained if sharded and weights.on_cpu and over > 1 else 0.0
     return {
         "weights": compute * weights.trained + weights.frozen_bytes * weights.frozen,
         "gradients": 4 * weights.trained,
         "fp32 weights": masters * cut,
         "optimizer": weights.slot_bytes * cut,
+        AFTERWARDS + "updated weights": gathered,
     }
 
 

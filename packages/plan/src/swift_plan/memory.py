@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
 
-from swift.contracts import GROWING, HOST, PASSING, LayerSizes, LocalWeights, ProcessLayout
+from swift.contracts import AFTERWARDS, GROWING, HOST, PASSING, LayerSizes, LocalWeights, ProcessLayout
 from swift_plan.shape import ModelShape
 from swift_plan.workload import TrainedCount, Workload
 
@@ -171,6 +171,9 @@ class TracedMemory(Protocol):
         """Return it of the loss of so many tokens, where `cut` processes share the head."""
 
 
+_KINDS = {GROWING: 1, PASSING: 2, AFTERWARDS: 3}
+
+
 @dataclass(frozen=True)
 class KeptState:
     """Terms of a backend's memory on one stage, in bytes by name, apart by when they are there."""
@@ -180,24 +183,27 @@ class KeptState:
     """Gradients that are made by the backward pass, and are no more after the update."""
     passing: Mapping[str, float]
     """What is there while a backward pass goes through layers."""
-    sizes: tuple[float, float, float]
-    """The bytes of the three, without what lies in the machine's memory."""
+    afterwards: Mapping[str, float]
+    """What is there when it has gone through all of them."""
+    sizes: tuple[float, float, float, float]
+    """The bytes of the four, without what lies in the machine's memory."""
 
     @classmethod
     def of(cls, terms: Mapping[str, float]) -> KeptState:
         """Take the terms of `swift_estimate_memory` apart."""
-        apart: tuple[dict[str, float], ...] = ({}, {}, {})
-        sizes = [0.0, 0.0, 0.0]
+        apart: tuple[dict[str, float], ...] = ({}, {}, {}, {})
+        sizes = [0.0, 0.0, 0.0, 0.0]
         for name, size in terms.items():
-            kind, plain = 0, name
-            if name.startswith(GROWING):
-                kind, plain = 1, name[len(GROWING) :]
-            elif name.startswith(PASSING):
-                kind, plain = 2, name[len(PASSING) :]
+            begun = next((each for each in _KINDS if name.startswith(each)), "")
+            kind, plain = _KINDS.get(begun, 0), name.removeprefix(begun)
             apart[kind][plain] = size
             if not plain.startswith(HOST):
                 sizes[kind] += size
-        return cls(apart[0], apart[1], apart[2], (sizes[0], sizes[1], sizes[2]))
+        always, growing, passing, afterwards = apart
+        return cls(always, growing, passing, afterwards, (sizes[0], sizes[1], sizes[2], sizes[3]))
+
+
+LOSS, BACKWARD, UPDATE = "the loss, by chunks", "a layer's backward pass", "before the update"
 
 
 @dataclass(frozen=True)
@@ -216,11 +222,10 @@ class Instant:
     def terms(self, state: KeptState) -> dict[str, float]:
         """Return the bytes by name."""
         growing = {name: self.grown * size for name, size in state.growing.items()}
+        if self.name == UPDATE:
+            return {**state.always, **growing, **state.afterwards}
         passing = state.passing if self.passing else {}
         return {**state.always, **growing, **passing, "activations": self.activations, self.name: self.moment}
-
-
-LOSS, BACKWARD = "the loss, by chunks", "a layer's backward pass"
 
 
 class Activations:
@@ -274,7 +279,7 @@ class Activations:
         """Return the instant at which a stage has the most, for micro-batches of so many tokens."""
         layer = self._layers[recompute]
         in_flight = min(stage.in_flight, micro_batches)
-        always, growing, passing = state.sizes
+        always, growing, passing, afterwards = state.sizes
         # After the first micro-batch there are gradients all the time.
         before = 1.0 if micro_batches > 1 else 0.0
         all_layers = (stage.layers * in_flight * layer.kept + layer.ends) * tokens
@@ -288,6 +293,9 @@ class Activations:
         best = Instant(BACKWARD, all_layers, moment, of_head, True, first)
         if last > first:
             best = Instant(BACKWARD, one_layer, moment, 1.0, True, last)
+        update = always + growing + afterwards
+        if update > best.total:
+            best = Instant(UPDATE, 0.0, 0.0, 1.0, False, update)
         if stage.has_head:
             loss = self._loss(tokens)
             total = always + before * growing + all_layers + loss

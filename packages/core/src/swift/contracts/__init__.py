@@ -21,7 +21,7 @@ from swift.contracts.inference import (
     Score,
     ServeRequest,
 )
-from swift.contracts.layout import GROWING, HOST, PASSING, LayerSizes, LocalWeights, ProcessLayout, Traffic
+from swift.contracts.layout import AFTERWARDS, GROWING, HOST, PASSING, LayerSizes, LocalWeights, ProcessLayout, Traffic
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RankFacts, RunSummary, StepRecord, StepShares
@@ -43,6 +43,7 @@ from swift.contracts.run import Run, Topology, World
 from swift.contracts.tuner import Acts, Trains, Tuner, TunerContext
 
 __all__ = [
+    "AFTERWARDS",
     "EVERY_VIEW",
     "GROWING",
     "HOOK_API",
