@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from swift.planning import planned_backends
+from swift_plan.machine import this_machine
 from swift_plan.memory import StagesOf
+from swift_plan.search import counted
 from swift_plan.shape import shape_of
+from swift_plan.timing import Timing
 from swift_plan.workload import TrainedCount, Workload
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -21,6 +24,11 @@ LARGE = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 """The model of those benchmarks, of 84 million weights."""
+MIDDLE = {
+    **LARGE, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+"""That of `benchmarks/plan_memory.py`."""
 MIB = 2.0**20
 SPARE = 40.0
 """MiB that a process takes beside: its gradients' norms, buffers of the optimizer, what the C library keeps."""
@@ -53,6 +61,33 @@ def test_weights_and_moments_are_those_of_processes_that_trained(
     assert told is not None
     states = sum(told[name] for name in ("weights", "fp32 weights", "optimizer") if name in told) / MIB
     assert 0 <= measured - states <= SPARE
+
+
+UPDATED = ("zero1, full, recomputed, 2", "zero2, full, recomputed, 1", "zero2, full, recomputed, 2",
+           "zero2, full, recomputed, 4", "megatron, full, recomputed, 2", "megatron, full, recomputed, 4")  # fmt: skip
+"""Runs that had the most of all between the backward pass and the update."""
+TEXTS, LENGTH = {1: 4, 2: 4, 4: 2}, 128
+"""Of a micro-batch, by the number of processes, and the tokens of each."""
+
+
+@pytest.mark.parametrize("name", UPDATED)
+def test_what_is_there_before_the_update_is_that_of_processes_that_trained(name: str) -> None:
+    details = json.loads((RESULTS / "plan_memory.json").read_text())["details"]
+    way, processes = name.partition(",")[0], int(name[-1])
+    beside = details["taken by the program itself, MiB"][way]
+    texts = TEXTS[processes]
+    words = ["--model", "x", "--train_type", "full", "--torch_dtype", "float32", "--gradient_checkpointing", "true"]
+    words += ["--per_device_train_batch_size", str(texts)]
+    words += ["--backend", "megatron"] if way == "megatron" else ["--deepspeed", way]
+    planned = planned_backends(words, "sft")[0][0]
+    where = this_machine(processes, 1)
+    data = planned.layout(planned.run({}, processes)).data
+    plan = counted(
+        planned, shape_of(MIDDLE, "middle"), MIDDLE, where, Timing(where), tokens=texts * LENGTH * data,
+        compute_bytes=4.0,
+    )  # fmt: skip
+    assert "activations" not in plan.memory
+    assert sum(plan.memory.values()) / MIB + beside == pytest.approx(details["runs"][name]["peak"], rel=0.03)
 
 
 def test_there_are_measurements() -> None:
