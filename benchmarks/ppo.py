@@ -3,6 +3,9 @@
 The rounds are taken apart: what TRL made advantages, returns and losses of is given to swift's functions. It learns
 twice from each round, so that ratios are not 1 the second time. A model with random weights hardly ever ends an answer:
 all have one length, which leaves out the one place more that TRL counts behind an answer that has ended.
+
+Speed is that of whole rounds (drawn, scored by reward model, critic and reference, learned from twice), which both
+sides make in turns, each in a process of its own with one thread. The first round of each is left out.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,7 @@ import torch
 
 from benchmarks.facts import Figure
 from benchmarks.inputs import CHATS, MODEL, WORK, ensure
+from benchmarks.peer import Peer
 from benchmarks.peers_functions import unpacked
 
 TRL = "0.29.1"
@@ -25,12 +30,15 @@ SCORER = MODEL.with_name(f"{MODEL.name}-scorer")
 ANSWERS, LENGTH, EPOCHS = 8, 16, 2
 """Of each round."""
 PENALTY, KL_COEF = 0.7, 0.3
+TIMED = {"answers": 32, "longest": 64, "learning_rate": 1e-6}
+"""Rounds whose speed is compared; so little is learned that answers keep their lengths."""
+LAYOUTS = {"padded": ("--padding_free", "false"), "without padding": ("--padding_free", "true")}
 EQUAL = 1e-5
 _NAMES = ("advantages", "old_logps", "returns", "old_values")
 
 
 def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
-    """Return differences of numbers; a quick run is the same."""
+    """Return differences of numbers, which are the same in a quick run, and ratios of speed."""
     make_inputs()
     order = {
         "python": str(unpacked("trl", TRL).parent), "model": str(MODEL), "scorer": str(SCORER),
@@ -44,11 +52,45 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         for what, apart in compared(torch.load(kept, weights_only=True), white=white):
             title = f"{what}, rewards {'whitened' if white else 'as they are'}: largest relative difference"
             figures.append(Figure(title, apart, unit="", at_most=EQUAL))
+    rounds = _rounds({**order, **TIMED}, 3 if quick else 7)
+    for layout in LAYOUTS:
+        for clock, unit in (("cpu", "CPU second"), ("seconds", "second")):
+            speed = median(
+                _speed(ours, clock) / _speed(theirs, clock)
+                for ours, theirs in zip(rounds[layout], rounds["TRL"], strict=True)
+            )
+            figures.append(Figure(f"rounds, {layout}: tokens per {unit} over TRL's", speed, at_least=1.0))
     details = {
+        "rounds": {"count": len(rounds["TRL"]), **TIMED},
+        **{side: {name: median(each[name] for each in made) for name in made[0]} for side, made in rounds.items()},
         "TRL": TRL, "answers_of_a_round": ANSWERS, "tokens_of_an_answer": LENGTH, "epochs": EPOCHS,
         "missing_eos_penalty": PENALTY, "kl_coef": KL_COEF,
     }  # fmt: skip
     return figures, details
+
+
+def _rounds(order: dict[str, Any], count: int) -> dict[str, list[dict[str, float]]]:
+    """Return what rounds of both sides took, made in turns; without the first, in which memory is taken."""
+    alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SWIFT_PLUGINS": "swift-rl"}
+    both = {**order, "white": False, "rounds": count + 2}
+    orders = {layout: {**both, "side": "swift", "arguments": given} for layout, given in LAYOUTS.items()}
+    peers = {
+        side: Peer("benchmarks.ppo_sides", each, variables=alone)
+        for side, each in {**orders, "TRL": {**both, "side": "trl"}}.items()
+    }
+    for peer in peers.values():
+        peer.wait()
+    made: dict[str, list[dict[str, float]]] = {side: [] for side in peers}
+    for _ in range(count + 1):
+        for side, peer in peers.items():
+            made[side].append(peer.step())
+    for peer in peers.values():
+        peer.close()
+    return {side: each[1:] for side, each in made.items()}
+
+
+def _speed(round_: dict[str, float], clock: str) -> float:
+    return round_["tokens"] / round_[clock]
 
 
 def compared(round_: dict[str, Any], *, white: bool) -> list[tuple[str, float]]:

@@ -41,7 +41,7 @@ def trainer_of(order: dict[str, Any], **given: Any) -> Any:
         args=PPOConfig(
             output_dir=order["folder"], per_device_train_batch_size=answers, gradient_accumulation_steps=1,
             num_mini_batches=1, num_ppo_epochs=order["epochs"], local_rollout_forward_batch_size=answers,
-            total_episodes=answers, response_length=order["longest"], stop_token="eos",
+            total_episodes=order.get("episodes", answers), response_length=order["longest"], stop_token="eos",
             missing_eos_penalty=order["penalty"], kl_coef=order["kl_coef"], whiten_rewards=order["white"],
             learning_rate=order["learning_rate"], lr_scheduler_type="constant", temperature=1.0,
             num_sample_generations=0, gradient_checkpointing=False, bf16=False, use_cpu=True, report_to="none",

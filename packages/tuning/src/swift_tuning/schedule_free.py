@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from swift_tuning.options import ScheduleFreeOptions
+
+
+_TOGETHER = 16 * 2**20
+"""Elements that are updated by one call for all of them."""
 
 
 class ScheduleFreeAdam(torch.optim.Optimizer):
@@ -40,23 +44,26 @@ class ScheduleFreeAdam(torch.optim.Optimizer):
 
     def _mix(self, share: float) -> None:
         for group in self.param_groups:
-            weights = [each for each in group["params"] if "z" in self.state[each]]
-            if weights:
-                torch._foreach_lerp_(weights, [self.state[each]["z"] for each in weights], share)
+            self._mix_weights(group["params"], share)
+
+    def _mix_weights(self, weights: Iterable[torch.Tensor], share: float) -> None:
+        begun = [each for each in weights if "z" in self.state[each]]
+        if begun:
+            torch._foreach_lerp_(begun, [self.state[each]["z"] for each in begun], share)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # as torch's own
         """Update every parameter that has a gradient, which was taken at y."""
-        updated = [[each for each in group["params"] if each.grad is not None] for group in self.param_groups]
-        # Weight decay is that of where the gradient was taken.
-        decays = [
-            [each * group["weight_decay"] for each in weights] if group["weight_decay"] else None
-            for group, weights in zip(self.param_groups, updated, strict=True)
-        ]
-        self.to_weights()
-        for group, weights, decayed in zip(self.param_groups, updated, decays, strict=True):
-            if weights:
-                self._update(group, weights, decayed)
+        for group in self.param_groups:
+            for weights in _parts(group["params"]):
+                updated = [each for each in weights if each.grad is not None]
+                # Weight decay is that of where the gradient was taken.
+                decayed = [each * group["weight_decay"] for each in updated] if group["weight_decay"] else None
+                if self._at_gradient:
+                    self._mix_weights(weights, 1 - 1 / self._options.beta1)
+                if updated:
+                    self._update(group, updated, decayed)
+        self._at_gradient = False
 
     def _update(self, group: dict[str, Any], weights: list[torch.Tensor], decayed: list[torch.Tensor] | None) -> None:
         options, lr = self._options, group["lr"]
@@ -87,3 +94,14 @@ class ScheduleFreeAdam(torch.optim.Optimizer):
         torch._foreach_add_(steps_from, updates, alpha=-lr)
         for each, z, share in zip(weights, steps_from, shares, strict=True):
             each.lerp_(z, share)
+
+
+def _parts(weights: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield weights a few at a time: what an update computes of them is never there of all."""
+    part: list[torch.Tensor] = []
+    for each in weights:
+        if part and sum(one.numel() for one in part) + each.numel() > _TOGETHER:
+            yield part
+            part = []
+        part.append(each)
+    yield part

@@ -13,6 +13,9 @@ import torch
 
 from swift.config.obstacles import no_bitsandbytes
 
+_PART = 256 * 1024
+"""Elements of a weight that are updated at once where the kernel makes copies in fp32 of all that it is given."""
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -112,27 +115,32 @@ class EightBits(BlockCodec):
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, first: Moments, second: Moments, hyper: AdamStep
     ) -> None:
-        """Update a weight and its moments in place, by one fused kernel."""
-        torch.ops.bitsandbytes.optimizer_update_8bit_blockwise(
-            "adam",
-            grad.reshape(-1),
-            weight.view(-1),
-            first.codes,
-            second.codes,
-            *hyper.betas,
-            0.0,
-            0.0,
-            hyper.eps,
-            hyper.step,
-            hyper.lr,
-            _dynamic_levels(True, weight.device),
-            _dynamic_levels(False, weight.device),
-            first.scales,
-            second.scales,
-            hyper.weight_decay,
-            1.0,
-            False,
-        )
+        """Update a weight and its moments in place, by one fused kernel; on a CPU it is not fused, and takes parts."""
+        gradients, weights = grad.reshape(-1), weight.view(-1)
+        part = weights.numel() if weight.device.type != "cpu" else _PART
+        for start in range(0, weights.numel(), part):
+            elements = slice(start, start + part)
+            blocks = slice(start // self.block, (start + part) // self.block)
+            torch.ops.bitsandbytes.optimizer_update_8bit_blockwise(
+                "adam",
+                gradients[elements],
+                weights[elements],
+                first.codes[elements],
+                second.codes[elements],
+                *hyper.betas,
+                0.0,
+                0.0,
+                hyper.eps,
+                hyper.step,
+                hyper.lr,
+                _dynamic_levels(True, weight.device),
+                _dynamic_levels(False, weight.device),
+                first.scales[blocks],
+                second.scales[blocks],
+                hyper.weight_decay,
+                1.0,
+                False,
+            )
 
 
 def eight_bits() -> EightBits:
