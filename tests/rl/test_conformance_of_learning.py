@@ -142,8 +142,7 @@ def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# With seeds 5, 6 and 7 nearly all numbers are found (0.97 and more). With seed 4 the policy stays at 0.89: it has learned
-# to leave one number out before it was told enough of it.
+# In 240 steps 0.97 and more are found with seeds 5, 6 and 7, and 0.89 with seed 4.
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("game", "seed", "steps", "least", "most"),
