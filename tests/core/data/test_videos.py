@@ -205,6 +205,11 @@ def test_a_video_is_trained_on_and_asked_about(
     words += ["--max_length", "512", "--output_dir", str(tmp_path / "runs"), "--logging.run_name", "run"]
     assert swift(words) == 0
     capsys.readouterr()
+    (shown,) = tmp_path.glob("runs/*/run/samples.json")
+    pieces = json.loads(shown.read_text())["samples"][0]["segments"][0]["pieces"]
+    thumbnails = [each["thumbnail"] for each in pieces if "thumbnail" in each]
+    assert thumbnails
+    assert all(str(each).startswith("data:image/jpeg;base64,") for each in thumbnails)
     # Of this short video, the first picture alone is shown.
     first = str(tmp_path / "1.png")
     open_frame(str(folder / "turned.mp4"), 1, RATE).save(first)

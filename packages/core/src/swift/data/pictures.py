@@ -17,8 +17,8 @@ import xxhash
 
 from swift.config.media import NAMES
 from swift.data.conversation import Unusable, parse_json
-from swift.data.media import Measured, Medium
-from swift.data.videos import measure_video
+from swift.data.media import Measured, MediaRef, Medium
+from swift.data.videos import close_video, measure_video, open_frame
 from swift.data.web import Web, fetched, is_address
 from swift.errors import ModelError
 
@@ -85,18 +85,29 @@ def medium_of_part(part: Mapping[str, Any], root: Path | None, kind: str) -> Med
     return None
 
 
-def thumbnail(path: str, side: int) -> str | None:
-    """Return a picture as a small JPEG in a data URI, for pages; None for one that cannot be read."""
+def thumbnail(picture: MediaRef, side: int) -> str | None:
+    """Return a picture, or one of a video, as a small JPEG in a data URI; None for one that cannot be read."""
     pillow = _pillow()
     written = io.BytesIO()
     try:
-        with pillow.open(path) as image:
-            image.draft("RGB", (side, side))
+        with _small(picture, side) as image:
             image.thumbnail((side, side))
             image.convert("RGB").save(written, format="JPEG", quality=80)
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError):
         return None
     return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
+
+
+def _small(picture: MediaRef, side: int) -> Image:
+    """Open a picture; a JPEG's is decoded no larger than it has to be."""
+    if picture.frames:
+        try:
+            return open_frame(picture.source, picture.frames, picture.rate)
+        finally:
+            close_video()
+    image: Image = _pillow().open(picture.source)
+    image.draft("RGB", (side, side))
+    return image
 
 
 def measure(picture: Medium, folder: Path, *, decode: bool = False, web: Web = "no") -> Measured:

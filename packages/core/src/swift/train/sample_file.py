@@ -91,6 +91,6 @@ def _piece(piece: PreviewPiece) -> dict[str, Any]:
             "width": picture.width,
             "height": picture.height,
             "tokens": picture.length,
-            "thumbnail": thumbnail(picture.source, THUMBNAIL) if picture.kind == "image" else None,
+            "thumbnail": thumbnail(picture, THUMBNAIL) if picture.kind == "image" else None,
         }
     return {"weight": piece.weight, "text": piece.text, "ids": list(piece.ids)}
