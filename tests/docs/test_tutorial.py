@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +12,8 @@ import pytest
 from commands import SWIFT, Run, started
 from pages import DOCS, Command, blocks, commands, missing
 from reader import Reader
+
+from swift.testing.crew import free_port
 
 FIRST_MODEL = DOCS / "tutorial" / "first-model.md"
 TO_PIPELINE = DOCS / "tutorial" / "prototype-to-pipeline.md"
@@ -128,11 +129,8 @@ def test_documents_are_found_and_ranked(tmp_path: Path, monkeypatch: pytest.Monk
 def on_free_ports(page: Path, folder: Path, *ports: str) -> Path:
     """A copy of a page in which other ports stand."""
     text = page.read_text(encoding="utf-8")
-    with ExitStack() as held:
-        for port in ports:
-            probe = held.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            text = text.replace(port, str(probe.getsockname()[1]))
+    for port in ports:
+        text = text.replace(port, str(free_port()))
     copy = folder / page.name
     copy.write_text(text, encoding="utf-8")
     return copy

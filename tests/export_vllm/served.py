@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 from commands import SWIFT, Run, started
 
+from swift.testing.crew import free_port
+
 ENVIRONMENT = {"VLLM_PLUGINS": "", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 ENGINE_WORKS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """Spares vLLM on a CPU the worker's process next to the engine's, which imports all of vLLM once more."""
@@ -59,7 +61,7 @@ class Served:
 def serving(folder: Path, *words: str, environment: Mapping[str, str] | None = None) -> Iterator[Run]:
     """`swift serve WORDS`, typed in `folder`; nothing of it is left in the end."""
     changed = {**ENVIRONMENT, **ENGINE_WORKS, **(environment or {})}
-    with started([*SWIFT, "serve", *words, "--port", "0"], folder, changed) as run:
+    with started([*SWIFT, "serve", *words, "--port", str(free_port())], folder, changed) as run:
         try:
             yield run
         finally:

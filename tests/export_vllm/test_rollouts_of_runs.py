@@ -24,7 +24,7 @@ from tiny_runs import Trained, run_training, write_model
 from swift.contracts import Sampling
 from swift.errors import SwiftError
 from swift.infer import OpenAiServer, open_engine
-from swift.testing.crew import run_jobs, succeeded
+from swift.testing.crew import free_port, run_jobs, succeeded
 from swift_export_vllm import rollout, weights_folder
 from swift_rl.rounds.files import read_round
 
@@ -181,12 +181,22 @@ def without(left_out: str, weights: Any) -> Iterator[tuple[str, torch.Tensor]]:
 @pytest.fixture(scope="module")
 def addresses(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Two servers of `swift rollout`, which take adapters."""
-    words = ["rollout", str(model), "--runtime-adapters", "--dtype", "float32", "--max-length", "128", "--port", "0"]
+    command = [
+        *SWIFT,
+        "rollout",
+        str(model),
+        "--runtime-adapters",
+        "--dtype",
+        "float32",
+        "--max-length",
+        "128",
+        "--port",
+    ]
     with ExitStack() as stack:
         runs = []
         for number in range(2):  # one after the other: each has the machine to itself
             folder = tmp_path_factory.mktemp(f"server-{number}")
-            runs.append(stack.enter_context(started([*SWIFT, *words], folder, ENVIRONMENT | ENGINE_WORKS)))
+            runs.append(stack.enter_context(started([*command, str(free_port())], folder, ENVIRONMENT | ENGINE_WORKS)))
             runs[-1].until(READY)
         yield [Served(run).url.removesuffix("/v1") for run in runs]
 

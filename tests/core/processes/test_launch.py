@@ -13,13 +13,10 @@ from pathlib import Path
 import pytest
 from commands import Run, forked, noise, sabotage, sft, started
 
+from swift.testing.crew import free_port
+
 ROOT = Path(__file__).parents[3]
 MEETING = r"Backend +torch, (\d+) process"
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
 
 
 def steps(folder: Path) -> list[dict[str, float]]:
@@ -93,7 +90,7 @@ def launchers(
 
 @pytest.mark.full
 def test_two_torchruns_make_one_group(place: Path) -> None:
-    port = free_port()
+    port = str(free_port())
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "-m", *sft("--max_steps", "3")[2:]]
     with ExitStack() as stack:
@@ -108,7 +105,7 @@ def test_two_torchruns_make_one_group(place: Path) -> None:
 @pytest.mark.full
 def test_two_slurm_tasks_make_one_group(place: Path) -> None:
     task = {
-        "SLURM_JOB_ID": str(int(free_port()) % 15000),
+        "SLURM_JOB_ID": str(free_port() % 15000),
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_NODELIST": "localhost",
@@ -125,7 +122,7 @@ def test_two_slurm_tasks_make_one_group(place: Path) -> None:
 
 @pytest.mark.full
 def test_two_pods_with_two_processes_each_make_one_group(place: Path) -> None:
-    pod = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
+    pod = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     with ExitStack() as stack:
         command = sft("--max_steps", "2", "--nproc", "2")
         runs = launchers(stack, place, [command] * 2, [pod | {"RANK": str(rank)} for rank in range(2)])
@@ -151,7 +148,7 @@ def test_a_port_in_use_is_one_sentence(place: Path) -> None:
 
 
 def test_waiting_for_another_machine_can_be_broken_off(place: Path) -> None:
-    pod = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "RANK": "0"}
+    pod = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "RANK": "0"}
     with started(sft("--nproc", "2"), place, pod) as run:
         while not any(each.net_connections() for each in run.processes()):
             assert run.process.poll() is None, run.output
