@@ -132,6 +132,7 @@ def gkd_trainer(order: dict[str, Any], turns: Turns) -> Any:
             train_sampling_strategy="sequential",
             lmbda=order["lmbda"],
             beta=order["beta"],
+            max_new_tokens=order["longest"],
             temperature=1.0,
         ),
         train_dataset=load_dataset("json", data_files=order["data"], split="train", cache_dir=order["folder"]),
