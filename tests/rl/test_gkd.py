@@ -96,11 +96,9 @@ def test_what_cannot_be_learned_is_refused_before_a_model_is_loaded(tied: Path, 
     words = told["model"]["vocab"]
     first, second = list(words)[40:42]
     words[first], words[second] = words[second], words[first]
-    words["more"] = max(AutoTokenizer.from_pretrained(other).get_vocab().values()) + 1
     file.write_text(json.dumps(told))
-    theirs, own = (len(AutoTokenizer.from_pretrained(each)) for each in (other, tied))
-    assert theirs == own + 1
-    with pytest.raises(ConfigError, match=rf"another vocabulary than the student, of {theirs} and {own} tokens: 2 num"):
+    size = len(AutoTokenizer.from_pretrained(other))
+    with pytest.raises(ConfigError, match=rf"another vocabulary than the student, of {size} and {size} tokens: 2 num"):
         distilled(tied, tmp_path / "vocabulary", other)
     with pytest.raises(ConfigError, match="no teacher to learn from"):
         distilled(tied, tmp_path / "none", teacher, **{"objective.teacher_model": None})
