@@ -91,6 +91,7 @@ FLOORS = (
     "terminal",
     "untrusted",
     "untrusted_pickle",
+    "remote",
     "safetensors_header",
     "config",
     "data",

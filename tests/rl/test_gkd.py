@@ -97,8 +97,12 @@ def test_what_cannot_be_learned_is_refused_before_a_model_is_loaded(tied: Path, 
     first, second = list(words)[40:42]
     words[first], words[second] = words[second], words[first]
     file.write_text(json.dumps(told))
-    size = len(AutoTokenizer.from_pretrained(other))
-    with pytest.raises(ConfigError, match=rf"another vocabulary than the student, of {size} and {size} tokens: 2 num"):
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    size = len(tokenizer)
+    assert tokenizer.add_tokens(["quokka"]) == 1
+    tokenizer.save_pretrained(other)
+    of = rf"another vocabulary than the student, of {size + 1} and {size} tokens: 2 numbers"
+    with pytest.raises(ConfigError, match=of):
         distilled(tied, tmp_path / "vocabulary", other)
     with pytest.raises(ConfigError, match="no teacher to learn from"):
         distilled(tied, tmp_path / "none", teacher, **{"objective.teacher_model": None})

@@ -310,7 +310,7 @@ def test_wrong_tokens_hosts_and_origins_get_nothing(desk: Desk, page: Page) -> N
     cookies = "; ".join(f"{each['name']}={each['value']}" for each in page.context.cookies())
     assert status("api/jobs", Cookie=cookies) == 200
     assert status("api/jobs") == 401
-    assert status("api/jobs", Cookie=cookies[:-1] + "0") == 401
+    assert status("api/jobs", Cookie=cookies[:-1] + ("1" if cookies.endswith("0") else "0")) == 401
     assert status("api/jobs", Cookie=cookies, Host="evil.example") == 403
     assert status("api/jobs", Cookie=cookies, Origin="http://evil.example") == 403
     stranger = desk.browser.new_context().new_page()

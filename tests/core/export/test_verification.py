@@ -114,3 +114,20 @@ def test_an_upload_that_cannot_be_made_leaves_the_export_and_says_what_to_type(t
         export_checkpoint(base, to="hf", options=options, say=lambda _: None)
     assert f"hf upload me/mine {out}" in (caught.value.hint or "")
     assert (out / "model.safetensors").is_file()
+
+
+def test_an_export_is_uploaded_to_a_url_and_stays_where_that_fails(tmp_path: Path) -> None:
+    base = tiny_model(tmp_path / "base")
+    there = tmp_path / "there"
+
+    def exported(out: Path, url: str) -> None:
+        export_checkpoint(base, to="hf", options=ExportOptions(verify="none", out=out, push=url), say=lambda _: None)
+
+    exported(tmp_path / "out", f"file://{there}")
+    names = [each.name for each in (tmp_path / "out").iterdir()]
+    assert "config.json" in names
+    assert all((there / name).read_bytes() == (tmp_path / "out" / name).read_bytes() for name in names)
+    with pytest.raises(ExportError, match=r"Not uploaded: 'file://.* cannot be written") as caught:
+        exported(tmp_path / "again", f"file://{there / 'config.json'}")
+    assert "The export itself is whole" in (caught.value.hint or "")
+    assert (tmp_path / "again" / "model.safetensors").is_file()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
-from swift.checkpoint.manifest import MANIFEST
+from swift.checkpoint.copies import on_this_machine
+from swift.checkpoint.manifest import FOLDER_NAME, MANIFEST
 from swift.errors import CheckpointError, did_you_mean
+from swift.remote.urls import is_remote
 from swift.untrusted import typed_path
 
 LAST = "last-checkpoint"
 BEST = "best-checkpoint"
-
-_NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def checkpoint_folder(run_folder: Path, step: int) -> Path:
@@ -25,7 +24,7 @@ def whole_checkpoints(run_folder: Path) -> dict[int, Path]:
     """Checkpoints of a run by step, in order. A folder gets its name only when it is whole."""
     found = {}
     for path in run_folder.glob("checkpoint-*"):
-        match = _NAME.fullmatch(path.name)
+        match = FOLDER_NAME.fullmatch(path.name)
         if match and (path / MANIFEST).is_file():
             found[int(match[1])] = path
     return dict(sorted(found.items()))
@@ -84,7 +83,7 @@ def clean_stale(run_folder: Path) -> list[Path]:
 
 def earlier_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint of the same run before this one."""
-    match = _NAME.fullmatch(folder.name)
+    match = FOLDER_NAME.fullmatch(folder.name)
     steps = [step for step in whole_checkpoints(folder.parent) if match and step < int(match[1])]
     return checkpoint_folder(folder.parent, steps[-1]) if steps else None
 
@@ -92,9 +91,11 @@ def earlier_checkpoint(folder: Path) -> Path | None:
 def find_checkpoint(where: str | Path, *, output: Path = Path("output")) -> Path:
     """Return the checkpoint folder that the user means.
 
-    `where` is a checkpoint folder, a run folder (its last checkpoint), or 'last': the last checkpoint of the newest
-    run under `output`.
+    `where` is a checkpoint folder, a run folder (its last checkpoint), a URL of one of these, or 'last': the last
+    checkpoint of the newest run under `output`.
     """
+    if isinstance(where, str) and is_remote(where):
+        return find_checkpoint(Path(on_this_machine(where)))
     path = typed_path(str(where), "The checkpoint", CheckpointError)
     if str(where) == "last" and not path.exists():
         return _newest_run(output)
@@ -124,7 +125,7 @@ def last_checkpoint(run_folder: Path) -> Path | None:
 
 def _newest_run(output: Path) -> Path:
     manifests = [path for depth in ("*", "*/*") for path in output.glob(f"{depth}/checkpoint-*/{MANIFEST}")]
-    manifests = [path for path in manifests if _NAME.fullmatch(path.parent.name)]
+    manifests = [path for path in manifests if FOLDER_NAME.fullmatch(path.parent.name)]
     if not manifests:
         raise CheckpointError(
             f"No run under {output} has a checkpoint to resume from.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,6 +31,7 @@ from swift.untrusted import inside, read_json
 FORMAT = 1
 """Version of the checkpoint format that this swift writes, and the newest that it reads."""
 MANIFEST = "manifest.json"
+FOLDER_NAME = re.compile(r"checkpoint-(\d+)")
 _LARGEST = 256 << 20
 """Bytes of a manifest: that of a run on ten thousand processes has some megabytes."""
 _SECTIONS = ("model", "data", "tuner", "optim", "train")

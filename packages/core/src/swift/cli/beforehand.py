@@ -112,7 +112,7 @@ def check_plan(parsed: Parsed, processes: int) -> None:
 
     config = parsed.config
     backend = load_backend(config.backend.name)
-    hooks = open_hooks(backend, observers=load_observers(config.logging.report_to))
+    hooks = open_hooks(backend, observers=load_observers(config.observers))
     run = Run(config, parsed.backend_options, config.logging.output, World(size=processes), say_nothing)
     with failing(backend.entry, "swift_check_plan"):
         hooks.check_plan(run)

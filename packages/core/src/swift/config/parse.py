@@ -38,6 +38,7 @@ from swift.plugins.entry import CORE
 from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective, load_optimizer, load_tuner
 from swift.plugins.objective import make_objective
 from swift.plugins.outside import core_settings
+from swift.remote.urls import check_protocol
 
 TRUST = "model.trust_remote_code"
 """Decided on the command line or by a caller's argument, never by a file."""
@@ -249,8 +250,12 @@ def _same(one: Any, other: Any) -> bool:
 
 def _check_names(config: Config) -> None:
     """Plugins that are needed later must be there now: a run should not train for hours and then fail to export."""
-    for name in config.logging.report_to:
+    for name in config.observers:
         find("swift.observers", name)
+    if config.checkpoint.copy_to is not None:
+        check_protocol(
+            config.checkpoint.copy_to, error=ConfigError, hint="For example: --checkpoint.copy_to s3://bucket/runs"
+        )
     if config.export.to is not None:
         find("swift.exporters", config.export.to)
 

@@ -360,6 +360,11 @@ class CheckpointSection(Section):
     )
     model_weights: bool = Field(True, description="Also write the adapter or Hugging Face weights, ready to load")
     save_last: bool = Field(True, description="Save after the last step")
+    copy_to: Name | None = Field(
+        None,
+        description="URL (s3://bucket/runs) to copy each checkpoint and the run's files to while the training goes on; "
+        "--resume_from_checkpoint auto finds them there on a machine that lost them",
+    )
 
 
 class LoggingSection(Section):
@@ -441,7 +446,7 @@ class ExportOptions(ExportSection):
         128, description="Samples to calibrate with"
     )
     push: Annotated[Name | None, Aliases("hub_model_id")] = Field(
-        None, description="Repository on the Hugging Face Hub to upload to, once verified"
+        None, description="Repository on the Hugging Face Hub, or URL (s3://bucket/model), to upload to once verified"
     )
 
     @field_validator("shard_size_gb", mode="before")
@@ -471,3 +476,8 @@ class Config(Section):
     def learning_rate(self) -> float:
         """Return the peak learning rate in force; parsing puts the tuner's where the user named none."""
         return self.optim.lr or LEARNING_RATE
+
+    @property
+    def observers(self) -> tuple[str, ...]:
+        """Return the names of the observers that the run tells what happens."""
+        return (*self.logging.report_to, *(("copies",) if self.checkpoint.copy_to is not None else ()))

@@ -20,6 +20,7 @@ from swift.data.sources.read import read_path
 from swift.data.sources.rows import ListRows, RowData, Rows
 from swift.data.sources.spec import Source, parse_source
 from swift.data.store import hash_of
+from swift.data.store_index import INDEX_FILE
 from swift.errors import DataError
 from swift.untrusted import shown
 
@@ -120,9 +121,16 @@ def on_this_machine(source: Source, section: DataSection) -> Source:
     """Return the local copy of a data set behind a URL; any other as it is."""
     if source.kind != "url":
         return source
-    from swift.data.sources.remote import fetch
+    from swift.remote.fetch import fetch
 
-    return replace(source, kind="path", location=str(fetch(source.location, cache_folder(section))))
+    copy = fetch(
+        source.location,
+        cache_folder(section),
+        error=DataError,
+        last=INDEX_FILE,
+        hint="Name another folder for copies: --data.cache FOLDER",
+    )
+    return replace(source, kind="path", location=str(copy))
 
 
 def cache_folder(section: DataSection) -> Path:

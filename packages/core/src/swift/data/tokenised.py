@@ -18,12 +18,12 @@ from swift.data.encodings import Encoding
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded
 from swift.data.shards import read_index, sources_of, value_file
-from swift.data.sources.remote import is_remote
 from swift.data.sources.rows import RowData
 from swift.data.sources.spec import parse_source
 from swift.data.store import Facts, SampleSet, Store
 from swift.data.store_index import is_tokenised, map_column
 from swift.errors import DataError
+from swift.remote.urls import is_remote
 from swift.untrusted import inside
 
 _OPEN = 64

@@ -1,4 +1,4 @@
-"""Uploading an export to the Hugging Face Hub, when the user asks for it and after it is verified."""
+"""Uploading an export to the Hugging Face Hub or to a URL, when the user asks for it and after it is verified."""
 
 from __future__ import annotations
 
@@ -6,10 +6,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swift.errors import ExportError
+from swift.remote.put import put
+from swift.remote.urls import is_remote
+from swift.terminal import waiting
 
 
-def push(folder: Path, repository: str, *, say: Callable[[str], None]) -> None:
-    """Make the repository (private, where it is new) and upload the folder to it."""
+def push(folder: Path, where: str, *, say: Callable[[str], None]) -> None:
+    """Upload a folder to a repository, which is made (private) where it is new, or to a folder behind a URL."""
+    if not is_remote(where):
+        _to_hub(folder, where, say)
+        return
+    say(f"Uploading to {where}")
+    try:
+        with waiting(f"Uploading to {where}"):
+            put(folder, where)
+    except ExportError as error:
+        message = f"Not uploaded: {error.args[0]}"
+        raise ExportError(
+            message, hint=f"The export itself is whole, in {folder}. {error.hint or ''}".strip()
+        ) from None
+    say(f"Uploaded to {where}")
+
+
+def _to_hub(folder: Path, repository: str, say: Callable[[str], None]) -> None:
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

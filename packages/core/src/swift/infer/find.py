@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.checkpoint.checksums import hash_file
+from swift.checkpoint.copies import on_this_machine
 from swift.checkpoint.folders import LAST, find_checkpoint, whole_checkpoints
 from swift.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from swift.config.media import LIMITS
@@ -57,6 +58,7 @@ def find_weights(name: str, *, adapter: Path | None = None, trust_remote_code: b
 
     `trust_remote_code` is the user's choice; files have no say in it.
     """
+    name = on_this_machine(name)
     path = typed_path(name, "The model", ModelError)
     is_run = (path / LAST).exists() or (path.is_dir() and bool(whole_checkpoints(path)))
     if is_run or (path / MANIFEST).is_file():

@@ -103,7 +103,7 @@ def open_job(
     are models that the run holds besides its policy, opened after it.
     """
     config = parsed.config
-    hooks = open_hooks(load_backend(config.backend.name), observers=load_observers(config.logging.report_to))
+    hooks = open_hooks(load_backend(config.backend.name), observers=load_observers(config.observers))
     world = current_world()
     run = Run(
         config=config,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift.checkpoint.coordination import agree
+from swift.checkpoint.copies import bring_back
 from swift.checkpoint.folders import clean_stale, find_checkpoint, last_checkpoint, whole_checkpoints
 from swift.checkpoint.load import check_resume, facts_of, open_checkpoint
 from swift.config.sections import Config
@@ -22,6 +23,7 @@ from swift.train.run_folder import (
     RunClaim,
     check_run_files,
     claim_new_folder,
+    folder_of_name,
     lock_run_folder,
     named_run_folder,
     run_of_launcher,
@@ -55,7 +57,12 @@ def find_start(config: Config, comms: Comms) -> StartPoint:
     launchers = tuple(sorted({each for each in comms.gather(elastic_launcher()) if each is not None}))
     named = config.checkpoint.resume
     auto = named == "auto" and not Path("auto").exists()
-    own = named_run_folder(config, config.model.path or "model") if auto else None
+    model = config.model.path or "model"
+    if auto and config.checkpoint.copy_to is not None and config.logging.run_name is not None:
+        lost = folder_of_name(config, model)
+        if not any(comms.gather(bool(whole_checkpoints(lost)))):
+            bring_back(config, lost)
+    own = named_run_folder(config, model) if auto else None
     if own is None and launchers and comms.rank == 0:
         own = run_of_launcher(config.logging.output, launchers)
     own = comms.broadcast(own)

@@ -11,8 +11,8 @@ from typing import Literal
 
 from swift.data.roles import STANDARD_TAGS, RoleTags
 from swift.data.sources.dataset_info import InfoEntry, find_entry, known_names
-from swift.data.sources.remote import is_remote
 from swift.errors import DataError, did_you_mean
+from swift.remote.urls import is_remote
 from swift.untrusted import check_unicode, inside, shown
 
 ALIASES = {

@@ -1,0 +1,131 @@
+"""Copies on this machine of what lies behind URLs, made once, and again when it changes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import xxhash
+
+from swift.errors import SwiftError
+from swift.remote.apart import apart
+from swift.remote.urls import check_protocol, open_url, unreachable
+from swift.untrusted import shown
+
+
+def fetch(url: str, cache: Path, *, error: type[SwiftError], last: str = "", hint: str = "") -> Path:
+    """Return the local copy of a file or folder, which is made anew when what the URL names has changed.
+
+    `last` is the file of a folder that is copied after all others, and `hint` what to type where `cache` has no room.
+    """
+    check_protocol(url, error=error, hint="Copy it to this machine, and name the file or folder.")
+    work = partial(_copied, error=error, last=last, hint=hint)
+    return Path(apart(work, url, cache, error=error))
+
+
+def fetch_into(url: str, folder: Path, *, error: type[SwiftError], last: str = "") -> Path:
+    """Return the folder, which what lies behind the URL is copied to unless it is there; it is whole, or is not."""
+    check_protocol(url, error=error, hint="Copy it to this machine, and name the folder.")
+    return Path(apart(partial(_copied_into, error=error, last=last), url, folder, error=error))
+
+
+def _copied(url: str, cache: Path, *, error: type[SwiftError], last: str, hint: str) -> str:
+    system, path, files = _found(url, error=error, last=last)
+    listed = xxhash.xxh3_128(url.encode())
+    for name, about in files:
+        listed.update(f"\0{name}\0{_state(system, about)}".encode())
+    folder = cache / "remote" / listed.hexdigest()
+    made = folder / PurePosixPath(path).name
+    try:
+        with _locked(folder):
+            if not made.exists():
+                _copy(system, files, made)
+    except OSError as problem:
+        raise error(f"'{shown(url)}' cannot be copied to {folder}: {_said(problem)}.", hint=hint) from None
+    except Exception as problem:  # every file system raises what it likes
+        raise unreachable(url, problem, error=error) from None
+    return str(made)
+
+
+def _copied_into(url: str, folder: Path, *, error: type[SwiftError], last: str) -> str:
+    system, _path, files = _found(url, error=error, last=last)
+    try:
+        with _locked(folder.parent, ".fetch.lock"):
+            if not folder.exists():
+                _copy(system, files, folder)
+    except OSError as problem:
+        raise error(f"'{shown(url)}' cannot be copied to {folder}: {_said(problem)}.") from None
+    except Exception as problem:
+        raise unreachable(url, problem, error=error) from None
+    return str(folder)
+
+
+def _found(url: str, *, error: type[SwiftError], last: str) -> tuple[Any, str, list[tuple[str, dict[str, Any]]]]:
+    """Return the file system of a URL, the path in it, and the files that lie there."""
+    system, path = open_url(url, error=error)
+    try:
+        return system, path, _files(system, path, url, error=error, last=last)
+    except SwiftError:
+        raise
+    except FileNotFoundError:
+        raise error(f"There is nothing at '{shown(url)}'.", hint="Look for a spelling mistake in the URL.") from None
+    except Exception as problem:
+        raise unreachable(url, problem, error=error) from None
+
+
+def _said(problem: OSError) -> str:
+    said = str(problem).strip()
+    return problem.strerror or (said.splitlines()[0] if said else "")
+
+
+def _files(system: Any, path: str, url: str, *, error: type[SwiftError], last: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the files of a folder by their names in it, an index last; a file by itself has the empty name."""
+    about = system.info(path)
+    if about["type"] == "file":
+        return [("", about)]
+    base = PurePosixPath(path.strip("/"))
+    found = []
+    for full, each in sorted(system.find(path, detail=True).items()):
+        name = PurePosixPath(str(full).strip("/")).relative_to(base)
+        if ".." in name.parts:
+            raise error(f"'{shown(url)}' holds a file whose name leads out of it: '{shown(full)}'.")
+        found.append((str(name), each))
+    if not found:
+        raise FileNotFoundError(url)
+    return sorted(found, key=lambda file: file[0] == last)
+
+
+def _state(system: Any, about: dict[str, Any]) -> str:
+    """Return what changes when a file does, as far as its file system says."""
+    kept = ("size", "ETag", "etag", "md5Hash", "blob_id", "mtime", "created", "LastModified", "last_modified")
+    return str([(key, str(about[key])) for key in kept if key in about])
+
+
+@contextmanager
+def _locked(folder: Path, name: str = ".lock") -> Iterator[None]:
+    """Let one process of this machine copy at a time."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _copy(system: Any, files: list[tuple[str, dict[str, Any]]], made: Path) -> None:
+    temporary = Path(tempfile.mkdtemp(prefix=".copy-", dir=made.parent))
+    try:
+        for name, about in files:
+            target = temporary / made.name / name if name else temporary / made.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            system.get_file(about["name"], str(target))
+            if target.stat().st_size != about["size"]:
+                raise OSError(0, f"{about['name']} came in part only")
+        (temporary / made.name).rename(made)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

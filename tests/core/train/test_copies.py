@@ -1,0 +1,107 @@
+"""Copies of a run behind a URL: made during the run, kept in step with it, and gone on from by another machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from tiny_runs import conversations, run_training
+
+from swift.checkpoint.copies import newest_copy
+from swift.checkpoint.folders import find_checkpoint
+from swift.errors import CheckpointError, ConfigError, ExportError
+from swift.infer.find import find_weights
+from swift.remote.put import put
+
+ROWS = conversations(16)
+NAMED = {"logging.run_name": "mine", "checkpoint.save_steps": 2, "checkpoint.keep": 1, "train.max_steps": 6}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.glob("checkpoint-*"))
+
+
+def test_a_run_is_copied_as_it_goes_and_goes_on_where_nothing_but_the_copy_is_left(
+    tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = tmp_path / "away"
+    copied = {**NAMED, "checkpoint.copy_to": f"file://{away}", "logging.report_to": ["jsonl"]}
+    first = run_training(tied, tmp_path / "out", ROWS, copied)
+    below = first.folder.relative_to(tmp_path / "out")
+    copy = away / below
+    assert checkpoints(copy) == ["checkpoint-6"]
+    assert contents(copy / "checkpoint-6") == contents(first.folder / "checkpoint-6")
+    assert (copy / "args.json").read_bytes() == (first.folder / "args.json").read_bytes()
+    assert json.loads((copy / "logging.jsonl").read_text().splitlines()[-1])["status"] == "completed"
+    assert not (first.folder / ".copies").exists()
+    shutil.rmtree(tmp_path / "out")
+    again = {**copied, "train.max_steps": 10, "checkpoint.resume": "auto"}
+    second = run_training(tied, tmp_path / "out", ROWS, again)
+    assert second.folder == first.folder
+    assert sorted(second.lines) == list(range(1, 11))  # the lines before it came back as well
+    assert "at step 6 of 10" in capsys.readouterr().out
+    assert checkpoints(copy) == ["checkpoint-10"]
+
+
+def test_a_url_of_a_run_stands_for_its_newest_checkpoint(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = run_training(tied, tmp_path / "out", ROWS, {**NAMED, "checkpoint.keep": None})
+    url = f"file://{run.folder}"
+    assert find_checkpoint(url).name == "checkpoint-6"
+    assert contents(find_checkpoint(f"{url}/checkpoint-2")) == contents(run.folder / "checkpoint-2")
+    more = {"logging.run_name": "other", "train.max_steps": 8}
+    far = run_training(tied, tmp_path / "one", ROWS, {**NAMED, **more, "checkpoint.resume": url})
+    near = run_training(tied, tmp_path / "two", ROWS, {**NAMED, **more, "checkpoint.resume": str(run.folder)})
+    assert [far.lines[step]["loss"] for step in (7, 8)] == [near.lines[step]["loss"] for step in (7, 8)]
+    assert Path(find_weights(url).weights.path or "").name == "checkpoint-6"
+    with pytest.raises(CheckpointError, match="There is nothing at 'file://"):
+        find_checkpoint(f"{url}-of-yesterday")
+
+
+def test_a_copy_that_fails_is_said_and_the_training_goes_on(
+    tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "away").write_text("a file where a folder should be")
+    run = run_training(tied, tmp_path, ROWS, {**NAMED, "checkpoint.copy_to": f"file://{tmp_path / 'away'}"})
+    assert len(run.losses) == 6
+    said = capsys.readouterr().out
+    assert "checkpoint-2 was not copied: 'file://" in said
+    assert "cannot be written" in said
+
+
+def test_where_to_copy_is_refused_before_a_model_is_loaded(tied: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ftp:// is not among s3://"):
+        run_training(tied, tmp_path, ROWS, {**NAMED, "checkpoint.copy_to": "ftp://host/runs"})
+
+
+def test_a_folder_is_never_whole_before_all_of_it_has_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    folder = tmp_path / "checkpoint-4"
+    (folder / "state").mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    (folder / "state" / "z.safetensors").write_bytes(b"weights")
+    put(folder, "memory://runs/one/checkpoint-4")
+    assert newest_copy("memory://runs/one") == "memory://runs/one/checkpoint-4"
+    whole = type(memory).put_file
+
+    def broken(system: Any, local: str, remote: str, **more: Any) -> None:
+        assert not memory.exists("/runs/one/checkpoint-4/manifest.json")
+        if local.endswith("z.safetensors"):
+            raise OSError("the line broke")
+        whole(system, local, remote, **more)
+
+    monkeypatch.setattr(type(memory), "put_file", broken)
+    with pytest.raises(ExportError, match="cannot be written: OSError: the line broke"):
+        put(folder, "memory://runs/one/checkpoint-4")
+    assert newest_copy("memory://runs/one") is None
+    memory.store.clear()
