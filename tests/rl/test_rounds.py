@@ -97,6 +97,7 @@ def test_a_run_that_is_killed_anywhere_goes_on_to_the_same_bits(
     tied: Path, rewards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, lag: int
 ) -> None:
     changes = {"objective.steps_per_generation": 2, "objective.rollout_lag": lag, "train.max_steps": 6}
+    changes["objective.rollout_batch_size"] = 4  # the batch in which a run is killed is drawn again, others are not
     whole = run_training(tied, tmp_path / "whole", ROWS, settings(rewards, **changes))
     assert_killed(phase, lambda: run_training(tied, tmp_path / "ends", ROWS, settings(rewards, **changes)), lag=lag)
     drawn = []

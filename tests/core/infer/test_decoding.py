@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,23 @@ def test_prompts_at_a_time_may_be_said(tied: Path) -> None:
     sampling = Sampling(max_new_tokens=4, temperature=1.0)
     few, many = dict(engine.generate(PROMPTS, sampling)), dict(whole.generate(PROMPTS, sampling))
     assert {place: said.token_ids for place, said in few.items()} == {p: said.token_ids for p, said in many.items()}
+
+
+@pytest.mark.parametrize("at_a_time", [None, 2])
+def test_each_batch_by_itself_is_one_batch_with_the_same_bits(tied: Path, at_a_time: int | None) -> None:
+    engine = LocalEngine(
+        EngineRequest(model=tied, dtype="float32", device="cpu", batch_size=at_a_time, say=say_nothing)
+    )
+    numbers = [7 * place for place in range(len(PROMPTS))]
+    sampling = Sampling(max_new_tokens=NEW, temperature=1.0, numbers=numbers)
+    whole = dict(engine.generate(PROMPTS, sampling))
+    batches = engine.batches(PROMPTS, sampling)
+    assert sorted(place for batch in batches for place in batch) == list(range(len(PROMPTS)))
+    for batch in batches:
+        asked, own = [PROMPTS[place] for place in batch], [numbers[place] for place in batch]
+        assert engine.batches(asked, sampling) == [list(range(len(batch)))]
+        again = dict(engine.generate(asked, replace(sampling, numbers=own)))
+        assert [again[row] for row in range(len(batch))] == [whole[place] for place in batch]
 
 
 def test_scores_in_between_change_nothing_of_how_answers_are_drawn(tied: Path) -> None:

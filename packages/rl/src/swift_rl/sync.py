@@ -52,6 +52,11 @@ class VerifiedEngine:
                 )
             yield place, completion
 
+    def batches(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]] | None:
+        """Return the places of prompts that the engine answers together; None where that makes no difference."""
+        batches: Callable[..., list[list[int]]] | None = getattr(self.engine, "batches", None)
+        return None if batches is None else batches(prompts, sampling)
+
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Yield the tokens of one answer."""
         return self.engine.stream(prompt, sampling)

@@ -158,6 +158,10 @@ class InferenceEngine(Protocol):
     the model as it was opened, in place of the adapter before. It was opened with their configuration
     (`EngineRequest.trained_adapter`).
 
+    An engine may have `batches(prompts, sampling)`, which returns the places of the prompts that `generate` answers
+    together, where the last bits of an answer depend on what is answered beside it. Each of these batches by itself is
+    one batch again: draws that were interrupted are made anew in the batches that they were in.
+
     An engine whose attribute `media` holds 'image' is given prompts with pictures (`PicturedPrompt.media`) by all of
     `generate`, `stream` and `score`; others never are.
     """

@@ -71,28 +71,30 @@ class LocalEngine:
         """Yield answers in batches of prompts of similar length, each as it is over."""
         for prompt in prompts:
             self._check_length(prompt, sampling)
-        answered = decoding.answered if self._decodes else by_generate.answered
-        plain = [place for place, prompt in enumerate(prompts) if not media_of(prompt)]
-        for batch in self._batches([prompts[place] for place in plain], sampling):
-            places = [plain[row] for row in batch]
+        for places in self.batches(prompts, sampling):
             asked = [prompts[place] for place in places]
             sampler = Sampler(sampling, places, asked, self._device)
-            for row, completion in answered(self._decoder, asked, sampler, self._ending(sampling)):
+            for row, completion in self._answered(asked, sampler, self._ending(sampling)):
                 yield places[row], completion
-        yield from self._generate_pictured(prompts, sampling)
 
-    def _generate_pictured(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling
-    ) -> Iterator[tuple[int, Completion]]:
-        """Yield the answers to prompts with pictures."""
+    def batches(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+        """Return the places of prompts that are answered together: text first, then what has pictures."""
+        plain = [place for place, prompt in enumerate(prompts) if not media_of(prompt)]
         pictured = [place for place, prompt in enumerate(prompts) if media_of(prompt)]
-        for batch in by_length([prompts[place] for place in pictured], self._batch or BATCH):
-            places = [pictured[row] for row in batch]
-            asked = [prompts[place] for place in places]
-            sampler = Sampler(sampling, places, asked, self._device)
-            inputs = self._inputs(asked)
-            for row, completion in by_generate.answered(self._decoder, asked, sampler, self._ending(sampling), inputs):
-                yield places[row], completion
+        batches = [
+            [plain[row] for row in batch] for batch in self._batches([prompts[place] for place in plain], sampling)
+        ]
+        seen = by_length([prompts[place] for place in pictured], self._batch or BATCH)
+        return [*batches, *([pictured[row] for row in batch] for batch in seen)]
+
+    def _answered(
+        self, prompts: Sequence[Sequence[int]], sampler: Sampler, ending: Ending
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield the answers of a batch."""
+        if media_of(prompts[0]):
+            return by_generate.answered(self._decoder, prompts, sampler, ending, self._inputs(prompts))
+        answered = decoding.answered if self._decodes else by_generate.answered
+        return answered(self._decoder, prompts, sampler, ending)
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Yield the tokens of one answer as they are computed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
@@ -162,7 +162,9 @@ class Rollouts:
                 hint="Resume from a checkpoint at the end of a round, or bring the folder rollouts of the run back.",
             )
         shown = show and self._context.topology.is_main
-        answers = self._draws([(number, asked.prompts[index]) for index, number in missing], asked.sampling)
+        answers = self._draws(
+            [(number, asked.prompts[index]) for index, number in mine], frozenset(drawn), asked.sampling
+        )
         for number, each in progress(answers, "Drawing answers", on=shown, total=len(missing)):
             heartbeat()
             drawn[number] = each
@@ -170,17 +172,39 @@ class Rollouts:
                 journal.add(number, each)
         return drawn
 
-    def _draws(self, missing: Sequence[tuple[int, Prompt]], sampling: Sampling) -> Iterator[tuple[int, Drawn]]:
-        """Yield (number of the draw, answer), in the order in which they are ready."""
+    def _draws(
+        self, draws: Sequence[tuple[int, Prompt]], known: Collection[int], sampling: Sampling
+    ) -> Iterator[tuple[int, Drawn]]:
+        """Yield (number of the draw, answer) of those that are not known, in the order in which they are ready."""
+        missing = [draw for draw in draws if draw[0] not in known]
         if self._engine is None or not missing:
             return
         if self._episodes is not None:
             yield from self._episodes.play(self._engine, missing, sampling)
             return
-        prompts = [prompt.token_ids.tolist() for _, prompt in missing]
-        numbers = [number for number, _ in missing]
-        for place, came in self._engine.generate(prompts, replace(sampling, numbers=numbers)):
-            yield numbers[place], Drawn(list(came.token_ids), list(came.logprobs), came.finish_reason)
+        for batch in self._batches(draws, known, sampling):
+            prompts = [prompt.token_ids.tolist() for _, prompt in batch]
+            numbers = [number for number, _ in batch]
+            for place, came in self._engine.generate(prompts, replace(sampling, numbers=numbers)):
+                if numbers[place] not in known:
+                    yield numbers[place], Drawn(list(came.token_ids), list(came.logprobs), came.finish_reason)
+
+    def _batches(
+        self, draws: Sequence[tuple[int, Prompt]], known: Collection[int], sampling: Sampling
+    ) -> list[Sequence[tuple[int, Prompt]]]:
+        """Return the draws to make, in the engine's batches: with other neighbours answers would have other last bits.
+
+        A batch of which a part is known, as a run was interrupted in it, is drawn whole.
+        """
+        assert self._engine is not None
+        missing = [draw for draw in draws if draw[0] not in known]
+        if len(missing) == len(draws):
+            return [missing]
+        together = self._engine.batches([prompt.token_ids.tolist() for _, prompt in draws], sampling)
+        if together is None:
+            return [missing]
+        batches = [[draws[place] for place in places] for places in together]
+        return [batch for batch in batches if any(number not in known for number, _ in batch)]
 
     def gathered(self, asked: DrawRequest, mine: dict[int, Drawn] | SwiftError) -> list[DrawnAnswer]:
         """Return everybody's answers, and those that are given, in order. Called on every process."""
