@@ -104,6 +104,7 @@ def test_every_backend_has_the_same_following_reference(
     for name in ("loss", "grad_norm", "kl"):
         found, expected = ([line[name] for line in each.lines.values()] for each in (run, alone))
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6), name
+    assert [run.lines[1][name] for name in ("kl", "approx_kl", "ratio")] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

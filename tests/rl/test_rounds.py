@@ -169,6 +169,10 @@ def test_before_the_first_step_the_policy_is_its_reference_to_the_last_bit(
     changes: dict[str, Any] = {
         "tuner.kind": {"full": "full", "following": "full", "turns": "lisa"}.get(start, "lora"),
         "objective.temperature": 0.8,
+        "objective.kl_estimator": "k1",  # the others have squares of rounding, which are rounded to 0
+        "objective.max_completion_length": 24,
+        "train.global_batch": 16,
+        "train.micro_batch": 2,
     }
     if objective == "ppo":
         changes |= {"objective.name": "ppo", "objective.kl_coef": 0.5, "objective.num_ppo_epochs": 1}
@@ -178,14 +182,15 @@ def test_before_the_first_step_the_policy_is_its_reference_to_the_last_bit(
         changes |= {"objective.sync_ref_model": True, "objective.ref_model_sync_steps": 9}
     if start == "adapter":
         changes["tuner.adapter"] = str(adapter)
-    run = run_training(tied, tmp_path, ROWS, settings(rewards, **changes))
+    rows = [{"messages": [{"role": "user", "content": f"Say {'again ' * times}."}]} for times in range(12)]
+    run = run_training(tied, tmp_path, rows, settings(rewards, **changes))
     for answer in rounds(run)[0].answers:
         assert answer.old_logps is not None
         assert answer.old_logps.tobytes() == answer.ref_logps.tobytes()
     divergence = [abs(line["kl"]) for line in run.lines.values()]
-    # The loss of grpo looks at other micro-batches than the round did, whose sums are rounded otherwise.
-    assert divergence[0] == (0 if objective == "ppo" else pytest.approx(0, abs=1e-6))
+    assert divergence[0] == 0
     assert divergence[-1] > 1e-6
+    assert (run.lines[1]["ratio"], run.lines[1]["approx_kl"]) == (1, 0)
 
 
 def test_held_out_prompts_are_answered_and_choose_the_best_checkpoint(

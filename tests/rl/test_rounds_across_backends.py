@@ -80,6 +80,8 @@ def test_every_layout_draws_the_same_answers_and_learns_the_same_from_them(
     ]
     answers, rest = (succeeded(each)[0] for each in on_processes(processes, *jobs))
     assert_same(answers, alone)
+    # Before the first step the policy is its reference, and the one that answered, to the last bit.
+    assert [answers.lines[1][name] for name in ("kl", "approx_kl", "ratio")] == [0, 0, 1]
     assert json.loads((interrupted / "logging.jsonl").read_text().splitlines()[-1])["step"] == 2
     assert_same(rest, alone, since=3)
 

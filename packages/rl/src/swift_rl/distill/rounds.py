@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swift.data.plans import pack, shuffler
+from swift.data.plans import shuffler
 from swift.errors import CheckpointError, ConfigError
 from swift_rl.distill.questions import AnsweredPrompts
 from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
+from swift_rl.rounds.dealing import rows_of
 from swift_rl.rounds.draw import DrawRequest, Rollouts
 from swift_rl.rounds.files import FOLDER, Drawn, read_round, write_round
 from swift_rl.rounds.judge import on_main
@@ -77,7 +78,8 @@ class AnswerRounds:
             self._samples, self._facts = self._begun(number, step - within, within)
             self._number = number
         size = self._context.layout.global_rows
-        return self._laid_out(self._samples[within * size : (within + 1) * size]), self._facts
+        samples = self._samples[within * size : (within + 1) * size]
+        return [tuple(samples[index] for index in each) for each in rows_of(self._context, samples)], self._facts
 
     def held_out(self, step: int) -> list[Row]:
         """Return the held-out prompts with the student's answers to them, with the weights as they are."""
@@ -157,13 +159,6 @@ class AnswerRounds:
     def _keep(self, made: Round) -> None:
         write_round(self._folder, made, self._fingerprint)
         self._rollouts.forget(made.number)
-
-    def _laid_out(self, samples: Sequence[Encoded]) -> list[Row]:
-        capacity = self._context.layout.capacity
-        if capacity is None:
-            return [(sample,) for sample in samples]
-        packs = pack(np.array([sample.tokens for sample in samples]), np.arange(len(samples)), capacity)
-        return [tuple(samples[index] for index in each) for each in packs]
 
 
 def student_answers(seed: int, number: int, part: float) -> bool:

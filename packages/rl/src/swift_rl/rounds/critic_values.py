@@ -104,15 +104,16 @@ class CriticValuer(Valuer[PpoOptions]):
 
     def _values(self, taken: TakenAnswers) -> list[np.ndarray]:
         forward = None if self.options.critic == "shared" else self._critic.forward
+        asked = TokenValues(self.options)
         values = values_of_answers(
-            self.context, taken.samples, TokenValues(self.options), temperature=1.0, forward=forward
+            self.context, taken.samples, asked, temperature=1.0, forward=forward, batches=taken.batches
         )
         return taken.of_answers([each["values"] for each in values])
 
     def _divergences(self, taken: TakenAnswers) -> list[np.ndarray] | None:
         if self._reference is None:
             return None
-        logps = self._reference.logps(taken.samples, lambda objective: self.ask(taken, objective))
+        logps = self._reference.logps(taken, lambda objective: self.ask(taken, objective))
         for answer, each in zip(taken.answers, taken.of_answers(logps), strict=True):
             answer.ref_logps = each
         return kl.of_answers(taken.all("old_logps"), taken.all("ref_logps"), self.options)

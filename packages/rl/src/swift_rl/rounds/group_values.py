@@ -59,7 +59,7 @@ class GroupValuer(Valuer[GrpoOptions]):
         if self._asks_policy:
             self.ask_policy(taken, entropy=by_entropy)
         if self._reference is not None:
-            logps = self._reference.logps(taken.samples, lambda objective: self.ask(taken, objective))
+            logps = self._reference.logps(taken, lambda objective: self.ask(taken, objective))
             for answer, each in zip(taken.answers, taken.of_answers(logps), strict=True):
                 answer.ref_logps = each
         if options.beta > 0 and options.kl_in_reward:

@@ -12,6 +12,7 @@ from swift import LossSums, Need, Section
 from swift.contracts import ForwardResult, ModelView, Objective, PlanContext
 from swift.data.samples import Encoded, Segment
 from swift.objectives.base import BaseObjective, viewed
+from swift_rl.rounds.dealing import rows_of
 
 if TYPE_CHECKING:
     from swift.data.batch import Batch, MicroBatch
@@ -43,23 +44,47 @@ def values_of_answers(
     *,
     temperature: float,
     forward: Callable[[Batch, Objective], ForwardResult] | None = None,
+    batches: Sequence[Sequence[int]] | None = None,
 ) -> list[Mapping[str, np.ndarray]]:
     """Return the values of each sample's tokens, in order, the same on every process. Called on every process.
 
-    `forward` is that of another model of the run than the one in training.
+    `forward` is that of another model of the run than the one in training. `batches` are those in which steps learn
+    from the samples, as indices: a model says exactly what it will say in the step then, to the last bit. Without
+    them samples of one length are asked about together.
     """
-    order = sorted(range(len(samples)), key=lambda index: -len(samples[index].segments[0]))
-    rows = [(samples[index],) for index in order]
+    if batches is None:
+        batches = [sorted(range(len(samples)), key=lambda index: -len(samples[index].segments[0]))]
+        rows_in = [[[index] for index in batches[0]]]
+    else:
+        rows_in = [
+            [[batch[place] for place in row] for row in rows_of(context, [samples[index] for index in batch])]
+            for batch in batches
+        ]
+    found: list[Mapping[str, np.ndarray]] = [{}] * len(samples)
+    for rows in rows_in:
+        told = _told(context, samples, rows, objective, temperature=temperature, forward=forward or context.forward)
+        for index, values in zip((index for row in rows for index in row), told, strict=True):
+            found[index] = values
+    return found
+
+
+def _told(
+    context: PlanContext,
+    samples: Sequence[Encoded],
+    rows: Sequence[Sequence[int]],
+    objective: Objective,
+    *,
+    temperature: float,
+    forward: Callable[[Batch, Objective], ForwardResult],
+) -> list[Mapping[str, np.ndarray]]:
+    """Return the values of the samples in the rows of a batch, in the order of the rows."""
     topology = context.topology
-    batch = replace(context.batch(0, rows, topology.data_rank, topology.data_size), temperature=temperature)
-    mine = list((forward or context.forward)(batch, objective).tokens or ())
+    laid = [tuple(samples[index] for index in row) for row in rows]
+    batch = replace(context.batch(0, laid, topology.data_rank, topology.data_size), temperature=temperature)
+    mine = list(forward(batch, objective).tokens or ())
     # Processes that share a slice have the same values.
     slices = dict(context.comms.gather((topology.data_rank, mine)))
-    sorted_values = [values for rank in sorted(slices) for values in slices[rank]][: len(samples)]
-    found: list[Mapping[str, np.ndarray]] = [{}] * len(samples)
-    for index, values in zip(order, sorted_values, strict=True):
-        found[index] = values
-    return found
+    return [values for rank in sorted(slices) for values in slices[rank]][: sum(len(row) for row in rows)]
 
 
 def sample_of(

@@ -10,13 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from swift.data.plans import pack, shuffler
 from swift.errors import CheckpointError, ConfigError
 from swift_rl.audit import write_page
 from swift_rl.health import Health
 from swift_rl.rounds.data import DrawnAnswer, Prompt, Round
+from swift_rl.rounds.dealing import dealt, rows_of
 from swift_rl.rounds.draw import Ahead, DrawRequest, Rollouts
 from swift_rl.rounds.files import FOLDER, path_of, read_round, write_round
 from swift_rl.rounds.judge import on_main
@@ -289,22 +287,14 @@ class RolloutPlan:
 
     def _dealt(self, made: Round, within: int) -> list[DrawnAnswer]:
         """Return the answers that one of a round's steps learns from, the same on every process."""
-        iteration, part = divmod(within, self._options.steps_per_pass)
         taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
-        order = shuffler(self._context.layout.order_seed, made.number * 4096 + iteration).permutation(len(taken))
-        per_step = -(-len(taken) // self._options.steps_per_pass)
-        return [taken[index] for index in order[part * per_step : (part + 1) * per_step]]
+        return [taken[index] for index in dealt(self._context, self._options, made.number, len(taken), within)]
 
     def _rows(self, made: Round, within: int) -> list[Row]:
         """Return the rows of one of a round's steps, the same on every process."""
-        dealt = self._dealt(made, within)
-        samples = [self._valuer.sample(made.prompts[answer.prompt], answer) for answer in dealt]
-        layout = self._context.layout
-        if layout.capacity is None:
-            return [(sample,) for sample in samples]
-        lengths = np.array([sample.tokens for sample in samples])
-        packs = pack(lengths, np.arange(len(samples)), layout.capacity)
-        return [tuple(samples[index] for index in each) for each in packs]
+        answers = self._dealt(made, within)
+        samples = [self._valuer.sample(made.prompts[answer.prompt], answer) for answer in answers]
+        return [tuple(samples[index] for index in each) for each in rows_of(self._context, samples)]
 
 
 def _shown(context: PlanContext, ids: Sequence[int]) -> list[str]:

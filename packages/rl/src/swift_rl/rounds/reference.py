@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from swift.contracts import InferenceEngine, PlanContext
     from swift.data.samples import Encoded
     from swift_rl.policy_options import KlOptions
+    from swift_rl.rounds.values import TakenAnswers
 
 Ask = Callable[[TokenLogps], list[Mapping[str, np.ndarray]]]
 
@@ -87,15 +88,20 @@ class RunReference:
         if options.sync_ref_model and step and step % options.ref_model_sync_steps == 0:
             self._context.role(REFERENCE).follow(options.ref_model_mixup_alpha)
 
-    def logps(self, samples: Sequence[Encoded], ask: Ask) -> list[np.ndarray]:
+    def logps(self, taken: TakenAnswers, ask: Ask) -> list[np.ndarray]:
         """Return the log-probabilities of each sample's tokens. Called on every process."""
         if not self._is_apart:
             return [values["logps"] for values in ask(TokenLogps(adapters_off=True))]
         if REFERENCE not in self._context.roles:
-            return self._by_engine(samples)
+            return self._by_engine(taken.samples)
         role = self._context.role(REFERENCE)
         scored = values_of_answers(
-            self._context, samples, TokenLogps(), temperature=self._temperature, forward=role.forward
+            self._context,
+            taken.samples,
+            TokenLogps(),
+            temperature=self._temperature,
+            forward=role.forward,
+            batches=taken.batches,
         )
         return [values["logps"] for values in scored]
 

@@ -12,6 +12,7 @@ import numpy as np
 from swift_rl import correction
 from swift_rl.gap import gap
 from swift_rl.options import OnlineOptions
+from swift_rl.rounds.dealing import dealt
 from swift_rl.rounds.draw import computes_alike
 from swift_rl.rounds.judge import Judge
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
@@ -33,16 +34,20 @@ class TakenAnswers:
 
     answers: list[DrawnAnswer]
     samples: list[Encoded]
+    batches: list[list[int]]
+    """Which of them each step of the round's first pass learns from."""
 
     @classmethod
-    def of(cls, made: Round) -> TakenAnswers:
+    def of(cls, made: Round, context: PlanContext, options: OnlineOptions) -> TakenAnswers:
         """Return those whose group was not dropped."""
         taken = [answer for answer in made.answers if answer.prompt not in made.dropped]
         samples = []
         for answer in taken:
             before, ids, own = answer.layout(made.prompts[answer.prompt])
             samples.append(sample_of(0, before, ids, {}, own=own))
-        return cls(taken, samples)
+        steps = range(options.steps_per_pass)
+        batches = [dealt(context, options, made.number, len(taken), within) for within in steps]
+        return cls(taken, samples, [each for each in batches if each])
 
     def all(self, name: str) -> list[np.ndarray]:
         """Return an attribute of all answers."""
@@ -99,7 +104,7 @@ class Valuer(ABC, Generic[Options]):
 
     def fill(self, made: Round, step: int, probed: ProbeResult | None) -> None:
         """Complete a round with the model in training as it is after so many steps."""
-        made.facts |= self.fill_in(TakenAnswers.of(made))
+        made.facts |= self.fill_in(TakenAnswers.of(made, self.context, self.options))
         truncated = self.options.top_p < 1 or self.options.top_k > 0
         made.facts |= gap(made, probe=probed, truncated=truncated, trainer_version=step)
         made.facts |= {**figures(made.answers, self.names), "dropped_groups": float(len(made.dropped))}
@@ -145,7 +150,8 @@ class Valuer(ABC, Generic[Options]):
 
     def ask(self, taken: TakenAnswers, objective: Objective) -> list[Mapping[str, np.ndarray]]:
         """Return what the model in training says of the samples, at the temperature of the draws."""
-        return values_of_answers(self.context, taken.samples, objective, temperature=self.options.temperature)
+        temperature, batches = self.options.temperature, taken.batches
+        return values_of_answers(self.context, taken.samples, objective, temperature=temperature, batches=batches)
 
     def ask_policy(self, taken: TakenAnswers, *, entropy: bool = False) -> None:
         """Fill in the old log-probabilities, and entropies where they are asked for."""
