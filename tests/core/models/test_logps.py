@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
 from swift.contracts import Need
+from swift.data.batch import Batch
+from swift.data.samples import Encoded, Segment
 from swift.models.logits import LogitTransform, VocabularyShard
-from swift.models.logps import token_logps, token_logps_of_module
+from swift.models.logps import at_places, token_logps, token_logps_of_module
 from swift.testing import crew
 
 torch.set_num_threads(1)
@@ -183,10 +186,19 @@ def assert_views(views, expected, leaves) -> None:
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("head", ["matrix", "module"])
-def test_entropy_and_candidates_are_those_of_all_logits(head, way, transform):
+@pytest.mark.parametrize(
+    ("some", "want"),
+    [
+        (True, WITH_CANDIDATES),
+        (False, WITH_CANDIDATES),
+        (False, WITH_CANDIDATES - {Need.TOKEN_ENTROPY}),
+    ],
+    ids=["some", "all", "all, no entropy"],
+)
+def test_entropy_and_candidates_are_those_of_all_logits(head, way, transform, some, want):
     hidden, weight, bias, targets = problem()
-    candidates = candidates_of(targets, 5)
-    asked = {"transform": transform, "candidates": candidates, "want": WITH_CANDIDATES, **WAYS[way]}
+    candidates = candidates_of(targets, 5) if some else torch.arange(37).expand(len(targets), 37)
+    asked = {"transform": transform, "candidates": candidates, "want": want, **WAYS[way]}
     if head == "matrix":
         views = token_logps(hidden, weight, targets, bias=bias, **asked)
     else:
@@ -195,6 +207,11 @@ def test_entropy_and_candidates_are_those_of_all_logits(head, way, transform):
     if transform.softcap:
         logits = torch.tanh(logits / transform.softcap) * transform.softcap
     expected = plain_views(logits / transform.temperature, targets, candidates)
+    if not some:
+        assert (views.candidate_rest == -torch.inf).all()
+        del expected["candidate_rest"]
+    if Need.TOKEN_ENTROPY not in want:
+        del expected["entropy"]
     assert_views(views, expected, [hidden, weight, bias])
 
 
@@ -227,6 +244,28 @@ def test_nothing_is_left_beside_the_whole_vocabulary_and_its_gradient_is_zero(he
     torch.testing.assert_close(views.candidate_logps, F.linear(hidden, weight, bias).log_softmax(-1))
     for gradient in torch.autograd.grad(views.candidate_rest.sum(), [hidden, weight, bias]):
         assert not gradient.any()
+
+
+def test_the_whole_vocabulary_of_a_batch_takes_the_memory_of_one_token_and_no_ids():
+    ids = np.arange(6, dtype=np.int32)
+    sample = Encoded(0, (Segment(ids, np.ones(6, np.float32)),))
+    batch = Batch(0, [(sample,)] * 2, 0, 2, 1.0, 2, 12, False, 0, candidates=tuple(range(37)))
+    candidates = next(batch.micro_batches()).to("cpu").candidates
+    assert candidates.shape == (2, 6, 37)
+    assert candidates.untyped_storage().nbytes() == 37 * 8
+    hidden, weight, _, targets = problem(tokens=4)
+    called = set()
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
+            called.add(function.overloadpacket.__name__)
+            return function(*arguments, **(kwargs or {}))
+
+    with Watch():
+        chosen = at_places(candidates, torch.tensor([1, 2, 3, 7]))
+        token_logps(hidden, weight, targets, candidates=chosen, want={Need.CANDIDATE_LOGPS})
+    assert chosen.shape == (4, 37)
+    assert "scatter" not in called
 
 
 def test_candidates_that_are_needed_and_missing_are_named():

@@ -179,8 +179,9 @@ class InferenceEngine(Protocol):
     def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> Iterator[tuple[int, Score]]:
         """(place of the prompt, what the model says about its tokens), in the order in which scores are ready.
 
-        With `top`, scores also bring so many of the likeliest tokens in place of each, up to the whole vocabulary. An
-        engine that has no parameter `top` cannot teach another model (`gkd`), and does everything else.
+        With `top`, scores also bring so many of the likeliest tokens in place of each, in any order, up to the whole
+        vocabulary, which nobody needs to sort. An engine that has no parameter `top` cannot teach another model
+        (`gkd`), and does everything else.
         """
 
     def update_weights(self, weights: WeightStream) -> None:

@@ -90,7 +90,7 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Return the same micro-batch on another device."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.map(lambda tensor: _moved(tensor, device))
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
         """Return a micro-batch with `function` applied to every tensor."""
@@ -294,7 +294,8 @@ class Batch:
     def _candidates(self, micro_batch: MicroBatch) -> torch.Tensor | None:
         if micro_batch.candidates is not None or not self.candidates:
             return micro_batch.candidates
-        return torch.tensor(self.candidates, dtype=torch.int64).repeat(*micro_batch.targets.shape, 1)
+        # The same for every token, in the memory of one.
+        return torch.tensor(self.candidates, dtype=torch.int64).expand(*micro_batch.targets.shape, -1)
 
     def _media(self, samples: Sequence[Encoded], micro_batch: MicroBatch) -> Media | None:
         references = [segment.media for sample in samples for segment in sample.segments]
@@ -370,6 +371,13 @@ def check_candidates(rows: Sequence[Row], vocabulary: int, everywhere: Sequence[
                     f"and the model's tokens are 0 to {vocabulary - 1}.",
                     hint="Candidates are set by the objective's plan: take them from the tokenizer of this model.",
                 )
+
+
+def _moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Return a tensor on another device; what is the same for every token keeps the memory of one."""
+    if tensor.ndim > 2 and tensor.numel() and tensor.stride()[:2] == (0, 0):
+        return tensor[0, 0].to(device, non_blocking=True).expand(tensor.shape)
+    return tensor.to(device, non_blocking=True)
 
 
 def _changed(sample: Encoded, change: Callable[[Segment], Segment]) -> Encoded:

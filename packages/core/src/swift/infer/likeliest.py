@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from swift.contracts import Score
@@ -14,21 +15,30 @@ from swift.models.view import ViewModule
 def scores_with_likeliest(view: ViewModule, batch: MicroBatch, top: int) -> Iterator[Score]:
     """Yield the score of each segment of a padded batch, all of whose tokens count, with `top` likeliest tokens each.
 
-    As many as there are where `top` is more than the vocabulary.
+    Where `top` is the whole vocabulary, or more, they are its tokens in their order.
     """
     targets = batch.targets.flatten()[batch.weights.flatten().nonzero()[:, 0]]
+    counts = (batch.weights > 0).sum(-1).tolist()
     own, likeliest, ids, logps = [], [], [], []
-    start = 0
+    start, vocabulary = 0, 0
     for logits in view.logits(batch):
         every = logits.log_softmax(-1)
         here = targets[start : start + len(every)]
-        start += len(every)
-        best = every.topk(min(top, every.shape[-1]), dim=-1)
+        start, vocabulary = start + len(every), every.shape[-1]
         own.append(every.gather(-1, here[:, None])[:, 0])
         likeliest.append(logits.argmax(-1) == here)
-        ids.append(best.indices.to(torch.int32))
-        logps.append(best.values)
-    counts = (batch.weights > 0).sum(-1).tolist()
-    columns = [torch.split(torch.cat(each).cpu(), counts) for each in (own, likeliest, ids, logps)]
-    for of_one in zip(*columns, strict=True):
-        yield Score(of_one[0].tolist(), of_one[1].tolist(), of_one[2].numpy(), of_one[3].numpy())
+        if top < vocabulary:
+            best = every.topk(top, dim=-1)
+            ids.append(best.indices.to(torch.int32))
+        logps.append(best.values if top < vocabulary else every)
+    of_each = [torch.split(_joined(each), counts) for each in (own, likeliest, logps)]
+    if ids:
+        choices = [each.numpy() for each in torch.split(_joined(ids), counts)]
+    else:  # nobody has sorted them, and there is one row of memory
+        choices = [np.broadcast_to(np.arange(vocabulary, dtype=np.int32), (count, vocabulary)) for count in counts]
+    for values, hits, chosen, logprobs in zip(*of_each[:2], choices, of_each[2], strict=True):
+        yield Score(values.tolist(), hits.tolist(), chosen, logprobs.numpy())
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return (parts[0] if len(parts) == 1 else torch.cat(list(parts))).cpu()

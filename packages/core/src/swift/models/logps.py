@@ -90,6 +90,7 @@ def token_logps(
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     transform = transform or LogitTransform()
     small = tokens * vocabulary * 4 <= keep_bytes
+    everything = shard is None and _is_everything(candidates, vocabulary)
     settings = Settings(
         transform=transform,
         dtype=_product_dtype(weight),
@@ -104,8 +105,10 @@ def token_logps(
         correct=Need.TOKEN_CORRECT in want,
         means=Need.MEAN_LOGPS in want,
         entropy=Need.TOKEN_ENTROPY in want,
+        everything=everything,
         shard=shard,
     )
+    candidates = None if everything else candidates
     return TokenViews(*cast("Any", HeadLogps.apply)(hidden, weight, bias, targets, candidates, settings))
 
 
@@ -124,6 +127,7 @@ def token_logps_of_module(
     """Do the same through a head that is more than a matrix (adapters, quantised weights, hooks), by checkpointing."""
     transform = transform or LogitTransform()
     candidates = _asked(candidates, want)
+    everything = _is_everything(candidates, vocabulary)
 
     def view(
         piece: torch.Tensor, piece_targets: torch.Tensor, piece_candidates: torch.Tensor | None
@@ -135,6 +139,9 @@ def token_logps_of_module(
         correct = (logits.detach().argmax(-1) == piece_targets).float() if Need.TOKEN_CORRECT in want else nothing
         means = logits.mean(-1) - normaliser if Need.MEAN_LOGPS in want else nothing
         entropy = _entropy(logits) if Need.TOKEN_ENTROPY in want else None
+        if everything:
+            nothing_else = logps * 0 - torch.inf
+            return logps, correct, means, entropy, logits - normaliser[:, None], nothing_else
         if piece_candidates is None:
             return logps, correct, means, entropy
         at_candidates = logits.gather(-1, piece_candidates) - normaliser[:, None]
@@ -148,6 +155,13 @@ def token_logps_of_module(
         (hidden[rows], targets[rows], None if candidates is None else candidates[rows]) for rows in chunks(tokens, size)
     ]
     return TokenViews.joined([checkpoint(view, *piece, use_reentrant=False) for piece in pieces])
+
+
+def at_places(candidates: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return the candidates [rows, width, K] of some tokens; those that all tokens share stay in the memory of one."""
+    if candidates.numel() and candidates.stride()[:2] == (0, 0):
+        return candidates[0, 0].expand(len(places), -1)
+    return candidates.flatten(0, 1).index_select(0, places)
 
 
 def tokens_per_chunk(vocabulary: int, device: str) -> int:
@@ -166,6 +180,13 @@ def _asked(candidates: torch.Tensor | None, want: Collection[Need]) -> torch.Ten
     if candidates is None:
         raise ValueError("the batch holds no candidates, which the objective needs")
     return candidates
+
+
+def _is_everything(candidates: torch.Tensor | None, vocabulary: int) -> bool:
+    """Return whether the candidates of all tokens are the whole vocabulary in its order."""
+    if candidates is None or candidates.shape[-1] != vocabulary or not len(candidates) or candidates.stride(0):
+        return False
+    return torch.equal(candidates[0], torch.arange(vocabulary, device=candidates.device))
 
 
 def _entropy(logits: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ follows speaks of z, the logits as the model's transform leaves them, and p = so
     mean of log p                           1/vocabulary - p
     entropy H = -Σ p log p                  -p (log p + H)
     log p(candidate)                        1[candidate] - p
+    log p of every token, as candidates     its own gradients g, less p Σ g
     r = log Σ p of the others               q - p, where q is p among the others, q = p / exp(r), and 0 for candidates
 """
 
@@ -43,6 +44,9 @@ class Settings:
     correct: bool
     means: bool
     entropy: bool
+    everything: bool = False
+    """Whether the candidates are the whole vocabulary in its order: they need no ids, and nothing is left beside them.
+    """
     shard: VocabularyShard | None = None
 
 
@@ -70,13 +74,16 @@ class HeadLogps(torch.autograd.Function):
 
         logps, correct, means, normalisers, totals = (blank() for _ in range(5))
         entropy = blank() if settings.entropy else None
-        chosen = None if candidates is None else blank(candidates.shape[1])
-        rest = None if candidates is None else blank()
+        compared = settings.vocabulary if settings.everything else None if candidates is None else candidates.shape[1]
+        chosen = None if compared is None else hidden.new_empty((tokens, compared), dtype=torch.float32)
+        rest = None if compared is None else hidden.new_full((tokens,), -torch.inf, dtype=torch.float32)
         cast_weight = weight.to(settings.dtype)
         kept = None
         for rows in chunks(tokens, settings.chunk):
             logits = _logits(hidden[rows], cast_weight, bias, settings)
             for piece, part in _blocks(logits, rows.start):
+                if chosen is not None and settings.everything:
+                    chosen[part] = piece
                 look = _look if settings.shard is None else _look_together
                 seen = look(piece, targets[part], None if candidates is None else candidates[part], settings)
                 totals[part] = seen.total
@@ -88,29 +95,37 @@ class HeadLogps(torch.autograd.Function):
                     means[part] = seen.mean - normalisers[part]
                 if entropy is not None and seen.surprise is not None:
                     entropy[part] = seen.total.log() - seen.surprise / seen.total
+                if chosen is not None and settings.everything:
+                    chosen[part].sub_(normalisers[part, None])
                 if chosen is not None and rest is not None and seen.candidates is not None:
                     chosen[part] = seen.candidates[0] - normalisers[part, None]
                     rest[part] = (seen.candidates[1] - normalisers[part]).clamp(max=0.0)
             kept = logits if settings.keep else None
             del logits  # or the next chunk would be made next to this one
         ctx.settings = settings
-        ctx.save_for_backward(hidden, weight, bias, targets, candidates, normalisers, totals, entropy, rest, kept)
+        every = chosen if settings.everything and settings.transform.softcap is None and entropy is None else None
+        ctx.save_for_backward(
+            *(hidden, weight, bias, targets, candidates, normalisers, totals, entropy, rest, kept, every)
+        )
         ctx.mark_non_differentiable(correct)
         return logps, correct, means, entropy, chosen, rest
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, bias, targets, candidates, normalisers, totals, entropy, rest, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, candidates, normalisers, totals, entropy, rest, kept, every = ctx.saved_tensors
         settings: Settings = ctx.settings
         sums = _Gradients(hidden, weight, bias, ctx.needs_input_grad, settings.dtype)
         pull = _Pull.of(gradients, targets, candidates, (normalisers, entropy, rest), settings)
         if kept is not None:
             pull.shrink = pull.shrink / totals
         for rows in chunks(hidden.shape[0], settings.chunk):
-            logits = _logits(hidden[rows], sums.cast_weight, bias, settings) if kept is None else kept
+            if every is not None:
+                logits = every[rows].exp()
+            else:
+                logits = _logits(hidden[rows], sums.cast_weight, bias, settings) if kept is None else kept
             for piece, part in _blocks(logits, rows.start):
                 slope = settings.transform.slope(piece)
-                pull.on(piece, part, are_logits=kept is None)
+                pull.on(piece, part, are_logits=kept is None and every is None)
                 if slope is not None:
                     piece.mul_(slope)
                 if settings.shard is not None:
@@ -139,6 +154,8 @@ class _Pull:
     """Which candidates are among this process's rows; None where all are."""
     chosen: torch.Tensor | None = None
     """What is added at each candidate."""
+    of_every: torch.Tensor | None = None
+    """What is added to the logit of each token, where all of them are candidates."""
     others: torch.Tensor | None = None
     """Factor of q, for tokens that are not candidates."""
     rest: torch.Tensor | None = None
@@ -172,6 +189,9 @@ class _Pull:
         if entropy is not None and of_entropy is not None:
             pull.shrink = pull.shrink - of_entropy * entropy
             pull.entropy = of_entropy
+        if settings.everything and of_chosen is not None:
+            pull.shrink = pull.shrink - of_chosen.sum(-1)
+            pull.of_every = of_chosen
         if candidates is not None and rest is not None and of_chosen is not None and of_rest is not None:
             pull._take_candidates(candidates, of_chosen, of_rest, rest, shard)
         return pull
@@ -194,7 +214,10 @@ class _Pull:
             self.chosen = of_chosen * self.here
 
     def on(self, piece: torch.Tensor, part: slice, *, are_logits: bool) -> None:
-        """Overwrite `piece`, logits or exp(logit - largest) of the tokens `part`, with the gradient of the logits."""
+        """Overwrite `piece`, logits or exp(logit - largest) of the tokens `part`, with the gradient of the logits.
+
+        Where `shrink` is not divided by the totals, it is p in place of the latter.
+        """
         others = None
         if self.others is not None and self.rest is not None and self.candidates is not None:
             others = _outside(piece, self.candidates[part], None if self.here is None else self.here[part])
@@ -208,6 +231,8 @@ class _Pull:
         piece.mul_(shrink).scatter_add_(-1, self.targets[part, None], self.added[part, None])
         if self.spread is not None:
             piece.add_(self.spread[part, None])
+        if self.of_every is not None:
+            piece.add_(self.of_every[part])
         if others is not None and self.candidates is not None and self.chosen is not None:
             piece.add_(others).scatter_add_(-1, self.candidates[part], self.chosen[part])
 

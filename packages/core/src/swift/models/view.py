@@ -21,7 +21,7 @@ from swift.models.attention import FLASH, VARLEN, AttentionChoice, packing_of, u
 from swift.models.fp8 import without_fp8
 from swift.models.heads import apply_head, head_of, value_head_of
 from swift.models.logits import LogitTransform
-from swift.models.logps import TokenViews, token_logps, token_logps_of_module, tokens_per_chunk
+from swift.models.logps import TokenViews, at_places, token_logps, token_logps_of_module, tokens_per_chunk
 from swift.models.logps_autograd import chunks
 from swift.models.media import TowerReader
 from swift.models.noise import EmbeddingNoise
@@ -343,7 +343,7 @@ class _Asked:
     def of(cls, batch: MicroBatch, places: torch.Tensor, needs: Collection[Need]) -> _Asked:
         candidates = batch.candidates
         if candidates is not None:
-            candidates = candidates.flatten(0, 1).index_select(0, places)
+            candidates = at_places(candidates, places)
         return cls(batch.targets.flatten().index_select(0, places), candidates, batch.temperature, needs)
 
     def of_matrix(self, head: Any, hidden: torch.Tensor, transform: LogitTransform) -> TokenViews:

@@ -71,7 +71,7 @@ class Job:
         """
         batch = replace(
             batch,
-            candidates=tuple(getattr(self.objective, "candidates", ())),
+            candidates=tuple(getattr(self.objective, "candidates", ())) or batch.candidates,
             media_reader=self._reader(training=training),
         )
         check_candidates(batch.rows, self.source.config.get_text_config().vocab_size, batch.candidates)

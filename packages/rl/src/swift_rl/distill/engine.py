@@ -36,7 +36,8 @@ class TeacherEngine:
             source = find_source(options.teacher_model, adapter=options.teacher_adapters, trust_remote_code=trusted)
             check_vocabularies(source, context.source, options.teacher_model)
             self.teachers_tokens = size_of(source)
-        shared = min(self.students_tokens, self.teachers_tokens)
+        self.shared = shared = min(self.students_tokens, self.teachers_tokens)
+        """Tokens that both have."""
         self.kept = min(top, shared)
         """Likeliest tokens that are compared."""
         self.asked = min(self.kept + self.teachers_tokens - shared, self.teachers_tokens) if self.kept else 0

@@ -72,12 +72,12 @@ class Gkd(BaseObjective[GkdOptions]):
         student = viewed(view.candidate_logps, Need.CANDIDATE_LOGPS)[learned]
         rest = viewed(view.candidate_rest, Need.CANDIDATE_LOGPS)[learned]
         theirs, ours = divergence.outcomes(teacher, student, rest)
-        apart = divergence.generalized_jsd(theirs, ours, self.options.beta)
-        loss = (apart * weights).sum()
+        found = divergence.divergences(theirs, ours, self.options.beta)
+        loss = (found.learned * weights).sum()
         told = {
-            "divergence": apart.detach(),
-            "kl": divergence.kl(theirs, ours.detach()),
-            "reverse_kl": divergence.kl(ours.detach(), theirs),
+            "divergence": found.learned.detach(),
+            "kl": found.kl,
+            "reverse_kl": found.reverse_kl,
             "teacher_mass": teacher.exp().sum(-1),
         }
         tokens = weights.sum()

@@ -27,24 +27,26 @@ if TYPE_CHECKING:
 class TeacherScore:
     """A teacher's candidates for every token of a text after the first."""
 
-    candidates: np.ndarray
-    """int32 [tokens, K]"""
+    candidates: np.ndarray | None
+    """int32 [tokens, K]; None where they are all tokens that both have, in their order: `Batch.candidates`."""
     logps: np.ndarray
     """float32 [tokens, K]"""
 
     def of(self, segment: Segment, *, is_taught: bool) -> Segment:
         """Return the segment that was scored, with its scores."""
-        nothing = np.zeros((1, self.candidates.shape[1]))
+        nothing = np.zeros((1, self.logps.shape[1]), np.float32)
         values = {
-            "teacher_logps": np.concatenate([nothing, self.logps]).astype(np.float32),
+            "teacher_logps": np.concatenate([nothing, self.logps]),
             "is_taught": np.full(len(segment), is_taught, dtype=np.float32),
         }
-        candidates = np.concatenate([nothing, self.candidates]).astype(np.int32)
+        candidates = self.candidates
+        if candidates is not None:
+            candidates = np.concatenate([nothing, candidates]).astype(np.int32)
         return replace(segment, candidates=candidates, token_values={**segment.token_values, **values})
 
 
 class LikeliestTokens(BaseObjective[Section]):
-    """No loss: of the candidates of every token the likeliest, and their log-probabilities."""
+    """No loss: of the candidates of every token the likeliest, and their log-probabilities; or those of all."""
 
     name = "likeliest_tokens"
     needs = frozenset({Need.CANDIDATE_LOGPS})
@@ -56,6 +58,8 @@ class LikeliestTokens(BaseObjective[Section]):
     def loss(self, view: ModelView, batch: MicroBatch) -> LossSums:
         """Return the values of tokens, and a loss of 0."""
         every = viewed(view.candidate_logps, Need.CANDIDATE_LOGPS)
+        if self._count == every.shape[-1]:
+            return LossSums(loss=every.sum() * 0.0, tokens={"logps": every})
         logps, ids = every.topk(self._count)
         return LossSums(loss=every.sum() * 0.0, tokens={"logps": logps, "ids": ids})
 
@@ -69,6 +73,8 @@ class Teacher:
         self._temperature = options.divergence_temperature
         self._engine = TeacherEngine(context, options, top=options.gkd_logits_topk or size_of(context.source))
         self._engine.check_server()
+        self._everything = tuple(range(self._engine.shared)) if self._engine.kept == self._engine.shared else ()
+        """The tokens that are compared, where these are all that both have."""
 
     def annotated(self, batch: Batch, *, is_taught: bool) -> Batch:
         """Return a batch with what the teacher says of its tokens; `is_taught` where the student wrote none of them."""
@@ -84,7 +90,7 @@ class Teacher:
 
         rows = [tuple(changed(sample) for sample in row) for row in batch.rows]
         spare = None if batch.spare_row is None else tuple(blank(sample) for sample in batch.spare_row)
-        return replace(batch, rows=rows, spare_row=spare, temperature=self._temperature)
+        return replace(batch, rows=rows, spare_row=spare, temperature=self._temperature, candidates=self._everything)
 
     def scored(self, texts: Sequence[Sequence[int]]) -> list[TeacherScore]:
         """Return what the teacher says of the texts of this process's slice, in order."""
@@ -96,10 +102,9 @@ class Teacher:
             rows = [segment for row in batch.rows for sample in row for segment in sample.segments]
             return self.scored([segment.input_ids.tolist() for segment in rows])
         engine = self._engine
-        known = range(min(engine.students_tokens, engine.teachers_tokens))
-        asked = replace(batch, candidates=tuple(known), temperature=self._temperature)
+        asked = replace(batch, candidates=tuple(range(engine.shared)), temperature=self._temperature)
         found = self._context.role(TEACHER).forward(asked, LikeliestTokens(engine.kept)).tokens or ()
-        return [TeacherScore(each["ids"][1:], each["logps"][1:]) for each in found]
+        return [TeacherScore(each["ids"][1:] if "ids" in each else None, each["logps"][1:]) for each in found]
 
     def answers(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
         """Return the teacher's own answers to prompts, the same on every process."""
@@ -122,23 +127,42 @@ class Teacher:
         assert score.top_ids is not None
         assert score.top_logprobs is not None
         ids, logps = score.top_ids, score.top_logprobs
+        if self._everything:
+            return TeacherScore(None, self._warmed(self._in_order(ids, logps)))
         if self._engine.asked > self._engine.kept:
             order = np.argsort(np.where(ids < self._engine.students_tokens, -logps, np.inf), axis=1, kind="stable")
             order = order[:, : self._engine.kept]
             ids, logps = np.take_along_axis(ids, order, 1), np.take_along_axis(logps, order, 1)
-        size = self._engine.students_tokens
+        self._check_known(ids, self._engine.students_tokens)
+        return TeacherScore(ids, self._warmed(logps))
+
+    def _in_order(self, ids: np.ndarray, logps: np.ndarray) -> np.ndarray:
+        """Return the log-probabilities of all tokens that both have, in the order of these."""
+        size = self._engine.teachers_tokens
+        self._check_known(ids[:1] if ids.strides[0] == 0 else ids, size)
+        if ids.strides[0] != 0 or not np.array_equal(ids[:1], np.arange(size)[None]):
+            ordered = np.full((len(ids), size), -np.inf, np.float32)
+            np.put_along_axis(ordered, ids, logps, axis=1)
+            logps = ordered
+        return logps[:, : self._engine.kept]
+
+    def _check_known(self, ids: np.ndarray, size: int) -> None:
+        """Refuse tokens of a teacher on a server that the student does not have."""
         if ids.size and (largest := int(ids.max())) >= size:
             raise ConfigError(
                 f"The teacher has a token {largest}, and the student's vocabulary is of {size} tokens.",
                 hint="Choose a teacher with the student's tokenizer. With --teacher_model FOLDER vocabularies are "
                 "compared before training begins.",
             )
+
+    def _warmed(self, logps: np.ndarray) -> np.ndarray:
+        """Return log-probabilities at the temperature of the divergence."""
         temperature = self._temperature
         if temperature != 1.0:
             warm = logps.astype(np.float64) / temperature
             logps = (warm - np.logaddexp.reduce(warm, axis=1, keepdims=True)).astype(np.float32)
-        return TeacherScore(ids, logps)
+        return logps
 
     def _nothing(self, segment: Segment) -> Segment:
-        shape = (len(segment) - 1, self._engine.kept)
-        return TeacherScore(np.zeros(shape), np.zeros(shape)).of(segment, is_taught=False)
+        blank = np.zeros((len(segment) - 1, self._engine.kept), np.float32)
+        return TeacherScore(None if self._everything else blank, blank).of(segment, is_taught=False)
