@@ -21,6 +21,7 @@ from picture_runs import (
     trained_on_pictures,
     trained_on_sounds,
 )
+from picture_vectors import trained_on_vectors
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model
 
@@ -87,6 +88,28 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path, monke
     one, (two, _) = trained_on_sounds(hears, folder, "torch sounds", ALL), succeeded(heard)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+
+
+@pytest.mark.full
+def test_two_processes_learn_vectors_of_pictures_as_one_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    folder = picture_folder(tmp_path)
+    model = picture_model(tmp_path / "model", "qwen2_5_vl")
+    cases: dict[str, dict[str, Any]] = {"zero3": {"train.micro_batch": 2}, "zero2": FLAT}
+    runs = [
+        partial(
+            trained_on_vectors, model, folder, f"ds {stage}",
+            {**settings, "backend.name": "deepspeed", "backend.config": stage},
+        )
+        for stage, settings in cases.items()
+    ]  # fmt: skip
+    for (stage, settings), answers in zip(cases.items(), on_processes(2, *runs), strict=True):
+        one = trained_on_vectors(model, folder, f"torch {stage}", settings)
+        two, _ = succeeded(answers)
+        assert two.losses == pytest.approx(one.losses, rel=1e-5), stage
+        assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4), stage
 
 
 @pytest.mark.full

@@ -19,6 +19,7 @@ from picture_runs import (
     trained_on_pictures,
     trained_on_sounds,
 )
+from picture_vectors import trained_on_vectors
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model
 
@@ -67,6 +68,25 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> No
     one, (two, _) = trained_on_sounds(hears, folder, "torch sounds", ALL), succeeded(heard)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+
+
+@pytest.mark.full
+def test_two_processes_learn_vectors_of_pictures_as_one_of_torch(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path)
+    models = {kind: picture_model(tmp_path / kind, kind) for kind in ("qwen2_5_vl", "qwen3_vl")}
+    cases: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+        "shards": ("qwen2_5_vl", {"train.micro_batch": 2}, {}),
+        "ulysses": ("qwen3_vl", FLAT, {"parallel.ulysses": 2}),
+    }
+    runs = [
+        partial(trained_on_vectors, models[kind], folder, f"fsdp {name}", {**settings, **sharded, **FSDP})
+        for name, (kind, settings, sharded) in cases.items()
+    ]
+    for (name, (kind, settings, _)), answers in zip(cases.items(), on_processes(2, *runs), strict=True):
+        one = trained_on_vectors(models[kind], folder, f"torch {name}", settings)
+        two, _ = succeeded(answers)
+        assert two.losses == pytest.approx(one.losses, rel=1e-5), name
+        assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4), name
 
 
 @pytest.mark.full

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import Dataset, Features, Image, Value
+from PIL import Image as Pillow
 from rich.console import Console
 from tiny_pictures import picture, picture_files, processor_of
 
@@ -20,6 +21,7 @@ from swift.data.conversation import Unusable
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import Encoding, encoding_of
 from swift.data.encodings.classification import ClassificationEncoding
+from swift.data.encodings.embedding import EmbeddingEncoding
 from swift.data.pipeline import PreparedData, media_tokens, prepare_data
 from swift.data.preview import preview
 from swift.data.samples import Encoded, Segment
@@ -41,13 +43,19 @@ def section_of(folder: Path, **settings: Any) -> DataSection:
     return DataSection(media_root=folder, cache=folder / "cache", **settings)
 
 
-def encoder_of(kind: str, section: DataSection, encoding: str = "chat") -> SampleEncoder:
+def encoder_of(kind: str, section: DataSection, encoding: str | Encoding = "chat") -> SampleEncoder:
     rules = MediaProcessor(processor_of(kind), section)
     return SampleEncoder(rules.processor.tokenizer, section, encoding_of(encoding), media_tokens(rules, section))
 
 
-def encode(row: Mapping[str, Any], folder: Path, kind: str = "qwen2_5_vl", **settings: Any) -> Encoded:
-    encoder = encoder_of(kind, section_of(folder, **settings))
+def encode(
+    row: Mapping[str, Any],
+    folder: Path,
+    kind: str = "qwen2_5_vl",
+    encoding: str | Encoding = "chat",
+    **settings: Any,
+) -> Encoded:
+    encoder = encoder_of(kind, section_of(folder, **settings), encoding)
     sample = encoder.encoding.understand(dict(row), "here", root=folder)
     (encoded,) = encoder.encode(sample, "here").samples
     return encoded
@@ -190,6 +198,53 @@ def test_a_broken_body_is_found_where_all_of_a_picture_is_looked_at(folder: Path
 def test_an_objective_of_text_refuses_rows_with_pictures(encoding: str | Encoding, folder: Path) -> None:
     with pytest.raises(Unusable, match="holds pictures"):
         encoding_of(encoding).understand({"text": "What?", "label": 0, "images": ["0.png"]}, "here", root=folder)
+
+
+def said(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+PARTS = [{"type": "image", "path": "2.png"}, {"type": "text", "text": "no"}]
+COMPARED: list[dict[str, Any]] = [
+    {"messages": said("<image>find"), "positive_messages": [said("plain"), said("<image>yes")],
+     "negative_messages": [said("<image>no")], "images": ["0.png"], "positive_images": [[], ["1.png"]],
+     "negative_images": [["2.png"]]},
+    {"messages": said("<image>find"), "positive_messages": [said("plain"), said("yes")],
+     "negative_messages": [said(PARTS)], "images": ["0.png"], "positive_images": '[[], ["1.png"]]'},
+    {"query": "<image>find", "pos": ["plain", "<image>yes"], "neg": "<image>no",
+     "images": ["0.png", "1.png", "2.png"]},
+]  # fmt: skip
+"""Three ways to write the same row."""
+
+
+def test_texts_that_are_compared_are_asked_with_the_pictures_of_each(folder: Path) -> None:
+    made = [encode(row, folder, encoding=EmbeddingEncoding()) for row in COMPARED]
+    processor = processor_of("qwen2_5_vl")
+    expected = [list(processor.tokenizer("plain")["input_ids"])]
+    for name, text in (("0", "find"), ("1", "yes"), ("2", "no")):
+        parts = [{"type": "image"}, {"type": "text", "text": text}]
+        prompt = processor.apply_chat_template(said(parts), tokenize=False, add_generation_prompt=True)
+        images = [Pillow.open(folder / f"{name}.png")]
+        expected.append(processor(text=[prompt], images=images, add_special_tokens=False)["input_ids"][0])
+    plain, query, right, wrong = expected
+    for sample in made:
+        assert [list(segment.input_ids) for segment in sample.segments] == [query, plain, right, wrong]
+        assert [len(segment.media) for segment in sample.segments] == [1, 0, 1, 1]
+        assert sample.values["positives"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"positive_images": [["1.png"]]}, "pictures do not match"),
+        ({"positive_images": [["1.png"], ["1.png", "2.png"]]}, "pictures do not match"),
+        ({"images": ["0.png", "1.png"]}, "pictures do not match"),
+        ({"negative_messages": [said("<image>yes")], "negative_images": [["1.png"]]}, "a positive is also a negative"),
+    ],
+)
+def test_texts_whose_pictures_do_not_match_say_why(changes: dict[str, Any], reason: str, folder: Path) -> None:
+    with pytest.raises(Unusable, match=reason):
+        encode({**COMPARED[0], **changes}, folder, encoding=EmbeddingEncoding())
 
 
 def test_a_model_of_text_refuses_rows_with_pictures(folder: Path) -> None:

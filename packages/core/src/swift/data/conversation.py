@@ -108,6 +108,15 @@ def raw_text(text: str) -> Conversation:
     return Conversation(({"role": "assistant", "content": text},), (1.0,), plain=True)
 
 
+def told(content: str | list[dict[str, Any]], system: str | None = None) -> Conversation:
+    """Return what somebody says, perhaps after a system message, and nobody answers."""
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": content})
+    if not all(is_unicode(text_of(message)) for message in messages):
+        raise _not_unicode("the text")
+    return Conversation(tuple(messages), (1.0,) * len(messages))
+
+
 def rounds(turns: Sequence[tuple[str, str]], system: str | None, *, plain: bool = False) -> Conversation:
     """Build a conversation from pairs of question and answer."""
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -213,7 +222,7 @@ def _read_message(written: object, index: int, tags: RoleTags, medium_of: Medium
     if role is None:
         raise Unusable("unknown role", f"message {index + 1} has the role {written!r}")
     content_key = next((key for key in tags.content_keys if key in fields), None)
-    content = _content(fields.pop(content_key) if content_key else "", index, medium_of)
+    content = read_content(fields.pop(content_key) if content_key else "", index, medium_of)
     weight = _weight(fields, role, index)
     message: Message = {"role": role, "content": content, **fields}
     if "tool_calls" in message:
@@ -227,8 +236,8 @@ def _read_message(written: object, index: int, tags: RoleTags, medium_of: Medium
     return message, weight
 
 
-def _content(content: object, index: int, medium_of: MediumOf | None) -> str | list[dict[str, Any]]:
-    """Return a string, or the parts of a message where some of them are pictures."""
+def read_content(content: object, index: int, medium_of: MediumOf | None) -> str | list[dict[str, Any]]:
+    """Return a string, or the parts of a message where some of them are pictures; `index` is its place in a row."""
     if isinstance(content, str):
         return content
     if isinstance(content, Sequence):

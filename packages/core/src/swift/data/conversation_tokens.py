@@ -61,6 +61,11 @@ class ConversationEncoder:
 
         Without a chat template, the conversation is one text, which the model continues.
         """
+        (segment,) = yield [self.prompt_text(conversation, place)]
+        return self.fit(segment)[0]
+
+    def prompt_text(self, conversation: Conversation, place: str) -> Text:
+        """Return what `prompt` tokenises."""
         conversation = self.with_pictures(conversation)
         if self.template is None:
             if len(conversation.messages) != 1:
@@ -68,9 +73,7 @@ class ConversationEncoder:
             text: Text = Whole(str(conversation.messages[0]["content"]))
         else:
             text = self.template.prompt(self.as_told(conversation), place)
-        text = self.with_media(text, conversation)
-        (segment,) = yield [text]
-        return self.fit(segment)[0]
+        return self.with_media(text, conversation)
 
     def fit(self, segment: Segment) -> list[Segment]:
         """Return the segment within data.max_length, as data.truncation says; raise `Unusable` for delete."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from swift.data.conversation import (
     checked,
     parse_json,
     raw_text,
+    read_content,
     read_messages,
     rounds,
 )
@@ -154,6 +155,49 @@ class RowReader:
         )
         return self._boxed(placed(conversation, self._media(pictures)))
 
+    def content(self, content: object) -> str | list[dict[str, Any]]:
+        """Return what a message says: a string, or parts where some of them are pictures."""
+        return read_content(content, 0, self._medium)
+
+    def with_media_in_turn(self, texts: Sequence[Conversation]) -> list[Conversation]:
+        """Return conversations that share the row's pictures, videos and sounds: each takes after the one before.
+
+        One that names its own takes none.
+        """
+        joined = [message for each in texts if not each.media for message in each.messages]
+        whole = self._boxed(placed(Conversation(tuple(joined), (1.0,) * len(joined)), self._media()))
+        messages = iter(whole.messages)
+        return [
+            placed(each, {}) if each.media else replace(each, messages=tuple(next(messages) for _ in each.messages))
+            for each in texts
+        ]
+
+    def media_of_texts(self, name: str, count: int) -> Callable[[Sequence[Conversation]], list[Conversation]] | None:
+        """Return what puts media into texts that have columns of their own, `positive_images` for `positive`.
+
+        Such a column has a list for each text, of which there are `count`. None where the row has no such column.
+        """
+        held: list[dict[str, list[Medium]]] = [{} for _ in range(count)]
+        found = False
+        for kind, names in pictures.COLUMNS.items():
+            value = self.take(tuple(f"{name}_{each}" for each in names))
+            if value is None:
+                continue
+            found = True
+            value = parse_json(value, f"the column of {NAMES[kind]}s") if _is_json_list(value) else value
+            if not isinstance(value, list | tuple) or not all(isinstance(each, list | tuple) for each in value):
+                value = [value]  # all of them are one text's
+            if len(value) != count:
+                raise Unusable(
+                    f"{NAMES[kind]}s do not match",
+                    f"{name}_{kind}s has {len(value)} lists, and there are {count} texts",
+                )
+            for text, listed in zip(held, value, strict=True):
+                text[kind] = pictures.read_media(listed, self._root, kind)
+        if not found:
+            return None
+        return lambda texts: [placed(each, media) for each, media in zip(texts, held, strict=True)]
+
     def _question_and_answer(self) -> Conversation:
         plain = "prompt" in self._row and "completion" in self._row
         question, answer = self.take(QUESTION), self.take(ANSWER)
@@ -267,6 +311,10 @@ class RowReader:
     def unknown(self, what: str) -> Unusable:
         """Return the error of a row without the columns that the encoding reads."""
         return Unusable(UNKNOWN_FORMAT, f"{what}; the columns are {', '.join(self._row) or 'none'}")
+
+
+def _is_json_list(value: object) -> bool:
+    return isinstance(value, str) and value.lstrip().startswith("[")
 
 
 def _collision(one: str, other: str, target: str, place: str) -> DataError:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from swift.data.batch import Batch, MicroBatch
+from swift.data.media import number_of
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,16 @@ class GlobalSegments:
     values: dict[str, torch.Tensor]
     """Per sample: `Encoded.values`."""
     texts: torch.Tensor
-    """int64 [segments]: a number made of the segment's tokens, the same for equal segments and for no others."""
+    """int64 [segments]: a number made of the segment's tokens and of the files of its pictures, the same for equal
+    segments and for no others."""
 
     @classmethod
     def of(cls, batch: MicroBatch) -> GlobalSegments:
         """Return the facts of a micro-batch's segments, where its tensors are."""
         inside = batch.segment_ids >= 0
         texts = _numbers(batch.input_ids[inside], batch.position_ids[inside], batch.segment_ids[inside], batch.segments)
+        if batch.media is not None and batch.media.numbers is not None:
+            texts = texts + batch.media.numbers[: batch.segments]  # a stand-in is the last, and no segment
         return cls(batch.sample_segments, batch.segment_sum((batch.weights > 0).float()) > 0, batch.values, texts)
 
     @classmethod
@@ -42,11 +46,12 @@ class GlobalSegments:
         ids = torch.tensor(np.concatenate([np.zeros(0, dtype=np.int64), *(each.input_ids for each in segments)]))
         number = torch.arange(len(segments)).repeat_interleave(lengths)
         places = torch.arange(len(ids)) - (lengths.cumsum(0) - lengths)[number]
+        held = torch.tensor([number_of(each.media) for each in segments], dtype=torch.int64)
         return cls(
             torch.tensor([len(sample.segments) for sample in samples], dtype=torch.int64),
             torch.tensor(counts, dtype=torch.bool),
             {name: torch.tensor([sample.values[name] for sample in samples], dtype=torch.float32) for name in names},
-            _numbers(ids, places, number, len(segments)),
+            _numbers(ids, places, number, len(segments)) + held,
         )
 
     @classmethod

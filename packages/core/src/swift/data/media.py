@@ -5,9 +5,11 @@ This module does not import torch: tensors appear in annotations only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import xxhash
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +81,8 @@ class Media:
     """int64 [3, rows, width] where the model has such positions (mRoPE); they restart at every segment."""
     counts: dict[str, int] = field(default_factory=dict)
     """Images, videos, audios and patches, for speed and reports."""
+    numbers: torch.Tensor | None = None
+    """int64, one for each segment: made of where its media are, the same for the same and 0 for none."""
 
     def to(self, device: torch.device | str) -> Media:
         """Return the same media on another device."""
@@ -87,7 +91,8 @@ class Media:
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Media:
         """Return media with `function` applied to every tensor."""
         inputs = {name: function(tensor) for name, tensor in self.inputs.items()}
-        return replace(self.map_positions(lambda tensor, _: function(tensor)), inputs=inputs)
+        numbers = None if self.numbers is None else function(self.numbers)
+        return replace(self.map_positions(lambda tensor, _: function(tensor)), inputs=inputs, numbers=numbers)
 
     def map_positions(self, function: Callable[[torch.Tensor, int], torch.Tensor]) -> Media:
         """Return media with `function(tensor, padding)` applied to what is laid out as [rows, width, ...]."""
@@ -95,3 +100,11 @@ class Media:
         if positions is not None:
             positions = function(positions.movedim(0, -1), 0).movedim(-1, 0)
         return replace(self, kinds=function(self.kinds, 0), positions=positions)
+
+
+def number_of(held: Sequence[MediaRef]) -> int:
+    """Return a 64-bit number of what a segment holds: the same for the same files in this order, and 0 for none."""
+    if not held:
+        return 0
+    told = "\0".join(f"{each.kind} {each.source} {each.size} {each.frames}" for each in held)
+    return xxhash.xxh64_intdigest(told.encode()) - 2**63

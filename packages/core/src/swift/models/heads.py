@@ -44,10 +44,10 @@ def class_of_task(config: Any, task: str) -> Any:
             hint="Type --model.task causal_lm, or take a model whose code comes with transformers.",
         )
     if task == EMBEDDING:
-        if kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING:
+        if kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING and kind not in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             raise ModelError(
-                f"{config.model_type} reads pictures or hears sounds, and embeddings are made of texts alone.",
-                hint="Take a model of text. Scores of pictures are learned by: swift rlhf --rlhf_type rm",
+                f"{config.model_type} hears sounds, and embeddings are made of texts and pictures.",
+                hint="Take a model of those. Scores of sounds are learned by: swift rlhf --rlhf_type rm",
             )
         return auto.MODEL_MAPPING[kind]
     own = _own_class(config)

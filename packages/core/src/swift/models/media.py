@@ -14,7 +14,7 @@ import torch
 
 from swift.config.media import KINDS, NAMES
 from swift.data.batch import collate
-from swift.data.media import Media, MediaRef
+from swift.data.media import Media, MediaRef, number_of
 from swift.data.samples import Encoded, Segment
 from swift.data.sounds import length_at
 from swift.errors import DataError
@@ -93,7 +93,8 @@ class TowerReader:
                 kinds[row, start + each.start : start + each.start + each.length] = KINDS[each.kind]
         kinds[~torch.isin(batch.input_ids, self._placeholders)] = 0
         counts = {**Counter(each.kind for held in references for each in held), "tokens": int((kinds > 0).sum())}
-        return Media(inputs, kinds, self._positions(batch, references, kinds, inputs), counts)
+        numbers = torch.tensor([number_of(held) for held in references])
+        return Media(inputs, kinds, self._positions(batch, references, kinds, inputs), counts, numbers)
 
     def close(self) -> None:
         """End the threads that decode ahead."""

@@ -323,10 +323,28 @@ class HfSource:
             config=self._config_json,
         )
 
-    def spellings(self, name: str) -> tuple[str, str, str]:
-        """Return the names a weight may have in files: unchanged, and without and with the prefix of the base model."""
+    def spellings(self, name: str) -> tuple[str, ...]:
+        """Return the names a weight may have in files: unchanged, and without and with the prefix of the base model.
+
+        The vectors of a model with a tower are made by a class of its own, whose names on disk may be others.
+        """
         prefix = f"{self._skeleton.base_model_prefix}."
-        return name, name.removeprefix(prefix), prefix + name
+        plain = (name, name.removeprefix(prefix), prefix + name)
+        return (*plain, *self._written_by_writer.get(name, ()))
+
+    @cached_property
+    def _written_by_writer(self) -> dict[str, tuple[str, ...]]:
+        """Names of weights on disk → what the class that also writes text calls the same, for vectors by a tower."""
+        if self.task != EMBEDDING or not has_tower(self.config):
+            return {}
+        with torch.device("meta"), self._making():
+            writer = auto_class(self.config).from_config(self.config)
+        theirs, inside = name_map_of_skeleton(writer), f"{writer.base_model_prefix}."
+        return {
+            own.name: (other.name,)
+            for parameter in self.name_map.parameters()
+            for own, other in zip(self.name_map.pieces(parameter), theirs.pieces(inside + parameter), strict=True)
+        }
 
     def _stored_name(self, name: str) -> str:
         for candidate in self.spellings(name):

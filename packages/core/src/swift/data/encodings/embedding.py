@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from swift.data.conversation import Unusable, parse_json, raw_text
+from swift.config.media import KINDS
+from swift.data.conversation import Conversation, Unusable, parse_json, raw_text, text_of, told
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.formats import NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
-from swift.data.texts import Steps, Whole
+from swift.data.texts import Rendered, Span, Steps, Text, Whole
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
@@ -30,14 +31,16 @@ whether they belong together."""
 class EmbeddingEncoding(Encoding):
     """One sample of a query, its positives and its negatives; with labels, one sample for each pair of texts.
 
-    Every text is tokenised as the tokenizer does it when it is called, with the special tokens that it adds: so does
-    sentence-transformers. Chat templates are not used.
+    A text is tokenised as the tokenizer does it when it is called, with the special tokens that it adds: so does
+    sentence-transformers. One with pictures is what the chat template makes of a user who says it, up to where the
+    answer begins: it alone says where pictures stand.
     """
 
     name = "embedding"
     segment_names = ("query", "document")
     segments_vary = True
     values = ("positives", "label")
+    media = frozenset(KINDS)
     columns = (
         "messages with positive_messages (and negative_messages); or texts in "
         f"{', '.join(QUERIES)}, with {', '.join(POSITIVES)}, and {', '.join(NEGATIVES)} or negative_1, ...; "
@@ -68,24 +71,24 @@ class EmbeddingEncoding(Encoding):
             raise row.unknown("no query with a text that belongs to it")
         if len(queries) != 1:
             raise Unusable("not one query", f"{len(queries)} texts stand where the query belongs")
-        negatives = negatives or []
         if not positives:
             raise Unusable("no positive", "no text belongs to the query")
-        if both := set(positives) & set(negatives):
-            raise Unusable("a positive is also a negative", f"the same text is given as both: {min(both)}")
+        (query,), positives, negatives = _with_media(row, queries, positives, negatives or [])
+        if both := [each for each in positives if each in negatives]:
+            first = min(text_of(each.messages[-1]) for each in both)
+            raise Unusable("a positive is also a negative", f"the same text is given as both: {first}")
         values = {"positives": float(len(positives)), **self._label(row, negatives)}
         documents = (*positives, *negatives[: self.most_negatives])
         return Sample(
-            raw_text(self.query_prompt + queries[0]),
-            others=tuple(raw_text(self.document_prompt + text) for text in documents),
+            _prompted(self.query_prompt, query),
+            others=tuple(_prompted(self.document_prompt, each) for each in documents),
             values=values,
         )
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return the texts as one sample, or as one for each labelled pair."""
         sample = row.sample
-        texts = [each.messages[0]["content"] for each in (sample.conversation, *sample.others)]
-        found = yield [Whole(text) for text in texts]
+        found = yield [_written(each, row.place, encoder) for each in (sample.conversation, *sample.others)]
         query, *documents = (_fitted(segment, encoder) for segment in found)
         if self.labels == "none":
             return EncodedRow((_compared((query, *documents), sample.values),))
@@ -96,7 +99,7 @@ class EmbeddingEncoding(Encoding):
         ]
         return EncodedRow(tuple(pairs))
 
-    def _label(self, row: RowReader, negatives: list[str]) -> dict[str, float]:
+    def _label(self, row: RowReader, negatives: list[Conversation]) -> dict[str, float]:
         """Return the label of the row, if it has one and the loss reads it."""
         column = next((name for name in LABELS if row.has(name)), None)
         label = None if column is None else row.number(column)
@@ -118,49 +121,87 @@ class EmbeddingEncoding(Encoding):
         return {"label": label}
 
 
-def _texts(row: RowReader, what: str, columns: tuple[str, ...]) -> list[str] | None:
+def _texts(row: RowReader, what: str, columns: tuple[str, ...]) -> list[Conversation] | None:
     """Return all texts of a kind, of one column and of the numbered ones; None where there is no such column."""
     named = row.take(columns)
     numbered = [row.value(name) for name in row.numbered(what)]
     if named is None and not numbered:
         return None
-    texts = [text for value in (named, *numbered) if value is not None for text in _listed(value, what)]
-    if not all(text.strip() for text in texts):
-        raise Unusable("empty text", f"a {what} has no text")
-    return texts
+    return [text for value in (named, *numbered) if value is not None for text in _listed(value, what, row)]
 
 
-def _listed(value: object, what: str) -> list[str]:
+def _listed(value: object, what: str, row: RowReader) -> list[Conversation]:
     """Return the texts that a value holds: one, a list of them, the messages of one, or a list of such."""
     if isinstance(value, str) and value.lstrip().startswith(("[{", "[[")):
         value = parse_json(value, f"the {what}")
     if isinstance(value, str):
-        return [value]
+        return [told(value)]
     if isinstance(value, Mapping):
-        return [_spoken([value], what)]
+        return [_spoken([value], what, row)]
     if not isinstance(value, list | tuple):
         raise Unusable("not a text", f"a {what} is a {type(value).__name__}, not a text")
     if value and isinstance(value[0], Mapping):
-        return [_spoken(value, what)]
-    return [text for each in value for text in _listed(each, what)]
+        return [_spoken(value, what, row)]
+    return [text for each in value for text in _listed(each, what, row)]
 
 
-def _spoken(messages: Sequence[object], what: str) -> str:
-    """Return the text of one message, after a system message if there is one, as ms-swift joins them."""
-    spoken = [_role_and_text(message, what) for message in messages]
-    system = [text for role, text in spoken if role == "system"]
-    texts = [text for role, text in spoken if role != "system" and text]
-    if len(texts) != 1 or len(system) > 1:
-        raise Unusable("not one message", f"a {what} has {len(texts)} messages with text, not one")
-    return " ".join((*system, *texts))
+def _spoken(messages: Sequence[object], what: str, row: RowReader) -> Conversation:
+    """Return what one message says, after a system message if there is one."""
+    spoken = [_role_and_content(message, what, row) for message in messages]
+    system = [content for role, content in spoken if role == "system"]
+    contents = [content for role, content in spoken if role != "system" and content]
+    if len(contents) != 1 or len(system) > 1:
+        raise Unusable("not one message", f"a {what} has {len(contents)} messages with text, not one")
+    if any(not isinstance(each, str) for each in system):
+        raise Unusable("malformed message", f"the system message of a {what} is more than a text")
+    return told(contents[0], next(map(str, system), None))
 
 
-def _role_and_text(message: object, what: str) -> tuple[object, str]:
+def _role_and_content(message: object, what: str, row: RowReader) -> tuple[object, str | list[dict[str, Any]]]:
     fields = message if isinstance(message, Mapping) else {}
-    text = fields.get("content", fields.get("value"))
-    if not isinstance(text, str):
+    content = fields.get("content", fields.get("value"))
+    if not isinstance(content, str | list | tuple):
         raise Unusable("malformed message", f"a message of a {what} has no text in 'content'")
-    return fields.get("role", fields.get("from")), text
+    return fields.get("role", fields.get("from")), row.content(content)
+
+
+def _with_media(row: RowReader, *sides: list[Conversation]) -> tuple[list[Conversation], ...]:
+    """Return the query, its positives and its negatives with the row's pictures, videos and sounds in them.
+
+    Positives have columns of their own (`positive_images`), and so have negatives, with a list for each text. Those
+    without take from the columns of the query, one text after the other.
+    """
+    query, positives, negatives = sides
+    own = [row.media_of_texts("positive", len(positives)), row.media_of_texts("negative", len(negatives))]
+    shared = [*query, *(each for side, media in zip(sides[1:], own, strict=True) if media is None for each in side)]
+    placed = iter(row.with_media_in_turn(shared))
+    made = [[next(placed) for _ in query]]
+    for side, media in zip(sides[1:], own, strict=True):
+        made.append(list(media(side)) if media is not None else [next(placed) for _ in side])
+    for what, side in zip(("query", "positive", "negative"), made, strict=True):
+        if any(not each.media and not text_of(each.messages[-1]).strip() for each in side):
+            raise Unusable("empty text", f"a {what} has no text")
+    return tuple(made)
+
+
+def _prompted(prompt: str, text: Conversation) -> Conversation:
+    """Return a text after the prompt: by itself, its system message before it as ms-swift joins them, or as it is told.
+
+    Only what holds pictures stays a conversation.
+    """
+    *before, message = text.messages
+    if not text.media:
+        return raw_text(prompt + " ".join(text_of(each) for each in text.messages))
+    content = [{"type": "text", "text": prompt}] * bool(prompt) + message["content"]
+    return replace(text, messages=(*before, {**message, "content": content}))
+
+
+def _written(text: Conversation, place: str, encoder: ConversationEncoder) -> Text:
+    """Return what is tokenised of a text; all of it counts."""
+    if not text.media:
+        return Whole(text_of(text.messages[0]))
+    asked = encoder.prompt_text(text, place)
+    return replace(asked, spans=(Span(0, len(asked.text), 1.0),)) if isinstance(asked, Rendered) else asked
 
 
 def _fitted(segment: Segment, encoder: ConversationEncoder) -> Segment:
