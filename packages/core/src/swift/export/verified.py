@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from swift.checkpoint.checksums import write_json
+from swift.config.media import NAMES
 from swift.config.tasks import CAUSAL_LM, returns, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError, SwiftError
@@ -175,6 +176,7 @@ def _say_verified(report: Mapping[str, Any], say: Say) -> None:
     agreed = [f"{report['weights']['compared']} weights equal", f"{what} within {largest:.1e}"]
     if "greedy" in report:
         agreed.append(f"{report['greedy']['tokens_equal']} greedy tokens equal")
+    agreed += [f"asked alike about a fixed {NAMES[kind]}" for kind in report["media"] or ()]
     if report["rendering"] is not None:
         agreed.append("conversations rendered alike")
     say(f"Verified by {' and '.join(who)}: {', '.join(agreed)}")

@@ -234,8 +234,12 @@ class MediaProcessor:
         offsets = self._call(contents, return_text_replacement_offsets=True)["text_replacement_offsets"]
         return [str(each["replacement"]) for each in offsets[0]]
 
-    def _call(self, contents: Sequence[tuple[str, Any]], **options: Any) -> Any:
-        text = ["".join(self.placeholders[kind] for kind, _ in contents)]
+    def prompt(self, contents: Sequence[tuple[str, Any]], said: str) -> dict[str, torch.Tensor]:
+        """Return all that the processor makes of media and a text after them: tokens, and inputs of the towers."""
+        return dict(self._call(contents, said))
+
+    def _call(self, contents: Sequence[tuple[str, Any]], said: str = "", **options: Any) -> Any:
+        text = ["".join(self.placeholders[kind] for kind, _ in contents) + said]
         given: dict[str, list[Any]] = {}
         for kind, content in contents:
             given.setdefault(_ARGUMENTS[kind], []).append(content)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, task_of
 from swift.contracts import ModelSource, WeightStream
 from swift.errors import ExportError
+from swift.export.verify.seeing import Perceived, perceived
 from swift.models.load_adapter import peft_config
 from swift.models.names import name_map
 from swift.models.pooling import pooled, pooling_weights
@@ -56,6 +57,8 @@ class Reference:
     """None where the training state is asked through something that can only say log-probabilities."""
     vectors: list[list[float]] | None = None
     """The scores of each prompt, or its vector, of a model that is not trained to go on with text."""
+    perceived: Perceived | None = None
+    """What it says about something drawn or heard; never written to a file."""
 
     @classmethod
     def ask(cls, state: LogProbabilities, prompts: list[Prompt]) -> Reference:
@@ -181,5 +184,5 @@ class PlainState:
     def reference(self, prompts: list[Prompt]) -> Reference:
         """Return the outputs of the training state."""
         if task_of(self._source) == CAUSAL_LM:
-            return Reference.of(self._model, prompts)
+            return replace(Reference.of(self._model, prompts), perceived=perceived(self._model, self._source))
         return Reference(prompts, [], vectors=module_vectors(self._model, prompts, self._source))

@@ -21,6 +21,7 @@ from swift.export.destination import VERIFICATION as VERIFICATION
 from swift.export.verify.compare import Account, account_of_module, compare, tolerance_of
 from swift.export.verify.reference import Reference, module_vectors
 from swift.export.verify.rendering import compare_rendering
+from swift.export.verify.seeing import compare_perceived
 from swift.export.writer import WEIGHTS, WEIGHTS_INDEX
 from swift.models.classes import auto_class
 from swift.models.heads import class_of_task, loads_in_transformers
@@ -80,15 +81,19 @@ def verify_export(
         account = account_of_module(model, reference.prompts, greedy=reference.greedy is not None)
     else:
         account = Account("transformers", [], [], vectors=module_vectors(model, reference.prompts, source))
+    tolerance, whole, media = tolerance_of(dtype), not is_adapter(folder), None
+    if reference.perceived is not None:
+        media = compare_perceived(reference.perceived, model, folder, source, largest=tolerance.largest, whole=whole)
     del model
     report = {
         "verified": True,
         "weights": {"compared": len(expected), "dtype": dtype, "equal": "bit for bit"},
-        **compare(reference, account, tolerance_of(dtype), cause=_CONFIGURATION),
+        **compare(reference, account, tolerance, cause=_CONFIGURATION),
+        "media": media,
         "rendering": None,
         "versions": installed_versions(),
     }
-    if not is_adapter(folder):
+    if whole:
         report["rendering"] = compare_rendering(source.tokenizer, folder, trust_remote_code=trusted(source))
     write_json(folder / VERIFICATION, report)
     return report

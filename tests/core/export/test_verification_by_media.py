@@ -1,0 +1,55 @@
+"""Exports of models that see or hear are asked about something fixed, as training's processor prepares it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_export_run import export
+from tiny_pictures import picture_model
+
+from swift.errors import ExportError
+
+
+def edited(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """What changes a JSON file of an export after it was written."""
+
+    def damage(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        change(content)
+        (folder / name).write_text(json.dumps(content))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("kind", "medium", "tokens"),
+    [
+        ("llava", "image", 27),  # a question of 11 bytes after 4×4 patches of 56×56
+        pytest.param("qwen2_5_vl", "image", 23, marks=pytest.mark.full),  # 4×3 of 28×28, within 112×112
+        pytest.param("qwen2_audio", "audio", 36, marks=pytest.mark.full),  # 25 a second
+    ],
+)
+def test_an_export_is_asked_about_something_fixed(tmp_path: Path, kind: str, medium: str, tokens: int) -> None:
+    folder = export(picture_model(tmp_path / "base", kind), "hf")
+    report = json.loads((folder / "verification.json").read_text())["media"]
+    assert report.keys() == {medium}
+    assert report[medium]["tokens"] == tokens - 1
+    assert report[medium]["inputs_equal"]
+    assert report[medium]["largest_difference"] < 1e-5
+
+
+def test_another_processor_or_tower_fails_the_export(tmp_path: Path) -> None:
+    base = picture_model(tmp_path / "base", "llava")
+    darker = edited("processor_config.json", lambda each: each["image_processor"].update(image_mean=[0.9, 0.9, 0.9]))
+    with pytest.raises(ExportError, match=r"prepares a fixed picture otherwise .* pixel_values differs"):
+        export(base, "hf", darker)
+    tower = edited("config.json", lambda each: each["vision_config"].update(hidden_act="relu"))
+    with pytest.raises(ExportError, match="question about a fixed picture are up to"):
+        export(base, "hf", tower)
+    with pytest.raises(ExportError, match="no processor that takes the pictures of training"):
+        export(base, "hf", lambda folder: (folder / "processor_config.json").unlink())
+    assert not (tmp_path / "base-export-hf").exists()
