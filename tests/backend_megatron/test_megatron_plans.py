@@ -11,6 +11,7 @@ import torch
 from against_torch import LORA, MOE
 from processes import on_processes, succeeded
 from safetensors.torch import load_file
+from tiny_pictures import picture_model
 from tiny_runs import conversations, run_training
 
 from swift.config.parse import config_from_mapping
@@ -75,6 +76,7 @@ def test_plans_are_refused_with_the_reason_and_what_to_type(model: Path, tmp_pat
         "3 experts are not divisible by ep 2": (moe, {"parallel.ep": 2}),
         "A width of 255 (intermediate_size) cannot be divided evenly over parallel.tp 2": (uneven, {"parallel.tp": 2}),
         "mcore-bridge does not know the architecture gpt2": (gpt, {}),
+        "swift does not run the tower of qwen3_5 in Megatron": (picture_model(tmp_path / "sees", "qwen3_5"), {}),
     }
     jobs += list(more.values())
     said += list(more)

@@ -249,13 +249,18 @@ def _architecture(model_type: str) -> Any:
             register.model_type_mapping = None
     known = get_mcore_model_type(model_type)
     found = get_model_meta(known) if known else None
-    if found is None or (found.is_multimodal and model_type not in KINDS):
+    hint = "Type --backend fsdp (or deepspeed), which train whatever transformers can load."
+    if found is not None and found.is_multimodal and model_type not in KINDS:
+        raise UnsupportedPlan(
+            f"swift does not run the tower of {model_type} in Megatron: it runs those of {', '.join(KINDS)}.", hint=hint
+        )
+    if found is None:
         text = {each for other in MODEL_MAPPING.values() if not other.is_multimodal for each in other.model_types}
         names = sorted({*text, *KINDS})
         raise UnsupportedPlan(
             f"mcore-bridge does not know the architecture {model_type}.{did_you_mean(model_type, names)} "
             f"It knows: {', '.join(names)}.",
-            hint="Type --backend fsdp (or deepspeed), which train whatever transformers can load.",
+            hint=hint,
         )
     return found
 
