@@ -19,6 +19,7 @@ PARTS = {
     "ui_kills": "a dashboard that is killed a hundred times while a run goes on, and what the run saves",
     "tokenising": "rows a second from chats to tokens and masks, against row by row and datasets.map, and memory",
     "pictures": "rows a second with pictures to tokens, by headers against decoding",
+    "picture_training": "training on pictures against a loop by hand: speed, memory, packing, stand-ins, resuming",
     "orders": "memory and time of the order of epochs of ten million samples, computed and as a list",
     "fsdp": "speed and memory of FSDP against FSDP2 by hand and the Trainer's, and long sequences",
     "deepspeed": "speed and memory of DeepSpeed against deepspeed.initialize by hand and the Trainer's",

@@ -2,7 +2,7 @@
 
     python tools/picture_architectures.py
 
-It makes a tiny model of each with random weights and compares, in a few seconds. A test compares the page with what it
+It makes a tiny model of each with random weights and compares, in about a minute. A test compares the page with what it
 finds.
 """
 
@@ -26,11 +26,26 @@ tiny models with random weights, in float32 on a CPU. No released weights were t
 - **Padded, padding-free, packed**: *equal* means that log-probabilities of samples with none, one and two pictures of
   several sizes are those of the model asked for each sample alone, within 1e-5. *refused* means that the run stops
   before it trains, and says so: the model cannot keep samples apart that lie end to end.
+- **Trained**: backends on which tests train a tiny model of it, and compare losses and gradient norms with plain
+  transformers (torch) or with one process of torch (the others). `tests/.../test_*pictures*.py` hold them.
+- **Asked**: *equal* where tests compare answers and log-probabilities with those of plain transformers.
 
-| `model_type` | rows | padded | padding-free | packed |
-|---|---|---|---|---|
+| `model_type` | rows | padded | padding-free | packed | trained | asked |
+|---|---|---|---|---|---|---|
 """
+TRAINED = {
+    "torch": "core/train/test_pictures_training.py",
+    "FSDP2": "backend_fsdp/test_fsdp_pictures.py",
+    "DeepSpeed": "backend_deepspeed/test_deepspeed_pictures.py",
+    "Megatron": "backend_megatron/test_megatron_pictures.py",
+}
+"""Backends, and the tests that name the architectures that they train."""
+ASKED = "core/infer/test_asking_with_pictures.py"
 TAIL = """
+Of models that hear, `qwen2_audio` is trained and asked in tests: padded, padding-free and packed on torch, and on FSDP2
+and ZeRO 3. Videos are shown to models as their pictures, so that what holds for pictures holds for them. vLLM is asked
+about pictures with a LLaVA (`tests/export_vllm/test_serve_pictures.py`).
+
 Processors of Mistral3 and Pixtral need torchvision, and that of SmolVLM torchvision and num2words; neither is an extra
 of swift, and they were not compared. Without torchvision, other processors are made without their part for videos.
 
@@ -46,8 +61,19 @@ def page() -> str:
     for kind in tiny.ARCHITECTURES:
         found = tiny.proven(kind)
         rows = "equal" if tiny.rows_are_read(kind) else "differ"
-        lines.append(f"| `{kind}` | {rows} | {found.padded} | {found.padding_free} | {found.packed} |\n")
+        layouts = f"{found.padded} | {found.padding_free} | {found.packed}"
+        asked = "equal" if _named(kind, ASKED) else ""
+        lines.append(f"| `{kind}` | {rows} | {layouts} | {trained_on(kind)} | {asked} |\n")
     return HEAD + "".join(lines) + TAIL
+
+
+def trained_on(kind: str) -> str:
+    """Return the backends whose tests train an architecture on pictures."""
+    return ", ".join(name for name, file in TRAINED.items() if _named(kind, file))
+
+
+def _named(kind: str, file: str) -> bool:
+    return f'"{kind}"' in (ROOT / "tests" / file).read_text(encoding="utf-8")
 
 
 def main() -> None:

@@ -268,6 +268,20 @@ def _glm4v() -> Parts:
     return config, transformers.Glm4vForConditionalGeneration, processor
 
 
+def _aya_vision() -> Parts:
+    special = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<image>", "<|IMG_LINE_BREAK|>", "TILE", "TILE_GLOBAL")
+    tokenizer = tokenizer_with((*special, "<|IMG_PATCH|>"), {})
+    config = transformers.AyaVisionConfig(
+        text_config={"model_type": "cohere2", **TEXT, "sliding_window": 64}, vision_config=SIGLIP, downsample_factor=2,
+        vision_feature_layer=-1, image_token_index=tokenizer.convert_tokens_to_ids("<|IMG_PATCH|>"),
+    )  # fmt: skip
+    images = transformers.GotOcr2ImageProcessorPil(size=_SIDE, crop_to_patches=True, max_patches=4)
+    processor = transformers.AyaVisionProcessor(
+        images, tokenizer, patch_size=14, img_size=56, downsample_factor=2, chat_template=chat_template("<image>")
+    )
+    return config, transformers.AyaVisionForConditionalGeneration, processor
+
+
 ARCHITECTURES: dict[str, Callable[[], Parts]] = {
     "llava": lambda: _qwen("llava"),
     "llava_next": _llava_next,
@@ -280,4 +294,5 @@ ARCHITECTURES: dict[str, Callable[[], Parts]] = {
     "internvl": _internvl,
     "idefics3": _idefics3,
     "gemma3": _gemma3,
+    "aya_vision": _aya_vision,
 }
