@@ -97,7 +97,7 @@ def _in_turns(name: str, model: Path, steps: int, arguments: tuple[str, ...]) ->
 def _pictures_over(turns: list[Turn]) -> float:
     """Return swift's pictures per CPU second over the other loop's."""
     counted = [{who: {**each, "tokens": each["pictures"]} for who, each in turn.items()} for turn in turns]
-    return median(ratios(counted, "cpu"))
+    return float(median(ratios(counted, "cpu")))
 
 
 def _speed(turns: list[Turn], who: str = "swift", of: str = "tokens") -> float:

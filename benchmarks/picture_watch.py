@@ -87,7 +87,7 @@ class DecodedWatch:
             self._read += 1
             return plain(pictures, reference)
 
-        MediaProcessor.open = counted  # type: ignore[method-assign]
+        MediaProcessor.open = counted  # type: ignore[method-assign, assignment]
         return (yield)
 
     @hookimpl(wrapper=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
 import pytest
 import tiny_architectures
 import torch
 import transformers
+from picture_architectures import trained_on
 from tiny_architectures import ARCHITECTURES, proven, rows_are_read
 from transformers.utils import is_torchvision_available
 
@@ -27,7 +27,6 @@ LISTED = {
 def test_the_list_holds_what_is_compared() -> None:
     assert list(LISTED) == list(ARCHITECTURES)
     assert {"equal", "refused"} >= {cell for cells in LISTED.values() for cell in cells[:4]}
-    trained_on = runpy.run_path(str(PAGE.parents[2] / "tools" / "picture_architectures.py"))["trained_on"]
     assert {kind: cells[4] for kind, cells in LISTED.items()} == {kind: trained_on(kind) for kind in LISTED}
 
 

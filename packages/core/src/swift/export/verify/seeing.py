@@ -6,7 +6,7 @@ picture to look at.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def _inputs(processor: Any) -> dict[str, dict[str, torch.Tensor]]:
     if processor is None:
         return {}
     rules = MediaProcessor(processor, DataSection())
-    contents = {"image": _picture, "audio": lambda: _sound(rules.rate)}
+    contents: dict[str, Callable[[], Any]] = {"image": _picture, "audio": lambda: _sound(rules.rate)}
     return {
         kind: rules.prompt([(kind, contents[kind]())], _ASKED)
         for kind in KINDS
