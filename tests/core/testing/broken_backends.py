@@ -290,6 +290,35 @@ class ForgetsAWeightInTheOptimizer(TorchBackend):
         return state
 
 
+@caught_by("changes", PART)
+class MovesWhatIsFrozenABit(TorchBackend):
+    """So little that no loss shows it."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        result = step(run, state, batch, objective)
+        with torch.no_grad():
+            for parameter in state.model.parameters():
+                if not parameter.requires_grad:
+                    parameter.mul_(1 + 2e-7)
+        return result
+
+
+@caught_by("changes", "weights in turn")
+class LeavesLaterTurnsOutOfTheOptimizer(TorchBackend):
+    """Weights whose turn comes later get gradients and no updates: the optimizer is that of the first turn."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        from swift.backends.torch import shard
+
+        real, shard._optimizer = shard._optimizer, lambda *_: state.optimizer
+        try:
+            return step(run, state, batch, objective)
+        finally:
+            shard._optimizer = real
+
+
 @caught_by("trajectory")
 class DoublesGradients(TorchBackend):
     """Twice the gradient: clipping hides it from the loss, the gradient norm tells."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import Capabilities, Need, Reads
+from swift.contracts import Capabilities, Need, Reads, Trains
 from swift.testing import third_party
 from swift.testing.layouts import Layout
 from swift.testing.subjects import Row, conversations, marked_steps, pairs
@@ -85,6 +85,8 @@ class Case:
     """Whether it trains on the kit's own objective, over values of tokens: see `swift.testing.token_trial`."""
     reads: Reads | None = None
     """What the optimizer of this case reads, which a backend must have declared to serve."""
+    notes_changes: bool = False
+    """Whether the weights are looked at after each step, for those that it has changed."""
     weighed: bool = False
     """Whether memory is looked at while weights are streamed, which takes time."""
     objectives: tuple[type[Any], ...] = ()
@@ -137,7 +139,8 @@ CASES = (
     Case("clipped hard, tied", {"optim.max_grad_norm": 0.05, "optim.schedule": "linear"}, tied=True),
     Case("packed", _PACKED, global_batch=4),
     Case("checkpointed", {"train.gradient_checkpointing": True}, feature="train.gradient_checkpointing"),
-    Case("a part of the weights", {"tuner.freeze": ("*embed_tokens*", "*.self_attn.*")}),
+    Case("a part of the weights", {"tuner.freeze": ("*embed_tokens*", "*.self_attn.*")}, notes_changes=True),
+    Case("weights in turn", {"tuner.kind": third_party.TUNER}, tuner=Trains.TURNS, notes_changes=True),
     Case("lora", _LORA, tuner="lora"),
     Case(
         third_party.CASE,

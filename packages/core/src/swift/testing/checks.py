@@ -134,6 +134,17 @@ class Checks:
             off = float(abs(weights[name] - tensor.numpy()).max())
             assert off <= MOVED * moved, f"{where}: {name} is off by {off:.2g} where weights moved by up to {moved:.2g}"
 
+    def changes(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
+        """Check that each step changes the weights that it is to change on every process, and no others."""
+        expected = self.trials.expected(case).changed
+        for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):
+            assert list(outcome.changed) == list(expected), f"{case.name} under {layout}: steps {list(outcome.changed)}"
+            for step, names in outcome.changed.items():
+                missing, extra = set(expected[step]) - set(names), set(names) - set(expected[step])
+                where = f"{case.name} under {layout}, process {rank}: step {step}"
+                assert not missing, f"{where} has not changed {_some(sorted(missing))}"
+                assert not extra, f"{where} has changed {_some(sorted(extra))}"
+
     def one_tensor_at_a_time(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> None:
         """While weights are streamed, no process holds more than two of the largest tensors next to its own state."""
         for rank, outcome in enumerate(succeeded(self.trials.whole(case, layout, together=together))):

@@ -102,6 +102,9 @@ class BackendConformance:
     def test_weights(self, checks: Checks, layout: Layout, case: Case) -> None:
         checks.weights(case, layout, together=self._together(checks, layout))
 
+    def test_which_weights_change(self, checks: Checks, layout: Layout, changing: Case) -> None:
+        checks.changes(changing, layout, together=self._together(checks, layout))
+
     def test_one_tensor_at_a_time(self, checks: Checks, layout: Layout) -> None:
         checks.one_tensor_at_a_time(BY_NAME["clipped"], layout, together=self._together(checks, layout))
 
@@ -132,7 +135,7 @@ class BackendConformance:
         """Which layouts and cases each test is made for."""
         values = {
             name
-            for name in ("layout", "case", "resumed", "reads", "about_tokens", "dropout")
+            for name in ("layout", "case", "resumed", "reads", "about_tokens", "dropout", "changing")
             if name in metafunc.fixturenames
         }
         if values == {"layout"}:
@@ -141,6 +144,10 @@ class BackendConformance:
             metafunc.parametrize(("layout", "case"), self._claimed(self.cases))
         elif values == {"layout", "about_tokens"}:
             metafunc.parametrize(("layout", "about_tokens"), self._claimed(case for case in self.cases if case.tokens))
+        elif values == {"layout", "changing"}:
+            metafunc.parametrize(
+                ("layout", "changing"), self._claimed(case for case in self.cases if case.notes_changes)
+            )
         elif values == {"layout", "dropout"}:
             metafunc.parametrize(("layout", "dropout"), self._claimed([DROPOUT]))
         elif values == {"layout", "resumed"}:
@@ -197,7 +204,12 @@ class BackendConformance:
 
     def _together(self, checks: Checks, layout: Layout) -> list[Case]:
         parameters = [each for each in checks.selected if each["layout"] is layout]
-        cases = [each[name] for each in parameters for name in ("case", "about_tokens", "dropout") if name in each]
+        cases = [
+            each[name]
+            for each in parameters
+            for name in ("case", "about_tokens", "dropout", "changing")
+            if name in each
+        ]
         return list({case.name: case for case in cases}.values())
 
 

@@ -70,6 +70,10 @@ class Recipe:
     """0 does not clip."""
     freeze: Sequence[str] = ()
     """Patterns of names of weights that are not trained."""
+    in_turn: Callable[[Sequence[str], int], Sequence[str]] | None = None
+    """`in_turn(names, step)`: those that are trained at a step, counted from 0, of weights that take turns."""
+    notes_changes: bool = False
+    """Whether to say which weights each step has changed."""
     adapter: dict[str, Any] | None = None
     """Arguments of PEFT's LoraConfig."""
     adapter_start: Callable[[str, tuple[int, ...]], torch.Tensor] | None = None
@@ -97,6 +101,8 @@ class Expected:
     """At the end, as transformers or PEFT itself writes them to disk."""
     metrics: dict[str, list[float]] = field(default_factory=dict)
     """By name, the value after each step of what is logged besides."""
+    changed: dict[int, list[str]] = field(default_factory=dict)
+    """Step, counted from 1 → the names on disk of weights that it has changed."""
 
 
 def tokens_of(tokenizer: Any, question: str, answer: str) -> Tokens:
@@ -155,39 +161,63 @@ def run_reference(recipe: Recipe) -> Expected:
     model.eval()  # nothing that is compared has dropout
     _freeze(model, recipe.freeze)
     expected = Expected(start=_written(model))
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [each for each in trained if each.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
-    if recipe.momentum is not None:
-        optimizer = _Momentum(groups, lr=recipe.lr, momentum=recipe.momentum)
-    schedule = get_scheduler(recipe.schedule, optimizer, recipe.warmup, recipe.steps)
+    ever = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained, due = list(ever.values()), sorted(ever)
+    optimizer = _optimizer(recipe, trained)
+    clock = torch.optim.SGD([torch.zeros(1)], lr=recipe.lr)
+    schedule = get_scheduler(recipe.schedule, clock, recipe.warmup, recipe.steps)
+    weights = expected.start
     if recipe.objective == "tokens":
-        with torch.no_grad():
-            for index in {*recipe.batches[0], *recipe.held_out}:
-                expected.tokens[index] = _of_tokens(model, index, *recipe.samples[index])[1]
+        expected.tokens = _tokens_at_the_start(recipe, model)
 
     for step, batch in enumerate(recipe.batches, start=1):
+        if recipe.in_turn is not None and (turn := sorted(recipe.in_turn(sorted(ever), step - 1))) != due:
+            due, trained = turn, [ever[name] for name in turn]
+            optimizer = _optimizer(recipe, trained)
         loss = _loss(recipe, model, past, batch)
-        optimizer.zero_grad()
+        model.zero_grad()
         torch.autograd.backward(loss)
         norm = math.sqrt(sum(float(each.grad.double().square().sum()) for each in trained if each.grad is not None))
         expected.losses.append(loss.item())
         expected.grad_norms.append(norm)
         expected.rates.append(schedule.get_last_lr()[0])
         if recipe.clip and norm > recipe.clip:
-            for each in trained:
-                if each.grad is not None:
-                    each.grad.mul_(recipe.clip / norm)
+            _scale(trained, recipe.clip / norm)
+        for group in optimizer.param_groups:
+            group["lr"] = expected.rates[-1]
         optimizer.step()
+        clock.step()
         schedule.step()
+        if recipe.notes_changes:
+            before, weights = weights, _written(model)
+            expected.changed[step] = sorted(name for name in weights if not weights[name].equal(before[name]))
         if recipe.evaluated_every and (step % recipe.evaluated_every == 0 or step == recipe.steps):
             with torch.no_grad():
                 expected.evaluations[step] = _loss(recipe, model, past, recipe.held_out).item()
     expected.weights = _written(model)
     return expected
+
+
+def _scale(trained: Sequence[torch.nn.Parameter], factor: float) -> None:
+    for each in trained:
+        if each.grad is not None:
+            each.grad.mul_(factor)
+
+
+@torch.no_grad()
+def _tokens_at_the_start(recipe: Recipe, model: Any) -> dict[int, dict[str, list[float]]]:
+    samples = {*recipe.batches[0], *recipe.held_out}
+    return {index: _of_tokens(model, index, *recipe.samples[index])[1] for index in samples}
+
+
+def _optimizer(recipe: Recipe, trained: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [each for each in trained if each.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    if recipe.momentum is not None:
+        return _Momentum(groups, lr=recipe.lr, momentum=recipe.momentum)
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
 
 
 def _freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:

@@ -74,6 +74,7 @@ def _write(file: Path, expected: Expected) -> None:
         "evaluations": list(expected.evaluations.items()),
         "tokens": list(expected.tokens.items()),
         "metrics": expected.metrics,
+        "changed": list(expected.changed.items()),
     }
     tensors = {f"start/{name}": tensor for name, tensor in expected.start.items()}
     tensors |= {f"weights/{name}": tensor for name, tensor in expected.weights.items()}
@@ -89,5 +90,5 @@ def _read(file: Path) -> Expected:
         for key in opened.keys():  # noqa: SIM118 - it is no mapping
             part, _, name = key.partition("/")
             tensors[part][name] = opened.get_tensor(key)
-    plain |= {name: dict(plain[name]) for name in ("evaluations", "tokens")}
+    plain |= {name: dict(plain[name]) for name in ("evaluations", "tokens", "changed")}
     return Expected(**plain, start=tensors["start"], weights=tensors["weights"])

@@ -1,7 +1,7 @@
-"""An optimizer that no package brings, found through an entry point as a third party's is.
+"""An optimizer and a tuner that no package brings, found through entry points as a third party's are.
 
-It is momentum, with a slot of its own. Smooth on purpose: where an update takes signs, rounding alone moves weights by
-whole steps.
+The optimizer is momentum, with a slot of its own. Smooth on purpose: where an update takes signs, rounding alone moves
+weights by whole steps. The tuner trains every second weight for some steps, then the others.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from swift.config.limits import BelowOne
 from swift.config.options import Section
-from swift.contracts import Reads, Slot
+from swift.contracts import Reads, Slot, Trains, TunerContext
 
 if TYPE_CHECKING:
     import torch
 
+TUNER = "kit-turns"
+TURN = 3
+"""Steps that a turn takes."""
 NAME = "kit-momentum"
 CASE = "third party's optimizer"
 MOMENTUM = 0.8
@@ -53,13 +56,50 @@ class Momentum:
         return TorchMomentum(groups, options.momentum)
 
 
+class TurnsOptions(Section):
+    """Options of the tuner: there are none."""
+
+
+class EverySecond:
+    """Trains every second weight, and those between them in the next turn."""
+
+    options_model = TurnsOptions
+    adapter = False
+    learning_rate = 1e-3
+
+    def needs(self, options: TurnsOptions) -> frozenset[str]:
+        """Return that weights take turns."""
+        return frozenset({Trains.TURNS})
+
+    def attach(self, model: torch.nn.Module, options: TurnsOptions, context: TunerContext) -> torch.nn.Module:
+        """Return the model, all of which is trained some time."""
+        return model.requires_grad_(True)
+
+    def trained(self, names: Sequence[str], step: int, options: TurnsOptions, seed: int) -> Sequence[str]:
+        """Return the weights that have their turn at a step, counted from 0."""
+        return in_turn(names, step)
+
+    def initial(self, name: str, shape: Sequence[int], options: TurnsOptions, seed: int) -> None:
+        """Return nothing: no adapter begins."""
+
+    def lr_scale(self, name: str, options: TurnsOptions) -> float:
+        """Return 1: all weights learn at one rate."""
+        return 1.0
+
+
+def in_turn(names: Sequence[str], step: int) -> Sequence[str]:
+    """Return the names that have their turn at a step, counted from 0, in alphabetical order."""
+    return sorted(names)[step // TURN % 2 :: 2]
+
+
 @cache
 def install() -> None:
-    """Make the optimizer known to this process and to those that are forked from it."""
+    """Make both known to this process and to those that are forked from it."""
     folder = TemporaryDirectory(prefix="swift-kit-")
     _KEPT.append(folder)
     info = Path(folder.name) / "swift_kit_optimizer-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: swift-kit-optimizer\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[swift.optimizers]\n{NAME} = {__name__}:Momentum\n")
+    points = f"[swift.optimizers]\n{NAME} = {__name__}:Momentum\n[swift.tuners]\n{TUNER} = {__name__}:EverySecond\n"
+    (info / "entry_points.txt").write_text(points)
     sys.path.append(folder.name)

@@ -61,6 +61,8 @@ class Outcome:
     evaluations: dict[int, float] = field(default_factory=dict)
     streamed: Streamed | None = None
     checkpoint: Path | None = None
+    changed: dict[int, list[str]] = field(default_factory=dict)
+    """By step, the names on disk of the weights that it has changed, in a case that asks for them."""
     token_results: TokenResults | None = None
     """Before the first step, in a case about values of tokens."""
     left_behind: list[str] = field(default_factory=list)
@@ -96,7 +98,7 @@ class Trial:
         saves = {"checkpoint.save_steps": SAVED_AT} if self.case.name in RESUMED else {}
         with self.opened(saves) as job:
             results = job.results() if isinstance(job, TokenJob) else None
-            outcome = _watched(job)
+            outcome = _watched(job, notes_changes=self.case.notes_changes)
             outcome.token_results = results
             outcome.streamed = _stream(job, weighed=self.case.weighed)
         return outcome
@@ -117,7 +119,7 @@ class Trial:
         """Run with one sample whose loss is not a number in one step; return the error, and how far weights moved."""
         with self.opened() as job, closing(Loop(job).steps()) as records:
             deque(islice(records, step - 1), maxlen=0)
-            before = {name: tensor.clone() for name, tensor in job.hooks.iter_weights(job.run, job.state)}
+            before = _weights(job)
             job.objective = _Poisoned(job.objective, sample)
             try:
                 next(records)
@@ -159,16 +161,28 @@ def _silence() -> Iterator[None]:
         yield
 
 
-def _watched(job: Job, *, pause_at: int | None = None, steps: int | None = None) -> Outcome:
+def _watched(
+    job: Job, *, pause_at: int | None = None, steps: int | None = None, notes_changes: bool = False
+) -> Outcome:
     """Train to the end, or for so many steps, and keep what observers see on one process only."""
     outcome, loop = Outcome(), Loop(job, pause_at=pause_at)
+    weights = _weights(job) if notes_changes else {}
     with closing(loop.steps()) as records:
         for record in islice(records, steps):
             outcome.results[record.step] = record.result
             if record.evaluation is not None:
                 outcome.evaluations[record.step] = record.evaluation["loss"]
+            if notes_changes:
+                before, weights = weights, _weights(job)
+                outcome.changed[record.step] = sorted(
+                    name for name, value in weights.items() if not value.equal(before[name])
+                )
     outcome.checkpoint = loop.saver.last
     return outcome
+
+
+def _weights(job: Job) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in job.hooks.iter_weights(job.run, job.state)}
 
 
 class _Poisoned:

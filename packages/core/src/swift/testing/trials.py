@@ -190,7 +190,9 @@ def _recipe(case: Case, model: Path) -> Recipe:
         weight_decay=optim.weight_decay,
         momentum=third_party.MOMENTUM if optim.name == third_party.NAME else None,
         clip=optim.max_grad_norm,
-        freeze=config.tuner.options(FullOptions).freeze,
+        freeze=config.tuner.options(FullOptions).freeze if config.tuner.kind == "full" else (),
+        in_turn=third_party.in_turn if config.tuner.kind == third_party.TUNER else None,
+        notes_changes=case.notes_changes,
         adapter=adapter,
         adapter_start=lambda name, shape: initial_adapter(name, shape, config.tuner, seed=config.train.seed),
     )
