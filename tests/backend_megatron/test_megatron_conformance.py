@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
-from kit_cases import ALL_CASES, GKD, GRPO, SHARED_CRITIC, chosen
+from kit_cases import ALL_CASES, GKD, GRPO, OTHER_OPTIMIZER, SHARED_CRITIC, chosen
 
 from swift.plugins.load import load_backend
 from swift.testing import BackendConformance, Layout
@@ -44,7 +44,9 @@ class TestMegatron(BackendConformance):
             {"tp": 2, "sequence_parallel": True},
             cases=chosen("checkpointed", "clipped hard, tied", "packed", "lora"),
         ),
-        Layout(2, {"dp_shard": 2}, cases=chosen("accumulated", "lora", "reward", "bfloat16", "float16")),
+        Layout(
+            2, {"dp_shard": 2}, cases=chosen("accumulated", OTHER_OPTIMIZER, "lora", "reward", "bfloat16", "float16")
+        ),
         Layout(2, {"dp_shard": 2}, OVERLAP, "overlapped", cases=chosen("packed")),
         Layout(2, {"dp_replicate": 2}, PLAIN, cases=chosen("bfloat16")),
         Layout(
@@ -81,7 +83,11 @@ class TestMegatronStages(BackendConformance):
     preload = ("megatron_imported",)
     deviations: ClassVar = {"test_every_claim_is_tried": "the other layouts have the rest"}
     layouts = (
-        Layout(2, {"pp": 2}, cases=chosen("clipped hard, tied", "accumulated", "dpo, lora", "bfloat16")),
+        Layout(
+            2,
+            {"pp": 2},
+            cases=chosen("clipped hard, tied", "accumulated", "a part of the weights", "dpo, lora", "bfloat16"),
+        ),
         Layout(4, {"pp": 4}, cases=chosen("dpo, lora")),
         Layout(
             2,
@@ -102,7 +108,11 @@ class TestMegatronExperts(BackendConformance):
     preload = ("megatron_imported",)
     deviations: ClassVar = {"test_every_claim_is_tried": "the dense model's layouts have the others; see below"}
     layouts = (
-        Layout(2, {"ep": 2}, cases=chosen("packed", "dpo, lora", "reward", "negatives", "bfloat16", GRPO)),
+        Layout(
+            2,
+            {"ep": 2},
+            cases=chosen("packed", "a part of the weights", "dpo, lora", "reward", "negatives", "bfloat16", GRPO),
+        ),
         Layout(4, {"ep": 2, "pp": 2}, cases=chosen("dpo, lora")),
         Layout(2, {"ep": 2}, {"backend.dispatcher": "allgather"}, "allgather", cases=chosen()),
         Layout(2, {"tp": 2}, cases=chosen("dpo, lora")),

@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "biases next to adapters": ({**LORA, "tuner.bias": "all"}, "does not have tuner.bias"),
     "padding without capacity": ({"backend.moe_pad_to_capacity": True}, "none is given"),
     "fp8 without a gpu": ({"backend.fp8": "hybrid"}, "this machine has no GPU"),
-    "adafactor": ({"optim.name": "adafactor"}, "Megatron's optimizers are Adam's"),
+    "adafactor": ({"optim.name": "adafactor"}, "does not have whole rows of weights"),
     "modules to save": ({**LORA, "tuner.modules_to_save": ["lm_head"]}, "makes copies of modules"),
     "dora": ({**LORA, "tuner.dora": True}, "does not have"),
     "flash attention": ({"model.attention": "flash_attention_2"}, "needs an NVIDIA GPU"),

@@ -14,6 +14,7 @@ from swift_rl import testing as online
 
 ALL_CASES = (*CASES, *online.CASES)
 """With those of online learning."""
+OTHER_OPTIMIZER = "third party's optimizer"
 GRPO, PPO, SHARED_CRITIC, GKD = (case.name for case in online.CASES)
 WHOLE_KIT = bool(os.environ.get("SWIFT_WHOLE_KIT"))
 

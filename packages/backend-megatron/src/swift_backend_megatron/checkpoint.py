@@ -10,7 +10,6 @@ import torch
 from swift.checkpoint import Boxes
 from swift.toolkit import model_name, optim_name
 from swift_backend_megatron import megatron_runtime
-from swift_backend_megatron.masters import MOMENTS
 
 if TYPE_CHECKING:
     from swift.contracts import CheckpointReader, CheckpointWriter
@@ -29,11 +28,12 @@ def save(state: MegatronState, writer: CheckpointWriter) -> None:
                 [(offset, view + box.shift if box.shift else view) for box, offset, view in held],
                 dtype=torch.float32,
             )
-            for slot in MOMENTS:
+            for slot in state.masters.moments:
                 moments = [(o, view) for box, o, view in views_of(state, mapped, slot) if not box.replica]
                 if moments:
                     tensors[optim_name(name, slot)] = Boxes(mapped.shape, moments, dtype=torch.float32)
-                    tensors[optim_name(name, "step")] = torch.tensor(float(state.masters.steps))
+                    if state.masters.counts:
+                        tensors[optim_name(name, "step")] = torch.tensor(float(state.masters.steps))
         writer.tensors(tensors)
         writer.facts({"scaler": _scaler(state)})
 
@@ -42,18 +42,19 @@ def load(state: MegatronState, reader: CheckpointReader) -> None:
     """Fill the fp32 weights and the moments in box, and make working copies of them."""
     with megatron_runtime.active(), torch.no_grad():
         stored = set(reader.names())
-        counted = sorted(name for name in stored if name.startswith("optim.") and name.endswith(".step"))
-        if counted:
+        ends = tuple(f".{slot}" for slot in state.masters.moments)
+        if any(name.startswith("optim.") and name.endswith(ends) for name in stored):
             state.masters.make_moments()
         loaded = _Loaded()
         for name, mapped in _saved(state):
             loaded.add(model_name(name), mapped, views_of(state, mapped))
-            for slot in MOMENTS:
+            for slot in state.masters.moments:
                 if optim_name(name, slot) in stored:
                     loaded.add(optim_name(name, slot), mapped, views_of(state, mapped, slot), shifted=False)
         reader.tensors(loaded.tensors)
         loaded.finish()
-        if counted:
+        counted = sorted(name for name in stored if name.startswith("optim.") and name.endswith(".step"))
+        if counted and state.masters.counts:
             # Adam counts for all weights at once here; those that began together have counted alike.
             state.masters.steps = int(reader.read(counted[0]))
         state.masters.publish()

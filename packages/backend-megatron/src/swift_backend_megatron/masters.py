@@ -1,4 +1,4 @@
-"""Master weights of Megatron's optimizers: the fp32 weights and Adam's moments, wherever they are stored.
+"""Master weights of Megatron's optimizers: the fp32 weights and the optimizer's moments, wherever they are stored.
 
 Without the distributed optimizer every process has them for whole parameters; with it, for a flat range of each. In
 fp32 they are the parameters themselves, below that copies of them.
@@ -6,16 +6,18 @@ fp32 they are the parameters themselves, below that copies of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
+    from swift.contracts import Slot
     from swift_backend_megatron.tensor_map import ShardBox
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's, as Megatron's own checkpoint formats name them."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,12 @@ class MasterShard:
 class MasterWeights:
     """The fp32 weights and moments of this process, by parameter."""
 
-    def __init__(self, optimizer: Any, wrapped: list[Any]) -> None:
+    def __init__(self, optimizer: Any, wrapped: list[Any], slots: Mapping[str, Slot]) -> None:
         self._wrapped = wrapped
+        self.moments = tuple(name for name, slot in slots.items() if slot.shape == "like")
+        """What the optimizer keeps for each element."""
+        self.counts = "step" in slots
+        """Whether it counts its updates: Megatron's Adam does, by groups."""
         self._shards: dict[int, MasterShard] = {}
         self.optimizers = [
             each for each in optimizer.chained_optimizers if not getattr(each, "is_stub_optimizer", False)
@@ -75,8 +81,9 @@ class MasterWeights:
             for group in adam.param_groups:
                 for key in group["params"]:
                     slots = adam.state[key]
-                    for slot in MOMENTS:
-                        slots.setdefault(slot, torch.zeros_like(key, dtype=torch.float32))
+                    for slot in self.moments:
+                        if slots.get(slot) is None:
+                            slots[slot] = torch.zeros_like(key, dtype=torch.float32)
 
     @property
     def steps(self) -> int:

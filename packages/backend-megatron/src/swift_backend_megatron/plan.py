@@ -8,6 +8,7 @@ from swift.config.own_options import LoraOptions
 from swift.contracts import ProcessLayout
 from swift.errors import UnsupportedPlan
 from swift.models.sizes import check_widths, experts_of
+from swift.optim.selected import slots_of
 from swift_backend_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
@@ -101,10 +102,11 @@ def check_plan(run: Run) -> None:
             hint="Type --backend.moe_capacity 1.25",
         )
     _check_precision(config, options)
-    if config.optim.name != "adamw":
+    other = [slot.name for slot in slots_of(config.optim).values() if slot.shape != "like"]
+    if other and config.optim.name != "adamw":
         raise UnsupportedPlan(
-            f"Megatron's optimizers are Adam's, and optim.name is {config.optim.name}.",
-            hint="Type --optim.name adamw.",
+            f"Megatron keeps flat ranges of what is like the weights; {config.optim.name} keeps {other[0]}.",
+            hint="Type --optim.name adamw, or --backend fsdp.",
         )
     if config.tuner.options(LoraOptions).modules_to_save:
         raise UnsupportedPlan(

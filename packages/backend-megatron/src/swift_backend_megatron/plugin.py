@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import EVERY_VIEW, HOOK_API, Capabilities, Trains
+from swift.contracts import EVERY_VIEW, HOOK_API, Capabilities, Reads, Trains
 from swift.hookspecs import hookimpl
 from swift_backend_megatron.config import MegatronConfig
 
@@ -48,7 +48,7 @@ class MegatronBackend:
         precisions=frozenset({"float32", "bfloat16", "float16"}),
         tuners=frozenset({Trains.FULL, Trains.LORA, Trains.START}),
         quantisers=frozenset(),
-        # `optimizers` is left open: of core's own it takes AdamW (`plan.py` refuses the others), of a plugin's none.
+        optimizers=frozenset({Reads.ELEMENTS}),
         provides=EVERY_VIEW,
         async_checkpoint=True,
         modalities=frozenset({"text", "image"}),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift.config.own_options import AdamOptions, LoraOptions
-from swift.toolkit import initial_adapter
+from swift.toolkit import build_optimizer, initial_adapter, slots_of
 from swift_backend_megatron import megatron_runtime
 from swift_backend_megatron.masters import MasterWeights
 from swift_backend_megatron.plan import options_of, shards_optimizer, sizes_of
@@ -65,7 +65,7 @@ def shard(run: Run, built: MegatronModel) -> MegatronState:
             built=built,
             wrapped=wrapped,
             optimizer=optimizer,
-            masters=MasterWeights(optimizer, wrapped),
+            masters=MasterWeights(optimizer, wrapped, slots_of(run.config.optim)),
             slicer=SequenceSlicer(
                 cp=sizes.cp,
                 rank=parallel_state.get_context_parallel_rank(),
@@ -137,8 +137,28 @@ def _optimizer(run: Run, built: MegatronModel, wrapped: list[Any]) -> Any:
         # Megatron's own scheduler, which is not used, would do this.
         group["weight_decay"] = optim.weight_decay * group["wd_mult"]
         group.setdefault("lr_scale", 1.0)
+    if optim.name != "adamw":
+        _replace(run, optimizer)
     built.config.grad_scale_func = optimizer.scale_loss
     return optimizer
+
+
+def _replace(run: Run, optimizer: Any) -> None:
+    """Let another optimizer update the fp32 weights, which Megatron has laid out for its Adam."""
+    for each in optimizer.chained_optimizers:
+        if getattr(each, "is_stub_optimizer", False):
+            continue
+        laid_out = each.optimizer.param_groups
+        # Ranges of weights are views, over which torch makes no optimizer: it is made over the same memory, and then
+        # given the tensors that Megatron gives gradients to.
+        leaves = [
+            {**group, "params": [torch.nn.Parameter(weight.detach()) for weight in group["params"]]}
+            for group in laid_out
+        ]
+        made = build_optimizer(leaves, run.config.optim, run.config.learning_rate, run.topology.device)
+        for group, known in zip(made.param_groups, laid_out, strict=True):
+            group["params"] = known["params"]
+        each.optimizer = made
 
 
 def _has_rate(rates: dict[int, float], factor: float) -> Callable[[torch.nn.Parameter, str], bool]:
