@@ -1,4 +1,4 @@
-"""Every tuner with every optimizer on 84M parameters: memory, processor time and loss; and what Muon by owners costs.
+"""Every tuner with every optimizer on 84M parameters: memory, processor time and loss.
 
 Each pair is a run of its own in a forked process, on one thread. Time is that of the processor, which other programs
 do not take away. A pair that swift refuses is kept with its reason. Pairs are kept as they are measured, so that a
@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.facts import Figure, MemoryWatch
+from benchmarks.facts import Figure, MemoryWatch, machine
 from benchmarks.inputs import CHATS, LARGE, MODEL, WORK, ensure
-from benchmarks.owners import measure_owners
 
 KEPT = WORK / "optimizers"
 TUNERS = ("full", "lora", "dora", "miss", "oft", "boft", "hira", "loha", "lokr", "gralora", "vera", "ia3")
@@ -27,6 +26,8 @@ OPTIMIZERS = (
     *("adamw", "adamw_8bit", "adamw_4bit", "adafactor", "adam_mini", "galore", "q_galore", "apollo", "apollo_mini"),
     *("muon", "schedule_free", "lion", "sgd"),
 )
+SLOW = ("hira", "loha", "lokr", "boft")
+"""Tuners that compute a factor or a summand for each weight, in each step."""
 ROWS, STEPS, QUICK_STEPS = 4, 5, 3
 RATES: Mapping[str, float] = {"lion": 1e-5, "sgd": 0.1, "adafactor": 1e-2, "galore": 4e-4, "q_galore": 4e-4}
 """Of full training, where it is not that of AdamW; adapters learn at ten times as much."""
@@ -43,10 +44,10 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
     _import_everything()
     cells: dict[str, dict[str, Cell]] = {tuner: {} for tuner in TUNERS}
-    # What tells most comes first: all weights by each optimizer, then each tuner by AdamW.
+    # What tells most comes first: all weights by each optimizer, then each tuner by AdamW; what takes longest is last.
     pairs = sorted(
         ((tuner, name) for tuner in TUNERS for name in OPTIMIZERS),
-        key=lambda pair: (pair[0] != "full", pair[1] != "adamw"),
+        key=lambda pair: (pair[0] != "full", SLOW.index(pair[0]) if pair[0] in SLOW else -1, pair[1] != "adamw"),
     )
     until = time.monotonic() + 60 * float(os.environ.get("SWIFT_BENCHMARK_MINUTES", "inf"))
     for tuner, name in pairs:
@@ -55,36 +56,22 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
             continue
         cells[tuner][name] = _cell(folder, model, tuner, name, steps)
         print(f"  {tuner} {name}: {cells[tuner][name]}", flush=True)
-    owners = measure_owners(LARGE, rounds=4 if quick else 12)
     details = {
         "model": model.name,
         "steps": steps,
         "rows_of_a_step": ROWS,
         "learning_rates": {"adamw": ADAMW, **RATES, "adapters": f"{OF_ADAPTERS} times as much"},
         "pairs": cells,
-        "owners": owners,
-        "notes": [*_tables(cells, steps), NOTE_OF_OWNERS],
+        "notes": [*_tables(cells, steps), *_processors(cells)],
     }
-    return _figures(cells, owners), details
+    return _figures(cells), details
 
 
-NOTE_OF_OWNERS = (
-    "Two processes hold half of the rows of each matrix. An update of Muon without its own arithmetic, the "
-    "Newton-Schulz iteration, is timed beside one of AdamW for the same halves, over lists of tensors as Muon is "
-    "written, and by the fused kernel. What processes send in an update is counted in `all_to_all`."
-)
-
-
-def _figures(cells: Mapping[str, Mapping[str, Cell]], owners: Mapping[str, Any]) -> list[Figure]:
+def _figures(cells: Mapping[str, Mapping[str, Cell]]) -> list[Figure]:
     full = cells["full"]
     state = {name: each["peak_mib"] / full["adamw"]["peak_mib"] for name, each in full.items() if "peak_mib" in each}
     time_of = {name: each["cpu_s"] / full["adamw"]["cpu_s"] for name, each in full.items() if "cpu_s" in each}
     return [
-        Figure("muon by owners without its arithmetic, over an update of AdamW", owners["beyond"], at_most=1.25),
-        Figure("muon by owners without its arithmetic, over one of AdamW's fused kernel", owners["beyond_fused"]),
-        Figure(
-            "muon by owners: elements that are sent for each weight of a matrix", owners["sent_per_weight"], unit=""
-        ),
         *(Figure(f"full, {name}: peak memory over AdamW's", value) for name, value in state.items() if name != "adamw"),
         *(
             Figure(f"full, {name}: time of a step over AdamW's", value)
@@ -116,6 +103,18 @@ def _tables(cells: Mapping[str, Mapping[str, Cell]], steps: int) -> list[str]:
     ]  # fmt: skip
 
 
+def _processors(cells: Mapping[str, Mapping[str, Cell]]) -> list[str]:
+    """Return which rows were measured on which processor, where a command went on upon another machine."""
+    rows: dict[str, list[str]] = {}
+    for tuner, row in cells.items():
+        for processor in sorted({each["processor"] for each in row.values() if {"cpu_s", "processor"} <= each.keys()}):
+            rows.setdefault(processor, []).append(tuner)
+    if len(rows) < 2:
+        return []
+    said = "; ".join(f"{', '.join(tuners)} on {processor}" for processor, tuners in rows.items())
+    return [f"Times can be compared within a row, since the rows were measured on two machines: {said}."]
+
+
 def _shown(cell: Cell, key: str) -> str:
     if key not in cell:
         return "…" if "left" in cell else "–"
@@ -136,7 +135,7 @@ def _cell(folder: Path, model: Path, tuner: str, name: str, steps: int) -> Cell:
         child.join()
         if "failed" in found:
             raise SystemExit(f"{tuner} with {name}: {found['failed']}")
-        kept.write_text(json.dumps(found) + "\n")
+        kept.write_text(json.dumps({**found, "processor": machine()["processor"]}) + "\n")
     cell: Cell = json.loads(kept.read_text())
     return cell
 

@@ -1,7 +1,8 @@
 """What it costs to bring matrices to their owners: an update of Muon on two processes beside one of AdamW.
 
 Muon's own arithmetic, the Newton-Schulz iteration, is left out: what it gives back is what it is given. All else is as
-it is, momentum, traffic and the update of weights. Time is that of the processors of both processes.
+it is, momentum, traffic and the update of weights. Its traffic is also timed by itself: the messages of an update, sent
+once more and received by bare torch. Time is that of the processors of both processes, the kernel's included.
 """
 
 from __future__ import annotations
@@ -11,18 +12,42 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from benchmarks.facts import Figure
+from benchmarks.inputs import LARGE, ensure
 
 PROCESSES = 2
 VARIANTS = {"adamw": False, "adamw, fused": True}
 """torch's AdamW over lists of tensors, as Muon is written, and by its fused kernel."""
 
 
-def measure_owners(model: Path, rounds: int) -> dict[str, Any]:
-    """Return the processor's seconds of an update by both, the median over rounds in which they take turns."""
-    from functools import partial
+NOTE = (
+    "Two processes hold half of the rows of each matrix. An update of Muon without its own arithmetic, the "
+    "Newton-Schulz iteration, is timed beside one of AdamW for the same halves, over lists of tensors as Muon is "
+    "written, and by the fused kernel. Its messages are timed once more by themselves: between two processes of one "
+    "machine they go through the kernel, whose time is counted, while an update of AdamW sends nothing."
+)
 
+
+def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    """Figures, and what they were made of."""
+    ensure()
+    found = _measured(LARGE, rounds=4 if quick else 24)
+    figures = [
+        Figure("muon by owners without its arithmetic, over an update of AdamW", found["beyond"], at_most=1.25),
+        Figure("of it traffic between the processes, by bare torch", found["traffic"]),
+        Figure("and all else: momentum, updates, putting matrices together", found["beyond_traffic"]),
+        Figure("muon by owners without its arithmetic, over one of AdamW's fused kernel", found["beyond_fused"]),
+        Figure("elements that are sent for each weight of a matrix", found["sent_per_weight"], unit=""),
+    ]
+    return figures, {"model": LARGE.name, **found, "notes": [NOTE]}
+
+
+def _measured(model: Path, rounds: int) -> dict[str, Any]:
+    """Return the processor's seconds of an update by both, the median over rounds in which they take turns."""
     from swift.testing.crew import run_jobs, succeeded
 
     (answers,) = run_jobs(PROCESSES, [partial(_take_turns, model, rounds)])
@@ -36,6 +61,8 @@ def measure_owners(model: Path, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "beyond": seconds["muon"] / seconds["adamw"],
         "beyond_fused": seconds["muon"] / seconds["adamw, fused"],
+        "traffic": seconds["traffic"] / seconds["adamw"],
+        "beyond_traffic": (seconds["muon"] - seconds["traffic"]) / seconds["adamw"],
         "sent_per_weight": sum(each["sent"] for each in found) / found[0]["elements"],
     }
 
@@ -65,8 +92,13 @@ def _take_turns(model: Path, rounds: int) -> dict[str, Any]:
     by_owners = muon.OrthogonalMomentum([{"params": weights, "placements": placements, **common}], MuonOptions())
     muon.orthogonal = lambda whole, *_: whole
     adamw = {name: torch.optim.AdamW(weights, **common, fused=fused) for name, fused in VARIANTS.items()}
-    sent = _counted(by_owners.step)
-    turns: dict[str, Callable[[], Any]] = {"muon": by_owners.step, **{name: each.step for name, each in adamw.items()}}
+    messages = _messages_of(by_owners.step)
+    sent = sum(each.tensor.numel() for some in messages for each in some if each.op is dist.isend)
+    turns: dict[str, Callable[[], Any]] = {
+        "muon": by_owners.step,
+        "traffic": partial(_send, messages),
+        **{name: each.step for name, each in adamw.items()},
+    }
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for at in range(rounds + 1):
         for name, turn in turns.items():
@@ -82,23 +114,31 @@ def _take_turns(model: Path, rounds: int) -> dict[str, Any]:
     return {"seconds": seconds, "sent": sent, "elements": elements}
 
 
-def _counted(step: Callable[[], Any]) -> int:
-    """Return how many elements this process sends to others in a step."""
+def _messages_of(step: Callable[[], Any]) -> list[list[Any]]:
+    """Return what this process sends and receives in a step, batch by batch."""
     import torch.distributed as dist
 
-    real, sent = dist.batch_isend_irecv, 0
+    real, found = dist.batch_isend_irecv, list[list[Any]]()
 
-    def counting(operations: Any) -> Any:
-        nonlocal sent
-        sent += sum(each.tensor.numel() for each in operations if each.op is dist.isend)
+    def noting(operations: list[Any]) -> Any:
+        found.append(operations)
         return real(operations)
 
-    dist.batch_isend_irecv = counting
+    dist.batch_isend_irecv = noting
     try:
         step()
     finally:
         dist.batch_isend_irecv = real
-    return sent
+    return found
+
+
+def _send(messages: list[list[Any]]) -> None:
+    """Send and receive them again."""
+    import torch.distributed as dist
+
+    for batch in messages:
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
 
 
 def _shapes(model: Path) -> dict[str, tuple[int, int]]:
