@@ -15,6 +15,7 @@ PARTS = {
     "start_up": "time to the first step, phase by phase",
     "plan_search": "time and memory of swift plan itself",
     "plan_memory": "memory that swift plan counts, against what processes of every backend take",
+    "plan_traffic": "bytes that swift plan says processes exchange, against what they are counted to, by layout",
     "ui": "start and memory of the dashboard, long runs, many runs, and a step from the file to the screen",
     "ui_kills": "a dashboard that is killed a hundred times while a run goes on, and what the run saves",
     "tokenising": "rows a second from chats to tokens and masks, against row by row and datasets.map, and memory",
@@ -39,6 +40,7 @@ PARTS = {
     "imports": "losses and learning rates of recipes of ms-swift, LLaMA-Factory and TRL, there and imported",
     "plan_published": "memory and time of published runs on up to 12,288 GPUs beside what swift plan counts",
     "shares": "the part of a step that is communication, beside torch.profiler's, on every backend; and what it costs",
+    "plan_bars": "how often error bars hold, of memory and of vTrain's times (their folder: VTRAIN), and what fits",
     "plan_times": "predicted iteration times against vTrain's measured ones (their folder: VTRAIN), and error bars",
 }
 """Modules of this package, in the order in which they run."""

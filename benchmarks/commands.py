@@ -82,6 +82,7 @@ def plugin_folder() -> Path:
         "stopwatch": "observers:Stopwatch",
         "pipeline-watch": "megatron_watch:PipelineWatch",
         "traffic-watch": "megatron_watch:TrafficWatch",
+        "traffic-of-each": "traffic_watch:TrafficOfEach",
         "checkpoint-watch": "checkpoint_watch:CheckpointWatch",
     }
     points = (f"{name} = benchmarks.{target}\n" for name, target in names.items())

@@ -92,7 +92,7 @@ class Cell:
     @property
     def words(self) -> list[str]:
         """Return what is typed for it, the verb first."""
-        data = _pairs() if self.pairs else _chats()
+        data = _pairs() if self.pairs else chats_with_long_answers()
         return [
             "rlhf" if self.pairs else "sft", "--model", str(self.model), "--dataset", str(data), *TRAINING,
             "--per_device_train_batch_size", str(self.micro_batch), "--max_length", str(EVEN_TOKENS), *self.flags,
@@ -268,7 +268,8 @@ def _long_answers() -> list[dict[str, Any]]:
     ]
 
 
-def _chats() -> Path:
+def chats_with_long_answers() -> Path:
+    """Return a file of chats that all have the same number of tokens, nearly all of them learned."""
     return _written("even-answers.jsonl", _long_answers())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from commands import typed
 
+FP8 = ["--backend.fp8", "hybrid", "--torch_dtype", "bfloat16"]
 LLAMA = ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--train_type", "full", "--max_length", "8192"]
 
 
@@ -87,6 +88,20 @@ def test_a_row_of_preferences_is_two_texts(tmp_path: Path) -> None:
     assert two["seconds"]["arithmetic"] == pytest.approx(2 * one["seconds"]["arithmetic"], rel=0.1)
 
 
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_products_in_fp8_are_planned_for_devices_that_have_them(backend: str, tmp_path: Path) -> None:
+    """On a machine without any: attention stays as it is, and all other products are 1.6 times as fast."""
+    words = ["plan", "llama-3.1-8b", "--gpus", "8xH200", "--train_type", "full", "--max_length", "4096", "--top", "1"]
+    words += ["--per_device_train_batch_size", "1", "--gradient_checkpointing", "true"]
+    if backend == "megatron":
+        words += ["--tp", "2", "--pp", "1", "--cp", "1"]
+    slow = _json([*words, "--backend", backend, "--torch_dtype", "bfloat16"], tmp_path)["fits"][0]
+    fast = _json([*words, *FP8, "--backend", backend], tmp_path)["fits"][0]
+    assert 1.3 < slow["seconds"]["arithmetic"] / fast["seconds"]["arithmetic"] < 1.6
+    copies = fast["memory_bytes"].get("casts of weights to FP8", 0)
+    assert copies == (pytest.approx(2 * 6.98e9 / 2, rel=0.01) if backend == "megatron" else 0)
+
+
 def test_where_nothing_fits_the_nearest_are_told(tmp_path: Path) -> None:
     ended = typed(["plan", "llama-3.1-405b", "--gpus", "8xH100", "--train_type", "full"], tmp_path)
     assert ended.code == 3
@@ -126,6 +141,7 @@ def test_what_was_typed_is_kept(tmp_path: Path) -> None:
         (["qwen3-8b", "--gpus", "8xH100", "--backend", "torch", "--tp", "2"], "does not have parallel.tp"),
         (["qwen3-8b", "--gpus", "8xH100", "--backend", "torch", "--global_batch_size", "4"], "no row of their own"),
         (["qwen3-8b", "--gpus", "8xH100", "--max_lenght", "4"], "Did you mean"),
+        (["qwen3-8b", "--gpus", "8xA100", "--backend", "fsdp", *FP8], "A100 does not multiply in FP8"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -47,6 +47,8 @@ def test_a_run_says_how_its_plan_did(tmp_path: Path, own_ledger: Path) -> None:
     assert "The plan said" in ended.output
     (entry,) = ledger.entries("torch", "cpu")
     assert entry.measured_bytes == content["measured"]["peak_bytes"]
+    (of_trace,) = ledger.entries("torch", "cpu", level=1)
+    assert (of_trace.predicted_bytes, of_trace.measured_bytes) == (traced["peak_bytes"], entry.measured_bytes)
     assert weights == 4 * entry.parameters
 
 

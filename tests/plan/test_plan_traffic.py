@@ -2,9 +2,11 @@
 
 import pytest
 
-from swift.contracts import ProcessLayout
+from swift.contracts import LocalWeights, ProcessLayout, Traffic
 from swift_plan.cluster import cluster
+from swift_plan.memory import Stage
 from swift_plan.shape import ModelShape
+from swift_plan.timing import Timing
 from swift_plan.traffic import model_traffic
 from swift_plan.workload import Workload
 
@@ -62,6 +64,36 @@ def test_what_leaves_a_machine_goes_through_the_ports_of_those_that_take_part() 
     assert where.bandwidth(4, 8) == 50e9
     assert where.bandwidth(8, 4) == 100e9
     assert where.bandwidth(32, 1) == 400e9
+
+
+def test_a_sum_goes_through_trees_and_what_is_gathered_around_a_ring_of_all() -> None:
+    timing = Timing(cluster("64x8xH100"))
+    alone = timing.calibration.latency
+    small, large = ((8, 1), (512, 1))
+    waits = {
+        (operation, ways): timing.message(Traffic("", operation, 0.0, ways, stride, calls=3)) / alone
+        for operation in ("all_reduce", "all_gather", "reduce_scatter")
+        for ways, stride in (small, large)
+    }
+    assert waits["all_reduce", 8] == pytest.approx(3 * 7) == waits["all_gather", 8]
+    assert waits["all_reduce", 512] == pytest.approx(3 * 32)
+    # 63 neighbours on other machines; of the same machine a message is there four times as soon.
+    assert waits["all_gather", 512] == pytest.approx(3 * (63 + 448 / 4)) == waits["reduce_scatter", 512]
+
+
+def test_messages_hide_behind_the_same_arithmetic_together() -> None:
+    shape = ModelShape("small", "llama", LAYERS, HIDDEN, 4, 2, 16, 1000, 128)
+    timing, layout = Timing(cluster("4x8xH100")), ProcessLayout(shard=32)
+    stage = Stage(LocalWeights(layout, 1e6, 0.0), LAYERS, 1.0, has_head=True)
+
+    def waiting(hidden: float, count: int) -> float:
+        messages = [Traffic("weights", "all_gather", 1e9, 32, hidden=hidden)] * count
+        return timing.step(shape, SINGLE, stage, messages, 1, 100.0, recompute=False).gradients
+
+    computing = timing.step(shape, SINGLE, stage, [], 1, 100.0, recompute=False).compute
+    one = waiting(0.0, 1)
+    assert waiting(1.0, 2) == pytest.approx(2 * one - computing)
+    assert waiting(1.0, 3) == pytest.approx(3 * one - computing)
 
 
 def test_to_all_others_a_part_stays_within_the_machine() -> None:

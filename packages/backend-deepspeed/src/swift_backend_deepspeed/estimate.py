@@ -13,6 +13,10 @@ from swift_backend_deepspeed.ds_json import offload_device, stage_in_force
 if TYPE_CHECKING:
     from swift.contracts import LocalWeights, Run
 
+_MATRICES = 7
+"""Of a layer: four of attention, three of the MLP."""
+_REUSED = 1e9
+"""Values that DeepSpeed lets come and go before it takes a weight for one that is not used again soon."""
 VARIANTS: Mapping[str, Sequence[str]] = {
     name: ("--deepspeed", name) for name in ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 }
@@ -79,11 +83,14 @@ def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Seq
     if stage == 0:
         return [Traffic("gradients", "all_reduce", gradients, over, layout.tp, calls, hidden / micro_batches)]
     if stage == 3:
-        blocks = micro_batches * 2 * max(1.0, weights.all / max(weights.block, 1.0))
-        weights_out = micro_batches * 2 * compute * weights.all
+        # A matrix is fetched by itself, or with as many that follow as the bucket for fetching ahead has room for.
+        fetched = max(weights.block / _MATRICES, _size(content, "stage3_prefetch_bucket_size"))
+        times = micro_batches * _gathered(content, weights, recompute=run.config.train.gradient_checkpointing)
+        fetches = times * max(1.0, weights.all / max(fetched, 1.0))
+        weights_out = times * compute * weights.all
         return [
             *host,
-            Traffic("weights", "all_gather", weights_out, over, layout.tp, blocks, hidden),
+            Traffic("weights", "all_gather", weights_out, over, layout.tp, fetches, hidden),
             Traffic(
                 "gradients", "reduce_scatter", micro_batches * gradients, over, layout.tp, micro_batches * calls, hidden
             ),
@@ -94,6 +101,18 @@ def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Seq
         Traffic("gradients", "reduce_scatter", times * gradients, over, layout.tp, times * calls, hidden / times),
         Traffic("updated weights", "all_gather", gradients, over, layout.tp, calls),
     ]
+
+
+def _gathered(content: dict[str, Any], weights: LocalWeights, *, recompute: bool) -> float:
+    """Return how often stage 3 gathers all weights for a micro-batch.
+
+    What is used again before so many values have come and gone stays: on the way back that is the last half of them.
+    A recomputed layer is left before its backward pass begins, and gathered once more as far as it is larger.
+    """
+    said = content.get("zero_optimization", {}).get("stage3_max_reuse_distance")
+    stays = (float(said) if isinstance(said, int | float) else _REUSED) / 2
+    times = 2 - min(1.0, stays / max(weights.all, 1.0))
+    return times + (max(0.0, 1 - stays / max(weights.block, 1.0)) if recompute else 0.0)
 
 
 def _host_traffic(content: dict[str, Any], weights: LocalWeights, over: int, micro_batches: int) -> Iterator[Traffic]:

@@ -24,8 +24,11 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     masters = 4.0 if compute < 4 else 0.0
     # Where memory is taken when it is written to, gathering updated weights takes them once more.
     gathered = compute * weights.trained if sharded and weights.on_cpu and over > 1 else 0.0
+    # Transformer Engine keeps what it has cast, as it is and transposed: assumed, as nothing of it was measured here.
+    casts = {"casts of weights to FP8": 2.0 * (weights.all - weights.ends)} if options_of(run).fp8 != "none" else {}
     return {
         "weights": compute * weights.trained + weights.frozen_bytes * weights.frozen,
+        **casts,
         "gradients": 4 * weights.trained,
         "fp32 weights": masters * cut,
         "optimizer": weights.slot_bytes * cut,
@@ -41,6 +44,8 @@ def estimate_activations(run: Run, layer: LayerSizes) -> float:
     tp, size = layer.layout.tp, layer.compute_bytes
     entering = float(not layer.drops)  # products keep what they multiply, except where only copies are multiplied
     normalised = float(layer.on_cpu and not layer.adapted)  # for the gradient of the norm's weights
+    # In FP8, products keep what they have cast.
+    entering *= 1 / size if options_of(run).fp8 != "none" else 1.0
     everywhere = 2 * (1 + normalised + entering) * size * layer.hidden
     # The activation's result, the gate and their product are tensors of their own, beside what both came from.
     mlp = ((4 if layer.gated else 1) + entering) * layer.width

@@ -12,7 +12,7 @@ from swift.optim.selected import slots_of
 from swift_backend_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
-    from swift.config.sections import Config, ParallelSection
+    from swift.config.sections import ParallelSection
     from swift.contracts import Run
 
 
@@ -101,7 +101,7 @@ def check_plan(run: Run) -> None:
             "backend.moe_pad_to_capacity pads to a capacity, and none is given.",
             hint="Type --backend.moe_capacity 1.25",
         )
-    _check_precision(config, options)
+    _check_precision(run, options)
     other = [slot.name for slot in slots_of(config.optim).values() if slot.shape != "like"]
     if other and config.optim.name != "adamw":
         raise UnsupportedPlan(
@@ -148,15 +148,15 @@ def stages_of(options: MegatronConfig, parallel: ParallelSection, layers: int) -
     return (*((first,) if first else ()), *share, *((last,) if last else ()))
 
 
-def _check_precision(config: Config, options: MegatronConfig) -> None:
+def _check_precision(run: Run, options: MegatronConfig) -> None:
     if options.fp8 == "none":
         return
-    if not _has_cuda():
+    if not run.elsewhere and not _has_cuda():
         raise UnsupportedPlan(
             "backend.fp8 needs Transformer Engine on a GPU of the Hopper generation or later; this machine has no GPU.",
             hint="Type --backend.fp8 none",
         )
-    if config.model.dtype != "bfloat16":
+    if run.config.model.dtype != "bfloat16":
         raise UnsupportedPlan("backend.fp8 goes with --torch_dtype bfloat16.", hint="Type --torch_dtype bfloat16")
 
 

@@ -6,7 +6,7 @@ anything else that is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 _DEFAULT = "torch"
+_Answer = Callable[[Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,21 @@ class PlannedBackend:
         manager.register(guarded(self.plugin), name=str(self.plugin.entry))
         return manager.hook
 
+    @cached_property
+    def _answers(self) -> dict[str, _Answer]:
+        return {}
+
+    def _ask(self, name: str, **arguments: Any) -> Any:
+        """Call a hook of the backend.
+
+        Searches ask tens of thousands of times, and there is one plugin to ask: where it has the hook once, it is
+        called without going through pluggy's list of plugins.
+        """
+        answer = self._answers.get(name)
+        if answer is None:
+            answer = self._answers[name] = _answer(getattr(self._hooks, name))
+        return answer(arguments)
+
     @property
     def names_stages(self) -> bool:
         """Return whether the pipeline may have stages of different sizes, named by its option `stages`."""
@@ -93,11 +109,13 @@ class PlannedBackend:
             update["train"] = config.train.model_copy(update=train)
         if stages:
             options = options.model_copy(update={"stages": tuple(stages)})
-        return Run(config.model_copy(update=update), options, Path(), World(size=processes), say_nothing)
+        return Run(
+            config.model_copy(update=update), options, Path(), World(size=processes), say_nothing, elsewhere=True
+        )
 
     def layout(self, run: Run) -> ProcessLayout:
         """Return the sizes of all parallel dimensions; `UnsupportedPlan` where they do not fit the processes."""
-        came = self._hooks.swift_layout(config=run.config, processes=run.world.size)
+        came = self._ask("swift_layout", config=run.config, processes=run.world.size)
         return cast("ProcessLayout", came or ProcessLayout.of(run.config.parallel, run.world.size))
 
     def refusal(self, run: Run) -> SwiftError | None:
@@ -122,15 +140,15 @@ class PlannedBackend:
 
     def memory(self, run: Run, weights: LocalWeights) -> Mapping[str, float] | None:
         """Return what the fullest process keeps, in bytes by name; None where the backend has no answer."""
-        return cast("Mapping[str, float] | None", self._hooks.swift_estimate_memory(run=run, weights=weights))
+        return cast("Mapping[str, float] | None", self._ask("swift_estimate_memory", run=run, weights=weights))
 
     def activations(self, run: Run, layer: LayerSizes) -> float | None:
         """Return what a layer keeps for its backward pass, in bytes a token; None where the backend has no answer."""
-        return cast("float | None", self._hooks.swift_estimate_activations(run=run, layer=layer))
+        return cast("float | None", self._ask("swift_estimate_activations", run=run, layer=layer))
 
     def traffic(self, run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
         """Return what keeps weights and gradients together; nothing where the backend has no answer."""
-        came = self._hooks.swift_estimate_traffic(run=run, weights=weights, micro_batches=micro_batches)
+        came = self._ask("swift_estimate_traffic", run=run, weights=weights, micro_batches=micro_batches)
         return cast("Sequence[Traffic]", came or ())
 
     @cached_property
@@ -165,6 +183,15 @@ class PlannedBackend:
         count = getattr(tuner.object, "values_beside", None)
         with failing(tuner.entry, "values_beside"):
             return float(count(rows, columns, options)) if count is not None else _low_rank(rows, columns, options)
+
+
+def _answer(hook: pluggy.HookCaller) -> _Answer:
+    """Return what calls a hook with its arguments by name."""
+    found = hook.get_hookimpls()
+    if len(found) != 1 or found[0].wrapper or found[0].hookwrapper:
+        return lambda arguments: hook(**arguments)
+    function, names = found[0].function, found[0].argnames
+    return lambda arguments: function(*[arguments[name] for name in names])
 
 
 def _low_rank(rows: int, columns: int, options: Any) -> float:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import ModelError, SwiftError, UsageError
+from swift.hardware import DEVICES
 from swift.planning import PlannedBackend, planned_backends
 from swift_plan import ledger
 from swift_plan.cluster import CPU, Cluster, cluster
@@ -99,6 +100,12 @@ class Planned:
         if not backends:
             raise next(iter(refused.values()))
         work = Workload.of(backends[0], processes=where.devices, on_cpu=where.device.name == CPU)
+        if work.fp8 and not where.device.fp8 and not getattr(backends[0].parsed.backend_options, "fp8_emulated", False):
+            able = ", ".join(device.name for device in DEVICES if device.fp8)
+            raise UsageError(
+                f"--backend.fp8: {where.device.name} does not multiply in FP8.",
+                hint=f"Type --backend.fp8 none, or --gpus with one that does: {able}",
+            )
         if backends[0].config.train.global_batch is not None and where.devices > work.rows * _sharing(backends):
             raise UsageError(
                 f"{where.devices} devices for {work.rows} rows a step: some would have no row of their own.",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from swift_plan.memory import Activations, KeptState, Stage, StagesOf, split
+from swift_plan.traffic import model_traffic
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ class CountedPlan:
         world = _processes(parallel)
         layout = backend.layout(backend.run(parallel, world))
         accumulation = max(1, ceil(workload.rows / (layout.data * micro_batch)))
-        run = backend.run(parallel, world, micro_batch=micro_batch, accumulation=accumulation)
+        run = backend.run(
+            parallel, world, micro_batch=micro_batch, accumulation=accumulation, gradient_checkpointing=recompute
+        )
         counts = StagesOf(
             shape, TrainedCount(backend, shape, workload), workload, backend.slot_bytes((shape.hidden, shape.hidden))
         )
@@ -67,6 +70,18 @@ class CountedPlan:
     def micro_batches(self) -> int:
         """Return how many micro-batches each process has in a step."""
         return max(1, ceil(self.workload.rows / (self.layout.data * self.micro_batch)))
+
+    def messages(self) -> list[Traffic]:
+        """Return all that a process of the first stage exchanges in a step."""
+        tokens = self.micro_batch * self.workload.row_tokens / self.layout.sequence
+        stage, times = self.stages[0], self.micro_batches
+        of_layers = model_traffic(
+            self.shape, self.layout, self.workload, tokens, stage.layers, recompute=self.recompute
+        )
+        return [
+            *self.traffic,
+            *(replace(each, bytes=times * each.bytes, calls=times * each.calls) for each in of_layers),
+        ]
 
     def time(self, timing: Timing) -> StepTime:
         """Return the time of a step at these speeds."""

@@ -24,7 +24,7 @@ class LedgerEntry:
     backend: str
     device: str
     level: int
-    """How the prediction was made: 0 is by counting."""
+    """How the prediction was made: 0 is by counting, 1 with traced layers."""
     layout: Mapping[str, int]
     parameters: int
     predicted_bytes: float
@@ -57,15 +57,20 @@ def add(entry: LedgerEntry) -> None:
         os.close(descriptor)
 
 
-def entries(backend: str, device: str) -> Iterator[LedgerEntry]:
-    """Yield the runs of one backend on one kind of device; lines that are no entries are passed over."""
+def entries(backend: str, device: str, level: int = 0) -> Iterator[LedgerEntry]:
+    """Yield the runs of one backend on one kind of device, as they were predicted at one level.
+
+    Lines that are no entries are passed over.
+    """
     try:
         lines = place().read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
     for line in lines:
         entry = _entry(line)
-        if entry is not None and entry.backend == backend and entry.device.lower() == device.lower():
+        if entry is None or (entry.backend, entry.level) != (backend, level):
+            continue
+        if entry.device.lower() == device.lower():
             yield entry
 
 

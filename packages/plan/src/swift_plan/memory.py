@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from swift.contracts import AFTERWARDS, GROWING, HOST, PASSING, LayerSizes, LocalWeights, ProcessLayout
 from swift_plan.shape import ModelShape
@@ -174,6 +175,13 @@ class TracedMemory(Protocol):
 _KINDS = {GROWING: 1, PASSING: 2, AFTERWARDS: 3}
 
 
+@cache
+def _kind_of(name: str) -> tuple[int, str]:
+    """Return when a term is there, and its name without the word that says so."""
+    begun = next((each for each in _KINDS if name.startswith(each)), "")
+    return _KINDS.get(begun, 0), name.removeprefix(begun)
+
+
 @dataclass(frozen=True)
 class KeptState:
     """Terms of a backend's memory on one stage, in bytes by name, apart by when they are there."""
@@ -187,27 +195,29 @@ class KeptState:
     """What is there when it has gone through all of them."""
     sizes: tuple[float, float, float, float]
     """The bytes of the four, without what lies in the machine's memory."""
+    host: float
+    """The bytes that do."""
 
     @classmethod
     def of(cls, terms: Mapping[str, float]) -> KeptState:
         """Take the terms of `swift_estimate_memory` apart."""
         apart: tuple[dict[str, float], ...] = ({}, {}, {}, {})
-        sizes = [0.0, 0.0, 0.0, 0.0]
+        sizes, host = [0.0, 0.0, 0.0, 0.0], 0.0
         for name, size in terms.items():
-            begun = next((each for each in _KINDS if name.startswith(each)), "")
-            kind, plain = _KINDS.get(begun, 0), name.removeprefix(begun)
+            kind, plain = _kind_of(name)
             apart[kind][plain] = size
-            if not plain.startswith(HOST):
+            if plain.startswith(HOST):
+                host += size
+            else:
                 sizes[kind] += size
         always, growing, passing, afterwards = apart
-        return cls(always, growing, passing, afterwards, (sizes[0], sizes[1], sizes[2], sizes[3]))
+        return cls(always, growing, passing, afterwards, (sizes[0], sizes[1], sizes[2], sizes[3]), host)
 
 
 LOSS, BACKWARD, UPDATE = "the loss, by chunks", "a layer's backward pass", "before the update"
 
 
-@dataclass(frozen=True)
-class Instant:
+class Instant(NamedTuple):
     """A moment of a step at which there may be more than at any other."""
 
     name: str
@@ -290,18 +300,18 @@ class Activations:
         # The embedding's gradient is not there before the last layer has been left.
         one_layer = (max(0.0, (in_flight - 1) * stage.layers + 1) * layer.kept + layer.ends) * tokens
         last = always + growing + one_layer + moment + passing
-        best = Instant(BACKWARD, all_layers, moment, of_head, True, first)
-        if last > first:
-            best = Instant(BACKWARD, one_layer, moment, 1.0, True, last)
         update = always + growing + afterwards
-        if update > best.total:
-            best = Instant(UPDATE, 0.0, 0.0, 1.0, False, update)
-        if stage.has_head:
-            loss = self._loss(tokens)
-            total = always + before * growing + all_layers + loss
-            if total > best.total:
-                best = Instant(LOSS, all_layers, loss, before, False, total)
-        return best
+        loss = self._loss(tokens) if stage.has_head else 0.0
+        at_loss = always + before * growing + all_layers + loss if stage.has_head else 0.0
+        # Searches ask this of every plan: nothing is made but the answer.
+        most = max(first, last, update, at_loss)
+        if first == most:
+            return Instant(BACKWARD, all_layers, moment, of_head, True, first)
+        if last == most:
+            return Instant(BACKWARD, one_layer, moment, 1.0, True, last)
+        if update == most:
+            return Instant(UPDATE, 0.0, 0.0, 1.0, False, update)
+        return Instant(LOSS, all_layers, loss, before, False, at_loss)
 
     def _counted_loss(self, tokens: float) -> float:
         """Count what the loss takes: a chunk of logits in fp32, its gradient in the arithmetic's, and of the head."""

@@ -100,6 +100,8 @@ class PlanObserver:
             run.say(verdict(Bars(errors).around(planned.time.total), seconds, parts))
         if summary.status == "completed":
             ledger.add(entry)
+            if traced.get("basis") == "traced":
+                ledger.add(replace(entry, level=1, predicted_bytes=float(traced["peak_bytes"])))
 
 
 def verdict(bar: Bar, seconds: float, parts: Mapping[str, float]) -> str:

@@ -142,7 +142,7 @@ def next_best(found: FoundPlans) -> str | None:
 
 def bars(candidate: Candidate, device: str) -> tuple[Bar, Bar]:
     """Return the bounds of a plan's peak and of its step, from what past runs of its backend say of such figures."""
-    past = list(ledger.entries(candidate.backend.name, device))
+    past = list(ledger.entries(candidate.backend.name, device, level=int(candidate.basis == "traced")))
     peak = Bars([log(1 + run.residual("bytes")) for run in past], assumed=MEMORY_ASSUMED)
     step = Bars([log(1 + run.residual("seconds")) for run in past])
     return peak.around(candidate.peak), step.around(candidate.time.total)

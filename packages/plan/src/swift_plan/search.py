@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import ceil, isqrt
 from typing import TYPE_CHECKING, Any
 
-from swift.contracts import HOST
 from swift.errors import PluginError, SwiftError
 from swift_plan.cluster import CPU, Cluster
 from swift_plan.memory import Activations, Instant, KeptState, Stage, StagesOf, TracedMemory, split
@@ -68,10 +68,10 @@ class Candidate:
         """Return the bytes that the process with the most has on its device."""
         return self.instant.total + self.program
 
-    @cached_property
+    @property
     def host(self) -> float:
         """Return the bytes that it has in its machine's memory, of what belongs to the training state."""
-        return sum(size for name, size in self.state.always.items() if name.startswith(HOST))
+        return self.state.host
 
     def fits(self, cluster: Cluster) -> bool:
         """Return whether there is memory enough, with room for what was not counted."""
@@ -82,7 +82,8 @@ class Candidate:
 class _Filled:
     """A layout with a micro-batch, and what its stages hold."""
 
-    run: Run
+    runs: dict[bool, Run]
+    """Recomputed and not, as far as anybody has asked."""
     parallel: Mapping[str, Any]
     stages: tuple[int, ...]
     micro_batch: int
@@ -235,6 +236,7 @@ class BackendSearch:
             held = self.stages.under(layout, sizes)
             activations = Activations(self.backend, run, self.shape, self.workload, self.trace)
             states: dict[bool, list[KeptState] | None] = {}
+            runs = {self.backend.config.train.gradient_checkpointing: run}
             for micro_batch in self._micro_batches(layout):
                 accumulation = ceil(self.workload.rows / (layout.data * micro_batch))
                 several = accumulation > 1
@@ -245,7 +247,7 @@ class BackendSearch:
                 if kept is None:
                     self.refused = _silent(self.backend)
                     return
-                one = _Filled(run, parallel, sizes, micro_batch, accumulation, held, kept)
+                one = _Filled(runs, parallel, sizes, micro_batch, accumulation, held, kept)
                 yield from self.each(one, activations)
 
     def _run(self, parallel: Mapping[str, Any], several: bool) -> Run:
@@ -284,8 +286,19 @@ class BackendSearch:
             )
 
     def _time(self, one: _Filled, slowest: Stage, kept: float, timing: Timing, *, recompute: bool) -> StepTime:
-        traffic = self.backend.traffic(one.run, one.held[0].weights, one.accumulation)
+        run = one.runs.get(recompute)
+        if run is None:
+            (other,) = one.runs.values()
+            run = one.runs[recompute] = copy(other)
+            run.config = other.config.model_copy(update={"train": self._recomputed[recompute]})
+        traffic = self.backend.traffic(run, one.held[0].weights, one.accumulation)
         return timing.step(self.shape, self.workload, slowest, traffic, one.micro_batch, kept, recompute=recompute)
+
+    @cached_property
+    def _recomputed(self) -> dict[bool, Any]:
+        """Return the section `train` with recomputing and without."""
+        train = self.backend.config.train
+        return {each: train.model_copy(update={"gradient_checkpointing": each}) for each in (False, True)}
 
     @cached_property
     def _head_in_layers(self) -> float:
@@ -337,7 +350,7 @@ def counted(
     states = one.states(backend.run({}, cluster.devices, accumulation=2 if accumulation > 1 else 1), held)
     if states is None:
         raise _silent(backend)
-    filled = _Filled(run, {}, sizes, train.micro_batch, accumulation, held, states)
+    filled = _Filled({train.gradient_checkpointing: run}, {}, sizes, train.micro_batch, accumulation, held, states)
     plans = one.each(filled, Activations(backend, run, shape, one.workload, trace))
     return next(plan for plan in plans if plan.recompute == train.gradient_checkpointing)
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 _HOPS = 32
-"""Neighbours that a message passes at most, one after the other: larger groups are gone through as trees."""
+"""Neighbours that a sum passes at most, one after the other: larger groups are gone through as trees."""
+_WITHIN = 0.25
+"""How long a message takes to a neighbour of the same machine, of what it takes to another machine: NCCL's own model
+has 3.4 and 14 microseconds (src/graph/tuning.cc)."""
 _TIE = 4
 """The power with which two times that run beside each other add up: none at 1, the larger alone at infinity."""
 
@@ -43,10 +46,20 @@ class Speeds:
     """Seconds that a layer costs beside its arithmetic, in each pass."""
     launch: float = 400e-6
     """Seconds in which a process hands one pass of a layer to its device: the device is never faster than that."""
+    attention: float = 0.6
+    """The speed of fused attention, of that of products: it is reported at 35 % (FlashAttention-2 on H100) to 75 % of
+    the peak (FlashAttention-3). Assumed as well."""
+    fp8: float = 1.6
+    """How many times as fast products in FP8 are, where a device has it: twice by its data sheet, less the casts. No
+    rows are asked for it, so that it stays assumed."""
     host: float = 20.0
     """GB/s between a device and its machine's memory."""
     step: float = 5e-3
     """Seconds that a step costs beside everything else."""
+
+
+_SCORES_BACKWARD = 2.5
+"""Products of fused attention's backward pass for each of its forward pass: it computes the scores again."""
 
 
 @dataclass(frozen=True)
@@ -97,18 +110,36 @@ class Timing:
             bandwidth = self.cluster.port(traffic.ways, traffic.stride, to_all=traffic.operation == "all_to_all")
         else:
             bandwidth = self.cluster.bandwidth(traffic.ways, traffic.stride)
-        hops = 1 if alone else min(traffic.ways - 1, _HOPS)
+        hops = 1.0 if alone else self._hops(traffic)
         return traffic.sent / (bandwidth * share) + traffic.calls * hops * self.calibration.latency
 
-    def layer(self, shape: ModelShape, layout: ProcessLayout, tokens: float, length: float, kept: float) -> float:
-        """Return the seconds of one layer's forward pass over so many tokens of this process."""
-        flops = tokens * shape.layer_flops(length, with_experts=bool(shape.experts)) / layout.tp
+    def _hops(self, traffic: Traffic) -> float:
+        """Return how many neighbours a collective passes, one after the other.
+
+        What is gathered or scattered goes around a ring of all, as NCCL has no tree for it: most neighbours of a large
+        group are of the same machine.
+        """
+        if traffic.operation == "all_reduce" or traffic.ways <= _HOPS:
+            return min(traffic.ways - 1, _HOPS)
+        machines = ceil(traffic.ways * traffic.stride / self.cluster.per_machine)
+        return max(_HOPS, min(traffic.ways, machines) - 1 + _WITHIN * max(0, traffic.ways - machines))
+
+    def layer(
+        self, shape: ModelShape, layout: ProcessLayout, tokens: float, length: float, kept: float, *, fp8: bool = False
+    ) -> tuple[float, float]:
+        """Return the seconds of one layer's forward pass over so many tokens of this process, and of its attention."""
         known = self.calibration
+        products = shape.layer_flops(0.0, with_experts=bool(shape.experts))
+        scores = shape.layer_flops(length, with_experts=bool(shape.experts)) - products
+        # Attention's scores stay in the precision around them.
+        quicker = known.fp8 if fp8 and self.cluster.device.fp8 else 1.0
+        each = tokens / layout.tp
         width = shape.hidden / layout.tp
         share = known.matmul * width / (width + known.narrow)
         # What a layer keeps for its backward pass was written, and is read by what follows.
         moved = 2 * tokens * kept / (self.cluster.device.memory_bandwidth * 1e9 * known.memory)
-        return flops / (self.cluster.device.tflops * 1e12 * share) + moved + known.layer
+        speed = self.cluster.device.tflops * 1e12 * share
+        return each * products / quicker / speed + moved + known.layer, each * scores / (speed * known.attention)
 
     def step(
         self,
@@ -128,7 +159,9 @@ class Timing:
         # Backward: twice the products, once where the weights are frozen.
         whole = 2 if workload.adapted else 3
         passes = whole + (1 if recompute else 0)
-        layers = passes * stage.layers * self.layer(shape, layout, tokens, workload.length, kept)
+        products, scores = self.layer(shape, layout, tokens, workload.length, kept, fp8=workload.fp8)
+        attention = (1 + _SCORES_BACKWARD + (1 if recompute else 0)) * scores
+        layers = stage.layers * (passes * products + attention)
         head = tokens * shape.head_flops / layout.tp / (self.cluster.device.tflops * 1e12 * known.matmul)
         compute = layers + (whole if stage.has_head else 0) * head
         exchange = sum(
@@ -140,10 +173,13 @@ class Timing:
         waiting = (busy**_TIE + handing**_TIE) ** (1 / _TIE) - busy
         bubble = (layout.pp - 1) / layout.vpp * (layers + exchange + waiting)
         computing = micro_batches * compute
-        exposed = 0.0
+        # All of it hides behind the same arithmetic, as far as it can.
+        exposed = hiding = 0.0
         for each in state_traffic:
             seconds = self.message(each)
-            exposed += max(seconds * (1 - each.hidden), seconds - computing)
+            exposed += seconds * (1 - each.hidden)
+            hiding += seconds * each.hidden
+        exposed += max(0.0, hiding - computing)
         weights = stage.weights
         touched = weights.trained / max(1, layout.shard) * (16 + weights.slot_bytes)
         update = touched / (self.cluster.device.memory_bandwidth * 1e9 * known.memory) + known.step

@@ -37,6 +37,9 @@ class Workload:
     drops: bool = False
     """Whether adapters drop some of their inputs, of which each then keeps a copy and a mask."""
 
+    fp8: bool = False
+    """Whether the products of layers are computed in FP8."""
+
     @property
     def tokens(self) -> int:
         """Return the tokens of an optimizer step."""
@@ -64,6 +67,7 @@ class Workload:
             on_cpu=on_cpu,
             segments=2 if config.objective.name in _PAIRS else 1,
             drops=bool(getattr(backend.tuner_options, "dropout", 0.0)),
+            fp8=getattr(backend.parsed.backend_options, "fp8", "none") != "none",
         )
 
 

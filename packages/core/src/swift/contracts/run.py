@@ -113,6 +113,9 @@ class Run:
     """The backend's own, from `swift_setup` to `swift_teardown`: process groups, meshes, what is to be taken down. Core
     never looks at it, and no backend keeps such things in module globals."""
 
+    elsewhere: bool = False
+    """Whether it is only planned, for devices that this machine may not have: `swift_check_plan` then looks at none."""
+
     role: str = POLICY
     """Which model of the run the hooks are called for. A role other than the policy has a `Run` of its own."""
 

@@ -55,7 +55,7 @@ def check_fp8(run: Run) -> None:
             f"backend.fp8 goes with --torch_dtype bfloat16, not with {config.model.dtype}.",
             hint=f"Type --torch_dtype bfloat16, or {without}",
         )
-    if not _emulated(run) and no_gpu_to_see(getattr(config.backend, "device", "auto")):
+    if not run.elsewhere and not _emulated(run) and no_gpu_to_see(getattr(config.backend, "device", "auto")):
         raise UnsupportedPlan(
             "backend.fp8 needs a GPU of the Ada or Hopper generation or later, and this run is on the CPU.",
             hint=f"Type {without}, or see its numbers, slowly: --backend.fp8_emulated true",
