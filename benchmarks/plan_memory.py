@@ -217,6 +217,9 @@ class _Planned:
     basis: str
 
 
+_TRACES: dict[tuple[str, str, str], Any] = {}
+
+
 def _planned(cell: Cell, level: int) -> _Planned:
     """Return what is counted of a run, or traced."""
     from swift.config.parse import parse
@@ -235,7 +238,11 @@ def _planned(cell: Cell, level: int) -> _Planned:
     if level:
         from swift_plan.tracing import Trace
 
-        trace = Trace.begun(backend, config, length=EVEN_TOKENS, compute_bytes=4.0, on_cpu=True)
+        # Of whole layers, whatever the layout: one for all runs of a backend with these flags.
+        key = (parsed.config.backend.name, parsed.config.tuner.kind, str(cell.model))
+        if key not in _TRACES:
+            _TRACES[key] = Trace.begun(backend, config, length=EVEN_TOKENS, compute_bytes=4.0, on_cpu=True)
+        trace = _TRACES[key]
     data = backend.layout(backend.run({}, cell.processes)).data
     plan = counted(
         backend, shape_of(config, cell.model.name), config, where, Timing(where),

@@ -1,5 +1,7 @@
 """Bytes that processes exchange, beside formulas that `python -m benchmarks megatron` compares with counted bytes."""
 
+from dataclasses import replace
+
 import pytest
 
 from swift.contracts import LocalWeights, ProcessLayout, Traffic
@@ -7,7 +9,7 @@ from swift_plan.cluster import cluster
 from swift_plan.memory import Stage
 from swift_plan.shape import ModelShape
 from swift_plan.timing import Timing
-from swift_plan.traffic import model_traffic
+from swift_plan.traffic import model_traffic, step_traffic
 from swift_plan.workload import Workload
 
 LAYERS, HIDDEN, TOKENS, CHOSEN = 6, 64, 512, 2
@@ -51,6 +53,30 @@ def test_a_stage_within_the_pipeline_sends_on_and_back() -> None:
 
 def test_tokens_go_to_their_experts_and_back_in_both_directions() -> None:
     assert _bytes(ProcessLayout(ep=2), "all_to_all", experts=8) == 4 * 4 * LAYERS * TOKENS * CHOSEN * HIDDEN
+
+
+def test_layers_of_transformers_add_up_the_gradient_of_every_matrix_with_the_same_input() -> None:
+    """Forward twice; backward for queries, keys and values, and for gate and up, as was counted."""
+    shape = ModelShape("small", "llama", LAYERS, HIDDEN, 4, 2, 16, 1000, 128)
+    apart = replace(SINGLE, own_layers=False)
+    (message,) = model_traffic(shape, ProcessLayout(tp=2), apart, TOKENS, LAYERS, recompute=False)
+    assert message.bytes == 4 * 7 * LAYERS * TOKENS * HIDDEN
+
+
+def test_keys_and_values_are_gathered_where_there_is_no_ring() -> None:
+    shape = ModelShape("small", "llama", LAYERS, HIDDEN, 4, 2, 16, 1000, 128)
+    apart, layout = replace(SINGLE, own_layers=False), ProcessLayout(cp=2)
+    found = {m.operation: m.bytes for m in model_traffic(shape, layout, apart, TOKENS, LAYERS, recompute=False)}
+    both = 4 * LAYERS * 2 * TOKENS * 2 * (2 * 16)
+    assert found == {"all_gather": both, "reduce_scatter": both}
+    assert _bytes(layout, "send") > 0
+
+
+def test_an_embedding_that_is_the_head_is_added_up_between_the_ends_of_a_pipeline() -> None:
+    shape = ModelShape("small", "llama", LAYERS, HIDDEN, 4, 2, 16, 1000, 128, tied=True)
+    (message,) = step_traffic(shape, ProcessLayout(pp=2, shard=2))
+    assert (message.bytes, message.ways, message.stride) == (4 * 1000 * HIDDEN, 2, 2)
+    assert not list(step_traffic(replace(shape, tied=False), ProcessLayout(pp=2)))
 
 
 def test_recomputing_repeats_what_the_forward_pass_exchanged() -> None:

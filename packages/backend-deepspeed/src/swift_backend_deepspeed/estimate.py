@@ -72,7 +72,7 @@ def _on_host(kept: Mapping[str, float], *names: str) -> dict[str, float]:
 
 
 def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Sequence[Traffic]:
-    """Stage 1 and 2 add gradients up and gather updated weights; stage 3 gathers weights for every pass."""
+    """Stages 1 and 2 add gradients up and gather updated weights; stage 3 gathers weights for every pass."""
     content = run.options(DeepSpeedOptions).content
     stage, layout = _stage(content, weights), weights.layout
     over, compute = layout.data * layout.sequence, weights.compute_bytes
@@ -96,9 +96,19 @@ def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Seq
             ),
         ]
     times = micro_batches if stage == 2 else 1
+    # A bucket with gradients of several processes is added up whole, on all of them, unless the JSON says otherwise.
+    apart = content.get("zero_optimization", {}).get("use_multi_rank_bucket_allreduce") is False
     return [
         *host,
-        Traffic("gradients", "reduce_scatter", times * gradients, over, layout.tp, times * calls, hidden / times),
+        Traffic(
+            "gradients",
+            "reduce_scatter" if apart else "all_reduce",
+            times * gradients,
+            over,
+            layout.tp,
+            times * calls,
+            hidden / times,
+        ),
         Traffic("updated weights", "all_gather", gradients, over, layout.tp, calls),
     ]
 

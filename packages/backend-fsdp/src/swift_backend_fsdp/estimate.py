@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from swift.contracts import GROWING, HOST, PASSING, Traffic
+from swift.contracts import GROWING, HOST, LEAVING, PASSING, Traffic
 from swift_backend_fsdp.config import FsdpConfig
 
 if TYPE_CHECKING:
@@ -35,20 +35,21 @@ def estimate_memory(run: Run, weights: LocalWeights) -> Mapping[str, float]:
     whole = reduced * weights.trained if stays_whole else 0.0
     return {
         **state,
-        **(_gathered(options, weights) if over > 1 or weights.compute_bytes < 4 else {}),
+        **_gathered(options, weights, over),
         "whole gradients of micro-batches": whole,
-        PASSING + "gradients on their way": (weights.compute_bytes + reduced) * weights.block * trained,
+        LEAVING + "gradients on their way": (weights.compute_bytes + reduced) * weights.block * trained,
     }
 
 
-def _gathered(options: FsdpConfig, weights: LocalWeights) -> dict[str, float]:
+def _gathered(options: FsdpConfig, weights: LocalWeights, over: int) -> dict[str, float]:
     """Return the bytes of what is whole at once: the ends for the whole pass, the block in use and those fetched ahead.
 
     What is fetched arrives in one buffer, from which the block's own tensors are copied. At the loss no block is whole.
+    A process by itself fetches nothing ahead, and copies a block's shards when it gets there.
     """
     if not options.reshard_after_forward:
         return {"gathered weights": weights.compute_bytes * weights.all}
-    blocks = min((2 + options.prefetch) * weights.block, weights.all)
+    blocks = min((2 + options.prefetch if over > 1 else 1) * weights.block, weights.all)
     return {
         "gathered weights": weights.compute_bytes * weights.ends,
         PASSING + "gathered blocks": weights.compute_bytes * blocks,
@@ -63,9 +64,11 @@ def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Seq
     passes = 2 if options.reshard_after_forward else 1
     reduced = 4.0 if options.reduce_dtype == "float32" else weights.compute_bytes
     times = micro_batches if options.reduce == "micro_batch" else 1
+    # The ends stay whole from a forward pass to its backward pass.
+    gathered = passes * (weights.all - weights.ends) + weights.ends
     traffic = [
         Traffic(
-            "weights", "all_gather", micro_batches * passes * weights.compute_bytes * weights.all, over, layout.tp,
+            "weights", "all_gather", micro_batches * weights.compute_bytes * gathered, over, layout.tp,
             calls=micro_batches * passes * blocks, hidden=0.9,
         ),
         Traffic(

@@ -78,6 +78,7 @@ def estimate_traffic(run: Run, weights: LocalWeights, micro_batches: int) -> Seq
             traffic.append(Traffic(f"gradients{whose}", "all_reduce", 4 * values, ways, stride, calls, hidden))
             continue
         traffic.append(Traffic(f"gradients{whose}", "reduce_scatter", 4 * values, ways, stride, calls, hidden))
-        updated = weights.compute_bytes * values
+        # Weights with and without experts have an optimizer each, and each of them has all weights gathered.
+        updated = (2 if experts else 1) * weights.compute_bytes * values
         traffic.append(Traffic(f"updated weights{whose}", "all_gather", updated, ways, stride, calls, hidden))
     return traffic

@@ -142,6 +142,11 @@ class PlannedBackend:
         """Return what the fullest process keeps, in bytes by name; None where the backend has no answer."""
         return cast("Mapping[str, float] | None", self._ask("swift_estimate_memory", run=run, weights=weights))
 
+    @property
+    def own_layers(self) -> bool:
+        """Return whether its layers are others than those of transformers, so that it says what they keep."""
+        return bool(self._hooks.swift_estimate_activations.get_hookimpls())
+
     def activations(self, run: Run, layer: LayerSizes) -> float | None:
         """Return what a layer keeps for its backward pass, in bytes a token; None where the backend has no answer."""
         return cast("float | None", self._ask("swift_estimate_activations", run=run, layer=layer))

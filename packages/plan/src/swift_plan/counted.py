@@ -8,7 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from swift_plan.memory import Activations, KeptState, Stage, StagesOf, split
-from swift_plan.traffic import model_traffic
+from swift_plan.traffic import model_traffic, step_traffic
 from swift_plan.workload import TrainedCount, Workload
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class CountedPlan:
         )
         return [
             *self.traffic,
+            *step_traffic(self.shape, self.layout),
             *(replace(each, bytes=times * each.bytes, calls=times * each.calls) for each in of_layers),
         ]
 

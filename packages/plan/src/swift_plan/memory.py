@@ -8,7 +8,7 @@ from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from swift.contracts import AFTERWARDS, GROWING, HOST, PASSING, LayerSizes, LocalWeights, ProcessLayout
+from swift.contracts import AFTERWARDS, GROWING, HOST, LEAVING, PASSING, LayerSizes, LocalWeights, ProcessLayout
 from swift_plan.shape import ModelShape
 from swift_plan.workload import TrainedCount, Workload
 
@@ -172,7 +172,7 @@ class TracedMemory(Protocol):
         """Return it of the loss of so many tokens, where `cut` processes share the head."""
 
 
-_KINDS = {GROWING: 1, PASSING: 2, AFTERWARDS: 3}
+_KINDS = {GROWING: 1, PASSING: 2, AFTERWARDS: 3, LEAVING: 4}
 
 
 @cache
@@ -193,16 +193,18 @@ class KeptState:
     """What is there while a backward pass goes through layers."""
     afterwards: Mapping[str, float]
     """What is there when it has gone through all of them."""
-    sizes: tuple[float, float, float, float]
-    """The bytes of the four, without what lies in the machine's memory."""
+    leaving: Mapping[str, float]
+    """What is there when it has gone through one."""
+    sizes: tuple[float, float, float, float, float]
+    """The bytes of the five, without what lies in the machine's memory."""
     host: float
     """The bytes that do."""
 
     @classmethod
     def of(cls, terms: Mapping[str, float]) -> KeptState:
         """Take the terms of `swift_estimate_memory` apart."""
-        apart: tuple[dict[str, float], ...] = ({}, {}, {}, {})
-        sizes, host = [0.0, 0.0, 0.0, 0.0], 0.0
+        apart: tuple[dict[str, float], ...] = ({}, {}, {}, {}, {})
+        sizes, host = [0.0, 0.0, 0.0, 0.0, 0.0], 0.0
         for name, size in terms.items():
             kind, plain = _kind_of(name)
             apart[kind][plain] = size
@@ -210,8 +212,9 @@ class KeptState:
                 host += size
             else:
                 sizes[kind] += size
-        always, growing, passing, afterwards = apart
-        return cls(always, growing, passing, afterwards, (sizes[0], sizes[1], sizes[2], sizes[3]), host)
+        always, growing, passing, afterwards, leaving = apart
+        one, two, three, four, five = sizes
+        return cls(always, growing, passing, afterwards, leaving, (one, two, three, four, five), host)
 
 
 LOSS, BACKWARD, UPDATE = "the loss, by chunks", "a layer's backward pass", "before the update"
@@ -228,13 +231,14 @@ class Instant(NamedTuple):
     """The part of the gradients that is there, from 0 to 1."""
     passing: bool
     total: float
+    leaving: bool = False
 
     def terms(self, state: KeptState) -> dict[str, float]:
         """Return the bytes by name."""
         growing = {name: self.grown * size for name, size in state.growing.items()}
         if self.name == UPDATE:
             return {**state.always, **growing, **state.afterwards}
-        passing = state.passing if self.passing else {}
+        passing = {**(state.passing if self.passing else {}), **(state.leaving if self.leaving else {})}
         return {**state.always, **growing, **passing, "activations": self.activations, self.name: self.moment}
 
 
@@ -273,7 +277,8 @@ class Activations:
         layer = told if told is not None else transformers_layer(widths)
         if self._workload.drops:
             # Kernels for the CPU keep a number where others keep a bit.
-            layer += (2 * size if self._on_cpu else size + 1) * shape.inputs / layout.tp
+            whole_inputs, cut_inputs = shape.inputs
+            layer += (2 * size if self._on_cpu else size + 1) * (whole_inputs + cut_inputs / layout.tp)
         if shape.experts:
             # What is sent to the experts and comes back, once for every expert that a token chose.
             layer += 2 * size * shape.experts_per_token * shape.hidden / layout.tp
@@ -289,7 +294,7 @@ class Activations:
         """Return the instant at which a stage has the most, for micro-batches of so many tokens."""
         layer = self._layers[recompute]
         in_flight = min(stage.in_flight, micro_batches)
-        always, growing, passing, afterwards = state.sizes
+        always, growing, passing, afterwards, leaving = state.sizes
         # After the first micro-batch there are gradients all the time.
         before = 1.0 if micro_batches > 1 else 0.0
         all_layers = (stage.layers * in_flight * layer.kept + layer.ends) * tokens
@@ -300,15 +305,23 @@ class Activations:
         # The embedding's gradient is not there before the last layer has been left.
         one_layer = (max(0.0, (in_flight - 1) * stage.layers + 1) * layer.kept + layer.ends) * tokens
         last = always + growing + one_layer + moment + passing
+        # When a layer has been gone through, what it kept is gone, and its gradients are there.
+        less = layer.kept * tokens
+        left = always + of_head * growing + all_layers - less + passing + leaving
+        end = always + growing + one_layer - less + passing + leaving
         update = always + growing + afterwards
         loss = self._loss(tokens) if stage.has_head else 0.0
         at_loss = always + before * growing + all_layers + loss if stage.has_head else 0.0
         # Searches ask this of every plan: nothing is made but the answer.
-        most = max(first, last, update, at_loss)
+        most = max(first, last, left, end, update, at_loss)
         if first == most:
             return Instant(BACKWARD, all_layers, moment, of_head, True, first)
         if last == most:
             return Instant(BACKWARD, one_layer, moment, 1.0, True, last)
+        if left == most:
+            return Instant(BACKWARD, all_layers - less, 0.0, of_head, True, left, True)
+        if end == most:
+            return Instant(BACKWARD, one_layer - less, 0.0, 1.0, True, end, True)
         if update == most:
             return Instant(UPDATE, 0.0, 0.0, 1.0, False, update)
         return Instant(LOSS, all_layers, loss, before, False, at_loss)

@@ -32,6 +32,9 @@ _NORMED_HEADS = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2
 _QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "gpt2", "gpt_neox", "opt", "phi", "starcoder2", "bloom"})
 
 
+_CUT_BY_COLUMNS = frozenset({"o_proj", "down_proj"})
+
+
 @dataclass(frozen=True)
 class Matrix2:
     """A matrix of a layer, `copies` times."""
@@ -126,10 +129,18 @@ class ModelShape:
             yield from self.mlp_matrices(self.shared_width)
 
     @cached_property
-    def inputs(self) -> int:
-        """Return the widths of what goes into a layer's matrices, together."""
-        matrices = self.dense_matrices(with_experts=bool(self.experts))
-        return sum(each.columns * each.copies for each in matrices if each.name != "router")
+    def inputs(self) -> tuple[int, int]:
+        """Return the widths of what goes into a layer's matrices, together.
+
+        First of those that tensor parallelism cuts by rows, each process with all of the input, then of the others.
+        """
+        whole = cut = 0
+        for each in self.dense_matrices(with_experts=bool(self.experts)):
+            if each.name in _CUT_BY_COLUMNS:
+                cut += each.columns * each.copies
+            elif each.name != "router":
+                whole += each.columns * each.copies
+        return whole, cut
 
     @property
     def vectors(self) -> int:

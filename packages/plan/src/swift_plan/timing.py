@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from swift_plan.traffic import model_traffic
+from swift_plan.traffic import model_traffic, step_traffic
 
 if TYPE_CHECKING:
     from swift.contracts import ProcessLayout, Traffic
@@ -175,7 +175,7 @@ class Timing:
         computing = micro_batches * compute
         # All of it hides behind the same arithmetic, as far as it can.
         exposed = hiding = 0.0
-        for each in state_traffic:
+        for each in (*state_traffic, *step_traffic(shape, layout)):
             seconds = self.message(each)
             exposed += seconds * (1 - each.hidden)
             hiding += seconds * each.hidden

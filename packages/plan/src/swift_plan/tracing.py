@@ -18,7 +18,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from swift.contracts import Topology
 from swift.errors import ModelError
@@ -108,8 +107,6 @@ class TracedPass:
     """When the backward pass reaches the last block."""
     most: int
     """At the most, until it leaves that block."""
-    operations: int
-    """Floating-point operations of matrix products, forward and backward."""
 
 
 class _Source:
@@ -177,7 +174,7 @@ class Trace:
 
     def passed(self, blocks: int, length: int, *, recompute: bool) -> TracedPass:
         """Pass one row through so many blocks, forward and backward."""
-        live, counter = LiveBytes(), FlopCounterMode(display=False)
+        live = LiveBytes()  # alone: torch's FlopCounterMode beside it keeps a block's tensors until all are done
         marks: list[int] = []
         view = self._build(blocks, recompute=recompute)
         with _as_computed(), FakeTensorMode(allow_non_fake_inputs=True):
@@ -190,14 +187,14 @@ class Trace:
             last = decoder_blocks(view.model)[-1]
             last.register_forward_pre_hook(_left(live, marks), with_kwargs=True)
             last.register_forward_hook(_arrived(live, marks))
-            with live, counter:
+            with live:
                 for tensor in (*view.parameters(), *view.buffers(), ids):
                     live.weight(tensor)
                 with torch.autocast("cpu", self._compute, enabled=self._compute is not torch.float32):
                     states = trunk(input_ids=ids, use_cache=False).last_hidden_state
                 torch.autograd.backward(states.sum())
         kept, most = (*marks, live.peak)[:2]
-        return TracedPass(kept, most, counter.get_total_flops())
+        return TracedPass(kept, most)
 
     def loss(self, tokens: int, *, cut: int = 1) -> float:
         """Return what the loss takes beside hidden states and weights, where `cut` processes share the head."""

@@ -37,6 +37,8 @@ class Workload:
     drops: bool = False
     """Whether adapters drop some of their inputs, of which each then keeps a copy and a mask."""
 
+    own_layers: bool = True
+    """Whether the layers are the backend's own, and not those of transformers: matrices that have one input are one."""
     fp8: bool = False
     """Whether the products of layers are computed in FP8."""
 
@@ -67,6 +69,7 @@ class Workload:
             on_cpu=on_cpu,
             segments=2 if config.objective.name in _PAIRS else 1,
             drops=bool(getattr(backend.tuner_options, "dropout", 0.0)),
+            own_layers=backend.own_layers,
             fp8=getattr(backend.parsed.backend_options, "fp8", "none") != "none",
         )
 

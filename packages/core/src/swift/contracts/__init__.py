@@ -21,7 +21,17 @@ from swift.contracts.inference import (
     Score,
     ServeRequest,
 )
-from swift.contracts.layout import AFTERWARDS, GROWING, HOST, PASSING, LayerSizes, LocalWeights, ProcessLayout, Traffic
+from swift.contracts.layout import (
+    AFTERWARDS,
+    GROWING,
+    HOST,
+    LEAVING,
+    PASSING,
+    LayerSizes,
+    LocalWeights,
+    ProcessLayout,
+    Traffic,
+)
 from swift.contracts.model import ModelSource, WeightStream
 from swift.contracts.objective import EVERY_VIEW, LossSums, ModelView, Need, Objective
 from swift.contracts.observer import RankFacts, RunSummary, StepRecord, StepShares
@@ -48,6 +58,7 @@ __all__ = [
     "GROWING",
     "HOOK_API",
     "HOST",
+    "LEAVING",
     "PASSING",
     "POLICY",
     "Acts",

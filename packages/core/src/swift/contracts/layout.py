@@ -139,6 +139,8 @@ GROWING = "growing: "
 """Begins the name of a term that a step's first backward pass makes, and that is no more when weights are updated."""
 PASSING = "passing: "
 """Begins the name of a term that is there while a backward pass goes through the layers, and not at the loss."""
+LEAVING = "leaving: "
+"""Begins the name of a term that is there when a backward pass has gone through a layer, whose activations are gone."""
 AFTERWARDS = "afterwards: "
 """Begins the name of a term that is there when all layers have been left, until weights are updated."""
 
