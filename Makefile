@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-vllm browser gpu conformance matrix pairs check lint typecheck imports docs docs-check bench wheels site release-check lock clean
+.PHONY: help setup demo test test-all test-vllm browser gpu clusters conformance matrix pairs check lint typecheck imports docs docs-check bench wheels site release-check lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ browser: ## Install the Chromium that tests of the dashboard open, where there i
 
 gpu: setup ## All that needs a GPU: wheels, the tests marked gpu, benchmarks/gpu.py; DRY=1 tries it without one
 	@$(BIN)/python tools/gpu_day.py $(if $(DRY),--dry)
+
+clusters: setup ## Ray, a store as S3 is, and Kubernetes' own models: examples and URLs for real; installs them once
+	@$(PYTHON) tools/setup.py clusters
+	@SWIFT_CLUSTERS=1 $(BIN)/python -m pytest tests/clusters
 
 conformance: setup ## The conformance kit on every backend, with every case in every layout, and compiled QLoRA
 	@SWIFT_WHOLE_KIT=1 $(BIN)/python -m pytest tests -k "conformance or catches or compiled"

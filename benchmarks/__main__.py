@@ -21,6 +21,7 @@ PARTS = {
     "tokenising": "rows a second from chats to tokens and masks, against row by row and datasets.map, and memory",
     "pictures": "rows a second with pictures to tokens, by headers against decoding",
     "picture_training": "training on pictures against a loop by hand: speed, memory, packing, stand-ins, resuming",
+    "scale": "ten million rows by independent jobs, joined and started on: memory, what is read, rows a second",
     "orders": "memory and time of the order of epochs of ten million samples, computed and as a list",
     "fsdp": "speed and memory of FSDP against FSDP2 by hand and the Trainer's, and long sequences",
     "deepspeed": "speed and memory of DeepSpeed against deepspeed.initialize by hand and the Trainer's",

@@ -102,16 +102,17 @@ def one_way(way: str, data: Path, rows: int) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    importlib.import_module("datasets" if way == "datasets" else "swift.data.pipeline")
+    importlib.import_module("datasets" if way.startswith("datasets") else "swift.data.pipeline")
     before, start = _cpu(), time.perf_counter()
-    made = {"row-by-row": row_by_row, "datasets": with_datasets}.get(way)
-    if made is not None:
-        ids, weights = made(tokenizer, data)
+    count = int(way[-1]) if way[-1].isdigit() and int(way[-1]) > 1 else 1
+    if way == "row-by-row":
+        ids, weights = row_by_row(tokenizer, data)
+    elif way.startswith("datasets"):
+        ids, weights = with_datasets(tokenizer, data, count)
     else:
-        ids, weights = with_swift(tokenizer, data, int(way.rpartition("-")[2]))
+        ids, weights = with_swift(tokenizer, data, count)
     seconds, after = time.perf_counter() - start, _cpu()
     own, workers = after[0] - before[0], after[1] - before[1]
-    count = int(way[-1]) if way[-1].isdigit() and int(way[-1]) > 1 else 1
     return {
         "seconds": seconds,
         "cpu": own + workers,
@@ -163,7 +164,7 @@ def row_by_row(tokenizer: Any, data: Path) -> tuple[Any, Any]:
     return np.concatenate(ids), np.concatenate(weights)
 
 
-def with_datasets(tokenizer: Any, data: Path) -> tuple[Any, Any]:
+def with_datasets(tokenizer: Any, data: Path, workers: int = 1) -> tuple[Any, Any]:
     """Return a batched `datasets.map`, as its users write it, and its arrow file read once."""
     import datasets
     import numpy as np
@@ -188,7 +189,8 @@ def with_datasets(tokenizer: Any, data: Path) -> tuple[Any, Any]:
     cache = FOLDER / "datasets"
     shutil.rmtree(cache, ignore_errors=True)
     rows = datasets.load_dataset("json", data_files=str(data), split="train", cache_dir=str(cache))
-    made = rows.map(encode, batched=True, remove_columns=rows.column_names).with_format("arrow")
+    processes = workers if workers > 1 else None
+    made = rows.map(encode, batched=True, remove_columns=rows.column_names, num_proc=processes).with_format("arrow")
     table = made[:]
     return (
         np.concatenate([each.flatten().to_numpy() for each in table["input_ids"].chunks]).astype(np.int32),

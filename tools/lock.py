@@ -34,6 +34,7 @@ def main() -> None:
     write("harness.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "harness")))
     write("sentences.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "sentences")))
     write("site.txt", entries(export("--only-group", "site")))
+    write("clusters.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "clusters")))
     write("trackers.txt", beyond(there, export("--only-group", "trackers")))
 
 

@@ -26,6 +26,7 @@ HARNESS = VENV / "harness"
 TRACKERS = VENV / "trackers"
 SENTENCES = VENV / "sentences"
 SITE = VENV / "site"
+CLUSTERS = VENV / "clusters"
 PINS = ROOT / "requirements"
 
 
@@ -36,6 +37,8 @@ class SetupError(Exception):
 def main() -> int:
     if sys.argv[1:] == ["site"]:
         return site()
+    if sys.argv[1:] == ["clusters"]:
+        return clusters()
     started = time.monotonic()
     try:
         check_python()
@@ -114,6 +117,20 @@ def site() -> int:
     run([str(PYTHON), "-m", "venv", "--clear", "--without-pip", str(SITE)])
     wanted = ("--no-deps", "--require-hashes", "--requirement", str(pins))
     uv_install(pip_settings.for_uv(), *wanted, python=SITE / "bin" / "python")
+    stamp.write_text(pins.read_text())
+    return 0
+
+
+def clusters() -> int:
+    """Install what tests on clusters and object stores need, once for each set of pins."""
+    import pip_settings
+
+    pins = PINS / "clusters.txt"
+    stamp = CLUSTERS / "setup-fingerprint"
+    if stamp.is_file() and stamp.read_text() == pins.read_text():
+        return 0
+    say("Ray, moto and s3fs, in an environment of their own")
+    install_inside(CLUSTERS, pins.name, pip_settings.for_uv())
     stamp.write_text(pins.read_text())
     return 0
 

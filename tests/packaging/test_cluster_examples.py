@@ -50,21 +50,6 @@ def test_the_train_job_starts_swift_by_torchrun_and_goes_on_where_it_was() -> No
     assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
 
 
-def test_the_train_job_is_one_to_kubeflows_own_models() -> None:
-    models = pytest.importorskip("kubeflow_trainer_api.models")
-    job = yaml.safe_load((EXAMPLES / "kubernetes" / "trainjob.yaml").read_text())
-    assert _missing(job, models.TrainerV1alpha1TrainJob.from_dict(job).to_dict()) == []
-
-
-def _missing(given: Any, read: Any, path: str = "") -> list[str]:
-    """Return what was not understood, or as something else."""
-    if isinstance(given, dict) and isinstance(read, dict):
-        return [each for key, value in given.items() for each in _missing(value, read.get(key), f"{path}/{key}")]
-    if isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
-        return [each for one, other in zip(given, read, strict=True) for each in _missing(one, other, path)]
-    return [] if given == read else [path]
-
-
 def test_a_worker_of_ray_trains_as_the_process_that_ray_says_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_value_never_becomes_a_flag() -> None:
         ({}, "--trust-remote-code", "would run code"),
         ({"logging.output": "/tmp"}, "", "writes nowhere else"),
         ({"logging.output": "../.."}, "", "writes nowhere else"),
+        ({"checkpoint.copy_to": "file:///tmp"}, "", "would copy files to file:///tmp"),
         ({"tuner.rank": "many"}, "", "--lora_rank must be a whole number, not 'many'."),
         ({}, "--config /etc/passwd", "passwd"),
     ],

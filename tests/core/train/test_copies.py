@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from swift.checkpoint.folders import find_checkpoint
 from swift.errors import CheckpointError, ConfigError, ExportError
 from swift.infer.find import find_weights
 from swift.remote.put import put
+from swift.remote.queue import CopyQueue, hold
 
 ROWS = conversations(16)
 NAMED = {"logging.run_name": "mine", "checkpoint.save_steps": 2, "checkpoint.keep": 1, "train.max_steps": 6}
@@ -79,9 +83,19 @@ def test_a_copy_that_fails_is_said_and_the_training_goes_on(
     assert "cannot be written" in said
 
 
-def test_where_to_copy_is_refused_before_a_model_is_loaded(tied: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="ftp:// is not among s3://"):
-        run_training(tied, tmp_path, ROWS, {**NAMED, "checkpoint.copy_to": "ftp://host/runs"})
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"checkpoint.copy_to": "ftp://host/runs"}, "ftp:// is not among s3://"),
+        ({"checkpoint.copy_to": "/mnt/runs"}, "'/mnt/runs' is no URL"),
+        ({"logging.report_to": ["copies"]}, "copies is not a report"),
+    ],
+)
+def test_where_to_copy_is_refused_before_a_model_is_loaded(
+    tied: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_training(tied, tmp_path, ROWS, {**NAMED, **settings})
 
 
 def test_a_folder_is_never_whole_before_all_of_it_has_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +119,77 @@ def test_a_folder_is_never_whole_before_all_of_it_has_arrived(tmp_path: Path, mo
         put(folder, "memory://runs/one/checkpoint-4")
     assert newest_copy("memory://runs/one") is None
     memory.store.clear()
+
+
+def checkpoint(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps({"name": folder.name}))
+    (folder / "weights").write_bytes(b"weights")
+    return folder
+
+
+class Copied:
+    """A run's folder whose checkpoints are copied to `away` below it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.away = folder / "away"
+        self.said: list[str] = []
+        self.queue = CopyQueue(
+            f"file://{self.away}",
+            wanted=lambda: {each.name for each in folder.glob("checkpoint-*")},
+            files=lambda: [folder / "args.json"],
+            say=self.said.append,
+        )
+        (folder / "args.json").write_text("{}")
+
+    def save(self, name: str) -> None:
+        made = checkpoint(self.folder / name)
+        self.queue.add(made, hold(made, self.folder / ".copies" / name))
+
+    def remove(self, name: str) -> None:
+        shutil.rmtree(self.folder / name)
+
+
+def test_a_copy_that_failed_is_made_with_the_next_one(tmp_path: Path) -> None:
+    run = Copied(tmp_path)
+    run.away.write_text("a file where a folder should be")
+    run.save("checkpoint-2")
+    while run.queue.busy:
+        run.queue.go_on()
+    assert not run.queue.complete
+    assert [line.partition(":")[0] for line in run.said] == ["checkpoint-2 was not copied"]
+    run.away.unlink()
+    run.save("checkpoint-4")
+    run.queue.finish()
+    assert run.queue.complete
+    assert checkpoints(run.away) == ["checkpoint-2", "checkpoint-4"]
+    assert contents(run.away / "checkpoint-2") == contents(tmp_path / "checkpoint-2")
+    assert (run.away / "args.json").exists()
+    assert len(run.said) == 1
+    assert list((tmp_path / ".copies").iterdir()) == []
+
+
+def test_a_store_slower_than_the_run_gets_the_newest_and_keeps_what_the_run_keeps(tmp_path: Path) -> None:
+    run = Copied(tmp_path)
+    for step in (2, 4, 6):
+        run.save(f"checkpoint-{step}")
+        if step != 6:
+            run.remove(f"checkpoint-{step}")
+    run.queue.finish()
+    assert run.said == []
+    assert checkpoints(run.away) == ["checkpoint-6"]
+    before = (run.away / "checkpoint-6" / "weights").stat().st_mtime_ns
+    run.queue.add(tmp_path / "checkpoint-6", hold(tmp_path / "checkpoint-6", tmp_path / ".copies" / "checkpoint-6"))
+    run.queue.finish()  # as a run does that goes on from it
+    assert (run.away / "checkpoint-6" / "weights").stat().st_mtime_ns == before
+
+
+def test_what_copies_ends_with_the_run_that_asked_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "endless")
+    task = {"folder": None, "to": "", "files": [str(tmp_path / "endless")], "beside": "memory://there", "gone": []}
+    with subprocess.Popen([sys.executable, "-m", "swift.remote.put"], stdin=subprocess.PIPE, text=True) as copying:
+        assert copying.stdin is not None
+        copying.stdin.write(json.dumps(task) + "\n")
+        copying.stdin.close()
+        assert copying.wait(60) == 1

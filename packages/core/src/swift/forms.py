@@ -26,6 +26,7 @@ from swift.observers.facts import resume_words
 from swift.plugins.discover import list_plugins
 from swift.plugins.kinds import KINDS
 from swift.plugins.load import find, load
+from swift.remote.urls import is_remote
 from swift.terminal import say_nothing
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class CheckedCommand:
     """Code that it would run which comes from elsewhere: of a model, or Python files that options name."""
     hosts: tuple[str, ...] = ()
     """Addresses that it listens on."""
+    sends: tuple[str, ...] = ()
+    """URLs that it copies checkpoints or exports to."""
     expected: ExpectedMemory | None = None
     """By an installed planner, where it was asked for."""
 
@@ -222,6 +225,7 @@ def _check_run(verb: str, words: list[str], expect: bool) -> CheckedCommand:
         tuple(path.absolute() for path in writes),
         _run_folder(parsed),
         _code_of(parsed),
+        sends=tuple(filter(None, [config.checkpoint.copy_to])),
         expected=_expected(parsed, processes, words, verb) if expect else None,
     )
 
@@ -280,4 +284,5 @@ def _check_other(verb: str, words: list[str]) -> CheckedCommand:
         writes=tuple(Path(each).absolute() for each in out),
         trusts=(*trusts, *typed.passed_on, *_files_of(options)),
         hosts=tuple(filter(None, [getattr(options, "host", None)])),
+        sends=tuple(url for url in (getattr(options, "push", None),) if url is not None and is_remote(url)),
     )

@@ -9,7 +9,7 @@ from swift.checkpoint.manifest import FOLDER_NAME, MANIFEST
 from swift.config.sections import Config
 from swift.errors import CheckpointError
 from swift.remote.apart import apart
-from swift.remote.fetch import fetch, fetch_into
+from swift.remote.fetch import LOCK, fetch, fetch_into, locked
 from swift.remote.urls import check_protocol, is_remote, open_url, unreachable
 from swift.terminal import waiting
 
@@ -46,8 +46,8 @@ def bring_back(config: Config, run_folder: Path) -> None:
         newest = newest_copy(url)
         if newest is None:
             return
+        apart(_files, url, run_folder, error=CheckpointError)  # before the checkpoint: whose folder has one, has all
         fetch_into(newest, run_folder / newest.rpartition("/")[2], error=CheckpointError, last=MANIFEST)
-        apart(_files, url, run_folder, error=CheckpointError)
 
 
 def _newest(url: str) -> str:
@@ -67,10 +67,12 @@ def _newest(url: str) -> str:
 def _files(url: str, folder: Path) -> str:
     system, base = open_url(url, error=CheckpointError)
     try:
-        for each in system.ls(base, detail=True):
-            name = str(each["name"]).rstrip("/").rpartition("/")[2]
-            if each["type"] == "file" and name not in ("", ".", "..") and not (folder / name).exists():
-                system.get_file(each["name"], str(folder / name))
+        with locked(folder, LOCK):
+            for each in system.ls(base, detail=True):
+                name = str(each["name"]).rstrip("/").rpartition("/")[2]
+                if each["type"] == "file" and not name.startswith(".") and name and not (folder / name).exists():
+                    system.get_file(each["name"], str(folder / f".{name}"))
+                    (folder / f".{name}").rename(folder / name)
     except Exception as problem:
         raise unreachable(url, problem, error=CheckpointError) from None
     return str(folder)

@@ -16,15 +16,15 @@ from swift.errors import CheckpointError, UsageError
 from swift.export.destination import check_destination, default_destination
 from swift.importing import importing
 from swift.terminal import print_line
-from swift.untrusted import typed_path
+from swift.untrusted import shown, typed_path
 
 
 class ExportVerbOptions(ExportOptions):
     """Every export is checked against the training state before it is complete."""
 
     examples = ("swift export output/my-model/v1-20260101-120000 --to hf --out exported",)
-    checkpoint: Annotated[FilePath | None, Argument("RUN_OR_CHECKPOINT"), Aliases("adapters", "ckpt_dir")] = Field(
-        None, description="Folder of a run (its last checkpoint), of a checkpoint or of a model"
+    checkpoint: Annotated[Name | None, Argument("RUN_OR_CHECKPOINT"), Aliases("adapters", "ckpt_dir")] = Field(
+        None, description="Folder or URL of a run (its last checkpoint), of a checkpoint or of a model"
     )
     model: Name | None = Field(
         None, description="Model folder to export; beside a checkpoint, where the model is now that it was trained on"
@@ -95,13 +95,23 @@ def check_export(options: ExportVerbOptions) -> tuple[Path, Path]:
 def _check_source(options: ExportVerbOptions) -> Path:
     """Return what is to be exported; `UsageError` where nothing is named."""
     if options.checkpoint is not None:
-        return options.checkpoint
+        return _on_this_machine(options.checkpoint, options)
     if options.model is not None:
         return Path(options.model)
     raise UsageError(
         "swift export needs RUN_OR_CHECKPOINT (Folder of a run, of a checkpoint or of a model).",
         hint=f"For example: {options.examples[0]}",
     )
+
+
+def _on_this_machine(name: str, options: ExportVerbOptions) -> Path:
+    """Return the folder that is meant; what lies behind a URL is copied, and has no folder next to it to export to."""
+    from swift.checkpoint.copies import on_this_machine
+    from swift.remote.urls import is_remote
+
+    if is_remote(name) and options.out is None:
+        raise UsageError(f"Where '{shown(name)}' is to be exported to is not said.", hint="Name a folder: --out FOLDER")
+    return typed_path(on_this_machine(name), "The checkpoint", CheckpointError)
 
 
 def _pushed(options: ExportVerbOptions) -> ExportVerbOptions:

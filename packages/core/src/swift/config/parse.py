@@ -29,7 +29,7 @@ from swift.config.other_programs.online import OWN_OPTIONS
 from swift.config.problems import config_error, subject
 from swift.config.requests import settle, settle_layer
 from swift.config.schedules import check_schedule
-from swift.config.sections import Config, OpenSection
+from swift.config.sections import COPIES, Config, OpenSection
 from swift.config.tasks import TRAINED_BY, check_task, for_objective
 from swift.config.values import coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
@@ -250,6 +250,11 @@ def _same(one: Any, other: Any) -> bool:
 
 def _check_names(config: Config) -> None:
     """Plugins that are needed later must be there now: a run should not train for hours and then fail to export."""
+    if COPIES in config.logging.report_to:
+        raise ConfigError(
+            f"{COPIES} is not a report: it copies checkpoints to a URL, which it needs to know.",
+            hint="Type: --checkpoint.copy_to s3://bucket/runs",
+        )
     for name in config.observers:
         find("swift.observers", name)
     if config.checkpoint.copy_to is not None:

@@ -32,6 +32,8 @@ from swift.errors import UnsupportedPlan
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Options = TypeVar("Options", bound=BaseModel)
+COPIES = "copies"
+"""The observer that `checkpoint.copy_to` brings."""
 
 
 class OpenSection(Section):
@@ -480,4 +482,4 @@ class Config(Section):
     @property
     def observers(self) -> tuple[str, ...]:
         """Return the names of the observers that the run tells what happens."""
-        return (*self.logging.report_to, *(("copies",) if self.checkpoint.copy_to is not None else ()))
+        return (*self.logging.report_to, *((COPIES,) if self.checkpoint.copy_to is not None else ()))

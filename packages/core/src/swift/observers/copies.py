@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-import threading
 from pathlib import Path
-from queue import SimpleQueue
 
 from swift.checkpoint.copies import place_of
-from swift.checkpoint.folders import whole_checkpoints
-from swift.contracts import Run, RunSummary
+from swift.checkpoint.folders import last_checkpoint, whole_checkpoints
+from swift.contracts import Run, RunSummary, StepRecord
 from swift.hookspecs import hookimpl
+from swift.remote.queue import CopyQueue, hold
 
 WAITING = ".copies"
 """Where checkpoints wait in the run's folder until they are copied, by further names of the same files."""
@@ -23,90 +18,57 @@ WAITING = ".copies"
 class CopiesObserver:
     """Copies to `checkpoint.copy_to`: each checkpoint once it is whole, with the files beside it, one after the other.
 
-    A checkpoint that the run removes meanwhile is copied nevertheless, and its copy is removed with the next one. A
-    copy that fails is said aloud, and the training goes on: the next one is tried anew.
+    Checkpoints that the run removes are removed there with the next copy. Of those that wait meanwhile, only the newest
+    is copied.
     """
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[str, Path | None] | None] = SimpleQueue()
-        self._said: SimpleQueue[str] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._copied: set[str] = set()
+        self._queue: CopyQueue | None = None
 
     @hookimpl
     def swift_run_start(self, run: Run) -> None:
-        """Begin to copy what will be saved; what a run before this one has left waiting is removed."""
+        """Begin with the checkpoint that the run goes on from, unless it is there already."""
         shutil.rmtree(run.folder / WAITING, ignore_errors=True)
-        self._copied = {folder.name for folder in whole_checkpoints(run.folder).values()}
-        self._url = place_of(run.config, run.folder)
-        self._folder = run.folder
-        self._thread = threading.Thread(target=self._work, name="copies", daemon=True)
-        self._thread.start()
+        self._queue = CopyQueue(
+            place_of(run.config, run.folder),
+            wanted=lambda: {folder.name for folder in whole_checkpoints(run.folder).values()},
+            files=lambda: _files_of(run.folder),
+            say=run.say,
+        )
+        if (last := last_checkpoint(run.folder)) is not None:
+            self._add(run, last)
+
+    @hookimpl
+    def swift_step_end(self, run: Run, record: StepRecord) -> None:
+        """Begin the next copy where one has ended."""
+        if self._queue is not None:
+            self._queue.go_on()
 
     @hookimpl
     def swift_checkpoint_saved(self, run: Run, step: int, folder: Path) -> None:
         """Have a checkpoint copied."""
-        self._queue.put((folder.name, _held(folder, run.folder / WAITING / str(step))))
-        self._tell(run)
+        self._add(run, folder)
 
     @hookimpl(trylast=True)  # after those that write the run's files
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
         """Wait for the copies, and copy the run's files as they are at its end."""
-        if self._thread is None:
+        if self._queue is None:
             return
-        if self._thread.is_alive() and not self._queue.empty():
-            run.say(f"Waiting for copies to {self._url}")
-        self._queue.put(("", None))
-        self._queue.put(None)
-        self._thread.join()
-        self._tell(run)
+        if self._queue.busy:
+            run.say(f"Waiting for copies to {self._queue.url}")
+        self._queue.finish()
+        run.say(f"{'Copied' if self._queue.complete else 'Not all of it was copied'} to {self._queue.url}")
         shutil.rmtree(run.folder / WAITING, ignore_errors=True)
-        if self._copied:
-            run.say(f"Copied to {self._url}")
 
-    def _tell(self, run: Run) -> None:
-        while not self._said.empty():
-            run.say(self._said.get())
-
-    def _work(self) -> None:
-        while (asked := self._queue.get()) is not None:
-            name, held = asked
-            there = {folder.name for folder in whole_checkpoints(self._folder).values()}
-            gone = self._copied - there - {name}
-            task = {
-                "folder": None if held is None else str(held),
-                "to": f"{self._url}/{name}",
-                "files": [str(each) for each in _files_of(self._folder)],
-                "beside": self._url,
-                "gone": [f"{self._url}/{each}" for each in sorted(gone)],
-            }
-            done = subprocess.run(
-                [sys.executable, "-m", "swift.remote.put"], input=json.dumps(task), text=True, capture_output=True
-            )
-            if done.returncode == 0:
-                self._copied = (self._copied | ({name} if name else set())) - gone
-            else:
-                reason = (done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"])[-1]
-                what = name or "The run's files"
-                self._said.put(f"{what} was not copied: {reason}" if name else f"{what} were not copied: {reason}")
-            if held is not None:
-                shutil.rmtree(held, ignore_errors=True)
-
-
-def _held(folder: Path, place: Path) -> Path:
-    """Return a folder with the same files, which stays when the checkpoint is removed.
-
-    Where a file system has no second names for files, the files are copied.
-    """
-
-    def second_name(source: str, target: str) -> None:
+    def _add(self, run: Run, folder: Path) -> None:
+        if self._queue is None:
+            return
         try:
-            os.link(source, target)
-        except OSError:
-            shutil.copy2(source, target)
-
-    shutil.rmtree(place, ignore_errors=True)
-    return Path(shutil.copytree(folder, place, copy_function=second_name))
+            held = hold(folder, run.folder / WAITING / folder.name)
+        except OSError as problem:
+            run.say(f"{folder.name} was not copied: {problem.strerror or problem}")
+            return
+        self._queue.add(folder, held)
 
 
 def _files_of(folder: Path) -> list[Path]:

@@ -17,6 +17,9 @@ from swift.remote.apart import apart
 from swift.remote.urls import check_protocol, open_url, unreachable
 from swift.untrusted import shown
 
+LOCK = ".fetch.lock"
+"""The lock of a folder that copies are made in."""
+
 
 def fetch(url: str, cache: Path, *, error: type[SwiftError], last: str = "", hint: str = "") -> Path:
     """Return the local copy of a file or folder, which is made anew when what the URL names has changed.
@@ -42,7 +45,7 @@ def _copied(url: str, cache: Path, *, error: type[SwiftError], last: str, hint: 
     folder = cache / "remote" / listed.hexdigest()
     made = folder / PurePosixPath(path).name
     try:
-        with _locked(folder):
+        with locked(folder):
             if not made.exists():
                 _copy(system, files, made)
     except OSError as problem:
@@ -55,7 +58,7 @@ def _copied(url: str, cache: Path, *, error: type[SwiftError], last: str, hint: 
 def _copied_into(url: str, folder: Path, *, error: type[SwiftError], last: str) -> str:
     system, _path, files = _found(url, error=error, last=last)
     try:
-        with _locked(folder.parent, ".fetch.lock"):
+        with locked(folder.parent, LOCK):
             if not folder.exists():
                 _copy(system, files, folder)
     except OSError as problem:
@@ -107,7 +110,7 @@ def _state(system: Any, about: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _locked(folder: Path, name: str = ".lock") -> Iterator[None]:
+def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
     """Let one process of this machine copy at a time."""
     import fcntl
 

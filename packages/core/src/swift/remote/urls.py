@@ -31,6 +31,8 @@ def protocol_of(url: str) -> str:
 def check_protocol(url: str, *, error: type[SwiftError], hint: str) -> None:
     """Refuse a URL of a protocol that is not known."""
     protocol = protocol_of(url)
+    if not protocol:
+        raise error(f"'{shown(url)}' is no URL. A folder on this machine has one too: file:///FOLDER", hint=hint)
     if protocol not in (*PROTOCOLS, LOCAL, IN_PROCESS):
         known = ", ".join(f"{each}://" for each in (*PROTOCOLS, LOCAL))
         raise error(f"'{shown(url)}' cannot be opened: {protocol}:// is not among {known}.", hint=hint)

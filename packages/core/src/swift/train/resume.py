@@ -61,7 +61,7 @@ def find_start(config: Config, comms: Comms) -> StartPoint:
     if auto and config.checkpoint.copy_to is not None and config.logging.run_name is not None:
         lost = folder_of_name(config, model)
         if not any(comms.gather(bool(whole_checkpoints(lost)))):
-            bring_back(config, lost)
+            _bring_back_together(config, lost, comms)
     own = named_run_folder(config, model) if auto else None
     if own is None and launchers and comms.rank == 0:
         own = run_of_launcher(config.logging.output, launchers)
@@ -71,6 +71,16 @@ def find_start(config: Config, comms: Comms) -> StartPoint:
         return StartPoint(checkpoint, own, launchers)
     checkpoint = comms.broadcast(find_checkpoint(named, output=config.logging.output))
     return StartPoint(checkpoint, own, launchers)
+
+
+def _bring_back_together(config: Config, folder: Path, comms: Comms) -> None:
+    """Copy a run's newest checkpoint from its URL to every machine; what goes wrong on one is raised on all."""
+    problem: SwiftError | None = None
+    try:
+        bring_back(config, folder)
+    except SwiftError as error:
+        problem = error
+    agree(comms, problem)
 
 
 def check_resumable(checkpoint: Path, config: Config) -> None:

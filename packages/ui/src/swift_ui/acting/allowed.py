@@ -6,6 +6,7 @@ from pathlib import Path
 
 from swift.errors import UsageError
 from swift.forms import CheckedCommand
+from swift.untrusted import shown
 from swift_ui.settings import UiSettings
 
 TRAINING = ("pt", "sft", "rlhf", "train")
@@ -34,6 +35,11 @@ def check_allowed(checked: CheckedCommand, settings: UiSettings) -> None:
         raise UsageError(
             f"This would listen on {far[0]}, for other machines. A page cannot decide that.",
             hint="Type the command in a terminal, or leave the host out.",
+        )
+    if checked.sends:
+        raise UsageError(
+            f"This would copy files to {shown(checked.sends[0])}. A page cannot decide that.",
+            hint="Type the command in a terminal, or leave the URL out.",
         )
     roots = [root.resolve() for root in settings.roots]
     for path in checked.writes:

@@ -93,5 +93,6 @@ def _checked(told: Mapping[str, Any]) -> CheckedCommand:
         None if folder is None else Path(folder),
         tuple(told["trusts"]),
         tuple(told["hosts"]),
+        tuple(told["sends"]),
         None if expected is None else ExpectedMemory(**expected),
     )

@@ -1,0 +1,241 @@
+"""Ten million short rows, from a file to the first steps of a run: memory, what a start reads, and rows a second.
+
+The rows are built by independent jobs (`swift data build --shard i/10`), joined, and trained on for two steps, twice. A
+million rows go the same way, and memory is compared. What was measured of a job is kept in build/benchmarks/scale: a
+benchmark that is interrupted goes on where it stopped, and jobs can be run one at a time beforehand:
+`python -m benchmarks.scale job ROWS NUMBER`.
+
+What a start reads of the tokens is counted in a process of its own: each file that Python opens, and of those that are
+mapped the pages that were touched, as the kernel lists them.
+
+Rows a second are compared with `datasets.map` on fewer rows, in turns, with one process and with two. CPU seconds are
+what counts where the machine is shared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import tokenising
+from benchmarks.commands import RUNS, SWIFT, TRAINING, environment
+from benchmarks.facts import Figure
+from benchmarks.inputs import CHATS, MODEL, WORK, ensure
+
+FOLDER = WORK / "scale"
+FEW, MANY = 1_000_000, 10_000_000
+SHARDS = 10
+COMPARED = 200_000
+"""Rows of the comparison with `datasets.map`."""
+WORDS = 3
+"""Of a question, and of its answer."""
+BATCHES = 10
+ROWS = 16
+"""Of each batch."""
+
+
+def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+    """Figures, and what they were made of."""
+    ensure()
+    few, many, compared = (4_000, 40_000, 4_000) if quick else (FEW, MANY, COMPARED)
+    built = {count: _built(count) for count in (few, many)}
+    ways = {way: _turns(way, compared, 1 if quick else 3) for way in ("swift-1", "swift-2", "datasets-1", "datasets-2")}
+    digests = {turn["digest"] for turns in ways.values() for turn in turns}
+
+    def ratio(one: str, other: str, what: str) -> float:
+        pairs = zip(ways[one], ways[other], strict=True)
+        return median(second[what] / first[what] for first, second in pairs)
+
+    def most(count: int, kind: str, what: str = "memory_mib") -> float:
+        return max(each[what] for each in built[count][kind])
+
+    jobs, start = built[many]["jobs"], built[many]["reads"][-1]
+    figures = [
+        Figure(f"memory of a job, {many:,} rows over {few:,}", most(many, "jobs") / most(few, "jobs"), at_most=1.1),
+        Figure("the same of joining", most(many, "joined") / most(few, "joined"), at_most=1.1),
+        Figure("the same of training's first two steps", most(many, "runs") / most(few, "runs"), at_most=1.1),
+        Figure("memory of a job", most(many, "jobs"), unit="MiB"),
+        Figure("tokens, and rows, that a second start reads before its first batch", start["before"]["of_shards"],
+               unit="bytes", at_most=0),
+        Figure("files that it opens before its first batch", start["before"]["files"], unit=""),
+        Figure("what it reads of them", start["before"]["bytes"] / 1024, unit="KiB"),
+        Figure(f"what it has read after {BATCHES} batches of {ROWS}", start["after"]["bytes"] / 1024, unit="KiB"),
+        Figure("memory of its own that the order and the open data take", start["own_mib"], unit="MiB"),
+        Figure("CPU seconds of the second start, two steps included", built[many]["runs"][1]["cpu"], unit="s"),
+        Figure(f"the same with {few:,} rows", built[few]["runs"][1]["cpu"], unit="s"),
+        Figure("rows per second of one core's time, by jobs", many / sum(each["cpu"] for each in jobs), unit=""),
+        Figure("rows per second over datasets.map, one process, by CPU time", ratio("swift-1", "datasets-1", "cpu")),
+        Figure("the same, two processes", ratio("swift-2", "datasets-2", "cpu")),
+        Figure("two cores over one, by the busiest process's CPU time", ratio("swift-2", "swift-1", "busiest")),
+        Figure("two cores over one of datasets.map", ratio("datasets-2", "datasets-1", "busiest")),
+        Figure("ways that made other tokens or masks", float(len(digests) - 1), unit="", at_most=0),
+    ]  # fmt: skip
+    return figures, {"rows": [few, many], "built": built, "compared": compared, "ways": ways}
+
+
+def data_of(rows: int) -> Path:
+    """Return a file of so many short chats, no two of them alike."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"rows-{rows}.jsonl"
+    if not path.exists():
+        temporary = path.with_suffix(".part")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(_lines(rows))
+        temporary.rename(path)
+    return path
+
+
+def _lines(rows: int) -> Iterator[str]:
+    chats = [json.loads(line)["messages"] for line in CHATS.read_text(encoding="utf-8").splitlines()]
+    questions, answers = ([" ".join(chat[at]["content"].split()[:WORDS]) for chat in chats] for at in (0, 1))
+    source = random.Random(0)
+    for number in range(rows):
+        asked, said = questions[number % len(questions)], answers[int(source.random() * len(answers))]
+        yield (
+            f'{{"messages": [{{"role": "user", "content": "{asked} {number}"}}, '
+            f'{{"role": "assistant", "content": "{said}"}}]}}\n'
+        )
+
+
+def job(rows: int, number: int) -> dict[str, Any]:
+    """Return what building a shard took; it is built unless that is known from before."""
+    kept = FOLDER / f"job-{rows}-{number}.json"
+    if not kept.exists():
+        words = ["data", "build", "sft", "--model", str(MODEL), "--dataset", str(data_of(rows)), "--max_length", "512"]
+        words += ["--data.workers", "1", "--out", str(_tokens(rows)), "--shard", f"{number}/{SHARDS}"]
+        kept.write_text(json.dumps(_taken([SWIFT, *words])))
+    answer: dict[str, Any] = json.loads(kept.read_text())
+    return answer
+
+
+def _built(rows: int) -> dict[str, Any]:
+    """Build and join so many rows, start on them twice, and return what each took."""
+    jobs = [job(rows, number) for number in range(1, SHARDS + 1)]
+    tokens = _tokens(rows)
+    joined = [_taken([SWIFT, "data", "join", str(tokens)])]
+    train = [SWIFT, "sft", "--model", str(MODEL), "--dataset", str(tokens), "--max_length", "512", *TRAINING]
+    train += ["--max_steps", "2", "--per_device_train_batch_size", str(ROWS), "--output_dir", str(RUNS)]
+    train += ["--checkpoint.save_last", "false", "--report_to", "none"]
+    runs = [_taken(train) for _ in range(2)]
+    reads = [_told([sys.executable, "-m", "benchmarks.scale", "start", str(tokens)]) for _ in range(2)]
+    return {"jobs": jobs, "joined": joined, "runs": runs, "reads": reads}
+
+
+def _tokens(rows: int) -> Path:
+    return FOLDER / f"tokens-{rows}"
+
+
+def _taken(command: Sequence[str]) -> dict[str, float]:
+    """Run a command, and return its CPU seconds and its peak of memory, as the kernel tells them when it ends."""
+    said = FOLDER / "said.txt"
+    with said.open("w") as out:
+        child = os.posix_spawn(
+            command[0],
+            list(command),
+            environment(OMP_NUM_THREADS="1"),
+            file_actions=[(os.POSIX_SPAWN_DUP2, out.fileno(), 1), (os.POSIX_SPAWN_DUP2, out.fileno(), 2)],
+        )
+        _, status, usage = os.wait4(child, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed:\n{said.read_text()[-4000:]}")
+    return {"cpu": usage.ru_utime + usage.ru_stime, "memory_mib": usage.ru_maxrss / 1024}
+
+
+def _told(command: Sequence[str]) -> dict[str, Any]:
+    from benchmarks.commands import call
+
+    answer: dict[str, Any] = json.loads(call(command, environment(OMP_NUM_THREADS="1")).splitlines()[-1])
+    return answer
+
+
+def _turns(way: str, rows: int, rounds: int) -> list[dict[str, Any]]:
+    data = data_of(rows)
+    return [_told([sys.executable, "-m", "benchmarks.scale", way, str(data), str(rows)]) for _ in range(rounds)]
+
+
+class Reads:
+    """What this process has read of a folder: files opened by Python, and pages of those that are mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+        self._opened: set[str] = set()
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
+            path = os.fspath(arguments[0])
+            if isinstance(path, str) and path.startswith(self._folder):
+                self._opened.add(path)
+
+    def so_far(self) -> dict[str, int]:
+        """Return how many files were opened, how many bytes were read, and how many of those below a shard."""
+        touched = self._touched()
+        read = {path: touched.get(path, 0) if path in touched else Path(path).stat().st_size for path in self._opened}
+        of_shards = sum(size for path, size in read.items() if "/shard-" in path)
+        return {"files": len(read), "bytes": sum(read.values()), "of_shards": of_shards}
+
+    def _touched(self) -> dict[str, int]:
+        """Return the bytes that are in memory of each mapped file; the kernel maps some pages around a touched one."""
+        found: dict[str, int] = {}
+        path = ""
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            first, *rest = line.split(maxsplit=5)
+            if "-" in first and len(rest) >= 4:
+                path = rest[4] if len(rest) == 5 else ""
+            elif first == "Rss:" and path.startswith(self._folder):
+                found[path] = found.get(path, 0) + int(rest[0]) * 1024
+        return found
+
+
+def start(tokens: Path) -> dict[str, Any]:
+    """Open tokenised data as a run does, plan two epochs, and take the first batches."""
+    from transformers import AutoTokenizer
+
+    from swift.config.sections import DataSection
+    from swift.data.batch import Batch
+    from swift.data.pipeline import prepare_data
+    from swift.data.plans import BatchLayout, EpochPlan
+    from swift.plugins.load import load_objective
+    from swift.plugins.objective import make_objective
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    objective = make_objective(load_objective("sft"), {})
+    reads, own = Reads(tokens), _own_mib()
+    section = DataSection(train=(str(tokens),), max_length=512)
+    prepared = prepare_data(section, tokenizer, encoding="chat", seed=0, say=lambda _: None).train
+    assert prepared is not None
+    layout = BatchLayout(global_rows=ROWS, micro_rows=ROWS, seed=1, epochs=2.0)
+    plan = EpochPlan(prepared.samples, objective, layout)
+    before = reads.so_far()
+    batches: list[Batch] = [plan.batch(step, 0, 1) for step in range(BATCHES)]
+    assert len(batches) == BATCHES
+    return {"before": before, "after": reads.so_far(), "own_mib": _own_mib() - own, "steps": plan.total_steps}
+
+
+def _own_mib() -> float:
+    """Return the memory of this process that no file can give back."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+def main(words: Sequence[str]) -> None:
+    """Do one piece of the measurement in this process."""
+    match words:
+        case ["job", rows, number]:
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            print(json.dumps(job(int(rows), int(number))))
+        case ["start", folder]:
+            print(json.dumps(start(Path(folder))))
+        case [way, data, rows]:
+            print(json.dumps(tokenising.one_way(way, Path(data), int(rows))))
+
+
+if __name__ == "__main__":
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    main(sys.argv[1:])

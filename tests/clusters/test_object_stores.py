@@ -1,0 +1,117 @@
+"""Data, checkpoints and exports in S3, as moto's server is it: other people's client talks to other people's server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import Run
+
+KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
+COPY = """
+import sys
+import s3fs
+store = s3fs.S3FileSystem()
+store.makedirs("bucket", exist_ok=True)
+store.put(sys.argv[1], sys.argv[2], recursive=True)
+"""
+FETCH = """
+import sys
+import s3fs
+s3fs.S3FileSystem().get("bucket/", sys.argv[1], recursive=True)
+"""
+
+
+class Bucket:
+    """A bucket, and commands of swift that know where it is."""
+
+    def __init__(self, folder: Path, port: int, start: Callable[..., Run]) -> None:
+        self.folder = folder
+        self._start = start
+        self._variables = {**KEYS, "FSSPEC_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+        self.server = start("python", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port), folder=folder / "server")
+        self.server.until("Running on")
+
+    def python(self, code: str, *words: str) -> None:
+        run = self._start("python", "-c", code, *words, folder=self.folder, **self._variables)
+        assert run.code() == 0, run.output
+
+    def swift(self, *words: str, code: int = 0) -> str:
+        """Type a command, and return what it printed."""
+        run = self._start("python", "-m", "swift", *words, folder=self.folder, **self._variables)
+        assert run.code() == code, run.output
+        return run.output
+
+    def contents(self) -> dict[str, bytes]:
+        """Return all that is in the bucket, as s3fs gets it."""
+        place = self.folder / "fetched"
+        shutil.rmtree(place, ignore_errors=True)
+        self.python(FETCH, f"{place}/")
+        return contents(place)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def losses(file: Path) -> dict[int, float]:
+    lines = map(json.loads, file.read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+@pytest.fixture
+def bucket(tiny: Path, tmp_path: Path, ports: list[int], start: Callable[..., Run]) -> Bucket:
+    """A bucket with the data; the model lies in the folder."""
+    (tmp_path / "tiny").symlink_to(tiny)
+    made = Bucket(tmp_path, ports[0], start)
+    made.python(COPY, str(tiny.parent / "data.jsonl"), "bucket/data/rows.jsonl")
+    return made
+
+
+def sft(*words: str) -> list[str]:
+    flags = ["--model", "tiny", "--train_type", "full", "--logging_steps", "1", "--run_name", "mine"]
+    even = ["--lr_scheduler_type", "constant", "--warmup_ratio", "0"]  # the same for a run that is planned to be longer
+    return ["sft", *flags, *even, "--per_device_train_batch_size", "4", "--save_steps", "2", *words]
+
+
+def test_a_run_whose_machine_is_lost_goes_on_from_s3_and_is_exported_to_it(bucket: Bucket) -> None:
+    folder = bucket.folder
+    copied = ["--checkpoint.copy_to", "s3://bucket/runs", "--resume_from_checkpoint", "auto"]
+    data = ["--dataset", "s3://bucket/data/rows.jsonl"]
+    bucket.swift(*sft("--max_steps", "6", "--output_dir", "whole", *data))
+    said = bucket.swift(*sft("--max_steps", "4", *data, *copied))
+    assert "Copied to s3://bucket/runs/tiny/mine" in said
+    local = contents(folder / "output/tiny/mine/checkpoint-4")
+    there = bucket.contents()
+    assert {name: there[f"runs/tiny/mine/checkpoint-4/{name}"] for name in local} == local
+    shutil.rmtree(folder / "output")
+    assert "at step 4 of 6" in bucket.swift(*sft("--max_steps", "6", *data, *copied))
+    one, other = (losses(folder / place / "tiny/mine/logging.jsonl") for place in ("whole", "output"))
+    assert list(one) == list(range(1, 7))
+    assert one == other
+    shutil.rmtree(folder / "output")
+    bucket.swift(*("export", "s3://bucket/runs/tiny/mine", "--to", "hf", "--out", "out", "--push", "s3://bucket/model"))
+    exported, there = contents(folder / "out"), bucket.contents()
+    assert {name: there[f"model/{name}"] for name in exported} == exported
+
+
+def test_tokens_in_s3_are_those_that_a_run_makes_of_the_rows(bucket: Bucket) -> None:
+    folder = bucket.folder
+    bucket.swift("data", "build", "sft", "--model", "tiny", "--dataset", "s3://bucket/data/rows.jsonl", "--out", "made")
+    bucket.python(COPY, "made", "bucket/tokens")
+    for data, output in (("s3://bucket/tokens", "one"), ("s3://bucket/data/rows.jsonl", "other")):
+        bucket.swift(*sft("--max_steps", "2", "--dataset", data, "--output_dir", output))
+    one, other = (losses(folder / place / "tiny/mine/logging.jsonl") for place in ("one", "other"))
+    assert one == other
+
+
+def test_a_run_completes_when_its_store_is_lost_and_says_that_copies_are_missing(bucket: Bucket, tiny: Path) -> None:
+    bucket.server.process.kill()
+    data = ["--dataset", str(tiny.parent / "data.jsonl")]
+    said = bucket.swift(*sft("--max_steps", "2", "--checkpoint.copy_to", "s3://bucket/runs", *data))
+    assert "checkpoint-2 was not copied: 's3://bucket/runs/tiny/mine/checkpoint-2' cannot be written" in said
+    assert "Not all of it was copied to s3://bucket/runs/tiny/mine" in said
+    assert (bucket.folder / "output/tiny/mine/checkpoint-2/manifest.json").is_file()
