@@ -31,7 +31,7 @@ from benchmarks.inputs import CHATS, MODEL, WORK, ensure
 FOLDER = WORK / "scale"
 FEW, MANY = 1_000_000, 10_000_000
 SHARDS = 10
-COMPARED = 200_000
+COMPARED = 100_000
 """Rows of the comparison with `datasets.map`."""
 WORDS = 3
 """Of a question, and of its answer."""

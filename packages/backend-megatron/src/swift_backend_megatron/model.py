@@ -32,6 +32,7 @@ from swift_backend_megatron import cpu, megatron_runtime
 from swift_backend_megatron.adapters import adapt, train_head
 from swift_backend_megatron.built import MegatronModel
 from swift_backend_megatron.experts import mark_experts
+from swift_backend_megatron.fp8 import settings_of as fp8_settings
 from swift_backend_megatron.pictures import KINDS, language_of
 from swift_backend_megatron.plan import options_of, sizes_of, stages_of
 from swift_backend_megatron.tensor_map import TensorMap, map_tensors
@@ -159,7 +160,7 @@ def model_config(run: Run, source: ModelSource, dtype: torch.dtype) -> Any:
         **_task(run, source),
         **_recompute(run),
         **_stages(run, source),
-        **_fp8(run),
+        **fp8_settings(options),
         **_attention(run, source, dtype),
     }
     config = architecture.config_cls(**settings)
@@ -224,11 +225,6 @@ def _stages(run: Run, source: ModelSource) -> dict[str, Any]:
     described[0] = "E" + described[0]
     described[-1] += "L"
     return {"pipeline_model_parallel_layout": "|".join(described)}
-
-
-def _fp8(run: Run) -> dict[str, Any]:
-    fp8 = options_of(run).fp8
-    return {} if fp8 == "none" else {"fp8": fp8, "fp8_recipe": "tensorwise"}
 
 
 def _architecture(model_type: str) -> Any:

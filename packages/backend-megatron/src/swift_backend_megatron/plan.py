@@ -9,6 +9,7 @@ from swift.contracts import ProcessLayout
 from swift.errors import UnsupportedPlan
 from swift.models.sizes import check_widths, experts_of
 from swift.optim.selected import slots_of
+from swift_backend_megatron import fp8
 from swift_backend_megatron.config import MegatronConfig
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def check_plan(run: Run) -> None:
             "backend.moe_pad_to_capacity pads to a capacity, and none is given.",
             hint="Type --backend.moe_capacity 1.25",
         )
-    _check_precision(run, options)
+    fp8.check_fp8(run, options)
     other = [slot.name for slot in slots_of(config.optim).values() if slot.shape != "like"]
     if other and config.optim.name != "adamw":
         raise UnsupportedPlan(
@@ -148,18 +149,6 @@ def stages_of(options: MegatronConfig, parallel: ParallelSection, layers: int) -
     return (*((first,) if first else ()), *share, *((last,) if last else ()))
 
 
-def _check_precision(run: Run, options: MegatronConfig) -> None:
-    if options.fp8 == "none":
-        return
-    if not run.elsewhere and not _has_cuda():
-        raise UnsupportedPlan(
-            "backend.fp8 needs Transformer Engine on a GPU of the Hopper generation or later; this machine has no GPU.",
-            hint="Type --backend.fp8 none",
-        )
-    if run.config.model.dtype != "bfloat16":
-        raise UnsupportedPlan("backend.fp8 goes with --torch_dtype bfloat16.", hint="Type --torch_dtype bfloat16")
-
-
 def _has_cuda() -> bool:
     import torch
 
@@ -202,6 +191,7 @@ def check_model(run: Run, model_config: Any) -> None:
             hint=f"Choose a divisor of {groups}.",
         )
     check_widths(model_config, tp)
+    fp8.check_widths(options, text, tp)
     experts = experts_of(text)
     for name, size in (("ep", parallel.ep), ("etp", parallel.etp)):
         if size > 1 and not experts:

@@ -12,6 +12,7 @@ import torch
 from swift.config.own_options import AdamOptions, LoraOptions
 from swift.toolkit import build_optimizer, initial_adapter, slots_of
 from swift_backend_megatron import megatron_runtime
+from swift_backend_megatron.fp8 import tokens_multiple
 from swift_backend_megatron.masters import MasterWeights
 from swift_backend_megatron.plan import options_of, shards_optimizer, sizes_of
 from swift_backend_megatron.sequences import SequenceSlicer
@@ -69,7 +70,7 @@ def shard(run: Run, built: MegatronModel) -> MegatronState:
             slicer=SequenceSlicer(
                 cp=sizes.cp,
                 rank=parallel_state.get_context_parallel_rank(),
-                multiple=sizes.tp if built.config.sequence_parallel else 1,
+                multiple=(sizes.tp if built.config.sequence_parallel else 1) * tokens_multiple(options_of(run)),
                 device=device,
             ),
         )
