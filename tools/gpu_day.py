@@ -50,7 +50,7 @@ def _tests(device: str, *, dry: bool) -> int:
     out = WORK / FOUND.name if dry else FOUND
     found: dict[str, str] = {}
     code = _call([sys.executable, "-m", "pytest", "-m", "gpu", f"--junit-xml={WORK / 'tests.xml'}"], dry=dry)
-    for case in ElementTree.parse(WORK / "tests.xml").iter("testcase"):  # noqa: S314 - this command has written it
+    for case in ElementTree.parse(WORK / "tests.xml").iter("testcase"):  # which this command has written
         name = case.get("name", "")
         if name in known:
             found[name] = _outcome(case)
