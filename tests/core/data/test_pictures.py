@@ -194,10 +194,41 @@ def test_a_broken_body_is_found_where_all_of_a_picture_is_looked_at(folder: Path
         encode(row, folder, media_check="decode")
 
 
-@pytest.mark.parametrize("encoding", ["text", ClassificationEncoding("single_label_classification", ["a", "b"])])
+@pytest.mark.parametrize("encoding", ["chat", ClassificationEncoding("single_label_classification", ["a", "b"])])
 def test_an_objective_of_text_refuses_rows_with_pictures(encoding: str | Encoding, folder: Path) -> None:
     with pytest.raises(Unusable, match="holds pictures"):
         encoding_of(encoding).understand({"text": "What?", "label": 0, "images": ["0.png"]}, "here", root=folder)
+
+
+PLAIN: list[dict[str, Any]] = [
+    {"text": "A <image> and <image>.", "images": ["0.png", "1.png"]},
+    {"messages": [{"role": "assistant", "content": "A <image> and <image>."}], "images": ["0.png", "1.png"]},
+    {"messages": [{"role": "assistant", "content": [
+        {"type": "text", "text": "A "}, {"type": "image", "path": "0.png"}, {"type": "text", "text": " and "},
+        {"type": "image", "path": "1.png"}, {"type": "text", "text": "."}]}]},
+]  # fmt: skip
+"""Three ways to write a text in which pictures stand."""
+
+
+@pytest.mark.parametrize("row", PLAIN)
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
+def test_plain_text_is_learned_around_its_pictures(kind: str, row: dict[str, Any], folder: Path) -> None:
+    processor = processor_of(kind)
+    place = "<image>" if kind == "llava" else "<|vision_start|><|image_pad|><|vision_end|>"
+    images = [Pillow.open(folder / f"{number}.png") for number in range(2)]
+    made = processor(text=[f"A {place} and {place}.<|im_end|>"], images=images, add_special_tokens=False)
+    ids = np.array(made["input_ids"][0])
+    (segment,) = encode(row, folder, kind, "text").segments
+    assert segment.input_ids.tolist() == ids.tolist()
+    stands = ids == processor.tokenizer.convert_tokens_to_ids("<image>" if kind == "llava" else "<|image_pad|>")
+    assert segment.weights[1:].tolist() == (~stands).astype(float)[1:].tolist()
+
+
+def test_plain_text_alone_is_the_same_in_a_message_of_the_assistant(folder: Path) -> None:
+    rows = [{"text": "I love music"}, {"messages": [{"role": "assistant", "content": "I love music"}]}]
+    column, message = (encode(row, folder, encoding="text").segments[0] for row in rows)
+    assert column.input_ids.tolist() == message.input_ids.tolist()
+    assert column.weights.tolist() == message.weights.tolist()
 
 
 def said(content: Any) -> list[dict[str, Any]]:

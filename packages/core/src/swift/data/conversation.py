@@ -108,6 +108,16 @@ def raw_text(text: str) -> Conversation:
     return Conversation(({"role": "assistant", "content": text},), (1.0,), plain=True)
 
 
+def checked_text(conversation: Conversation) -> Conversation:
+    """Refuse a conversation of one message that says nothing, or what no tokenizer takes."""
+    says = text_of(conversation.messages[0])
+    if not is_unicode(says):
+        raise _not_unicode("the text")
+    if not says.strip() and not conversation.has_parts:
+        raise Unusable("empty text", "the one message says nothing")
+    return conversation
+
+
 def told(content: str | list[dict[str, Any]], system: str | None = None) -> Conversation:
     """Return what somebody says, perhaps after a system message, and nobody answers."""
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]

@@ -11,7 +11,7 @@ import numpy as np
 
 from swift.config.media import NAMES
 from swift.config.sections import DataSection
-from swift.data.conversation import Conversation, Unusable
+from swift.data.conversation import Conversation, Unusable, parts_of, text_of
 from swift.data.media_tokens import MediaTokens
 from swift.data.samples import Segment
 from swift.data.template import ChatTemplate
@@ -139,10 +139,25 @@ class ConversationEncoder:
         return Rendered(texts[0].text, (Span(0, len(texts[0].text), 1.0), *texts[0].spans))
 
     def _plain(self, conversation: Conversation) -> Text:
-        texts = [message["content"] for message in conversation.messages]
+        if conversation.media and self.template is not None:
+            return self._with_places(self.template, conversation)
+        texts = [text_of(message) for message in conversation.messages]
         if len(texts) == 1 or self._loss_on == "all":
             return Raw("".join(texts))
         return CompletionText(texts[0], texts[1], conversation.weights[1])
+
+    def _with_places(self, template: ChatTemplate, conversation: Conversation) -> Rendered:
+        """Return a text by itself, with pictures where it has them, as the chat template writes pictures."""
+        pieces = [
+            part["text"] if part["type"] == "text" else template.written(part["type"])
+            for message in conversation.messages
+            for part in parts_of(message)
+        ]
+        end = self.tokenizer.eos_token_id
+        frame = [each for each in self.tokenizer("")["input_ids"] if each != end]
+        tokens = ["".join(self.tokenizer.convert_ids_to_tokens(frame)), *pieces, self.tokenizer.eos_token or ""]
+        text = "".join(tokens)
+        return Rendered(text, (Span(0, len(text), 1.0),))
 
     def as_told(self, conversation: Conversation) -> Conversation:
         """Return the conversation with data.system where it has no system message, and with its objects written out."""

@@ -15,6 +15,7 @@ from swift.data.conversation import (
     Conversation,
     Unusable,
     checked,
+    checked_text,
     parse_json,
     raw_text,
     read_content,
@@ -112,6 +113,30 @@ class RowReader:
                     )
             return raw_text(self.text("text"))
         raise self.unknown("no known columns")
+
+    def plain_text(self) -> Conversation | None:
+        """Return a text that stands by itself, with the row's pictures in it; None where the row is something else.
+
+        That is the column `text` next to columns of media, and, as ms-swift writes it, one message of the assistant.
+        """
+        if not self.has(*MESSAGES):
+            if "text" not in self._row or not any(self.has(*columns) for columns in pictures.COLUMNS.values()):
+                return None
+            return self._boxed(placed(raw_text(self.text("text")), self._media()))
+        messages = next(self._row[name] for name in MESSAGES if name in self._row)
+        messages = parse_json(messages, "messages") if _is_json_list(messages) else messages
+        if not isinstance(messages, list | tuple) or len(messages) != 1 or not isinstance(messages[0], Mapping):
+            return None
+        said_by, content = (
+            next((messages[0][key] for key in keys if key in messages[0]), None)
+            for keys in (self._tags.role_keys, self._tags.content_keys)
+        )
+        if not isinstance(said_by, str) or self._tags.roles.get(said_by) != "assistant":
+            return None
+        self.take(MESSAGES)
+        message = {"role": "assistant", "content": self.content(content)}
+        text = checked_text(Conversation((message,), (1.0,), plain=True))
+        return self._boxed(placed(text, self._media()))
 
     def asked(self) -> Conversation:
         """Return the conversation up to its last question, without the assistant's answer to it where there is one."""

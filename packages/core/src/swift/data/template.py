@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from swift.data.conversation import Conversation, Message, Unusable, parts_of, text_of
+from swift.data.conversation import Conversation, Message, Unusable, media_part, parts_of, text_of
 from swift.data.rendering import Renderer, Texts
 from swift.data.texts import Rendered, Span
 from swift.errors import DataError, SwiftError
@@ -46,6 +46,7 @@ class ChatTemplate:
         self.limits = self._renderer.limits
         """Stops a template that never ends: around any number of renderings."""
         self._source = str(tokenizer.chat_template)
+        self._written: dict[str, str] = {}
         with self.limits():
             self._parts = parts and not self._writes_texts()
             self._after_turn = self._probe_end()
@@ -82,6 +83,19 @@ class ChatTemplate:
             text = self._renderer.text(messages, conversation.tools, place, answering=True)
             self._check_texts(conversation, text)
         return Rendered(text, ())
+
+    def written(self, kind: str) -> str:
+        """Return what the template writes for a picture, video or sound of somebody who says something around it."""
+        if kind not in self._written:
+            said = {"type": "text", "text": _PROBE}
+            message = {"role": "user", "content": [said, media_part(kind), said]}
+            with _refusals():
+                text = self._renderer.text([message], (), "Before the first row")
+            _, *between, _ = text.split(_PROBE)
+            if len(between) != 1:
+                raise Unusable("left out by the template", f"the chat template does not say what stands for the {kind}")
+            self._written[kind] = between[0]
+        return self._written[kind]
 
     def _turn(self, conversation: Conversation, index: int, texts: Texts, place: str) -> _Turn:
         prompt = texts.until(index, True)

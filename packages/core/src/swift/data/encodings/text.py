@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swift.data.encodings.chat import ChatEncoding
+from swift.data.formats import RowReader, Sample
 
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import LossOn
@@ -16,3 +17,7 @@ class TextEncoding(ChatEncoding):
     name = "text"
     loss_on: LossOn = "all"
     can_split = True
+
+    def read(self, row: RowReader) -> Sample:
+        """Return the text of the row, in which pictures may stand, or its conversation."""
+        return Sample(row.plain_text() or row.conversation())
