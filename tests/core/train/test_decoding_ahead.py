@@ -11,6 +11,7 @@ import pytest
 import torch
 from picture_runs import ALL, picture_folder
 from picture_runs import trained_on_pictures as trained
+from picture_vectors import GROUPS, files, trained_on_vectors
 from tiny_pictures import picture_model, processor_of
 
 from swift.config.sections import DataSection
@@ -93,6 +94,34 @@ def test_resuming_decodes_nothing_of_the_steps_before(folder: Path, model: Path,
     again = trained(model, folder, "again", resumed)
     assert opened.names == THIRD
     assert again.losses == whole.losses[2:]
+
+
+@pytest.mark.full
+def test_a_step_that_asks_twice_decodes_once(folder: Path, model: Path, opened: Opened) -> None:
+    settings = {"train.micro_batch": 2, "train.max_steps": 1}
+    first = trained_on_vectors(model, folder, "first", settings)
+    opened.names.clear()
+    again = trained_on_vectors(model, folder, "again", settings)
+    assert sorted(opened.names) == sorted(
+        name for query, *sides in GROUPS[:4] for text in (query, *sides[0], *sides[1]) for name in files(text)
+    )
+    assert again.losses == first.losses
+
+
+def test_memory_bounds_what_is_kept_for_the_next_pass(tmp_path: Path, opened: Opened) -> None:
+    references = []
+    for number in range(2):
+        name = tmp_path / f"{number}.png"
+        _white(name, 200)
+        references.append([MediaRef("image", str(name), 0, 1, 200, 200, name.stat().st_size)])
+    pictures = MediaProcessor(processor_of("llava"), DataSection())
+    for megabytes, times in ((1, 2), (8, 1)):
+        opened.names.clear()
+        decoder = MediaDecoder(pictures, lambda own, each: own.open(each), threads=1, megabytes=megabytes)
+        decoder.announce(references * 2)
+        assert all(decoder.take(held) is not None for held in references * 2)
+        decoder.close()
+        assert sorted(opened.names) == ["0.png"] * times + ["1.png"] * times
 
 
 def test_memory_bounds_what_is_decoded_ahead(tmp_path: Path, opened: Opened) -> None:

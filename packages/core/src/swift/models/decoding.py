@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -38,15 +38,20 @@ class MediaDecoder:
         self._pool: ThreadPoolExecutor | None = None
         self._waiting: deque[_Key] = deque()
         self._begun: dict[_Key, Future[dict[str, torch.Tensor]]] = {}
+        self._uses: Counter[_Key] = Counter()
+        """How often each micro-batch will still be asked for."""
         self._held = 0
         self.seconds = 0.0
         """Time for which steps waited for their pictures."""
 
     def announce(self, micro_batches: Iterable[Sequence[MediaRef]]) -> None:
-        """Name the pictures of all micro-batches that will be asked for next, in this order; others are forgotten."""
+        """Name the pictures of all micro-batches that will be asked for next, in this order; others are forgotten.
+
+        A micro-batch that is named twice will be asked for twice, and is kept in between as far as memory goes.
+        """
         if not self._threads or not self._budget:
             return
-        upcoming = dict.fromkeys(tuple(held) for held in micro_batches if held)
+        upcoming = self._uses = Counter(tuple(held) for held in micro_batches if held)
         for key in [key for key in self._begun if key not in upcoming]:
             self._begun.pop(key).cancel()
             self._held -= _bytes_of(key)
@@ -54,20 +59,29 @@ class MediaDecoder:
         self._begin()
 
     def take(self, held: Sequence[MediaRef]) -> dict[str, torch.Tensor] | None:
-        """Return what was made of these pictures ahead, once; None where the caller has to make it, and see why.
+        """Return what was made of these pictures ahead; None where the caller has to make it, and see why.
 
         That is so for pictures that nobody announced, and for those that could not be decoded.
         """
         key = tuple(held)
-        future = self._begun.pop(key, None)
+        future = self._begun.get(key)
+        self._uses[key] -= 1
         if future is None:
-            if key in self._waiting:
+            if key in self._waiting and self._uses[key] <= 0:
                 self._waiting.remove(key)
             return None
         failure = future.exception()  # waits for it
-        self._held -= _bytes_of(key)
-        self._begin()
+        if self._uses[key] <= 0 or failure is not None or self._lack_memory():
+            del self._begun[key]
+            self._held -= _bytes_of(key)
+            if self._uses[key] > 0 and failure is None:
+                self._waiting.append(key)  # to be made again, after those that are asked for sooner
+            self._begin()
         return None if failure is not None else future.result()
+
+    def _lack_memory(self) -> bool:
+        """Return whether something that is announced cannot begin while all this is held."""
+        return bool(self._waiting) and self._held + _bytes_of(self._waiting[0]) > self._budget
 
     def waited(self, began: float) -> None:
         """Count what a step has waited since a moment of `time.monotonic`."""
@@ -76,6 +90,7 @@ class MediaDecoder:
     def close(self) -> None:
         """Forget what was announced, and end the threads."""
         self._waiting.clear()
+        self._uses.clear()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None

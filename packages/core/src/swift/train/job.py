@@ -95,11 +95,17 @@ class Job:
         """
         reader = self.run.media_reader
         if isinstance(reader, TowerReader):
-            batches = [batch]
+            batches = [batch] * self._passes(batch)
             if isinstance(self.plan, EpochPlan) and step + 1 < self.run.total_steps:
                 batches.append(self.plan.batch(step + 1, self.topology.data_rank, self.topology.data_size))
             reader.announce(batches)
         return self.waited_for_pictures()
+
+    def _passes(self, batch: Batch) -> int:
+        """Return how often a training step runs the model on its batch: what was decoded is kept from pass to pass."""
+        first = getattr(self.objective, "first_pass", None)
+        compared = first is not None and not first_pass.is_whole(batch, self.topology)
+        return 1 + (self.reference == "adapter") + (self.objective.baseline is not None) + compared
 
     def waited_for_pictures(self) -> float:
         """Return for how many seconds steps have waited for pictures to be decoded."""
