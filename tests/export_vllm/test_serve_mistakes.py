@@ -9,17 +9,20 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import save_file
 from served import serving
 
 from swift.cli.main import run
-from swift.errors import UsageError
+from swift.errors import ModelError, UsageError
 from swift_export_vllm import memory
-from swift_export_vllm.adapters import RANKS, room_for
+from swift_export_vllm.adapters import RANKS, check_adapter, room_for
 from swift_export_vllm.command import check_options, flags_for
 from swift_export_vllm.interpreter import find_interpreter
 from swift_export_vllm.known_flags import known_flags
@@ -124,6 +127,23 @@ def test_adapters_that_vllm_has_no_place_for_are_to_be_merged(
         told = refused(capsys, str(small), "--adapters", str(folder))
         assert words in told
         assert "swift export RUN --to hf" in told
+
+
+@pytest.mark.parametrize(
+    ("module", "refused"),
+    [
+        ("model.visual.blocks.0.attn.qkv", True),
+        ("model.multi_modal_projector.linear_1", True),
+        ("model.language_model.layers.0.self_attn.q_proj", False),
+    ],
+)
+def test_an_adapter_of_a_tower_is_to_be_merged(tmp_path: Path, module: str, refused: bool) -> None:
+    """vLLM would serve the model with the rest of the adapter, and say nothing."""
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1}))
+    matrices = {f"base_model.model.{module}.lora_{each}.weight": torch.zeros(1, 1) for each in "AB"}
+    save_file(matrices, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=rf"\({module}\)") if refused else nullcontext():
+        check_adapter(tmp_path)
 
 
 def test_room_is_made_for_the_largest_adapter(adapters: dict[str, Path]) -> None:
