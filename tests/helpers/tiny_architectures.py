@@ -154,6 +154,19 @@ def _qwen(kind: str) -> Parts:
     return config, model_class, processor_of(kind)
 
 
+def _qwen3_vl_moe() -> Parts:
+    dense, _ = picture_configuration("qwen3_vl")
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+    text, tower = (
+        {name: value for name, value in each.to_dict().items() if name != "model_type"}
+        for each in (dense.text_config, dense.vision_config)
+    )
+    ids = {name: getattr(dense, name) for name in ("image_token_id", "video_token_id")}
+    ids |= {name: getattr(dense, name) for name in ("vision_start_token_id", "vision_end_token_id")}
+    config = transformers.Qwen3VLMoeConfig(text_config={**text, **experts}, vision_config=tower, **ids)
+    return config, transformers.Qwen3VLMoeForConditionalGeneration, processor_of("qwen3_vl")
+
+
 def _llava_next() -> Parts:
     tokenizer = tokenizer_with(("<image>",), {"image_token": "<image>"})
     config = transformers.LlavaNextConfig(
@@ -289,6 +302,7 @@ ARCHITECTURES: dict[str, Callable[[], Parts]] = {
     "qwen2_vl": lambda: _qwen("qwen2_vl"),
     "qwen2_5_vl": lambda: _qwen("qwen2_5_vl"),
     "qwen3_vl": lambda: _qwen("qwen3_vl"),
+    "qwen3_vl_moe": _qwen3_vl_moe,
     "qwen3_5": lambda: _qwen("qwen3_5"),
     "glm4v": _glm4v,
     "internvl": _internvl,
