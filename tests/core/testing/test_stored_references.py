@@ -21,7 +21,16 @@ SAMPLES = [(([5, 6, 7], [8, 9]),), (([1, 2], [3, 4, 5]),)]
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     model = write_model(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=1)
-    return Recipe(model, SAMPLES, [[0, 1], [1], [0]], held_out=[0, 1], evaluated_every=2, steps=3, objective="tokens")
+    return Recipe(
+        model,
+        SAMPLES,
+        [[0, 1], [1], [0]],
+        held_out=[0, 1],
+        evaluated_every=2,
+        steps=3,
+        objective="tokens",
+        notes_changes=True,
+    )
 
 
 def noted(recipe: Recipe, calls: list[int]) -> Expected:
