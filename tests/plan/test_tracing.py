@@ -48,6 +48,8 @@ def test_a_layer_keeps_what_the_formula_says_and_recomputed_only_its_input() -> 
     again = trace.layer(recompute=True)
     assert again.kept == 4 * 64
     assert again.transient >= again.whole
+    # What was computed again goes as the backward pass goes: no more is there at once than without recomputing.
+    assert again.transient <= again.whole + trace.layer(recompute=False).transient + 4 * 64
 
 
 @pytest.mark.full

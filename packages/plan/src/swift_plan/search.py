@@ -242,7 +242,7 @@ class BackendSearch:
                 several = accumulation > 1
                 if several not in states:
                     same = several == (self.backend.config.train.accumulation > 1)
-                    states[several] = self.states(run if same else self._run(parallel, several), held)
+                    states[several] = self.states(run if same else _with(run, self._accumulated[several]), held)
                 kept = states[several]
                 if kept is None:
                     self.refused = _silent(self.backend)
@@ -250,9 +250,11 @@ class BackendSearch:
                 one = _Filled(runs, parallel, sizes, micro_batch, accumulation, held, kept)
                 yield from self.each(one, activations)
 
-    def _run(self, parallel: Mapping[str, Any], several: bool) -> Run:
-        """Return the run under a layout, with one micro-batch a step or several."""
-        return self.backend.run(parallel, self.world, accumulation=2 if several else 1)
+    @cached_property
+    def _accumulated(self) -> dict[bool, Any]:
+        """Return the section `train` with several micro-batches a step and with one."""
+        train = self.backend.config.train
+        return {each: train.model_copy(update={"accumulation": 2 if each else 1}) for each in (False, True)}
 
     def states(self, run: Run, held: Sequence[Stage]) -> list[KeptState] | None:
         """Return what the backend keeps on each stage."""
@@ -289,8 +291,7 @@ class BackendSearch:
         run = one.runs.get(recompute)
         if run is None:
             (other,) = one.runs.values()
-            run = one.runs[recompute] = copy(other)
-            run.config = other.config.model_copy(update={"train": self._recomputed[recompute]})
+            run = one.runs[recompute] = _with(other, self._recomputed[recompute])
         traffic = self.backend.traffic(run, one.held[0].weights, one.accumulation)
         return timing.step(self.shape, self.workload, slowest, traffic, one.micro_batch, kept, recompute=recompute)
 
@@ -316,6 +317,13 @@ class BackendSearch:
         if "gradient_checkpointing" in train.model_fields_set:
             return (train.gradient_checkpointing,)
         return (False, True)
+
+
+def _with(run: Run, train: Any) -> Run:
+    """Return the same run with another section `train`."""
+    other = copy(run)
+    other.config = run.config.model_copy(update={"train": train})
+    return other
 
 
 def counted(
