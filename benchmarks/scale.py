@@ -1,9 +1,10 @@
 """Ten million short rows, from a file to the first steps of a run: memory, what a start reads, and rows a second.
 
 The rows are built by independent jobs (`swift data build --shard i/10`), joined, and trained on for two steps, twice. A
-million rows go the same way, and memory is compared. What was measured of a job is kept in build/benchmarks/scale: a
-benchmark that is interrupted goes on where it stopped, and jobs can be run one at a time beforehand:
-`python -m benchmarks.scale job ROWS NUMBER`.
+million rows go the same way, and memory is compared. Every piece of the measurement is kept in build/benchmarks/scale:
+a benchmark that is interrupted goes on where it stopped, and one that is to be made anew begins with removing the
+folder. Pieces can be made one at a time beforehand: `python -m benchmarks.scale job ROWS NUMBER`, `start ROWS`,
+`turn WAY ROWS ROUND`.
 
 What a start reads of the tokens is counted in a process of its own: each file that Python opens, and of those that are
 mapped the pages that were touched, as the kernel lists them.
@@ -18,7 +19,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,8 +32,9 @@ from benchmarks.inputs import CHATS, MODEL, WORK, ensure
 FOLDER = WORK / "scale"
 FEW, MANY = 1_000_000, 10_000_000
 SHARDS = 10
-COMPARED = 100_000
+COMPARED = 40_000
 """Rows of the comparison with `datasets.map`."""
+WAYS = ("swift-1", "swift-2", "datasets-1", "datasets-2")
 WORDS = 3
 """Of a question, and of its answer."""
 BATCHES = 10
@@ -45,7 +47,11 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     ensure()
     few, many, compared = (4_000, 40_000, 4_000) if quick else (FEW, MANY, COMPARED)
     built = {count: _built(count) for count in (few, many)}
-    ways = {way: _turns(way, compared, 1 if quick else 3) for way in ("swift-1", "swift-2", "datasets-1", "datasets-2")}
+    rounds = range(1 if quick else 3)
+    ways: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    for number in rounds:
+        for way in WAYS:
+            ways[way].append(turn(way, compared, number))
     digests = {turn["digest"] for turns in ways.values() for turn in turns}
 
     def ratio(one: str, other: str, what: str) -> float:
@@ -104,36 +110,47 @@ def _lines(rows: int) -> Iterator[str]:
 
 
 def job(rows: int, number: int) -> dict[str, Any]:
-    """Return what building a shard took; it is built unless that is known from before."""
-    kept = FOLDER / f"job-{rows}-{number}.json"
-    if not kept.exists():
-        words = ["data", "build", "sft", "--model", str(MODEL), "--dataset", str(data_of(rows)), "--max_length", "512"]
-        words += ["--data.workers", "1", "--out", str(_tokens(rows)), "--shard", f"{number}/{SHARDS}"]
-        kept.write_text(json.dumps(_taken([SWIFT, *words])))
-    answer: dict[str, Any] = json.loads(kept.read_text())
+    """Return what building a shard took."""
+    words = ["data", "build", "sft", "--model", str(MODEL), "--dataset", str(data_of(rows)), "--max_length", "512"]
+    words += ["--data.workers", "1", "--out", str(_tokens(rows)), "--shard", f"{number}/{SHARDS}"]
+    return _kept(f"job-{rows}-{number}", lambda: _taken([SWIFT, *words], f"job-{rows}-{number}"))
+
+
+def _kept(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a piece of the measurement; it is made unless it is known from before."""
+    file = FOLDER / f"{name}.json"
+    if not file.exists():
+        made = json.dumps(make())
+        file.write_text(made)
+    answer: dict[str, Any] = json.loads(file.read_text())
     return answer
 
 
 def _built(rows: int) -> dict[str, Any]:
     """Build and join so many rows, start on them twice, and return what each took."""
     jobs = [job(rows, number) for number in range(1, SHARDS + 1)]
+    return {"jobs": jobs, **_kept(f"starts-{rows}", lambda: _starts(rows))}
+
+
+def _starts(rows: int) -> dict[str, Any]:
+    """Join the shards of so many rows, start on them twice, and return what each took."""
     tokens = _tokens(rows)
-    joined = [_taken([SWIFT, "data", "join", str(tokens)])]
+    joined = [_taken([SWIFT, "data", "join", str(tokens)], f"starts-{rows}")]
     train = [SWIFT, "sft", "--model", str(MODEL), "--dataset", str(tokens), "--max_length", "512", *TRAINING]
     train += ["--max_steps", "2", "--per_device_train_batch_size", str(ROWS), "--output_dir", str(RUNS)]
     train += ["--checkpoint.save_last", "false", "--report_to", "none"]
-    runs = [_taken(train) for _ in range(2)]
-    reads = [_told([sys.executable, "-m", "benchmarks.scale", "start", str(tokens)]) for _ in range(2)]
-    return {"jobs": jobs, "joined": joined, "runs": runs, "reads": reads}
+    runs = [_taken(train, f"starts-{rows}") for _ in range(2)]
+    reads = [_told([sys.executable, "-m", "benchmarks.scale", "read", str(tokens)]) for _ in range(2)]
+    return {"joined": joined, "runs": runs, "reads": reads}
 
 
 def _tokens(rows: int) -> Path:
     return FOLDER / f"tokens-{rows}"
 
 
-def _taken(command: Sequence[str]) -> dict[str, float]:
+def _taken(command: Sequence[str], name: str) -> dict[str, float]:
     """Run a command, and return its CPU seconds and its peak of memory, as the kernel tells them when it ends."""
-    said = FOLDER / "said.txt"
+    said = FOLDER / f"{name}.txt"
     with said.open("w") as out:
         child = os.posix_spawn(
             command[0],
@@ -154,9 +171,10 @@ def _told(command: Sequence[str]) -> dict[str, Any]:
     return answer
 
 
-def _turns(way: str, rows: int, rounds: int) -> list[dict[str, Any]]:
-    data = data_of(rows)
-    return [_told([sys.executable, "-m", "benchmarks.scale", way, str(data), str(rows)]) for _ in range(rounds)]
+def turn(way: str, rows: int, number: int) -> dict[str, Any]:
+    """Return what one of the compared ways took in a round."""
+    words = [sys.executable, "-m", "benchmarks.scale", way, str(data_of(rows)), str(rows)]
+    return _kept(f"{way}-{rows}-{number}", lambda: _told(words))
 
 
 class Reads:
@@ -193,11 +211,11 @@ class Reads:
         return found
 
 
-def start(tokens: Path) -> dict[str, Any]:
+def read(tokens: Path) -> dict[str, Any]:
     """Open tokenised data as a run does, plan two epochs, and take the first batches."""
     from transformers import AutoTokenizer
 
-    from swift.config.sections import DataSection
+    from swift.config.parse import parse
     from swift.data.batch import Batch
     from swift.data.pipeline import prepare_data
     from swift.data.plans import BatchLayout, EpochPlan
@@ -205,10 +223,10 @@ def start(tokens: Path) -> dict[str, Any]:
     from swift.plugins.objective import make_objective
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    objective = make_objective(load_objective("sft"), {})
+    parsed = parse(["--model", str(MODEL), "--dataset", str(tokens), "--max_length", "512"], "sft")
+    objective = make_objective(load_objective("sft"), parsed.objective_options)
     reads, own = Reads(tokens), _own_mib()
-    section = DataSection(train=(str(tokens),), max_length=512)
-    prepared = prepare_data(section, tokenizer, encoding="chat", seed=0, say=lambda _: None).train
+    prepared = prepare_data(parsed.config.data, tokenizer, encoding="chat", seed=0, say=lambda _: None).train
     assert prepared is not None
     layout = BatchLayout(global_rows=ROWS, micro_rows=ROWS, seed=1, epochs=2.0)
     plan = EpochPlan(prepared.samples, objective, layout)
@@ -230,8 +248,12 @@ def main(words: Sequence[str]) -> None:
         case ["job", rows, number]:
             FOLDER.mkdir(parents=True, exist_ok=True)
             print(json.dumps(job(int(rows), int(number))))
-        case ["start", folder]:
-            print(json.dumps(start(Path(folder))))
+        case ["start", rows]:
+            print(json.dumps(_kept(f"starts-{rows}", lambda: _starts(int(rows)))))
+        case ["turn", way, rows, number]:
+            print(json.dumps(turn(way, int(rows), int(number))))
+        case ["read", folder]:
+            print(json.dumps(read(Path(folder))))
         case [way, data, rows]:
             print(json.dumps(tokenising.one_way(way, Path(data), int(rows))))
 

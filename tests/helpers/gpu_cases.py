@@ -160,7 +160,7 @@ CASES = (
         "FP8 by Transformer Engine against bfloat16",
         (*FULL, *BF16, "--backend", "megatron", "--fp8", "hybrid"),
         (*FULL, *BF16, "--backend", "megatron"),
-        "not at all: refused (tests/backend_megatron/test_cpu_refusals.py)",
+        "tests/backend_megatron/test_megatron_fp8.py (configuration, padding and refusals alone)",
         needs=("swift_backend_megatron", "transformer_engine"),
         tolerance=0.05,
         no_dry="Transformer Engine has no CPU",

@@ -37,8 +37,8 @@ class Prepared:
     samples: SampleSet
     report: DataReport
     corpus: Corpus
-    rows: np.ndarray
-    """Rows of the corpus that belong to it."""
+    rows: np.ndarray | range
+    """Rows of the corpus that belong to it; all of them take no memory."""
     store: Store | JoinedStore
 
     def place(self, sample_id: int) -> str:
@@ -53,8 +53,8 @@ class Prepared:
     def write_rows(self, path: Path) -> None:
         """Its rows as they were read, one JSON object per line."""
         with path.open("w", encoding="utf-8") as file:
-            for row in self.rows.tolist():
-                file.write(json.dumps(self.corpus.row(row), ensure_ascii=False, default=str) + "\n")
+            for row in self.rows:
+                file.write(json.dumps(self.corpus.row(int(row)), ensure_ascii=False, default=str) + "\n")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class DataPreparation:
         report = DataReport.from_dict(store.notes)
         report.check(strict=section.strict)
         corpus = TokenisedCorpus(store.index, self.encoder.encoding)
-        return Prepared(store, report, corpus, np.arange(len(corpus)), store)
+        return Prepared(store, report, corpus, range(len(corpus)), store)
 
     def _encode(self, corpus: Corpus) -> Prepared:
         section = self.encoder.section
@@ -150,7 +150,7 @@ class DataPreparation:
             store = self._store(corpus, folder)
         report = DataReport.from_dict(store.notes).under_names([part.name for part in corpus.parts])
         report.check(strict=section.strict)
-        return Prepared(store, report, corpus, np.arange(len(corpus)), store)
+        return Prepared(store, report, corpus, range(len(corpus)), store)
 
     def _store(self, corpus: Corpus, folder: Path) -> Store:
         if store := open_store(folder):
