@@ -34,6 +34,14 @@ def made_up(rewards: Sequence[float | None], number: int = 0, **changes: Any) ->
     return Round(number, number, prompts, answers)
 
 
+def taught_alone() -> Round:
+    """A round without rewards, whose teacher says what the policy says."""
+    made = made_up([0.0] * 8)
+    for answer in made.answers:
+        answer.rewards = {}
+    return made
+
+
 LEARNS = [0.0, 1.0, 0.0, 1.0] * 2
 EQUAL = [0.0] * 4 + [1.0] * 4
 
@@ -48,12 +56,13 @@ EQUAL = [0.0] * 4 + [1.0] * 4
         ),
         (lambda: made_up([0.5] * 8), "every answer got the reward 0.5", "what the reward expects"),
         (lambda: made_up([None] * 8), "no reward could be computed", "swift rewards test"),
+        (taught_alone, "the teacher says of every token what the policy says", "--teacher_model"),
         (lambda: made_up([0.0] * 8, text="the same"), "answers to a prompt are all the same", "--temperature"),
         (lambda: made_up(EQUAL, logps=np.full(5, -0.001)), "the entropy is down to 0.001", "--temperature"),
         (lambda: made_up(EQUAL), "within each group all answers got the same reward", "--num_generations"),
         (lambda: made_up(LEARNS, why_not="overlong", finish_reason="length"), "were cut off", "max_completion_length"),
     ],
-    ids=["truncated", "constant", "unscorable", "alike", "entropy", "equal", "filtered"],
+    ids=["truncated", "constant", "unscorable", "no rewards", "alike", "entropy", "equal", "filtered"],
 )
 def test_a_run_that_cannot_learn_is_told_why_and_ended_after_some_rounds(
     make: Callable[[], Round], what: str, advice: str

@@ -40,7 +40,9 @@ class Signs:
     truncated: float
     """Part of the answers that were cut off at `max_completion_length`."""
     unscorable: float
-    """Part of the answers for which no reward could be computed."""
+    """Part of the answers that have rewards of which none could be computed."""
+    rewarded: bool
+    """Whether the answers have rewards at all: a teacher may be all that is learned from."""
     alike: float
     """Part of the groups whose answers are all the same text."""
     constant: bool
@@ -61,7 +63,8 @@ def signs_of(made: Round) -> Signs:
         reward=float(rewards.mean()) if len(rewards) else float("nan"),
         taught=_part(prompt not in made.dropped and _teaches(group) for prompt, group in by_prompt.items()),
         truncated=_part(each.finish_reason == "length" for each in answers),
-        unscorable=_part(not _scored(each) for each in answers),
+        unscorable=_part(bool(each.rewards) and not _scored(each) for each in answers),
+        rewarded=any(each.rewards for each in answers),
         alike=_part(len(group) > 1 and len({each.text for each in group}) == 1 for group in groups),
         constant=len(rewards) > 1 and bool(np.ptp(rewards) == 0),
         entropy=_entropy(answers),
@@ -117,6 +120,11 @@ def cause_of(signs: Signs) -> tuple[str, str]:
         return (
             "no reward could be computed",
             "Read why in the round's page, and repeat one answer with swift rewards test.",
+        )
+    if not signs.rewarded:
+        return (
+            "the teacher says of every token what the policy says",
+            "Name a --teacher_model that differs from the model in training.",
         )
     if signs.truncated >= MOST:
         return (
