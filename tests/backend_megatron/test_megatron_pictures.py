@@ -18,8 +18,11 @@ from picture_runs import (
     picture_folder,
     trained_on_pictures,
 )
+from picture_vectors import trained_on_vectors
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model
+
+from swift.errors import UnsupportedPlan
 
 MEGATRON = {"backend.name": "megatron"}
 SAVED = {"checkpoint.save_last": True}
@@ -60,3 +63,12 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> No
         assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4), name
         if settings.get("checkpoint.save_last"):
             assert_same_weights(one, two)
+
+
+@pytest.mark.full
+def test_vectors_of_pictures_are_refused(tmp_path: Path) -> None:
+    folder = picture_folder(tmp_path)
+    model = picture_model(tmp_path / "model", "qwen2_5_vl")
+    with pytest.raises(UnsupportedPlan, match="vectors by models of text alone") as refused:
+        trained_on_vectors(model, folder, "vectors", MEGATRON)
+    assert "--backend fsdp" in str(refused.value.hint)

@@ -166,6 +166,7 @@ def check_model(run: Run, model_config: Any) -> None:
             f"backend.stages adds up to {sum(named)} layers, and the model has {layers}.",
             hint="Make the numbers add up.",
         )
+    _check_vectors(run.config.model.task, model_config)
     _check_first_stage(model_config, named[0] if named else layers // stages)
     if not named and layers % stages:
         even, more = divmod(layers, stages)
@@ -215,6 +216,15 @@ def check_model(run: Run, model_config: Any) -> None:
         raise UnsupportedPlan(
             f"Experts of width {width} are not divisible by etp {parallel.etp}.",
             hint=f"Choose a divisor of {width}.",
+        )
+
+
+def _check_vectors(task: str, model_config: Any) -> None:
+    """Refuse to make vectors by a model with a tower, which mcore-bridge builds around a model that writes text."""
+    if task == "embedding" and getattr(model_config, "vision_config", None) is not None:
+        raise UnsupportedPlan(
+            f"{model_config.model_type} reads pictures, and Megatron makes vectors by models of text alone.",
+            hint="Type --backend fsdp, or --backend deepspeed",
         )
 
 

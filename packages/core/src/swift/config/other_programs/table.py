@@ -221,7 +221,7 @@ TEMPLATE: Rows = {
     ("response_prefix",): Refused(
         "answers begin as the chat template writes them.", "Type --chat_template FILE.jinja with one of your own."
     ),
-    ("video_max_pixels",): NotNeeded("videos are not learned from yet"),
+    ("video_max_pixels",): NotNeeded("--max_pixels limits the pictures of videos too"),
     ("default_padding_side", "padding_side"): NotNeeded("padding has no part in the loss"),
     ("pad_to_multiple_of",): NotNeeded("padding has no part in the loss"),
 }
