@@ -225,9 +225,9 @@ NOTES = (
     "T7 and T8: the messages of experts are two thirds of the step that is planned. Those runs send a token once to "
     "each of at most four machines and hide the messages behind arithmetic (DualPipe); a plan has Megatron's own "
     "exchange, every copy of every token, hidden by nothing.",
-    "T2: on 384 devices ZeRO-3 was 6 % behind, and is planned a quarter ahead. Beside the arithmetic that is planned, its "
-    "published time leaves room for messages at about one port's bandwidth a device; a ring through all eight is planned. "
-    "That is inferred from the published times: why they were so slow is not known here.",
+    "T2: on 384 devices ZeRO-3 was 6 % behind, and is planned a quarter ahead. Beside the arithmetic that is planned, "
+    "its published time leaves room for messages at about one port's bandwidth a device; a ring through all eight is "
+    "planned. That is inferred from the published times: why they were so slow is not known here.",
     "M7's second order, asynchronous tensor parallelism before the plain one, is not judged: swift has no such layout.",
     "M13 and M14 (Falcon-7B with three engines, PEFT's runs on one GPU) are left out: nobody has compared them yet.",
     "'As cited': from the paper as others cite it; the table itself was not read.",
