@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from swift.config.sections import DataSection
-from swift.data import store_index
+from swift.data import store, store_index
 from swift.data.corpus import open_corpus
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
@@ -80,6 +80,15 @@ def test_joined_shards_hold_what_one_job_writes(data: Path, encoding: str, count
     assert joined.store.longest == whole.store.longest
     assert joined.report.as_dict() == whole.report.as_dict()
     assert joined.place(3).startswith(str(data / "a.jsonl"))
+
+
+def test_joining_maps_no_column_of_any_shard_so_that_memory_stays(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1, 2):
+        build(data, f"{number}/2")
+    mapped: list[Path] = []
+    monkeypatch.setattr(store, "map_column", lambda path, dtype: mapped.append(path))
+    join_shards(data / "tokens")
+    assert mapped == []
 
 
 def test_opening_joined_shards_reads_no_token(data: Path) -> None:

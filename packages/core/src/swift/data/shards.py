@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,8 @@ from swift.errors import ConfigError, DataError, UsageError
 from swift.terminal import Say
 from swift.untrusted import read_json_object, shown
 
-COLUMNS: Mapping[str, Callable[[Store], np.ndarray]] = {
-    "lengths": lambda store: store.lengths,
-    "loss_weights": lambda store: store.loss_weights,
-    "rows": lambda store: store.rows,
-}
+COLUMNS = ("lengths", "loss_weights", "rows")
 """Columns that are written for all shards end to end, besides numbers of samples; the rest stays in the shards."""
-_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -121,9 +115,10 @@ def join_shards(out: Path) -> DataReport:
     report = merge_reports([DataReport.from_dict(store.notes["report"]) for store in stores])
     report.check(strict=False)
     values = tuple(dict.fromkeys(name for store in stores for name in store.values))
-    columns = dict(COLUMNS) | {value_file(name): partial(_value, name) for name in values}
-    for name, column in columns.items():
-        _write(out / f"{name}.bin", map(column, stores))
+    for name in COLUMNS:
+        _write(out / f"{name}.bin", (block for store in stores for block in store.blocks(name)))
+    for name in values:
+        _write(out / f"{value_file(name)}.bin", (block for store in stores for block in store.blocks_of_value(name)))
     index = {
         **{name: first[name] for name in ("format", "key", "content", "identity", "sources")},
         "rows": first["rows"],
@@ -167,17 +162,12 @@ def value_file(name: str) -> str:
     return f"value.{name}"
 
 
-def _value(name: str, store: Store) -> np.ndarray:
-    return store.column(name)
-
-
-def _write(path: Path, columns: Iterable[np.ndarray]) -> None:
-    """Write columns end to end; who has the file mapped keeps what was there before."""
+def _write(path: Path, blocks: Iterable[np.ndarray]) -> None:
+    """Write a column; who has the file mapped keeps what was there before."""
     temporary = path.with_name(f".{path.name}")
     with temporary.open("wb") as file:
-        for column in columns:
-            for start in range(0, len(column), _BLOCK):
-                file.write(np.asarray(column[start : start + _BLOCK]).tobytes())
+        for block in blocks:
+            file.write(block.tobytes())
     temporary.replace(path)
 
 

@@ -19,7 +19,7 @@ import xxhash
 from swift.config.media import KINDS
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded, Segment
-from swift.data.store_index import INDEX, map_column, read_manifest, starts_of, write_index
+from swift.data.store_index import INDEX, blocks_of, map_column, read_manifest, starts_of, write_index
 from swift.errors import DataError
 
 VALUES = ("label", "margin")
@@ -242,6 +242,14 @@ class Store(SampleSet):
     def column(self, name: str) -> np.ndarray:
         return self._columns[_column(name)] if name in self.values else np.full(self._count, np.nan)
 
+    def blocks(self, name: str) -> Iterator[np.ndarray]:
+        """Yield a column by its name on disk, piece by piece, without mapping it."""
+        return self._columns.blocks(name)
+
+    def blocks_of_value(self, name: str) -> Iterator[np.ndarray]:
+        """Yield what `column` returns, piece by piece."""
+        return self.blocks(_column(name)) if name in self.values else iter([np.full(self._count, np.nan)])
+
     def _segments_of(self, index: int) -> tuple[int, int]:
         """Return the first segment of a sample, and the first that is not its own."""
         if not -self._count <= index < self._count:
@@ -265,6 +273,10 @@ class _Columns(Mapping[str, np.ndarray]):
         if name not in self._mapped:
             self._mapped[name] = map_column(self._folder / f"{name}.bin", self._types[name])
         return self._mapped[name]
+
+    def blocks(self, name: str) -> Iterator[np.ndarray]:
+        """Yield a column piece by piece."""
+        return blocks_of(self._folder / f"{name}.bin", self._types[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._types)

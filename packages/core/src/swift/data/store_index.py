@@ -57,7 +57,7 @@ def write_index(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     weights = folder / "weights.bin"
     _write(folder / "lengths.bin", (np.diff(edges) for edges in _edges(segments, samples)))
     _write(folder / "loss_weights.bin", _sums(weights, _edges(segments, samples)))
-    longest = max((int(block.max()) for block in _blocks(folder / "segment_lengths.bin", np.int64)), default=0)
+    longest = max((int(block.max()) for block in blocks_of(folder / "segment_lengths.bin", np.int64)), default=0)
     index = {"lengths": {}, "longest": longest, "values": _present(folder, manifest["lengths"], len(samples) - 1)}
     index["lengths"] = {
         name: (folder / f"{name}.bin").stat().st_size // np.dtype(dtype).itemsize for name, dtype in INDEX.items()
@@ -86,7 +86,8 @@ def _write(path: Path, blocks: Iterator[np.ndarray]) -> None:
             file.write(block.tobytes())
 
 
-def _blocks(path: Path, dtype: Any) -> Iterator[np.ndarray]:
+def blocks_of(path: Path, dtype: Any) -> Iterator[np.ndarray]:
+    """Yield a column piece by piece, read from its file: nothing of it stays mapped."""
     with path.open("rb") as file:
         while len(block := np.fromfile(file, dtype=dtype, count=_BLOCK)):
             yield block
@@ -96,7 +97,7 @@ def _cumulated(path: Path) -> Iterator[np.ndarray]:
     """Yield the sums of all numbers before each one, and at last of all."""
     yield np.zeros(1, dtype=np.int64)
     total = 0
-    for block in _blocks(path, np.int64):
+    for block in blocks_of(path, np.int64):
         sums = np.cumsum(block) + total
         total = int(sums[-1])
         yield sums
@@ -121,7 +122,7 @@ def _present(folder: Path, lengths: Mapping[str, int], samples: int) -> list[str
     found = []
     for name in lengths:
         if name in ("label", "margin") or name.startswith("value."):
-            blocks = _blocks(folder / f"{name}.bin", np.float64)
+            blocks = blocks_of(folder / f"{name}.bin", np.float64)
             if samples and any(not np.isnan(block).all() for block in blocks):
                 found.append(name.removeprefix("value."))
     return found
