@@ -120,7 +120,10 @@ PAIRS = {
     "classes, tensors in stages, lora, packed": Pair(
         settings={**SP2, **PP2, **CLASSES, **LORA, **PACKED}, rows=LABELLED, processes=4
     ),
-    "reranker, tensors in stages": Pair(settings={**SP2, **PP2, **LISTWISE}, rows=RERANKED, processes=4),
+    # Learned more slowly than the others: a loss that is almost 0 is the rounding of scores on some processors.
+    "reranker, tensors in stages": Pair(
+        settings={**SP2, **PP2, **LISTWISE, "optim.lr": 3e-4}, rows=RERANKED, processes=4
+    ),
     "generative reranker, tensors in stages": Pair(settings={**SP2, **PP2, **YES_NO}, rows=RERANKED, processes=4),
     "everything at once": Pair(
         "Qwen3Moe",

@@ -149,7 +149,7 @@ DEMOS = {
         partial(reward_rows, pairs=6000, words=False),
         "prefer the digits of a number to the same with one of them wrong",
         "rlhf --rlhf_type rm",
-        "--per_device_train_batch_size 32 --max_steps 250 --learning_rate 2e-3",
+        "--per_device_train_batch_size 32 --max_steps 350 --learning_rate 1e-3",
         "reward_accuracy",
         0.97,
         SPREAD,
