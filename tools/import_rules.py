@@ -80,6 +80,7 @@ PUBLIC = (
     "swift.servers",
     "swift.testing",
     "swift.toolkit",
+    "swift.tuners.selected",
     "swift.untrusted",
 )
 """What other packages may import from; to add a module here is to promise to keep it."""

@@ -7,7 +7,7 @@ anything else that is.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,15 +19,29 @@ from swift.config.capabilities import check_capabilities
 from swift.config.flags import read_flags
 from swift.config.parse import Parsed, parse
 from swift.config.sections import ParallelSection
-from swift.contracts import LayerSizes, LocalWeights, ProcessLayout, Run, Traffic, World
+from swift.contracts import (
+    EngineModel,
+    LayerSizes,
+    LocalWeights,
+    ModelRole,
+    Objective,
+    ProcessLayout,
+    RoundWork,
+    Run,
+    Traffic,
+    World,
+    fitting_roles,
+)
 from swift.errors import ModelError, SwiftError, UnsupportedPlan
 from swift.hookspecs import BackendHooks
+from swift.models.cache_room import row_bytes, rows_at_once
 from swift.models.config_file import StoredConfig, read_config
 from swift.models.locate import folder_of
 from swift.plugins.blame import failing
 from swift.plugins.discover import list_plugins
 from swift.plugins.guard import guarded
-from swift.plugins.load import LoadedPlugin, load_backend, load_optimizer, load_tuner
+from swift.plugins.load import LoadedPlugin, load_backend, load_objective, load_optimizer, load_tuner
+from swift.plugins.objective import make_objective, roles_of, rounds_of
 from swift.plugins.outside import variants
 from swift.processes.group import wanted_group
 from swift.terminal import say_nothing
@@ -157,6 +171,28 @@ class PlannedBackend:
         return cast("Sequence[Traffic]", came or ())
 
     @cached_property
+    def _objective(self) -> Objective:
+        plugin = load_objective(self.config.objective.name)
+        options = self.config.objective.options(plugin.object.options_model)
+        return make_objective(plugin, options, model=self.config.model)
+
+    @cached_property
+    def roles(self) -> Sequence[ModelRole]:
+        """Return the models that the run holds besides its policy, on this backend."""
+        capabilities = self.plugin.capabilities
+        most = capabilities.roles if capabilities is not None else 1
+        return fitting_roles(roles_of(self._objective, self.config), most)
+
+    def of_role(self, role: ModelRole) -> PlannedBackend:
+        """Return the backend as it holds a role."""
+        return replace(self, parsed=replace(self.parsed, config=role.config(self.config)))
+
+    @cached_property
+    def rounds(self) -> RoundWork:
+        """Return what the run holds and does besides the steps of its models."""
+        return rounds_of(self._objective, self.config)
+
+    @cached_property
     def _optimizer(self) -> LoadedPlugin:
         return load_optimizer(self.config.optim.name)
 
@@ -272,4 +308,14 @@ def model_config(name: str) -> dict[str, Any]:
     return read_config(folder)
 
 
-__all__ = ["PlannedBackend", "StoredConfig", "counted_processes", "model_config", "planned_backends"]
+__all__ = [
+    "EngineModel",
+    "PlannedBackend",
+    "RoundWork",
+    "StoredConfig",
+    "counted_processes",
+    "model_config",
+    "planned_backends",
+    "row_bytes",
+    "rows_at_once",
+]

@@ -12,6 +12,7 @@ from math import ceil, isqrt
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import PluginError, SwiftError
+from swift_plan.beside import Beside
 from swift_plan.cluster import CPU, Cluster
 from swift_plan.memory import Activations, Instant, KeptState, Stage, StagesOf, TracedMemory, split
 from swift_plan.timing import Speeds, StepTime, Timing
@@ -131,6 +132,7 @@ class BackendSearch:
         self.workload = Workload.of(backend, processes=self.world, on_cpu=cluster.device.name == CPU)
         self.slot_bytes = backend.slot_bytes((shape.hidden, shape.hidden))
         self.stages = StagesOf(shape, TrainedCount(backend, shape, self.workload), self.workload, self.slot_bytes)
+        self.beside = Beside(backend, shape, self.workload, cluster)
         self.refused: SwiftError | None = None
         self.tried = 0
 
@@ -224,7 +226,7 @@ class BackendSearch:
             return (data,)
         if self._typed.get("dp_replicate") or self._typed.get("dp_shard"):
             replicate = self._typed.get("dp_replicate") or data // max(1, self._typed["dp_shard"])
-            return (replicate,) if data % max(1, replicate) == 0 else ()
+            return (replicate,) if replicate and data % replicate == 0 else ()
         if "dp_replicate" not in self.backend.dimensions:
             return (1,)
         # Within a machine, or over all of them: what lies between is neither the least memory nor the least traffic.
@@ -268,10 +270,16 @@ class BackendSearch:
         tokens = one.micro_batch * self.workload.row_tokens / one.layout.sequence
         slowest = max(one.held, key=lambda stage: stage.layers + self._head_in_layers * stage.has_head)
         for recompute in self._recomputes():
+            states, beside = one.states, None
+            if not self.beside.is_nothing:
+                beside = self.beside.under(one.parallel, one.held, tokens, one.accumulation, recompute=recompute)
+                states = [beside.with_state(index, state) for index, state in enumerate(states)]
             instants = [
                 activations.highest(stage, tokens, one.accumulation, state, recompute=recompute)
-                for stage, state in zip(one.held, one.states, strict=True)
+                for stage, state in zip(one.held, states, strict=True)
             ]
+            if beside is not None:
+                instants = [beside.highest(index, states[index], instant) for index, instant in enumerate(instants)]
             most = max(range(len(instants)), key=lambda index: instants[index].total)
             clock = partial(self._time, one, slowest, activations.layer, recompute=recompute)
             self.tried += 1
@@ -282,7 +290,7 @@ class BackendSearch:
                 one.stages,
                 one.micro_batch,
                 recompute,
-                one.states[most],
+                states[most],
                 instants[most],
                 clock,
                 self.timing,
@@ -295,7 +303,8 @@ class BackendSearch:
             (other,) = one.runs.values()
             run = one.runs[recompute] = _with(other, self._recomputed[recompute])
         traffic = self.backend.traffic(run, one.held[0].weights, one.accumulation)
-        return timing.step(self.shape, self.workload, slowest, traffic, one.micro_batch, kept, recompute=recompute)
+        step = timing.step(self.shape, self.workload, slowest, traffic, one.micro_batch, kept, recompute=recompute)
+        return step if self.beside.is_nothing else self.beside.timed(step, timing, recompute=recompute)
 
     @cached_property
     def _recomputed(self) -> dict[bool, Any]:
@@ -353,6 +362,7 @@ def counted(
     )
     if not one.workload.adapted or one.workload.frozen_bytes >= 2:
         one.workload = replace(one.workload, frozen_bytes=compute_bytes)
+    one.beside = Beside(backend, shape, one.workload, cluster)
     one.stages = StagesOf(shape, TrainedCount(backend, shape, one.workload), one.workload, one.slot_bytes)
     sizes = split(shape.layers, layout.pp, layout.vpp)
     held = one.stages.under(layout, sizes)

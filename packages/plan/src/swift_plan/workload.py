@@ -61,7 +61,7 @@ class Workload:
         quantised = [size for name, size in _STORED.items() if config.tuner.quantize.endswith(name)]
         return cls(
             rows=rows or max(_ROWS, processes),
-            length=config.data.max_length,
+            length=config.data.max_length + backend.rounds.answer_tokens,
             rows_assumed=rows is None,
             compute_bytes=compute,
             frozen_bytes=quantised[0] if quantised else compute,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from swift.contracts import LossSums, ModelView, Need
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from swift.config.sections import Config
-    from swift.contracts import ModelRole, Plan, PlanContext
+    from swift.contracts import ModelRole, Plan, PlanContext, RoundWork
     from swift.data.batch import MicroBatch
     from swift.data.samples import SampleFacts
     from swift_rl.losses import TokenLosses
@@ -55,11 +56,25 @@ class Grpo(BaseObjective[GrpoOptions]):
 
     def roles(self, config: Config) -> list[ModelRole]:
         """Return the reference, where it is a model of its own, and the teacher, where the run holds it."""
-        from swift_rl.rounds.reference import reference_roles
-        from swift_rl.rounds.teacher import teacher_roles
+        from swift_rl.held import reference_roles, teacher_roles
 
         references = reference_roles(config, self.options) if self.options.beta > 0 else []
         return [*references, *teacher_roles(config, self.options)]
+
+    def rounds(self, config: Config) -> RoundWork:
+        """Return what rounds hold and do besides the policy's steps."""
+        from swift_rl import planned
+        from swift_rl.held import TEACHER
+
+        options = self.options
+        work = planned.work_of_rounds(
+            config,
+            options,
+            scores=options.asks_policy or planned.corrects(config, options, options),
+            reference=options.beta > 0,
+            roles=(TEACHER,) if options.teacher_as_role else (),
+        )
+        return replace(work, engines=(*work.engines, *planned.teaching(options)))
 
     def plan(self, context: PlanContext) -> Plan:
         """Return the plan that lets the model answer prompts, in rounds."""

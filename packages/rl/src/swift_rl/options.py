@@ -83,6 +83,12 @@ class GrpoOptions(AlgorithmOptions, TeacherOptions, OnlineOptions):
         return self.has_teacher and not (self.reward_funcs or self.reward_model or self.environment)
 
     @property
+    def asks_policy(self) -> bool:
+        """Whether the policy has to be asked about answers before it learns from them, whatever draws them."""
+        in_reward = self.beta > 0 and self.kl_in_reward
+        return self.steps_per_round > 1 or in_reward or self.has_teacher or self.top_entropy_quantile < 1
+
+    @property
     def steps_per_pass(self) -> int:
         """Return over how many optimizer steps the answers of a round are dealt out."""
         return self.steps_per_generation

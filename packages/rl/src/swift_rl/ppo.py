@@ -15,7 +15,7 @@ from swift_rl.ppo_options import PpoOptions
 
 if TYPE_CHECKING:
     from swift.config.sections import Config
-    from swift.contracts import Plan, PlanContext
+    from swift.contracts import Plan, PlanContext, RoundWork
     from swift.data.batch import MicroBatch
     from swift.data.samples import SampleFacts
 
@@ -38,10 +38,18 @@ class Ppo(BaseObjective[PpoOptions]):
 
     def roles(self, config: Config) -> list[ModelRole]:
         """Return the critic, where it is a model of its own, and so the reference."""
-        from swift_rl.rounds.reference import reference_roles
+        from swift_rl.held import reference_roles
 
         critic = [] if self.options.critic == "shared" else [critic_role(config, self.options)]
         return [*critic, *(reference_roles(config, self.options) if self.options.kl_coef > 0 else ())]
+
+    def rounds(self, config: Config) -> RoundWork:
+        """Return what rounds hold and do besides the steps of policy and critic."""
+        from swift_rl.critic import CRITIC
+        from swift_rl.planned import work_of_rounds
+
+        critic = () if self.options.critic == "shared" else (CRITIC,)
+        return work_of_rounds(config, self.options, scores=True, reference=self.options.kl_coef > 0, roles=critic)
 
     def plan(self, context: PlanContext) -> Plan:
         """Return the plan that lets the model answer prompts, in rounds."""

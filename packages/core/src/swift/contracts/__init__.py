@@ -48,7 +48,8 @@ from swift.contracts.optimizer import (
 from swift.contracts.plan import Communication, Plan, PlanContext, ResumablePlan
 from swift.contracts.planner import Basis, ChosenPlan, ExpectedMemory, Planner
 from swift.contracts.reward import Reward, RewardItem
-from swift.contracts.role import POLICY, ModelRole, OpenRole
+from swift.contracts.role import POLICY, ModelRole, OpenRole, fitting_roles
+from swift.contracts.rounds import EngineModel, RoundWork
 from swift.contracts.run import Run, Topology, World
 from swift.contracts.tuner import Acts, Trains, Tuner, TunerContext
 
@@ -74,6 +75,7 @@ __all__ = [
     "DataFacts",
     "Decision",
     "EngineLibrary",
+    "EngineModel",
     "EngineRequest",
     "Environment",
     "EpisodeStart",
@@ -109,6 +111,7 @@ __all__ = [
     "ResumablePlan",
     "Reward",
     "RewardItem",
+    "RoundWork",
     "Run",
     "RunFacts",
     "RunSummary",
@@ -133,6 +136,7 @@ __all__ = [
     "Turn",
     "WeightStream",
     "World",
+    "fitting_roles",
 ]
 
 HOOK_API = (1, 3)

@@ -130,6 +130,8 @@ class Objective(Protocol):
       has it, and raises where the objective's options do not fit the model.
     - `roles(config: Config) -> Sequence[ModelRole]` is called once, before data is read, and returns the models that
       the run holds besides its policy. The objective's plan reaches them by `PlanContext.role`.
+    - `rounds(config: Config) -> RoundWork` is for planners, and says what the objective's plan holds and does besides
+      the steps of the policy and of its roles: answers that are drawn, models that are asked.
     - `for_training_set(samples: SampleSet | None, say) -> Objective` is called once, after data is read and before the
       model is loaded, with the samples that are learned from, the same on every process (None for a stream), and
       returns the objective for them. `say` prints a line for the user.

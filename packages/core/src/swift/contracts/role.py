@@ -6,7 +6,7 @@ Importable without torch: tensors appear in annotations only.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,6 +56,17 @@ class ModelRole:
         """Return the configuration of this role: that of the policy with the role's own sections."""
         tuner = self.tuner or type(policy.tuner)(kind="full")
         return policy.model_copy(update={"model": self.model, "tuner": tuner, "optim": self.optim or policy.optim})
+
+
+def fitting_roles(roles: Sequence[ModelRole], most: int) -> list[ModelRole]:
+    """Return the roles that a run holds: optional ones only as far as its backend holds `most` models altogether."""
+    spare = most - 1 - sum(not role.optional for role in roles)
+    kept = []
+    for role in roles:
+        if not role.optional or spare > 0:
+            kept.append(role)
+            spare -= role.optional
+    return kept
 
 
 class OpenRole(Protocol):

@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from swift.contracts import Completion, Sampling
+from swift.models.cache_room import row_bytes, rows_at_once
 
 if TYPE_CHECKING:
     from swift.infer.sampling import Sampler
@@ -23,12 +24,6 @@ Tokens = Sequence[int]
 _TAKEN = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep")
 _IDLE = 8
 """Rows leave when one in so many of the batch has ended: leaving copies the cache, staying computes for nothing."""
-_MOST = 256
-"""Rows of a batch: more of them are hardly faster."""
-_SHARE = 1 / 8
-"""Of the device's memory, for the caches of a batch; a model in training may be beside it."""
-_PER_LOGIT = 40
-"""Bytes that drawing takes for each token of the vocabulary in a row: a few tensors in fp64."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +175,8 @@ class Room:
     """How many prompts of some length fit into a share of the device's memory, by what their cache is found to take."""
 
     def __init__(self, model: Any) -> None:
-        self._bytes = _SHARE * _memory(model.device)
-        self._of_row = _PER_LOGIT * model.config.get_text_config(decoder=True).vocab_size
+        self._device = _memory(model.device)
+        self._vocabulary: int = model.config.get_text_config(decoder=True).vocab_size
         with torch.no_grad():
             ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
             cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
@@ -192,8 +187,8 @@ class Room:
         """Yield the places of prompts in batches of similar length, equal prompts side by side."""
         batch: list[int] = []
         for place in sorted(range(len(prompts)), key=lambda place: (len(prompts[place]), tuple(prompts[place]))):
-            taken = (len(batch) + 1) * (self._of_row + self._of_token * (len(prompts[place]) + steps))
-            if batch and (len(batch) == _MOST or taken > self._bytes):
+            row = row_bytes(self._vocabulary, self._of_token, len(prompts[place]) + steps)
+            if len(batch) >= rows_at_once(self._device, row):
                 yield batch
                 batch = []
             batch.append(place)

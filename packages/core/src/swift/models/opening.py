@@ -76,6 +76,8 @@ def first_line(error: BaseException) -> str:
     if len(lines) > 1 and lines[0].startswith("Error(s) in loading state_dict"):
         lines = lines[1:]
     line = lines[0] if lines else type(error).__name__
+    if line.endswith(":") and len(lines) > 1:  # a heading, as of transformers' validators of configurations
+        line = f"{line} {lines[1]}"
     if isinstance(error, KeyError):
         line = f"there is no {line}"
     return line if len(line) <= 300 else f"{line[:250]}…"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from swift.contracts import LossSums, ModelRole, ModelView, Objective, Plan, PlanContext
+from swift.contracts import LossSums, ModelRole, ModelView, Objective, Plan, PlanContext, RoundWork
 from swift.plugins.answers import is_tensor, wrong
 from swift.plugins.blame import blaming, failing
 from swift.plugins.check import check_objective
@@ -66,6 +66,12 @@ def roles_of(objective: Objective, config: Config) -> Sequence[ModelRole]:
     return objective.roles(config)
 
 
+def rounds_of(objective: Objective, config: Config) -> RoundWork:
+    """Return what an objective's plan holds and does besides the steps of models."""
+    assert isinstance(objective, CheckedObjective)
+    return objective.rounds(config)
+
+
 class CheckedObjective:
     """An objective of a plugin. Looks at types alone, which costs a step nothing."""
 
@@ -98,6 +104,17 @@ class CheckedObjective:
             came: Any = own(config)
         if not isinstance(came, Sequence) or not all(isinstance(each, ModelRole) for each in came):
             raise wrong(self._entry, "roles", "a sequence of swift.contracts.ModelRole", came)
+        return came
+
+    def rounds(self, config: Config) -> RoundWork:
+        """Return what the objective's plan holds and does besides the steps of models; mostly nothing."""
+        own = getattr(self._objective, "rounds", None)
+        if own is None:
+            return RoundWork()
+        with failing(self._entry, "rounds"):
+            came: Any = own(config)
+        if not isinstance(came, RoundWork):
+            raise wrong(self._entry, "rounds", "a swift.contracts.RoundWork", came)
         return came
 
     def row_weight(self, samples: Iterable[SampleFacts]) -> float:

@@ -21,7 +21,7 @@ from swift.config.capabilities import lacking_media
 from swift.config.obstacles import uneven_batch
 from swift.config.sections import Config
 from swift.config.tasks import CAUSAL_LM
-from swift.contracts import DataFacts, ModelRole, Objective, Plan, RejectedSamples, Run
+from swift.contracts import DataFacts, ModelRole, Objective, Plan, RejectedSamples, Run, fitting_roles
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import encoding_of
 from swift.data.media_tokens import MediaRules
@@ -64,7 +64,7 @@ from swift.train.resume import (
     resume,
     settle_keep,
 )
-from swift.train.roles import check_roles, check_vocabularies, fitting_roles, open_role, role_sources
+from swift.train.roles import check_roles, check_vocabularies, open_role, role_sources
 from swift.train.run_folder import RunClaim
 from swift.train.send_weights import send_weights
 from swift.tuners.selected import tuner_of
@@ -191,7 +191,7 @@ def _prepare(
     objective = make_objective(
         plugin, setup.parsed.objective_options, source.tokenizer, model=run.config.model, config=source.config
     )
-    asked = fitting_roles(roles_of(objective, run.config), setup.hooks)
+    asked = fitting_roles(roles_of(objective, run.config), setup.hooks.capabilities.roles)
     roles = (*setup.roles, *asked)
     check_roles(roles, setup.hooks, run.config)
     sources = role_sources(asked, run, setup.hooks)

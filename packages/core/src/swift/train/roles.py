@@ -51,17 +51,6 @@ def check_roles(roles: Sequence[ModelRole], hooks: Hooks, policy: Config) -> Non
             raise
 
 
-def fitting_roles(roles: Sequence[ModelRole], hooks: Hooks) -> list[ModelRole]:
-    """Return the roles that a run holds: optional ones only as far as its backend holds so many models."""
-    spare = hooks.capabilities.roles - 1 - sum(not role.optional for role in roles)
-    kept = []
-    for role in roles:
-        if not role.optional or spare > 0:
-            kept.append(role)
-            spare -= role.optional
-    return kept
-
-
 @dataclass
 class RoleModel:
     """A model of the run besides the policy, ready to be trained or asked. All calls are made on every process."""

@@ -10,13 +10,12 @@ from swift.errors import ModelError
 from swift.infer import find_source, open_engine
 from swift.toolkit import heartbeat
 from swift_rl.distill.vocabulary import check_vocabularies, size_of
+from swift_rl.held import IN_PROCESS
 
 if TYPE_CHECKING:
     from swift.contracts import Completion, InferenceEngine, PlanContext, Sampling
     from swift_rl.distill.options import TeacherOptions
 
-IN_PROCESS = "transformers"
-"""The engine of which every slice of a batch has its own; any other answers in the main process for all."""
 Found = TypeVar("Found")
 
 

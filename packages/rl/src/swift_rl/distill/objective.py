@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from swift.config.sections import Config
-    from swift.contracts import ModelRole, Plan, PlanContext
+    from swift.contracts import ModelRole, Plan, PlanContext, RoundWork
     from swift.data.batch import MicroBatch
     from swift.data.encodings import Encoding
     from swift.data.samples import SampleFacts
@@ -48,9 +48,15 @@ class Gkd(BaseObjective[GkdOptions]):
 
     def roles(self, config: Config) -> list[ModelRole]:
         """Return the teacher, where the run holds it."""
-        from swift_rl.rounds.teacher import teacher_roles
+        from swift_rl.held import teacher_roles
 
         return teacher_roles(config, self.options)
+
+    def rounds(self, config: Config) -> RoundWork:
+        """Return what rounds hold and do besides the student's steps."""
+        from swift_rl.planned import work_of_distillation
+
+        return work_of_distillation(self.options)
 
     def plan(self, context: PlanContext) -> Plan:
         """Return the plan that asks the teacher, and where the options say so the student, in rounds."""

@@ -14,7 +14,7 @@ from swift.objectives.base import BaseObjective, viewed
 from swift.toolkit import heartbeat
 from swift_rl.distill.engine import TeacherEngine
 from swift_rl.distill.vocabulary import size_of
-from swift_rl.rounds.teacher import TEACHER
+from swift_rl.held import TEACHER
 
 if TYPE_CHECKING:
     from swift.contracts import Completion, ModelView, PlanContext, Sampling, Score

@@ -16,16 +16,13 @@ from swift.toolkit import heartbeat, progress
 from swift_rl.draw_options import DrawOptions
 from swift_rl.environments.episodes import Episodes
 from swift_rl.environments.select import select_environment
+from swift_rl.held import IN_PROCESS
 from swift_rl.options import OnlineOptions
 from swift_rl.rounds.data import DrawnAnswer, Prompt, draw_number
 from swift_rl.rounds.files import DrawJournal, Drawn
 from swift_rl.rounds.logps import TokenLogps, sample_of, values_of_answers
 from swift_rl.rounds.prompts import Prompts
 from swift_rl.sync import Probe, ProbeResult, SyncError, VerifiedEngine
-
-IN_PROCESS = "transformers"
-"""The engine of which every process has its own; others answer all prompts of the run."""
-
 
 IN_8_BITS = "bnb-int8"
 EXACT = 1e-3

@@ -106,8 +106,5 @@ class GroupValuer(Valuer[GrpoOptions]):
         Where one step learns from each answer once, its own log-probabilities are the old ones. The first round of a
         run with a reference asks all the same, to see that both are the same model.
         """
-        options = self.options
-        in_reward = options.beta > 0 and options.kl_in_reward
-        several = options.steps_per_round > 1 or (self._is_first and self._reference is not None)
-        against = in_reward or self._teacher is not None
-        return several or self.corrects(options) or against or options.top_entropy_quantile < 1
+        first = self._is_first and self._reference is not None
+        return first or self.options.asks_policy or self.corrects(self.options)

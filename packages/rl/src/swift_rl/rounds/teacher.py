@@ -7,20 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swift.contracts import ModelRole
 from swift.toolkit import heartbeat
 from swift_rl.distill.engine import TeacherEngine
+from swift_rl.held import TEACHER
 from swift_rl.rounds.logps import TokenLogps, values_of_answers
 
 if TYPE_CHECKING:
-    from swift.config.sections import Config
     from swift.contracts import PlanContext
     from swift.data.samples import Encoded
     from swift_rl.distill.options import TeacherOptions
     from swift_rl.options import GrpoOptions
-
-TEACHER = "teacher"
-"""The role of a teacher that the run holds."""
 
 
 class TokenTeacher:
@@ -62,14 +58,6 @@ class RoleTeacher:
 
     def close(self) -> None:
         """Do nothing: the run holds it."""
-
-
-def teacher_roles(config: Config, options: TeacherOptions) -> list[ModelRole]:
-    """Return the role that a teacher is, where it is asked as one."""
-    if not options.teacher_as_role:
-        return []
-    own = {"path": options.teacher_model, "revision": None, "random_weights": False, "value_head": False}
-    return [ModelRole(TEACHER, config.model.model_copy(update=own), trained=False)]
 
 
 def open_teacher(context: PlanContext, options: GrpoOptions) -> TokenTeacher | RoleTeacher:
