@@ -149,6 +149,12 @@ def truncated(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def kinds_missing(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["layer_types"] = ["full_attention"] * 7
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def garbage(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\xff" * 1000)
 
@@ -164,6 +170,7 @@ def garbage(folder: Path) -> None:
         (garbage, "not a safetensors file"),
         (lambda folder: (folder / "config.json").write_text("{"), "malformed JSON"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "nothing"}'), "cannot be read"),
+        (kinds_missing, r"validate_layer_type.*: .*must be equal"),
         (lambda folder: transformers.T5Config().save_pretrained(folder), "not a causal language model"),
         (lambda folder: transformers.BertConfig().save_pretrained(folder), "not a causal language model"),
     ],

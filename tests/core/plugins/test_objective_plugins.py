@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from swift.config.sections import Section
+from swift.contracts import RoundWork
 from swift.data.batch import Batch
 from swift.errors import PluginError
 from swift.objectives.unpaired import Kto, KtoOptions
 from swift.plugins.entry import PluginEntry
 from swift.plugins.load import LoadedPlugin
-from swift.plugins.objective import make_objective
+from swift.plugins.objective import make_objective, rounds_of
 
 ENTRY = PluginEntry("swift.objectives", "made_up", "made-up", "1.0", "made_up:MadeUp", None)
 
@@ -127,3 +128,13 @@ def test_what_a_plan_raises_is_blamed_on_its_plugin() -> None:
 
     with pytest.raises(PluginError, match=r"made_up.* failed in plan: KeyError: 'no prompts'"):
         made(MadeUp).plan(None)
+
+
+def test_the_work_of_rounds_is_an_object_of_the_contract_or_nothing() -> None:
+    class Says(Kto):
+        def rounds(self, config: Any) -> Any:
+            return {"drawn": 1.0}
+
+    assert rounds_of(made(Kto), None) == RoundWork()  # type: ignore[arg-type]  # an objective without rounds reads none
+    with pytest.raises(PluginError, match=r"made_up.*rounds.*RoundWork"):
+        rounds_of(made(Says), None)  # type: ignore[arg-type]  # as above
