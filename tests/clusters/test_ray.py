@@ -119,3 +119,44 @@ def submitted_workers(output: Path) -> Iterator[psutil.Process]:
                 yield each
         except psutil.Error:
             continue
+
+
+WRITE = """
+import json, sys
+import ray
+rows = [json.loads(line) for line in open(sys.argv[1])]
+ray.data.from_items(rows).repartition(3).write_parquet(sys.argv[2])
+"""
+
+
+def test_rows_that_ray_data_wrote_are_tokenised_by_jobs_and_learned_from(
+    cluster: str, tiny: Path, tmp_path: Path, start: Callable[..., Run]
+) -> None:
+    (tmp_path / "write.py").write_text(WRITE)
+    rows, tokens = tmp_path / "rows", tmp_path / "tokens"
+    submit = ["job", "submit", "--address", cluster]
+    written = start(
+        "ray", *submit, "--", "python", str(tmp_path / "write.py"), str(tiny.parent / "data.jsonl"), str(rows)
+    )
+    assert written.code(PATIENCE) == 0, written.output
+    assert len(list(rows.glob("*.parquet"))) == 3
+    build = ["swift", "data", "build", "sft", "--model", str(tiny), "--dataset", str(rows), "--out", str(tokens)]
+    for shard in ("1/2", "2/2"):
+        begun = start("ray", *submit, "--no-wait", "--", *build, "--shard", shard)
+        assert begun.code(PATIENCE) == 0, begun.output
+    end = time.monotonic() + PATIENCE
+    while len(list(tokens.glob("[!.]*"))) < 2:  # a shard appears when it is whole
+        assert time.monotonic() < end, start("ray", "job", "list", "--address", cluster).output
+        time.sleep(0.5)
+    joined = start("swift", "data", "join", str(tokens))
+    assert joined.code(PATIENCE) == 0, joined.output
+    found = []
+    for data, name in ((tokens, "tokens"), (rows, "rows")):
+        words = ["--model", str(tiny), "--dataset", str(data), "--train_type", "full", "--max_steps", "2"]
+        words += ["--logging_steps", "1", "--run_name", name, "--output_dir", str(tmp_path / "out")]
+        run = start("swift", "sft", *words, "--per_device_train_batch_size", "4")
+        assert run.code(PATIENCE) == 0, run.output
+        lines = (tmp_path / "out/tiny" / name / "logging.jsonl").read_text().splitlines()
+        found.append([line["loss"] for line in map(json.loads, lines) if "loss" in line])
+    assert len(found[0]) == 2
+    assert found[0] == found[1]

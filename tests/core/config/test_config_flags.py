@@ -178,6 +178,7 @@ MISTAKES = [
     ("--data.truncation cut", "--data.truncation must be one of 'delete', 'right', 'left' or 'split'"),
     ("--beta 0.1", "there is no key 'objective.beta' for the objective 'sft'"),
     ("--backend.devise cpu", "for the backend 'torch'. Did you mean '--backend.device'?"),
+    ("--backend megatron --backend.bucket_mb 3", "belongs to the backend 'torch', and backend.name is megatron"),
     ("--backend.device tpu", "--backend.device must be one of 'auto', 'cpu' or 'cuda'"),
     ("--nproc zero", "--nproc takes a number of processes"),
     ("--train_type cpt", "swift sft minimises the objective 'sft', but --train_type asks for 'pt'"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from swift.config.tasks import TRAINED_BY, check_task, for_objective
 from swift.config.values import coerce, quoted
 from swift.errors import ConfigError, SwiftError, UsageError
 from swift.plugins.blame import Blame, failure_of
+from swift.plugins.discover import list_plugins
 from swift.plugins.entry import CORE
 from swift.plugins.load import LoadedPlugin, find, load_backend, load_objective, load_optimizer, load_tuner
 from swift.plugins.objective import make_objective
@@ -295,14 +297,26 @@ def _check_foreign(plugin: LoadedPlugin, section: str, values: BaseModel, source
         key = f"{section}.{name}"
         if section == "objective" and name in OWN_OPTIONS and not _takes_any(plugin):
             raise _of_online_learning(subject(source(key), key), plugin)
-        owners = plugins_with(section, name) if key in core_fields() else []
+        owners = plugins_with(section, name) if key in core_fields() else _backends_with(section, name)
         if owners:
             chosen = f"{section}.name" if "name" in core_keys(section) else f"{section}.kind"
-            flag = subject(source(key), key)
+            flag, own = subject(source(key), key), plugin.entry
+            others = f" (and to {', '.join(map(repr, owners[1:]))})" if section == "backend" and owners[1:] else ""
             raise ConfigError(
-                f"{flag} belongs to the {plugin.entry.kind} {owners[0]!r}, and {chosen} is {plugin.entry.name}.",
+                f"{flag} belongs to the {own.kind} {owners[0]!r}{others}, and {chosen} is {own.name}.",
                 hint=f"Type --{chosen} {owners[0]}, or leave it out.",
             )
+
+
+def _backends_with(section: str, option: str) -> list[str]:
+    """Return which of the installed backends have an option of this name."""
+    found = []
+    for entry in list_plugins("swift.backends") if section == "backend" else ():
+        with suppress(SwiftError):  # one that cannot be loaded has no options
+            model = load_backend(entry.name).config_model if entry.allowed else None
+            if model is not None and option in model.model_fields:
+                found.append(entry.name)
+    return found
 
 
 def _takes_any(plugin: LoadedPlugin) -> bool:
