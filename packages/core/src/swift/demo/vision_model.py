@@ -9,14 +9,16 @@ from swift.demo.tokenizer import byte_tokenizer
 
 SPREAD = 0.08
 """Standard deviation of weights with which the demo learns to read: with 0.02 it never begins to."""
-_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-_TEMPLATE = (
+MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+"""The special tokens around pictures, and those that stand for their parts."""
+TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}"
     "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
     "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+"""A chat template in the manner of Qwen-VL."""
 
 
 def write_vision_model(
@@ -40,11 +42,11 @@ def write_vision_model(
 
     from swift.models.media_processor import for_pictures_alone
 
-    tokenizer = byte_tokenizer(_MARKS, _TEMPLATE)
-    start, end, image, video = tokenizer.convert_tokens_to_ids(list(_MARKS))
+    tokenizer = byte_tokenizer(MARKS, TEMPLATE)
+    start, end, image, video = tokenizer.convert_tokens_to_ids(list(MARKS))
     config = Qwen2_5_VLConfig(
         text_config={
-            "vocab_size": 264 + len(_MARKS),
+            "vocab_size": 264 + len(MARKS),
             "hidden_size": hidden,
             "intermediate_size": 3 * hidden,
             "num_hidden_layers": layers,
@@ -82,6 +84,6 @@ def write_vision_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
-    processor = for_pictures_alone(Qwen2_5_VLProcessor)(images, tokenizer, chat_template=_TEMPLATE)
+    processor = for_pictures_alone(Qwen2_5_VLProcessor)(images, tokenizer, chat_template=TEMPLATE)
     processor.save_pretrained(folder)
     return folder

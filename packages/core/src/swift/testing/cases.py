@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from swift.contracts import Capabilities, Need, Reads, Trains
 from swift.testing import third_party
 from swift.testing.layouts import Layout
-from swift.testing.subjects import Row, conversations, marked_steps, pairs
+from swift.testing.subjects import Row, about_pictures, conversations, marked_steps, pairs
 
 if TYPE_CHECKING:
     from swift.testing.reference import Expected, Recipe
@@ -40,6 +40,13 @@ CHATS = tuple(conversations(21, lengths=LENGTHS))
 """Not a multiple of the rows of a step: the last batch of an epoch is short, and dealt out unevenly."""
 PAIRS = tuple(pairs(13, lengths=LENGTHS))
 MARKED_STEPS = tuple(marked_steps(13))
+_ONE, _VIDEO = "<image>", "<video>"
+PICTURES = tuple(about_pictures([*(_ONE, 2 * _ONE, _ONE) * 4, _ONE], lengths=LENGTHS))
+FEW_PICTURES = tuple(
+    about_pictures([2 * _ONE if row == 0 else _ONE if row in (1, 13) else "" for row in range(21)], lengths=LENGTHS)
+)
+"""In their order, 8 a step: of the first step the second half has none, of the second the first, and the third none."""
+VIDEOS = tuple(about_pictures([*(_ONE, _VIDEO, _ONE + _VIDEO, "") * 3, _VIDEO], lengths=LENGTHS))
 HELD_OUT = 5
 """So many of the first rows are also evaluated on."""
 
@@ -80,6 +87,8 @@ class Case:
     """Capabilities that a backend must claim for this case to be asked for."""
     precision: str | None = None
     feature: str | None = None
+    modality: str | None = None
+    """What its rows hold besides text. Whoever does not claim it must refuse them."""
     needs: frozenset[Need] = frozenset({Need.TOKEN_LOGPS})
     tokens: bool = False
     """Whether it trains on the kit's own objective, over values of tokens: see `swift.testing.token_trial`."""
@@ -100,9 +109,14 @@ class Case:
             (self.tuner is None or self.tuner in capabilities.tuners)
             and (self.precision is None or self.precision in capabilities.precisions)
             and (self.feature is None or self.feature in capabilities.features)
+            and (self.modality is None or self.modality in capabilities.modalities)
             and not self.missing(capabilities)
             and (self.reads is None or self.reads in (capabilities.optimizers or ()))
         )
+
+    def too_long(self, capabilities: Capabilities, layout: Layout) -> bool:
+        """Whether its rows would be shared between processes, by a backend that keeps those with pictures whole."""
+        return self.modality is not None and layout.cuts_rows and not capabilities.cuts_media
 
     def missing(self, capabilities: Capabilities) -> frozenset[Need]:
         """Return the views that this case takes and a backend does not claim."""
@@ -130,6 +144,7 @@ _SCORES: dict[str, Any] = {"objective.name": "kit-scores", "model.task": "reward
 _SEQ_CLS: dict[str, Any] = {**_SCORES, "model.task": "seq_cls", "model.num_labels": 3}
 # Their batches are so large that the held-out rows are compared with each other all at once.
 _NEGATIVES: dict[str, Any] = {"objective.name": "kit-negatives", "model.task": "embedding"}
+_ALL_PARTS = {"tuner.freeze_vit": False, "tuner.freeze_aligner": False}
 _REFERENCE = frozenset({Need.TOKEN_LOGPS, Need.REFERENCE_LOGPS})
 _OF_TOKENS = frozenset({Need.TOKEN_LOGPS, Need.TOKEN_ENTROPY, Need.CANDIDATE_LOGPS})
 
@@ -183,6 +198,24 @@ CASES = (
     Case("tokens", global_batch=12, accumulation=3, needs=_OF_TOKENS, tokens=True),
     Case("tokens, packed, lora", {**_LORA, **_PACKED}, global_batch=4, tuner="lora", needs=_OF_TOKENS, tokens=True),
     Case("own plan", {"objective.name": "kit-plan"}),
+    Case("pictures", rows=PICTURES, modality="image"),
+    Case(
+        "pictures, mixed",
+        {**_ALL_PARTS, "data.shuffle": False, "optim.max_grad_norm": 0},
+        FEW_PICTURES,
+        accumulation=2,
+        modality="image",
+    ),
+    Case("pictures, lora", {**_LORA, **_ALL_PARTS}, PICTURES, tuner="lora", modality="image"),
+    Case(
+        "vit trained",
+        {"tuner.freeze_vit": False, "data.packing": True, "data.max_length": 160},
+        PICTURES,
+        global_batch=4,
+        modality="image",
+        notes_changes=True,
+    ),
+    Case("two kinds", _ALL_PARTS, VIDEOS, modality="image"),
     Case("bfloat16", {"model.dtype": "bfloat16"}, precision="bfloat16"),
     Case("float16", {"model.dtype": "float16"}, precision="float16"),
 )

@@ -292,6 +292,14 @@ class Checks:
         for name in sorted(layout.without):
             self._refused(BY_NAME[name], layout)
 
+    def refuses_media(self, layout: Layout) -> None:
+        """Check that rows with pictures are refused where they are not claimed, or where their tokens are shared."""
+        capabilities = self.trials.capabilities
+        case = BY_NAME["pictures"]
+        unclaimed = case.modality not in capabilities.modalities and layout is self.layouts[0]
+        if unclaimed or case.too_long(capabilities, layout):
+            self._refused(case, layout)
+
     def _refused(self, case: Case, layout: Layout) -> None:
         trial = self.trials.trial(case, layout, "refused")
         key = (layout, case.name, "refused")

@@ -20,6 +20,7 @@ from swift.plugins.load import load_backend
 from swift.testing.cases import BY_NAME, CASES, DROPOUT, RESUMED, Case
 from swift.testing.checks import Checks
 from swift.testing.layouts import Layout
+from swift.testing.seeing import SEEING
 from swift.testing.subjects import Subject
 from swift.testing.trials import Trials
 
@@ -45,6 +46,8 @@ class BackendConformance:
     """Of the model that is trained, as transformers names it."""
     shape: ClassVar[Mapping[str, Any]] = {}
     """Other keys of its configuration."""
+    seeing: ClassVar[str] = SEEING
+    """Of the model that is trained on pictures: 'Qwen2_5_VL', or 'Qwen3VL', which hands more to its first layers."""
     cases: ClassVar[Sequence[Case]] = CASES
     """The trainings that it is tried with. Plugins have more: `cases = (*CASES, *swift_rl.testing.CASES)`."""
     deviations: ClassVar[Mapping[str, str]] = {}
@@ -83,6 +86,7 @@ class BackendConformance:
 
     def test_refuses_cases_left_out(self, checks: Checks, layout: Layout) -> None:
         checks.refuses_cases_left_out(layout)
+        checks.refuses_media(layout)
 
     def test_trajectory(self, checks: Checks, layout: Layout, case: Case) -> None:
         checks.trajectory(case, layout, together=self._together(checks, layout))
@@ -175,7 +179,7 @@ class BackendConformance:
             pytest.param(layout, case, id=f"{layout}-{case.name}", marks=_left_out(case, capabilities))
             for layout in self.layouts
             for case in shown
-            if layout.tries(case.name)
+            if layout.tries(case.name) and not case.too_long(capabilities, layout)
         ]
 
     @pytest.fixture(scope="class")
@@ -191,6 +195,7 @@ class BackendConformance:
             preload=cls.preload,
             fresh=cls.fresh_processes,
             subject=Subject(cls.architecture, cls.blocks, tuple(cls.shape.items())),
+            seeing=cls.seeing,
             cases=cls.cases,
         )
         return Checks(trials, cls.layouts, _parameters(cls, request.session.items))

@@ -40,6 +40,11 @@ class Layout:
         """Into how many slices the global batch is cut."""
         return self.world // prod(int(self.parallel.get(name, 1)) for name in _SHARING)
 
+    @property
+    def cuts_rows(self) -> bool:
+        """Whether processes share the tokens of a row."""
+        return any(int(self.parallel.get(name, 1)) > 1 for name in ("cp", "ulysses"))
+
     def tries(self, case: str) -> bool:
         """Return whether a case is part of this layout's tests."""
         return case not in self.without and (self.cases is None or case in self.cases)

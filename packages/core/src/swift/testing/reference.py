@@ -6,9 +6,12 @@ the samples of each step, the matrices that adapters start from, and nothing of 
 
 from __future__ import annotations
 
+import base64
 import copy
+import io
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,6 +24,7 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     get_scheduler,
@@ -28,6 +32,7 @@ from transformers import (
 
 from swift.testing.objectives import SCALE
 from swift.testing.objectives import TEMPERATURE as OF_SIMILARITIES
+from swift.testing.seeing import processor_in
 from swift.testing.token_inputs import ENTROPY, LEFT, RATIO, TEACHER, TEMPERATURE, candidates_of, values_of
 
 Tokens = tuple[list[int], list[int]]
@@ -44,6 +49,8 @@ class Recipe:
     samples: Sequence[Sample]
     batches: Sequence[Sequence[int]]
     """Indices of the samples that each step takes."""
+    seen: Sequence[Mapping[str, torch.Tensor]] = ()
+    """Of a model that reads pictures, what it is given of each sample beside its tokens."""
     held_out: Sequence[int] = ()
     evaluated_every: int = 0
     """Steps from one evaluation to the next; a run that is evaluated at all is once more at its end."""
@@ -111,6 +118,44 @@ def tokens_of(tokenizer: Any, question: str, answer: str) -> Tokens:
     return tokenizer(prompt).input_ids, tokenizer(f"{answer}<|im_end|>").input_ids
 
 
+def seen_of(model: Path, rows: Sequence[dict[str, Any]]) -> tuple[list[Sample], list[Mapping[str, torch.Tensor]]]:
+    """Return rows of messages with pictures and videos as the model's processor reads each of them alone.
+
+    That is its tokens, and what else the model is given. A video is its pictures, one after another.
+    """
+    processor = processor_in(model)
+    samples: list[Sample] = []
+    seen = []
+    for row in rows:
+        question, answer = (message["content"] for message in row["messages"])
+        shown = _shown(row)
+        tags = re.findall("<image>|<video>", question)
+        pictures = [next(shown[tag]) for tag in tags]
+        for tag, held in zip(tags, pictures, strict=True):
+            question = question.replace(tag, len(held) * "<|vision_start|><|image_pad|><|vision_end|>", 1)
+        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>"
+        inputs = dict(
+            processor(text=[text], images=[each for held in pictures for each in held] or None, return_tensors="pt")
+        )
+        ids, learned = inputs.pop("input_ids")[0].tolist(), len(processor.tokenizer(f"{answer}<|im_end|>").input_ids)
+        samples.append(((ids[:-learned], ids[-learned:]),))
+        seen.append(inputs)
+    return samples, seen
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Iterator[list[Any]]]:
+    """Return what stands for each tag of a row, in order: one picture, or the pictures of a video."""
+    from PIL import Image
+
+    def opened(uri: str) -> Any:
+        return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("RGB")
+
+    return {
+        "<image>": iter([[opened(each)] for each in row["images"]]),
+        "<video>": iter([[opened(each) for each in video] for video in row["videos"]]),
+    }
+
+
 def samples_of(model: Path, rows: Sequence[dict[str, Any]]) -> list[Sample]:
     """Rows of messages, of a query with a chosen and a rejected answer, or of steps with labels."""
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -138,14 +183,16 @@ def ending_of(model: Path) -> list[int]:
     return ids
 
 
-def answer_logp(model: torch.nn.Module, tokens: Tokens) -> torch.Tensor:
-    """log p of the answer given the prompt, summed over its tokens."""
-    return _answer_logps(model, tokens).sum()
+def answer_logp(model: torch.nn.Module, tokens: Tokens, seen: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+    """log p of the answer given the prompt, and what the model sees besides, summed over its tokens."""
+    return _answer_logps(model, tokens, seen).sum()
 
 
-def _answer_logps(model: torch.nn.Module, tokens: Tokens) -> torch.Tensor:
+def _answer_logps(
+    model: torch.nn.Module, tokens: Tokens, seen: Mapping[str, torch.Tensor] | None = None
+) -> torch.Tensor:
     prompt, answer = tokens
-    logits = model(input_ids=torch.tensor([prompt + answer])).logits[0].float()
+    logits = model(input_ids=torch.tensor([prompt + answer]), **(seen or {})).logits[0].float()
     predictions = logits[len(prompt) - 1 : -1]
     return -F.cross_entropy(predictions, torch.tensor(answer), reduction="none")
 
@@ -177,6 +224,8 @@ def run_reference(recipe: Recipe) -> Expected:
         loss = _loss(recipe, model, past, batch)
         model.zero_grad()
         torch.autograd.backward(loss)
+        if recipe.seen:
+            _fill(trained)
         norm = math.sqrt(sum(float(each.grad.double().square().sum()) for each in trained if each.grad is not None))
         expected.losses.append(loss.item())
         expected.grad_norms.append(norm)
@@ -196,6 +245,13 @@ def run_reference(recipe: Recipe) -> Expected:
                 expected.evaluations[step] = _loss(recipe, model, past, recipe.held_out).item()
     expected.weights = _written(model)
     return expected
+
+
+def _fill(trained: Sequence[torch.nn.Parameter]) -> None:
+    """Give weights that nothing has reached a gradient of zero: a tower decays in steps without pictures too."""
+    for each in trained:
+        if each.grad is None:
+            each.grad = torch.zeros_like(each)
 
 
 def _scale(trained: Sequence[torch.nn.Parameter], factor: float) -> None:
@@ -222,8 +278,12 @@ def _optimizer(recipe: Recipe, trained: Sequence[torch.nn.Parameter]) -> torch.o
 
 def _freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
     for name, parameter in model.named_parameters():
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
+        if _is_frozen(name, patterns):
             parameter.requires_grad_(False)
+
+
+def _is_frozen(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class _Momentum(torch.optim.SGD):
@@ -257,11 +317,15 @@ def _loss(recipe: Recipe, model: Any, past: Any, batch: Sequence[int]) -> torch.
         return torch.stack([_of_tokens(model, index, *recipe.samples[index])[0] for index in batch]).sum() / weight
     if recipe.objective == "kit-plan":
         return torch.stack([_surprise(model, tokens) for (tokens,) in samples]).sum() / weight
-    return -torch.stack([answer_logp(model, tokens) for (tokens,) in samples]).sum() / weight
+    seen = [recipe.seen[index] for index in batch] if recipe.seen else [None] * len(samples)
+    logps = [answer_logp(model, tokens, each) for (tokens,), each in zip(samples, seen, strict=True)]
+    return -torch.stack(logps).sum() / weight
 
 
 def _base(recipe: Recipe) -> Any:
     settings: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if recipe.seen:
+        return AutoModelForImageTextToText.from_pretrained(recipe.model, **settings)
     if recipe.task == "causal_lm":
         return AutoModelForCausalLM.from_pretrained(recipe.model, **settings)
     if recipe.task == "embedding":
@@ -355,12 +419,14 @@ def _of_tokens(model: Any, index: int, tokens: Tokens) -> tuple[torch.Tensor, di
 def _with_adapter(base: Any, recipe: Recipe) -> Any:
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    # 'all-linear' of PEFT would put adapters on the stacked experts of a mixture too.
+    # 'all-linear' of PEFT would put adapters on the stacked experts of a mixture too, and on a frozen tower.
     head = base.get_output_embeddings() or getattr(base, "score", None)
     linear = {
-        name.rpartition(".")[2]
+        name
         for name, module in base.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
+        if isinstance(module, torch.nn.Linear)
+        and module is not head
+        and not _is_frozen(f"{name}.weight", recipe.freeze)
     }
     task = "CAUSAL_LM" if recipe.task == "causal_lm" else "SEQ_CLS"
     config = LoraConfig(task_type=task, target_modules=sorted(linear), **recipe.adapter or {})

@@ -6,7 +6,7 @@ import atexit
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from swift.demo.tokenizer import byte_tokenizer
+from swift.testing.seeing import build_seeing, drawings, processor_of, reads_pictures
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 264,
@@ -30,24 +31,32 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """Of a Qwen3; the keys that other architectures share mean the same there."""
+_SHOWN = 2
+"""Pictures of a video."""
 
 Row = dict[str, Any]
 
 
 def write_model(folder: Path, *, seed: int = 0, architecture: str = "Qwen3", **changes: Any) -> Path:
     """Return a model of `architecture` as transformers names it, and its tokenizer; norms and biases matter."""
-    import transformers
-
-    config = getattr(transformers, f"{architecture}Config")(**{**SHAPE, **changes})
+    shape = {**SHAPE, **changes}
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model: Any = build_seeing(architecture, shape) if reads_pictures(architecture) else _build(architecture, shape)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim < 2:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
+    (processor_of(architecture) if reads_pictures(architecture) else byte_tokenizer()).save_pretrained(folder)
     return folder
+
+
+def _build(architecture: str, shape: Mapping[str, Any]) -> torch.nn.Module:
+    import transformers
+
+    config = getattr(transformers, f"{architecture}Config")(**shape)
+    model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    return model
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,22 @@ def conversations(count: int, seed: int = 0, *, lengths: Sequence[int] = range(1
         number = draw.randint(100, 999)
         answer = "".join(draw.choices("abcdefgh", k=draw.choice(lengths))) + str(number)
         rows.append({"messages": [_message("user", f"Write {number}"), _message("assistant", answer)]})
+    return rows
+
+
+def about_pictures(beginnings: Sequence[str], seed: int = 0, *, lengths: Sequence[int] = range(1, 41)) -> list[Row]:
+    """Return questions and answers: before each question the tags of `beginnings`, and pictures and videos for them."""
+    drawn = drawings(seed)
+    rows = []
+    for row, tags in zip(conversations(len(beginnings), seed, lengths=lengths), beginnings, strict=True):
+        question, answer = row["messages"]
+        rows.append(
+            {
+                "messages": [_message("user", tags + question["content"]), answer],
+                "images": [next(drawn) for _ in range(tags.count("<image>"))],
+                "videos": [[next(drawn) for _ in range(_SHOWN)] for _ in range(tags.count("<video>"))],
+            }
+        )
     return rows
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 from swift.config.own_options import AdamOptions, FullOptions, LoraOptions
 from swift.config.parse import Parsed, config_from_mapping
+from swift.config.sections import Config
 from swift.contracts import Capabilities
 from swift.data.pipeline import prepare_data
 from swift.data.plans import BatchLayout, EpochPlan
 from swift.models.heads import initial_head
+from swift.models.media_processor import MediaProcessor
 from swift.models.source import open_source
 from swift.models.tuners import initial_adapter
 from swift.plugins.load import load_backend, load_objective
@@ -25,8 +27,9 @@ from swift.testing.cases import CASES, HELD_OUT, STEPS, Case
 from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
 from swift.testing.objectives import install_objectives
-from swift.testing.reference import Expected, Recipe, ending_of, run_reference, samples_of
+from swift.testing.reference import Expected, Recipe, ending_of, run_reference, samples_of, seen_of
 from swift.testing.roles import train_both
+from swift.testing.seeing import PARTS, SEEING
 from swift.testing.stored import shared_reference
 from swift.testing.subjects import Subject, shared_model
 from swift.testing.trial import Outcome, Trial
@@ -46,6 +49,7 @@ class Trials:
         preload: Sequence[str] = (),
         fresh: bool = False,
         subject: Subject | None = None,
+        seeing: str = SEEING,
         cases: Sequence[Case] = CASES,
     ) -> None:
         install_objectives()
@@ -55,6 +59,7 @@ class Trials:
         third_party.install()
         self.backend = backend
         self._subject = subject or Subject()
+        self._seeing = replace(self._subject, architecture=seeing, changes=())
         self.folder = folder
         self._environment = {"CUDA_VISIBLE_DEVICES": "", **(environment or {})}
         self._preload = ("torch._dynamo", *preload)  # what takes seconds when it is first used
@@ -75,7 +80,7 @@ class Trials:
 
     def model(self, case: Case) -> Path:
         """Return the model that a case trains."""
-        return shared_model(self._subject, tied=case.tied)
+        return shared_model(self._subject if case.modality is None else self._seeing, tied=case.tied)
 
     def whole(self, case: Case, layout: Layout, *, together: Iterable[Case] = ()) -> list[Any]:
         """Return each process's outcome of a whole run.
@@ -162,7 +167,7 @@ def _expected(case: Case, model: Path) -> Expected:
 def _recipe(case: Case, model: Path) -> Recipe:
     parsed = _settings(case, model)
     config = parsed.config
-    samples = samples_of(model, case.rows)
+    samples, seen = seen_of(model, case.rows) if case.modality else (samples_of(model, case.rows), [])
     adapter: dict[str, Any] | None = None
     if config.tuner.kind == "lora":
         tuner = config.tuner.options(LoraOptions)
@@ -171,6 +176,7 @@ def _recipe(case: Case, model: Path) -> Recipe:
     return Recipe(
         model=model,
         samples=samples,
+        seen=seen,
         batches=batches_of(case, model),
         held_out=range(HELD_OUT),
         evaluated_every=int(config.train.eval_steps or 0),
@@ -190,7 +196,7 @@ def _recipe(case: Case, model: Path) -> Recipe:
         weight_decay=optim.weight_decay,
         momentum=third_party.MOMENTUM if optim.name == third_party.NAME else None,
         clip=optim.max_grad_norm,
-        freeze=config.tuner.options(FullOptions).freeze if config.tuner.kind == "full" else (),
+        freeze=_frozen(case, config),
         in_turn=third_party.in_turn if config.tuner.kind == third_party.TUNER else None,
         notes_changes=case.notes_changes,
         adapter=adapter,
@@ -198,8 +204,18 @@ def _recipe(case: Case, model: Path) -> Recipe:
     )
 
 
+def _frozen(case: Case, config: Config) -> Sequence[str]:
+    """Return patterns of the weights that stay as they are; parts of a tower do where nothing else is said."""
+    parts = PARTS if case.modality else {}
+    of_parts = [
+        pattern for flag, names in parts.items() if getattr(config.tuner, flag) is not False for pattern in names
+    ]
+    return [*of_parts, *(config.tuner.options(FullOptions).freeze if config.tuner.kind == "full" else ())]
+
+
 def _settings(case: Case, model: Path) -> Parsed:
-    return config_from_mapping({**case.settings(), "model.path": str(model)})
+    place = {"model.path": str(model), "data.cache": str(model.parent / "cache")}
+    return config_from_mapping({**case.settings(), **place})
 
 
 def batches_of(case: Case, model: Path) -> list[list[int]]:
@@ -215,6 +231,7 @@ def batches_of(case: Case, model: Path) -> list[list[int]]:
         seed=config.train.seed,
         say=say_nothing,
         rows=case.rows,
+        pictures=None if source.processor is None else MediaProcessor(source.processor, config.data),
     )
     assert data.train is not None
     layout = BatchLayout(

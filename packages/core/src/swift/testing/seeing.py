@@ -1,0 +1,113 @@
+"""What the kit shows to models: pictures of noise; and tiny models of Qwen's kinds with a tower, without torchvision."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swift.demo.tokenizer import byte_tokenizer
+from swift.demo.vision_model import MARKS, TEMPLATE
+
+if TYPE_CHECKING:
+    import torch
+
+SEEING = "Qwen2_5_VL"
+"""The architecture that is trained on pictures where nothing else is said."""
+CELL = 28
+"""Pixels of a side of what becomes one token."""
+SIZES = ((2 * CELL, CELL), (3 * CELL, 2 * CELL), (CELL, CELL))
+"""Of pictures, in turn. The second is larger than a window of Qwen2.5-VL's tower."""
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "freeze_vit": ("*visual.patch_embed.*", "*visual.pos_embed.*", "*visual.blocks.*"),
+    "freeze_aligner": ("*visual.merger.*", "*visual.deepstack_merger_list.*"),
+}
+"""Flag of the tuner → patterns of the names in transformers of what it freezes, in these models."""
+_TOWER: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "patch_size": CELL // 2,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Qwen2_5_VL": ({}, {"window_size": 2 * CELL, "fullatt_block_indexes": [1]}),
+    "Qwen3VL": ({"mrope_interleaved": True}, {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}),
+}
+"""Architecture, as transformers names it → what its positions and its tower have besides."""
+
+
+def reads_pictures(architecture: str) -> bool:
+    """Return whether an architecture is one of those with a tower."""
+    return architecture in _OWN
+
+
+def build_seeing(architecture: str, shape: Mapping[str, Any]) -> torch.nn.Module:
+    """Return a model with a tower, of random weights; `shape` is that of its language model."""
+    import transformers
+
+    positions, tower = _OWN[architecture]
+    tokenizer = byte_tokenizer(MARKS)
+    start, end, image, video = tokenizer.convert_tokens_to_ids(list(MARKS))
+    spread = shape["initializer_range"]
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3], **positions}
+    own = {"rope_parameters": rope, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    config = getattr(transformers, f"{architecture}Config")(
+        text_config={**shape, "vocab_size": shape["vocab_size"] + len(MARKS), **own},
+        vision_config={**_TOWER, **tower, "out_hidden_size": shape["hidden_size"], "initializer_range": spread},
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        image_token_id=image,
+        video_token_id=video,
+        tie_word_embeddings=shape["tie_word_embeddings"],
+    )
+    model: torch.nn.Module = transformers.AutoModelForImageTextToText.from_config(config)
+    return model
+
+
+def processor_of(architecture: str) -> Any:
+    """Return the processor of an architecture as users of transformers make it, but for its part for videos."""
+    import transformers
+
+    from swift.models.media_processor import for_pictures_alone
+
+    images = transformers.Qwen2VLImageProcessorPil(
+        patch_size=CELL // 2, merge_size=2, size={"shortest_edge": CELL * CELL, "longest_edge": 64 * CELL * CELL}
+    )
+    made = for_pictures_alone(getattr(transformers, f"{architecture}Processor"))
+    return made(images, byte_tokenizer(MARKS, TEMPLATE), chat_template=TEMPLATE)
+
+
+def processor_in(folder: Path) -> Any:
+    """Return the processor of a model that the kit has written."""
+    written = json.loads((folder / "config.json").read_text())["architectures"][0]
+    return processor_of(next(each for each in _OWN if written.startswith(each)))
+
+
+def drawings(seed: int) -> Iterator[str]:
+    """Yield pictures that differ in size and in every pixel, as data URIs of PNG."""
+    noise = np.random.RandomState(seed)
+    while True:
+        for width, height in SIZES:
+            content = _png(noise.randint(0, 256, (height, width, 3), dtype=np.uint8))
+            yield f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    """Return a picture as a file, written by hand: rows can be made where Pillow is not installed."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    height, width, _ = pixels.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines, 1)) + chunk(b"IEND", b"")
