@@ -1,4 +1,4 @@
-"""What the kit shows to models: pictures of noise; and tiny models of Qwen's kinds with a tower, without torchvision."""
+"""Pictures of noise, and tiny models of Qwen's kinds that see them; neither needs torchvision."""
 
 from __future__ import annotations
 

@@ -206,11 +206,10 @@ def _recipe(case: Case, model: Path) -> Recipe:
 
 def _frozen(case: Case, config: Config) -> Sequence[str]:
     """Return patterns of the weights that stay as they are; parts of a tower do where nothing else is said."""
-    parts = PARTS if case.modality else {}
-    of_parts = [
-        pattern for flag, names in parts.items() if getattr(config.tuner, flag) is not False for pattern in names
-    ]
-    return [*of_parts, *(config.tuner.options(FullOptions).freeze if config.tuner.kind == "full" else ())]
+    patterns = list(config.tuner.options(FullOptions).freeze) if config.tuner.kind == "full" else []
+    for flag, names in PARTS.items() if case.modality else ():
+        patterns += names if getattr(config.tuner, flag) is not False else ()
+    return patterns
 
 
 def _settings(case: Case, model: Path) -> Parsed:
