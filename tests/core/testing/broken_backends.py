@@ -22,6 +22,8 @@ from swift.hookspecs import hookimpl
 CAUGHT_BY: dict[str, tuple[str, str | None]] = {}
 """Backend → the check that catches it, and the case in which it does."""
 BROKEN: dict[str, type] = {}
+HANGING = {"leaves-out-stand-ins"}
+"""Those in which a process fails, and others would wait for it."""
 
 
 def caught_by(check: str, case: str | None = "clipped") -> Any:
@@ -823,3 +825,104 @@ class DropsTheShiftOfTheTeacher(TorchBackend):
             return dataclasses.replace(batch, token_values=batch.token_values | said)
 
         return step(run, state, batch, Reading(objective, unshifted))
+
+
+SEEN, FEW, TRAINED = "pictures", "pictures, mixed", "vit trained"
+
+
+def is_tower(name: str) -> bool:
+    return ".visual." in name and ".merger." not in name
+
+
+class Showing:
+    """Reads the pictures of micro-batches, and hands on something else."""
+
+    def __init__(self, reader: Any, changed: Any) -> None:
+        self._reader, self._changed = reader, changed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def __call__(self, batch: Any, references: Any) -> Any:
+        media = self._reader(batch, references)
+        return None if media is None else self._changed(media, batch)
+
+
+@caught_by("trajectory", FEW)
+class LeavesOutStandIns(TorchBackend):
+    """Processes without a picture call no tower, and the others wait for its gradients."""
+
+    @hookimpl
+    def swift_shard(self, run: Any, model: Any) -> Any:
+        from swift.backends.torch.shard import shard
+
+        state = shard(run, model)
+        state.sees = False
+        return state
+
+
+@caught_by("trajectory", SEEN)
+class ShowsEachRowAnotherPicture(TorchBackend):
+    """The pictures of a micro-batch come to the tower in another order than their placeholders."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        def turned(media: Any, _: Any) -> Any:
+            return dataclasses.replace(
+                media, inputs={**media.inputs, "pixel_values": media.inputs["pixel_values"].flip(0)}
+            )
+
+        return step(run, state, dataclasses.replace(batch, media_reader=Showing(batch.media_reader, turned)), objective)
+
+
+@caught_by("trajectory", SEEN)
+class CountsPicturesAsText(TorchBackend):
+    """A token has its place in the text for a position, whether it is a word or a part of a picture."""
+
+    @hookimpl
+    def swift_train_step(self, run: Any, state: Any, batch: Any, objective: Any) -> Any:
+        def counted(media: Any, micro_batch: Any) -> Any:
+            return dataclasses.replace(media, positions=micro_batch.position_ids.expand(3, -1, -1))
+
+        reader = Showing(batch.media_reader, counted)
+        return step(run, state, dataclasses.replace(batch, media_reader=reader), objective)
+
+
+@caught_by("trajectory", TRAINED)
+class KeepsTheGradientsOfTheTower(TorchBackend):
+    """Each process trains its tower on its own pictures: gradients of the language model alone are added up."""
+
+    @hookimpl
+    def swift_shard(self, run: Any, model: Any) -> Any:
+        from torch.nn.parallel import DistributedDataParallel
+
+        from swift.backends.torch.shard import shard
+
+        own = [name for name, _ in model.named_parameters() if is_tower(name)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
+        return shard(run, model)
+
+
+@caught_by("trajectory", TRAINED)
+class TrainsTheAlignerToo(TorchBackend):
+    """One flag for the tower and what leads from it to the language model."""
+
+    @hookimpl
+    def swift_wrap_model(self, run: Any, source: Any) -> Any:
+        from swift.backends.torch.model import build
+
+        return build(run, source).requires_grad_(True)
+
+
+@caught_by("changes", TRAINED)
+class FreezesTheTower(TorchBackend):
+    """Whatever it is told, as many do to save memory."""
+
+    @hookimpl
+    def swift_wrap_model(self, run: Any, source: Any) -> Any:
+        from swift.backends.torch.model import build
+
+        view = build(run, source)
+        for name, parameter in view.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and not is_tower(name))
+        return view

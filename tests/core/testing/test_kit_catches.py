@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from broken_backends import BROKEN, CAUGHT_BY
+from broken_backends import BROKEN, CAUGHT_BY, HANGING
 from kit_cases import ALL_CASES
 from tiers import tiered
 
-from swift.testing import BackendConformance, Layout
+from swift.testing import BackendConformance, Layout, crew
 from swift.testing.cases import BY_NAME, DROPOUT
 from swift.testing.checks import Checks
 from swift.testing.trials import Trials
@@ -40,7 +40,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.parametrize("name", tiered(BROKEN, FIRST_OF_EACH))
-def test_a_broken_backend_is_caught(name: str, tmp_path: Path) -> None:
+def test_a_broken_backend_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in HANGING:
+        monkeypatch.setattr(crew, "GRACE", 3.0)
     checks = Checks(Trials(name, tmp_path, cases=ALL_CASES), [TWO])
     check, case = CAUGHT_BY[name]
     arguments: tuple[Any, ...] = () if case is None else (NAMED[case], TWO)

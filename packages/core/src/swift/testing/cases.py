@@ -201,7 +201,8 @@ CASES = (
     Case("pictures", rows=PICTURES, modality="image"),
     Case(
         "pictures, mixed",
-        {**_ALL_PARTS, "data.shuffle": False, "optim.max_grad_norm": 0},
+        # A process that waits for others in vain is named before the kit loses its patience.
+        {**_ALL_PARTS, "data.shuffle": False, "optim.max_grad_norm": 0, "train.timeout_minutes": 2.0},
         FEW_PICTURES,
         accumulation=2,
         modality="image",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swift.demo.tokenizer import byte_tokenizer
-from swift.demo.vision_model import MARKS, TEMPLATE
+from swift.demo.vision_model import MARKS, SPREAD, TEMPLATE
 
 if TYPE_CHECKING:
     import torch
@@ -57,12 +57,12 @@ def build_seeing(architecture: str, shape: Mapping[str, Any]) -> torch.nn.Module
     positions, tower = _OWN[architecture]
     tokenizer = byte_tokenizer(MARKS)
     start, end, image, video = tokenizer.convert_tokens_to_ids(list(MARKS))
-    spread = shape["initializer_range"]
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3], **positions}
-    own = {"rope_parameters": rope, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    spread = {"initializer_range": SPREAD}  # with less, it hardly matters to a token where a picture lies
+    own = {"rope_parameters": rope, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, **spread}
     config = getattr(transformers, f"{architecture}Config")(
         text_config={**shape, "vocab_size": shape["vocab_size"] + len(MARKS), **own},
-        vision_config={**_TOWER, **tower, "out_hidden_size": shape["hidden_size"], "initializer_range": spread},
+        vision_config={**_TOWER, **tower, "out_hidden_size": shape["hidden_size"], **spread},
         vision_start_token_id=start,
         vision_end_token_id=end,
         image_token_id=image,
