@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from swift.backends.torch.plugin import TorchBackend
 from swift.contracts import Need
+from swift.testing import Layout
 from swift.testing.cases import BY_NAME
 from swift.testing.conformance import _left_out
 
@@ -17,3 +18,14 @@ def test_cases_over_views_that_a_backend_does_not_claim_are_skipped_with_their_n
     assert mark.kwargs["reason"] == "capabilities.provides lacks Need.CANDIDATE_LOGPS, Need.TOKEN_ENTROPY"
     assert not _left_out(BY_NAME["dpo"], older)
     assert not _left_out(BY_NAME["tokens"], TorchBackend.capabilities)
+
+
+def test_whoever_claims_no_pictures_or_cuts_no_rows_with_them_is_not_tried_with_them() -> None:
+    case, whole = BY_NAME["pictures"], TorchBackend.capabilities
+    assert case.applies_to(whole)
+    assert not case.applies_to(replace(whole, modalities=frozenset({"text"})))
+    cut = Layout(2, {"ulysses": 2})
+    assert case.too_long(whole, cut)
+    assert not case.too_long(whole, Layout(2, {"dp_shard": 2}))
+    assert not case.too_long(replace(whole, cuts_media=True), cut)
+    assert not BY_NAME["clipped"].too_long(whole, cut)
