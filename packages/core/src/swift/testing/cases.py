@@ -210,7 +210,8 @@ CASES = (
     Case("pictures, lora", {**_LORA, **_ALL_PARTS}, PICTURES, tuner="lora", modality="image"),
     Case(
         "vit trained",
-        {"tuner.freeze_vit": False, "data.packing": True, "data.max_length": 160},
+        # The gradient of the tower is a small part of the whole: alone, its norm shows what is wrong with it.
+        {**_PACKED, "tuner.freeze_vit": False, "tuner.freeze_llm": True, "optim.max_grad_norm": 0.05},
         PICTURES,
         global_batch=4,
         modality="image",

@@ -24,11 +24,12 @@ CELL = 28
 """Pixels of a side of what becomes one token."""
 SIZES = ((2 * CELL, CELL), (3 * CELL, 2 * CELL), (CELL, CELL))
 """Of pictures, in turn. The second is larger than a window of Qwen2.5-VL's tower."""
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "freeze_vit": ("*visual.patch_embed.*", "*visual.pos_embed.*", "*visual.blocks.*"),
-    "freeze_aligner": ("*visual.merger.*", "*visual.deepstack_merger_list.*"),
+PARTS: Mapping[str, tuple[bool, tuple[str, ...]]] = {
+    "freeze_vit": (True, ("*visual.patch_embed.*", "*visual.pos_embed.*", "*visual.blocks.*")),
+    "freeze_aligner": (True, ("*visual.merger.*", "*visual.deepstack_merger_list.*")),
+    "freeze_llm": (False, ("*language_model.*", "*lm_head.*")),
 }
-"""Flag of the tuner → patterns of the names in transformers of what it freezes, in these models."""
+"""Flag of the tuner → what it is where nothing is said, and patterns of names in transformers of what it freezes."""
 _TOWER: dict[str, Any] = {
     "depth": 2,
     "hidden_size": 32,

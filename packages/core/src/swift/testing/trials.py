@@ -207,8 +207,9 @@ def _recipe(case: Case, model: Path) -> Recipe:
 def _frozen(case: Case, config: Config) -> Sequence[str]:
     """Return patterns of the weights that stay as they are; parts of a tower do where nothing else is said."""
     patterns = list(config.tuner.options(FullOptions).freeze) if config.tuner.kind == "full" else []
-    for flag, names in PARTS.items() if case.modality else ():
-        patterns += names if getattr(config.tuner, flag) is not False else ()
+    for flag, (default, names) in PARTS.items() if case.modality else ():
+        said = getattr(config.tuner, flag)
+        patterns += names if (default if said is None else said) else ()
     return patterns
 
 
