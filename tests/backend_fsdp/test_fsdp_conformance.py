@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit_cases import ALL_CASES, GKD, GRPO, SHARED_CRITIC, chosen
+from kit_cases import ALL_CASES, GKD, GRPO, MIXED_PICTURES, SHARED_CRITIC, VIT, all_of_text, chosen
 
 from swift.testing import BackendConformance, Layout
 
@@ -16,7 +16,7 @@ class TestFsdp(BackendConformance):
     cases = ALL_CASES
     preload = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "swift_backend_fsdp.shard")
     layouts = (
-        Layout(2, {"dp_shard": 2}),
+        Layout(2, {"dp_shard": 2}, cases=all_of_text(MIXED_PICTURES)),
         Layout(
             4,
             {"tp": 2, "dp_shard": 2},
@@ -31,7 +31,7 @@ class TestFsdp(BackendConformance):
             cases=chosen("clipped hard, tied", "accumulated", "checkpointed", "lora", HEADED_LORA, "bfloat16"),
             without=NO_DORA,
         ),
-        Layout(2, {"ulysses": 2}, cases=chosen("packed", "checkpointed", "dpo, lora", "reward", "value", GRPO)),
+        Layout(2, {"ulysses": 2}, cases=chosen("packed", "checkpointed", "dpo, lora", "reward", "value", GRPO, VIT)),
         Layout(2, {"cp": 2}, cases=chosen("packed", "lora", "bfloat16", HEADED_LORA, "embedding", NEGATIVES_LORA, GKD)),
         Layout(4, {"cp": 2, "dp_shard": 2}, cases=chosen("packed")),
         Layout(

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
-from kit_cases import ALL_CASES, GKD, GRPO, OTHER_OPTIMIZER, SHARED_CRITIC, chosen
+from kit_cases import (
+    ALL_CASES,
+    GKD,
+    GRPO,
+    MIXED_PICTURES,
+    OTHER_OPTIMIZER,
+    PICTURES_LORA,
+    SHARED_CRITIC,
+    VIT,
+    all_of_text,
+    chosen,
+)
 
 from swift.plugins.load import load_backend
 from swift.testing import BackendConformance, Layout
@@ -22,7 +33,7 @@ class TestMegatron(BackendConformance):
     preload = ("megatron_imported",)
     deviations: ClassVar = {"test_every_claim_is_tried": "stages and experts have classes of their own"}
     layouts = (
-        Layout(2, {"tp": 2}),
+        Layout(2, {"tp": 2}, cases=all_of_text(PICTURES_LORA)),
         Layout(
             4,
             {"tp": 2, "pp": 2, "sequence_parallel": True},
@@ -45,7 +56,9 @@ class TestMegatron(BackendConformance):
             cases=chosen("checkpointed", "clipped hard, tied", "packed", "lora"),
         ),
         Layout(
-            2, {"dp_shard": 2}, cases=chosen("accumulated", OTHER_OPTIMIZER, "lora", "reward", "bfloat16", "float16")
+            2,
+            {"dp_shard": 2},
+            cases=chosen("accumulated", OTHER_OPTIMIZER, "lora", "reward", "bfloat16", "float16", MIXED_PICTURES),
         ),
         Layout(2, {"dp_shard": 2}, OVERLAP, "overlapped", cases=chosen("packed")),
         Layout(2, {"dp_replicate": 2}, PLAIN, cases=chosen("bfloat16")),
@@ -86,7 +99,7 @@ class TestMegatronStages(BackendConformance):
         Layout(
             2,
             {"pp": 2},
-            cases=chosen("clipped hard, tied", "accumulated", "a part of the weights", "dpo, lora", "bfloat16"),
+            cases=chosen("clipped hard, tied", "accumulated", "a part of the weights", "dpo, lora", "bfloat16", VIT),
         ),
         Layout(4, {"pp": 4}, cases=chosen("dpo, lora")),
         Layout(

@@ -17,8 +17,17 @@ ALL_CASES = (*CASES, *online.CASES)
 OTHER_OPTIMIZER = "third party's optimizer"
 GRPO, PPO, SHARED_CRITIC, GKD = (case.name for case in online.CASES)
 WHOLE_KIT = bool(os.environ.get("SWIFT_WHOLE_KIT"))
+MIXED_PICTURES, PICTURES_LORA, VIT, TWO_KINDS = "pictures, mixed", "pictures, lora", "vit trained", "two kinds"
 
 
 def chosen(*names: str) -> frozenset[str] | None:
     """Return the plainest case, the one about values of tokens, and these; None is all."""
     return None if WHOLE_KIT else frozenset({"clipped", "tokens", *names})
+
+
+def all_of_text(*names: str) -> frozenset[str] | None:
+    """Return all cases without pictures, and these; None is all.
+
+    Files with pictures in their names try backends with more of them, on more models.
+    """
+    return None if WHOLE_KIT else frozenset({*(case.name for case in ALL_CASES if case.modality is None), *names})
