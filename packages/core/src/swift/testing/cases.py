@@ -232,7 +232,7 @@ DROPOUT = Case(
 )
 """Not compared with the reference, which has no dropout: its first pass and its step are, with each other."""
 BY_NAME = {case.name: case for case in (*CASES, DROPOUT)}
-RESUMED = ("clipped", "lora", "reward", "seq_cls, lora, packed", third_party.CASE)
+RESUMED = ("clipped", "lora", "reward", "seq_cls, lora, packed", third_party.CASE, "vit trained")
 """Cases that save on their way, and are resumed from there."""
 SAVED_AT = STEPS // 2 + 1
 """The step after which they save: past the half, so that they save once."""
