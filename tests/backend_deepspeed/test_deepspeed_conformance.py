@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import ClassVar
 
-from kit_cases import ALL_CASES, GKD, GRPO, MIXED_PICTURES, SHARED_CRITIC, VIT, all_of_text, chosen
+from kit_cases import ALL_CASES, GKD, GRPO, MIXED_PICTURES, SHARED_CRITIC, all_of_text, chosen
 
 from swift.testing import BackendConformance, Layout
 
@@ -57,9 +57,7 @@ class TestDeepSpeed(BackendConformance):
             2,
             {"dp_shard": 2},
             zero("zero2"),
-            cases=chosen(
-                "clipped hard, tied", "accumulated", "packed", "lora", HEADED_LORA, "bfloat16", "negatives", VIT
-            ),
+            cases=chosen("clipped hard, tied", "accumulated", "packed", "lora", HEADED_LORA, "bfloat16", "negatives"),
         ),
         Layout(4, {"dp_shard": 4}, zero("zero3"), cases=chosen("packed")),
         Layout(2, {"dp_shard": 2}, zero("zero2_offload"), cases=chosen("accumulated", "lora")),

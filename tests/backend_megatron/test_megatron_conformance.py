@@ -9,7 +9,6 @@ from kit_cases import (
     ALL_CASES,
     GKD,
     GRPO,
-    MIXED_PICTURES,
     OTHER_OPTIMIZER,
     PICTURES_LORA,
     SHARED_CRITIC,
@@ -56,9 +55,7 @@ class TestMegatron(BackendConformance):
             cases=chosen("checkpointed", "clipped hard, tied", "packed", "lora"),
         ),
         Layout(
-            2,
-            {"dp_shard": 2},
-            cases=chosen("accumulated", OTHER_OPTIMIZER, "lora", "reward", "bfloat16", "float16", MIXED_PICTURES),
+            2, {"dp_shard": 2}, cases=chosen("accumulated", OTHER_OPTIMIZER, "lora", "reward", "bfloat16", "float16")
         ),
         Layout(2, {"dp_shard": 2}, OVERLAP, "overlapped", cases=chosen("packed")),
         Layout(2, {"dp_replicate": 2}, PLAIN, cases=chosen("bfloat16")),
