@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from swift.backends.torch.plugin import TorchBackend
 from swift.contracts import Need
 from swift.testing import Layout
 from swift.testing.cases import BY_NAME
+from swift.testing.checks import Checks
 from swift.testing.conformance import _left_out
+from swift.testing.trials import Trials
+from swift.train import prepare
 
 
 def test_cases_over_views_that_a_backend_does_not_claim_are_skipped_with_their_names() -> None:
@@ -29,3 +35,17 @@ def test_whoever_claims_no_pictures_or_cuts_no_rows_with_them_is_not_tried_with_
     assert not case.too_long(whole, Layout(2, {"dp_shard": 2}))
     assert not case.too_long(replace(whole, cuts_media=True), cut)
     assert not BY_NAME["clipped"].too_long(whole, cut)
+
+
+@pytest.mark.full
+def test_pictures_that_a_backend_does_not_claim_are_refused_on_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Layout(2)
+    text = replace(TorchBackend.capabilities, modalities=frozenset({"text"}))
+    monkeypatch.setattr(TorchBackend, "capabilities", text)
+    Checks(Trials("torch", tmp_path), [two]).refuses_media(two)
+    # Whoever trains on what it does not claim is caught.
+    monkeypatch.setattr(prepare, "lacking_media", lambda *_: None)
+    with pytest.raises(AssertionError, match="the plan was not refused"):
+        Checks(Trials("torch", tmp_path / "unrefused"), [two]).refuses_media(two)

@@ -26,7 +26,7 @@ from swift.data.store import SampleSet, Store, StoreWriter, open_store
 from swift.data.streaming import SampleStream
 from swift.data.tokenised import JoinedStore, TokenisedCorpus, tokenised_among
 from swift.data.videos import Shown
-from swift.errors import ConfigError, DataError, SwiftError, UsageError
+from swift.errors import ConfigError, DataError, SwiftError, UnsupportedPlan, UsageError
 from swift.terminal import Say
 
 
@@ -142,7 +142,11 @@ class DataPreparation:
         section = self.encoder.section
         folder = cache_folder(section) / cache_key(corpus, self.encoder)
         if self.is_main:
-            store = self._store(corpus, folder)
+            try:
+                store = self._store(corpus, folder)
+            except UnsupportedPlan:
+                self.barrier()  # the others find nothing, and refuse for themselves what the plan cannot have
+                raise
             self.barrier()
         else:
             self.barrier()
