@@ -14,6 +14,7 @@ from swift_rl import testing as online
 
 ALL_CASES = (*CASES, *online.CASES)
 """With those of online learning."""
+OF_TEXT = tuple(case for case in ALL_CASES if case.modality is None)
 OTHER_OPTIMIZER = "third party's optimizer"
 GRPO, PPO, SHARED_CRITIC, GKD = (case.name for case in online.CASES)
 WHOLE_KIT = bool(os.environ.get("SWIFT_WHOLE_KIT"))
@@ -30,4 +31,4 @@ def all_of_text(*names: str) -> frozenset[str] | None:
 
     Files with pictures in their names try backends with more of them, on more models.
     """
-    return None if WHOLE_KIT else frozenset({*(case.name for case in ALL_CASES if case.modality is None), *names})
+    return None if WHOLE_KIT else frozenset({*(case.name for case in OF_TEXT), *names})
