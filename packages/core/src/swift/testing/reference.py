@@ -125,7 +125,7 @@ def seen_of(model: Path, rows: Sequence[dict[str, Any]]) -> tuple[list[Sample], 
     """
     processor = processor_in(model)
     samples: list[Sample] = []
-    seen = []
+    seen: list[Mapping[str, torch.Tensor]] = []
     for row in rows:
         question, answer = (message["content"] for message in row["messages"])
         shown = _shown(row)
