@@ -35,10 +35,10 @@ def example(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(built: Path, example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """swift-core from its wheel, pytest, and the example and an environment from theirs."""
+    """swift-core from its wheel, what its kit needs, and the example and an environment from theirs."""
     environment = core_environment(built, tmp_path_factory.mktemp("third-party"))
     (packages,) = environment.glob("lib/python*/site-packages")
-    for distribution in declared("pytest"):
+    for distribution in declared("pytest") | declared("pillow"):
         link(metadata.distribution(distribution), packages)
     for source in (example, GAME):
         wheels.build(source, environment)

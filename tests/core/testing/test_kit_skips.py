@@ -31,10 +31,10 @@ def test_whoever_claims_no_pictures_or_cuts_no_rows_with_them_is_not_tried_with_
     assert case.applies_to(whole)
     assert not case.applies_to(replace(whole, modalities=frozenset({"text"})))
     cut = Layout(2, {"ulysses": 2})
-    assert case.too_long(whole, cut)
-    assert not case.too_long(whole, Layout(2, {"dp_shard": 2}))
-    assert not case.too_long(replace(whole, cuts_media=True), cut)
-    assert not BY_NAME["clipped"].too_long(whole, cut)
+    assert case.kept_whole(whole, cut)
+    assert not case.kept_whole(whole, Layout(2, {"dp_shard": 2}))
+    assert not case.kept_whole(replace(whole, cuts_media=True), cut)
+    assert not BY_NAME["clipped"].kept_whole(whole, cut)
 
 
 @pytest.mark.full

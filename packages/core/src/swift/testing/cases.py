@@ -114,7 +114,7 @@ class Case:
             and (self.reads is None or self.reads in (capabilities.optimizers or ()))
         )
 
-    def too_long(self, capabilities: Capabilities, layout: Layout) -> bool:
+    def kept_whole(self, capabilities: Capabilities, layout: Layout) -> bool:
         """Whether its rows would be shared between processes, by a backend that keeps those with pictures whole."""
         return self.modality is not None and layout.cuts_rows and not capabilities.cuts_media
 

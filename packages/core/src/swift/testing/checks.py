@@ -297,7 +297,7 @@ class Checks:
         capabilities = self.trials.capabilities
         case = BY_NAME["pictures"]
         unclaimed = case.modality not in capabilities.modalities and layout is self.layouts[0]
-        if unclaimed or case.too_long(capabilities, layout):
+        if unclaimed or case.kept_whole(capabilities, layout):
             self._refused(case, layout)
 
     def _refused(self, case: Case, layout: Layout) -> None:

@@ -179,7 +179,7 @@ class BackendConformance:
             pytest.param(layout, case, id=f"{layout}-{case.name}", marks=_left_out(case, capabilities))
             for layout in self.layouts
             for case in shown
-            if layout.tries(case.name) and not case.too_long(capabilities, layout)
+            if layout.tries(case.name) and not case.kept_whole(capabilities, layout)
         ]
 
     @pytest.fixture(scope="class")

@@ -6,12 +6,9 @@ the samples of each step, the matrices that adapters start from, and nothing of 
 
 from __future__ import annotations
 
-import base64
 import copy
-import io
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -32,7 +29,6 @@ from transformers import (
 
 from swift.testing.objectives import SCALE
 from swift.testing.objectives import TEMPERATURE as OF_SIMILARITIES
-from swift.testing.seeing import processor_in
 from swift.testing.token_inputs import ENTROPY, LEFT, RATIO, TEACHER, TEMPERATURE, candidates_of, values_of
 
 Tokens = tuple[list[int], list[int]]
@@ -116,44 +112,6 @@ def tokens_of(tokenizer: Any, question: str, answer: str) -> Tokens:
     """Return a conversation as ids, laid out by hand: the answer and the token that ends it are learned."""
     prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     return tokenizer(prompt).input_ids, tokenizer(f"{answer}<|im_end|>").input_ids
-
-
-def seen_of(model: Path, rows: Sequence[dict[str, Any]]) -> tuple[list[Sample], list[Mapping[str, torch.Tensor]]]:
-    """Return rows of messages with pictures and videos as the model's processor reads each of them alone.
-
-    That is its tokens, and what else the model is given. A video is its pictures, one after another.
-    """
-    processor = processor_in(model)
-    samples: list[Sample] = []
-    seen: list[Mapping[str, torch.Tensor]] = []
-    for row in rows:
-        question, answer = (message["content"] for message in row["messages"])
-        shown = _shown(row)
-        tags = re.findall("<image>|<video>", question)
-        pictures = [next(shown[tag]) for tag in tags]
-        for tag, held in zip(tags, pictures, strict=True):
-            question = question.replace(tag, len(held) * "<|vision_start|><|image_pad|><|vision_end|>", 1)
-        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>"
-        inputs = dict(
-            processor(text=[text], images=[each for held in pictures for each in held] or None, return_tensors="pt")
-        )
-        ids, learned = inputs.pop("input_ids")[0].tolist(), len(processor.tokenizer(f"{answer}<|im_end|>").input_ids)
-        samples.append(((ids[:-learned], ids[-learned:]),))
-        seen.append(inputs)
-    return samples, seen
-
-
-def _shown(row: dict[str, Any]) -> dict[str, Iterator[list[Any]]]:
-    """Return what stands for each tag of a row, in order: one picture, or the pictures of a video."""
-    from PIL import Image
-
-    def opened(uri: str) -> Any:
-        return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("RGB")
-
-    return {
-        "<image>": iter([[opened(each)] for each in row["images"]]),
-        "<video>": iter([[opened(each) for each in video] for video in row["videos"]]),
-    }
 
 
 def samples_of(model: Path, rows: Sequence[dict[str, Any]]) -> list[Sample]:

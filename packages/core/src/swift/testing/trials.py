@@ -27,9 +27,10 @@ from swift.testing.cases import CASES, HELD_OUT, STEPS, Case
 from swift.testing.crew import Job, run_jobs, succeeded
 from swift.testing.layouts import Layout
 from swift.testing.objectives import install_objectives
-from swift.testing.reference import Expected, Recipe, ending_of, run_reference, samples_of, seen_of
+from swift.testing.reference import Expected, Recipe, ending_of, run_reference, samples_of
 from swift.testing.roles import train_both
 from swift.testing.seeing import PARTS, SEEING
+from swift.testing.seen import seen_of
 from swift.testing.stored import shared_reference
 from swift.testing.subjects import Subject, shared_model
 from swift.testing.trial import Outcome, Trial
