@@ -91,6 +91,7 @@ class TestMegatronStages(BackendConformance):
     backend = "megatron"
     cases = ALL_CASES
     blocks = 4
+    seeing = "Qwen3VL"
     preload = ("megatron_imported",)
     deviations: ClassVar = {"test_every_claim_is_tried": "the other layouts have the rest"}
     layouts = (
