@@ -85,12 +85,12 @@ def test_plans_for_other_devices_are_not_run_here(folder: Path) -> None:
 def test_a_trial_is_a_run_whose_step_and_peak_were_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Sequence[str]] = []
 
-    def here(command: Sequence[str]) -> tuple[int, str]:
+    def here(command: Sequence[str], _: object) -> tuple[int, str]:
         said.append(command)
         ended = typed(list(command[3:]), folder)
         return ended.code, ended.output
 
-    monkeypatch.setattr(trials, "_ended", here)
+    monkeypatch.setattr(trials, "ended", here)
     ended = typed([*PLAN, "--backend", "torch", "--measure", "1"], folder)
     assert ended.code == 0, ended.output
     assert "The fastest that was measured. Type: swift sft" in ended.output
@@ -106,6 +106,6 @@ def test_a_trial_is_a_run_whose_step_and_peak_were_measured(folder: Path, monkey
 def test_a_run_that_failed_says_of_what(
     folder: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str, failure: str
 ) -> None:
-    monkeypatch.setattr(trials, "_ended", lambda _: (code, said))
+    monkeypatch.setattr(trials, "ended", lambda *_: (code, said))
     with trials.ShortRuns.begun("sft", str(folder / "model"), ["--dataset", "x"]) as begun:
         assert begun.run([], rows=1, length=1).failure == failure

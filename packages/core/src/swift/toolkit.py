@@ -72,6 +72,8 @@ from swift.optim.placements import place
 from swift.optim.selected import slots_of
 from swift.optim.slots import SlotsToRead, empty_slot, kept, load_slots
 from swift.processes.device import choose_device, join_group, leave_group, share_of_cores
+from swift.processes.group import current_world
+from swift.processes.signals import follow_launcher
 from swift.processes.watchdog import heartbeat
 from swift.terminal import print_note, progress, summary_of, waiting
 from swift.train.steps import Arithmetic, accumulate, gradient_view, score, update
@@ -134,6 +136,7 @@ __all__ = [
     "choose_attention",
     "choose_device",
     "compile_blocks",
+    "current_world",
     "cut_modules",
     "decoder_blocks",
     "eight_bits",
@@ -142,6 +145,7 @@ __all__ = [
     "experts_of",
     "fill",
     "flat_boxes",
+    "follow_launcher",
     "generator_of",
     "gradient_view",
     "head_of",

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from swift.errors import ModelError, SwiftError, UsageError
@@ -20,11 +21,12 @@ from swift_plan.memory import TracedMemory
 from swift_plan.options import PlanOptions
 from swift_plan.search import Candidate, FoundPlans, search
 from swift_plan.shape import ModelShape, shape_of
-from swift_plan.timing import Timing
 from swift_plan.workload import Workload
 
 if TYPE_CHECKING:
     from swift_plan.measuring import MeasuredPlan
+    from swift_plan.messages import MessageCost, MessageKind
+    from swift_plan.timing import Timing
 
 NOTHING_FITS = 3
 """Exit code where no plan fits, for scripts."""
@@ -39,9 +41,12 @@ class PlanCommand:
 
     def run(self, options: PlanOptions, words: Sequence[str]) -> int:
         """Search, and print the best plans; return the exit code."""
+        say = _say if not options.json_out else lambda _: None
+        if options.level == 3:
+            measure_messages(options, words, say)
         planned = Planned.of(options, words)
         if options.measure or options.level == 2:
-            planned.measure(_say if not options.json_out else lambda _: None)
+            planned.measure(say)
         if options.json_out:
             _say(json.dumps(planned.as_json(), indent=2))
         else:
@@ -69,12 +74,7 @@ class Planned:
         """Run the first plans, or blocks of them, on this machine."""
         from swift_plan.measuring import MeasuredRun, by_blocks, keep, measured
 
-        here = this_machine(self.cluster.per_machine, 1)
-        if self.cluster.machines != 1 or here.device.name != self.cluster.device.name:
-            raise UsageError(
-                f"Plans for {self.cluster} cannot be run on this machine, which has {here.device.name}.",
-                hint=f"Type --gpus {here}, or run this command there. Without --measure and --level 2 nothing is run.",
-            )
+        _check_here(self.cluster)
         options, plans = self.options, self.found.fitting
         run = MeasuredRun(options.kind, options.model, self.words, self.workload, self.cluster, self.shape.layers)
         if options.measure:
@@ -87,13 +87,11 @@ class Planned:
     @classmethod
     def of(cls, options: PlanOptions, words: Sequence[str]) -> Planned:
         """Search through the layouts for the devices that the options name."""
-        own = re.fullmatch(r"(?:(\d+)x)?cpu", options.gpus.strip().lower())
-        where = this_machine(int(own[1] or 1), 1) if own is not None else cluster(options.gpus)
-        return cls.on(replace(where, host_gigabytes=options.host_memory), options, words)
+        return cls.on(_cluster(options), options, words)
 
     @classmethod
-    def on(cls, where: Cluster, options: PlanOptions, words: Sequence[str]) -> Planned:
-        """Search through the layouts of all backends that take the run."""
+    def on(cls, where: Cluster, options: PlanOptions, words: Sequence[str], timing: Timing | None = None) -> Planned:
+        """Search through the layouts of all backends that take the run; times are what is known, or of `timing`."""
         config = config_of(options.model)
         shape = shape_of(config, options.model)
         backends, refused = planned_backends(["--model", options.model, *words], options.kind)
@@ -113,7 +111,7 @@ class Planned:
             )
         traces, untraced = _traces(backends, config, work) if options.level else ({}, {})
         most = max(100, options.top, options.explain or 1)
-        timing = Timing(where, ledger.known_speeds(where.device.name)[0])
+        timing = timing or ledger.known_timing(where)
         found = search(backends, shape, config, where, timing, most=most, traces=traces)
         found.refused = {**refused, **untraced, **found.refused}
         return cls(options, words, shape, where, found, work)
@@ -151,7 +149,16 @@ class Planned:
 
     def _of_times(self) -> str:
         _, rows = ledger.known_speeds(self.cluster.device.name)
-        return f"times rest on {rows} runs measured on such devices." if rows else "times assume usual efficiencies."
+        times = f"times rest on {rows} runs measured on such devices" if rows else "times assume usual efficiencies"
+        kinds = self._messages
+        groups = len({(kind.ways, kind.stride) for kind in kinds})
+        among = "one group" if groups == 1 else f"{groups} groups"
+        known = f", but for {len(kinds)} kinds of messages, in {among} of processes, which were measured"
+        return f"{times}{known if kinds else ''}."
+
+    @cached_property
+    def _messages(self) -> Mapping[MessageKind, MessageCost]:
+        return ledger.known_messages(self.cluster)
 
     def _show_measured(self) -> None:
         from swift_plan import screen
@@ -196,6 +203,10 @@ class Planned:
             "fits": [self._json(candidate) for candidate in self.found.fitting[: self.options.top]],
             "nearest": [self._json(candidate) for candidate in self.found.nearest],
             "measured": [each.as_json() for each in self.measured],
+            "messages": [
+                {**kind._asdict(), "latency_seconds": cost.latency, "seconds_per_byte": cost.per_byte}
+                for kind, cost in sorted(self._messages.items())
+            ],
             "refused": {name: error.message for name, error in self.found.refused.items()},
         }
 
@@ -209,6 +220,7 @@ class Planned:
             "basis": {
                 "memory": candidate.basis,
                 "seconds": "measured" if ledger.known_speeds(self.cluster.device.name)[1] else "assumed",
+                "terms_measured": sorted(candidate.time.measured),
             },
             "memory_bytes": {name: round(size) for name, size in candidate.memory.items()},
             "peak_bytes": round(candidate.peak),
@@ -216,6 +228,47 @@ class Planned:
             "tokens_per_second": self.workload.tokens / candidate.time.total,
             "command": self.command(candidate),
         }
+
+
+def measure_messages(options: PlanOptions, words: Sequence[str], say: Callable[[str], None]) -> None:
+    """Time the messages of all layouts that fit, between real processes of this machine, and keep what was found."""
+    from swift_plan.collectives import ListeningTiming, TimedMessages, timed, within
+
+    where = _cluster(options)
+    _check_here(where)
+    asked = ListeningTiming(where)
+    Planned.on(where, options.model_copy(update={"level": 0}), words, asked)
+    kinds = within(asked.kinds, where)
+    if not kinds:
+        raise UsageError(
+            f"On {where} no layout that fits sends messages: there is nothing for --level 3 to measure.",
+            hint="Type --gpus with more of this machine's devices (2xCPU is two processes), or another level.",
+        )
+
+    def heard(messages: TimedMessages) -> None:
+        say(f"  {messages.kind}: {messages.cost()}")
+
+    say(f"Timing {len(kinds)} kinds of messages between {where.per_machine} processes of this machine:")
+    ledger.keep_messages(where, {each.kind: each.cost() for each in timed(where, kinds, heard)})
+
+
+def _cluster(options: PlanOptions) -> Cluster:
+    """Return the devices that `--gpus` asks for."""
+    own = re.fullmatch(r"(?:(\d+)x)?cpu", options.gpus.strip().lower())
+    where = this_machine(int(own[1] or 1), 1) if own is not None else cluster(options.gpus)
+    return replace(where, host_gigabytes=options.host_memory)
+
+
+def _check_here(where: Cluster) -> None:
+    """Refuse to measure what this machine is not."""
+    here = this_machine(where.per_machine, 1)
+    if where.machines != 1 or here.device.name != where.device.name:
+        raise UsageError(
+            f"Plans for {where} cannot be run on this machine, which has {here.device.name}, nor can messages between "
+            "such devices be timed here.",
+            hint=f"Type --gpus {here}, or run this command there. With --level 0 or 1 and without --measure nothing is "
+            "run.",
+        )
 
 
 def _traces(

@@ -8,11 +8,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from swift_plan.timing import Speeds
+from swift_plan.messages import MessageCost, MessageKind
+from swift_plan.timing import Speeds, Timing
+
+if TYPE_CHECKING:
+    from swift_plan.cluster import Cluster
 
 _SPEEDS = "speeds.json"
+_MESSAGES, _VERSION = "messages.json", 1
 LEDGER = "SWIFT_PLAN_LEDGER"
 """Environment variable that names another file."""
 
@@ -76,18 +81,14 @@ def entries(backend: str, device: str, level: int = 0) -> Iterator[LedgerEntry]:
 
 def keep_speeds(device: str, speeds: Speeds, rows: int) -> None:
     """Keep what was measured of a kind of device, from so many runs, for plans to come."""
-    known = dict(_kept_speeds())
+    known = dict(_kept(_SPEEDS))
     known[device] = {"speeds": asdict(speeds), "rows": rows}
-    path = place().with_name(_SPEEDS)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{_SPEEDS}.{os.getpid()}")
-    beside.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+    _keep(_SPEEDS, known)
 
 
 def known_speeds(device: str) -> tuple[Speeds, int]:
     """Return the speeds of a kind of device and of how many measured runs they are made; of none, those assumed."""
-    kept = _kept_speeds().get(device, {})
+    kept = _kept(_SPEEDS).get(device, {})
     try:
         speeds = Speeds(**{field.name: float(kept["speeds"][field.name]) for field in fields(Speeds)})
         if all(0 < value < inf for value in asdict(speeds).values()):
@@ -97,9 +98,52 @@ def known_speeds(device: str) -> tuple[Speeds, int]:
     return Speeds(), 0
 
 
-def _kept_speeds() -> Mapping[str, Any]:
+def keep_messages(where: Cluster, costs: Mapping[MessageKind, MessageCost]) -> None:
+    """Keep what messages take within a machine of so many such devices, beside kinds that were measured before."""
+    together = {**known_messages(where), **costs}
+    rows = [{**kind._asdict(), **asdict(cost)} for kind, cost in sorted(together.items())]
+    machines = _kept(_MESSAGES).get("machines", {}) if _kept(_MESSAGES).get("version") == _VERSION else {}
+    others = machines if isinstance(machines, dict) else {}
+    _keep(_MESSAGES, {"version": _VERSION, "machines": {**others, _machine(where): rows}})
+
+
+def known_messages(where: Cluster) -> dict[MessageKind, MessageCost]:
+    """Return what was measured of messages within such a machine; nothing of a file of another version, or damaged."""
+    kept = _kept(_MESSAGES)
     try:
-        found = json.loads(place().with_name(_SPEEDS).read_text(encoding="utf-8"))
+        rows = kept["machines"].get(_machine(where), []) if kept["version"] == _VERSION else []
+        costs = {
+            MessageKind(str(row["operation"]), int(row["ways"]), int(row["stride"])): MessageCost(
+                float(row["latency"]), float(row["per_byte"])
+            )
+            for row in rows
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}
+    return costs if all(0 <= each < inf for cost in costs.values() for each in asdict(cost).values()) else {}
+
+
+def known_timing(where: Cluster) -> Timing:
+    """Return the speed of a cluster as far as it was measured, and as it is assumed beyond that."""
+    return Timing(where, known_speeds(where.device.name)[0], known_messages(where))
+
+
+def _machine(where: Cluster) -> str:
+    # Processes of one machine share its links, and on the CPU its cores.
+    return f"{where.per_machine}x{where.device.name}"
+
+
+def _keep(name: str, content: Mapping[str, Any]) -> None:
+    path = place().with_name(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{name}.{os.getpid()}")
+    beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def _kept(name: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(place().with_name(name).read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
     except (OSError, ValueError, RecursionError):
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from math import log1p
 from statistics import median
@@ -19,11 +19,12 @@ from swift_plan.known import config_of
 from swift_plan.machine import PROGRAM, this_machine
 from swift_plan.search import Candidate, counted
 from swift_plan.shape import shape_of
-from swift_plan.timing import Timing
+from swift_plan.watching import TrialWatch, is_trial
 from swift_plan.workload import Workload
 
 if TYPE_CHECKING:
-    from swift.contracts import Run, RunSummary, StepRecord, StepShares
+    from swift.contracts import Run, RunSummary, StepRecord, StepResult, StepShares
+    from swift.data.batch import Batch
 
 FILE_NAME = "plan.json"
 _WARM = 2
@@ -38,6 +39,15 @@ class PlanObserver:
         self._tokens: list[int] = []
         self._peak = 0.0
         self._shares: list[StepShares] = []
+        self._watch = TrialWatch() if is_trial() else None
+
+    @hookimpl(wrapper=True)
+    def swift_train_step(self, run: Run, batch: Batch) -> Generator[None, StepResult, StepResult]:
+        """Watch the step, where the run is a trial."""
+        if self._watch is None or run.role != "policy":
+            return (yield)
+        with self._watch.step(run, batch.step):
+            return (yield)
 
     @hookimpl
     def swift_step_end(self, run: Run, record: StepRecord) -> None:
@@ -51,7 +61,7 @@ class PlanObserver:
     @hookimpl
     def swift_run_end(self, run: Run, summary: RunSummary) -> None:
         """Write the comparison, and add it to the ledger."""
-        if not self._seconds:
+        if not self._seconds or self._watch is not None:
             return
         seconds = median(self._seconds[_WARM:] or self._seconds)
         measured: dict[str, Any] = {
@@ -162,7 +172,7 @@ def _planned(run: Run, tokens: int, level: int = 0) -> Candidate:
         shape,
         config,
         where,
-        Timing(where, ledger.known_speeds(where.device.name)[0]),
+        ledger.known_timing(where),
         tokens=tokens,
         compute_bytes=size,
         trace=trace,

@@ -28,10 +28,11 @@ class PlanOptions(Section):
     explain: Annotated[int | None, Field(ge=1)] = Field(
         None, description="Show memory and time of plan N by term; the first one's without this flag"
     )
-    level: Annotated[int, Field(ge=0, le=2)] = Field(
+    level: Annotated[int, Field(ge=0, le=3)] = Field(
         0,
         description="0 counts activations, 1 traces the step without values (seconds; imports torch), 2 also runs "
-        "one and two blocks of the model on this machine, for the first plans",
+        "one and two blocks of the model on this machine, for the first plans; 3 traces, and times messages between "
+        "this machine's devices, which is kept",
     )
     measure: Annotated[int | None, Field(ge=1, le=50)] = Field(
         None, description="Run the first N plans for a few steps on this machine, and choose among them: 5"

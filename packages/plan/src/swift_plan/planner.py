@@ -18,7 +18,6 @@ from swift_plan.machine import PROGRAM, this_machine
 from swift_plan.options import PlanOptions
 from swift_plan.search import counted
 from swift_plan.shape import shape_of
-from swift_plan.timing import Timing
 from swift_plan.workload import Workload
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def _counted(run: Run, config_of_run: Config | None = None) -> tuple[Cluster, Ca
     train = backend.config.train
     rows = train.global_batch or train.micro_batch * train.accumulation * backend.layout(run).data
     tokens = rows * work.row_tokens
-    timing = Timing(where, ledger.known_speeds(where.device.name)[0])
+    timing = ledger.known_timing(where)
     return where, counted(backend, shape, config, where, timing, tokens=tokens, compute_bytes=work.compute_bytes)
 
 

@@ -155,7 +155,11 @@ def terms(candidate: Candidate, device: str) -> list[list[str]]:
     rows = [["memory of the fullest process", gib(candidate.peak), counted]]
     rows += [[name, f"{size / _GIB:.2f} GiB", ""] for name, size in candidate.memory.items() if size > 0]
     rows.append(["one step", seconds(candidate.time.total), f"90 % bar {step}"])
-    rows += [[name, seconds(size), ""] for name, size in candidate.time.terms().items()]
+    measured = candidate.time.measured
+    rows += [
+        [name, seconds(size), "messages measured" if name in measured else ""]
+        for name, size in candidate.time.terms().items()
+    ]
     return rows
 
 

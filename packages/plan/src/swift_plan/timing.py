@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING
 
+from swift_plan.messages import MessageCost, MessageKind
 from swift_plan.traffic import model_traffic, step_traffic
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ _SCORES_BACKWARD = 2.5
 """Products of fused attention's backward pass for each of its forward pass: it computes the scores again."""
 
 
+EXCHANGE, GRADIENTS = "exchange in layers", "weights and gradients"
+"""Terms of a step that are made of messages."""
+
+
 @dataclass(frozen=True)
 class StepTime:
     """Seconds of one optimizer step, by term."""
@@ -81,6 +86,8 @@ class StepTime:
     """In which models are asked about answers."""
     roles: float = 0.0
     """Steps of other models than the policy."""
+    measured: frozenset[str] = frozenset()
+    """Names of the terms whose messages were all measured on such a machine."""
 
     @property
     def total(self) -> float:
@@ -91,8 +98,8 @@ class StepTime:
     def terms(self) -> dict[str, float]:
         """Return the seconds by name, of those above 0."""
         named = {
-            "arithmetic": self.compute, "exchange in layers": self.exchange, "waiting for kernels": self.launches,
-            "pipeline bubble": self.bubble, "weights and gradients": self.gradients, "update": self.update,
+            "arithmetic": self.compute, EXCHANGE: self.exchange, "waiting for kernels": self.launches,
+            "pipeline bubble": self.bubble, GRADIENTS: self.gradients, "update": self.update,
             "drawing answers": self.drawing, "scoring answers": self.scoring, "steps of other models": self.roles,
         }  # fmt: skip
         return {name: value for name, value in named.items() if value > 0}
@@ -104,6 +111,17 @@ class Timing:
 
     cluster: Cluster
     calibration: Speeds = Speeds()
+    messages: Mapping[MessageKind, MessageCost] = field(default_factory=dict)
+    """What was measured of messages within one such machine."""
+
+    def _measured(self, traffic: Traffic) -> MessageCost | None:
+        """Return what was measured of such messages, if anything was."""
+        return self.messages.get(MessageKind.of(traffic)) if self.messages else None
+
+    def _all_measured(self, messages: Iterable[Traffic]) -> bool:
+        """Return whether there are messages, and all of them were measured."""
+        sent = [each for each in messages if each.operation == "host" or each.ways > 1]
+        return bool(sent) and all(self._measured(each) is not None for each in sent)
 
     def message(self, traffic: Traffic) -> float:
         """Return the seconds of one kind of message, where nothing hides it."""
@@ -111,6 +129,8 @@ class Timing:
             return traffic.bytes / (self.calibration.host * 1e9)
         if traffic.ways == 1:
             return 0.0
+        if (measured := self._measured(traffic)) is not None:
+            return measured.seconds(traffic.sent, traffic.calls)
         apart = traffic.ways * traffic.stride > self.cluster.per_machine
         share = self.calibration.network if apart else self.calibration.link
         alone = traffic.operation in ("send", "all_to_all")
@@ -185,10 +205,8 @@ class Timing:
         layers = stage.layers * (passes * products + attention)
         head = tokens * shape.head_flops / layout.tp / (self.cluster.device.tflops * 1e12 * known.matmul)
         compute = layers + (whole if stage.has_head else 0) * head
-        exchange = sum(
-            self.message(each) * (1 - each.hidden)
-            for each in model_traffic(shape, layout, workload, tokens, stage.layers, recompute=recompute)
-        )
+        in_layers = list(model_traffic(shape, layout, workload, tokens, stage.layers, recompute=recompute))
+        exchange = sum(self.message(each) * (1 - each.hidden) for each in in_layers)
         # Kernels are handed over while others run: the slower of the two decides, with a little of both where they tie.
         busy, handing = layers + exchange, passes * stage.layers * known.launch
         waiting = (busy**_TIE + handing**_TIE) ** (1 / _TIE) - busy
@@ -196,7 +214,8 @@ class Timing:
         computing = micro_batches * compute
         # All of it hides behind the same arithmetic, as far as it can.
         exposed = hiding = 0.0
-        for each in (*state_traffic, *step_traffic(shape, layout)):
+        of_state = (*state_traffic, *step_traffic(shape, layout))
+        for each in of_state:
             seconds = self.message(each)
             exposed += seconds * (1 - each.hidden)
             hiding += seconds * each.hidden
@@ -204,4 +223,8 @@ class Timing:
         weights = stage.weights
         touched = weights.trained / max(1, layout.shard) * (16 + weights.slot_bytes)
         update = touched / (self.cluster.device.memory_bandwidth * 1e9 * known.memory) + known.step
-        return StepTime(computing, micro_batches * exchange, bubble, exposed, update, launches=micro_batches * waiting)
+        terms = ((EXCHANGE, in_layers), (GRADIENTS, of_state)) if self.messages else ()
+        return StepTime(
+            computing, micro_batches * exchange, bubble, exposed, update, launches=micro_batches * waiting,
+            measured=frozenset(name for name, messages in terms if self._all_measured(messages)),
+        )  # fmt: skip

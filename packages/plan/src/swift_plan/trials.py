@@ -10,16 +10,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from swift.errors import UsageError
+from swift_plan.watching import FILE_NAME, SEEN, TIMED, TRIAL, WARM
 
-STEPS = 8
-"""Of a trial, the first two of which only warm up."""
+STEPS = WARM + TIMED + SEEN
+"""Of a trial."""
 SECONDS = 1800.0
 """How long a trial may take until it is ended."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -38,6 +41,10 @@ class ShortRun:
     """Bytes of the process with the most."""
     failure: str = ""
     """Why there is nothing to measure: 'out of memory', or the first line of an error."""
+    cpu_seconds: float = 0.0
+    """Of a step, of all processes together."""
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    """Bytes of the process with the most in each phase, of a run whose processes were watched."""
 
     @property
     def lacked_memory(self) -> bool:
@@ -66,7 +73,27 @@ class ShortRuns:
             yield cls(verb, model, words, Path(folder), steps=steps)
 
     def run(self, flags: Sequence[str], *, rows: int, length: int, blocks: int | None = None) -> ShortRun:
-        """Run a plan, given as flags, on so many rows a step; with `blocks` on a model of so many blocks."""
+        """Run a plan, given as flags, on so many rows a step; with `blocks` on a model of so many blocks.
+
+        Of blocks each phase is measured; a whole run is one as users make them, and is added to the ledger.
+        """
+        words, output = self.words(flags, rows=rows, length=length, blocks=blocks)
+        watched = {} if blocks is None else {TRIAL: "1"}
+        code, said = ended([sys.executable, "-m", "swift", *words], watched)
+        if code == 0 and watched:
+            return watched_run(output)
+        plans = list(output.rglob("plan.json"))
+        if code == 0 and plans:
+            measured = json.loads(plans[0].read_text(encoding="utf-8"))["measured"]
+            return ShortRun(float(measured["step_seconds"]), float(measured["peak_bytes"]))
+        if code in _KILLED or _LACKED.search(said):
+            return ShortRun(failure="out of memory")
+        return ShortRun(failure=failure_of(said))
+
+    def words(
+        self, flags: Sequence[str], *, rows: int, length: int, blocks: int | None = None
+    ) -> tuple[list[str], Path]:
+        """Return what is typed after `swift` for such a run, and where its folder will be."""
         self._count += 1
         model = self.model if blocks is None else self.cut(blocks)
         output = self._folder / f"run-{self._count}"
@@ -76,16 +103,7 @@ class ShortRuns:
             words += ["--model.random_weights", "true"]
         if not _names(self._words) & {"dataset", "data.train"}:
             words += ["--dataset", str(self._rows(rows, length)), "--truncation_strategy", "right"]
-        code, said = _ended([sys.executable, "-m", "swift", self._verb, *words])
-        plans = list(output.rglob("plan.json"))
-        if code == 0 and plans:
-            measured = json.loads(plans[0].read_text(encoding="utf-8"))["measured"]
-            return ShortRun(float(measured["step_seconds"]), float(measured["peak_bytes"]))
-        if code in _KILLED or _LACKED.search(said):
-            return ShortRun(failure="out of memory")
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
-        told = [line for line in lines if line.startswith("Error") or "rror:" in line]
-        return ShortRun(failure=(told or lines or ["nothing was said"])[-1][:300])
+        return [self._verb, *words], output
 
     def cut(self, blocks: int) -> Path:
         """Return the folder of the same model with so many of its last blocks, without weights."""
@@ -127,22 +145,59 @@ def cut(config: Mapping[str, Any], blocks: int) -> dict[str, Any]:
     return made
 
 
+def watched_run(output: Path) -> ShortRun:
+    """Return what the processes of a watched run have written below its folder."""
+    each = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(output.rglob(FILE_NAME.format("*")))]
+    if not each:
+        return ShortRun(failure="no process has written what it took")
+    peaks = {phase: max(seen["peaks"].get(phase, 0.0) for seen in each) for phase in each[0]["peaks"]}
+    return ShortRun(
+        seconds=max(median(seen["seconds"]) for seen in each),
+        # What else a machine does can only add to it.
+        cpu_seconds=sum(min(seen["cpu_seconds"]) for seen in each),
+        peak=max(peaks.values()),
+        peaks=peaks,
+    )
+
+
 def _names(words: Sequence[str]) -> set[str]:
     return {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
 
 
-def _ended(command: Sequence[str]) -> tuple[int, str]:
-    """Run a command with all that it starts; return its exit code and what it said."""
+def failure_of(said: str) -> str:
+    """Return the line of what a command said that tells best why it failed."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("Error") or "rror:" in line]
+    return (told or lines or ["nothing was said"])[-1][:300]
+
+
+def ended(
+    command: Sequence[str], variables: Mapping[str, str], heard: Callable[[str], None] = lambda _: None
+) -> tuple[int, str]:
+    """Run a command with all that it starts; return its exit code and what it said, of which `heard` gets each line."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", start_new_session=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        errors="replace", start_new_session=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **variables},
     )  # fmt: skip
+    late: list[bool] = []
+
+    def end() -> None:
+        late.append(True)
+        os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(SECONDS, end)
+    timer.start()
+    said = []
     try:
-        said, _ = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        said = f"Error: it took longer than {SECONDS:.0f} seconds"
+        for line in process.stdout or ():
+            said.append(line)
+            heard(line)
+        process.wait()
     finally:
+        timer.cancel()
         if process.poll() is None:  # also where Ctrl-C ends this
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return process.returncode, said
+    if late:
+        return 1, f"Error: it took longer than {SECONDS:.0f} seconds"
+    return process.returncode, "".join(said)

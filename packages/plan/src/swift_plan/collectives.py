@@ -1,0 +1,89 @@
+"""Level 3 of a plan: what messages between the processes of this machine take, measured by real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swift.contracts import Traffic
+from swift.errors import SwiftError
+from swift_plan.messages import MessageCost, MessageKind, fit_messages
+from swift_plan.timing import Timing
+from swift_plan.trials import ended, failure_of
+
+if TYPE_CHECKING:
+    from swift_plan.cluster import Cluster
+
+SIZES = tuple(4**power * 2**10 for power in range(2, 9))
+"""Bytes of the messages that are timed, as plans count them: 16 KiB to 64 MiB."""
+
+
+@dataclass(frozen=True)
+class ListeningTiming(Timing):
+    """A cluster's speed that notes which messages it is asked about."""
+
+    kinds: set[MessageKind] = field(default_factory=set)
+
+    def message(self, traffic: Traffic) -> float:
+        """Return the seconds, as any other would."""
+        self.kinds.add(MessageKind.of(traffic))
+        return super().message(traffic)
+
+
+@dataclass(frozen=True)
+class TimedMessages:
+    """Messages of one kind in several sizes."""
+
+    kind: MessageKind
+    sent: Sequence[float]
+    """Bytes that a process sends in each."""
+    seconds: Sequence[float]
+
+    def cost(self) -> MessageCost:
+        """Return α and β."""
+        return fit_messages(self.sent, self.seconds)
+
+
+def within(kinds: Iterable[MessageKind], where: Cluster) -> list[MessageKind]:
+    """Return those that stay within a machine, and so can be measured there."""
+    return sorted(
+        kind for kind in kinds
+        if kind.operation != "host" and kind.ways > 1 and where.per_machine % (kind.ways * kind.stride) == 0
+    )  # fmt: skip
+
+
+def timed(
+    where: Cluster, kinds: Sequence[MessageKind], heard: Callable[[TimedMessages], None], sizes: Sequence[int] = SIZES
+) -> list[TimedMessages]:
+    """Start the processes of a machine like this one, and time their messages; `heard` is told of each kind."""
+    found: list[TimedMessages] = []
+
+    def hear(line: str) -> None:
+        if line.startswith("{"):
+            told = json.loads(line)
+            kind = MessageKind(*told["kind"])
+            sent = [Traffic("", kind.operation, size, kind.ways).sent for size in told["sizes"]]  # type: ignore[arg-type]  # an operation's name
+            found.append(TimedMessages(kind, sent, told["seconds"]))
+            heard(found[-1])
+
+    with tempfile.TemporaryDirectory(prefix="swift-plan-") as folder:
+        order = Path(folder, "order.json")
+        order.write_text(json.dumps({"kinds": kinds, "sizes": list(sizes)}), encoding="utf-8")
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+        threads = max(1, len(os.sched_getaffinity(0)) // where.per_machine)  # as `--nproc` sets it
+        code, said = ended(
+            [*launcher, str(where.per_machine), "-m", "swift_plan.exchanging", str(order)],
+            {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}, hear,
+        )  # fmt: skip
+    if code or len(found) < len(kinds):
+        raise SwiftError(
+            f"Messages between {where.per_machine} processes of this machine could not be measured: {failure_of(said)}",
+            hint="Without --level 3 their times are assumed.",
+        )
+    return found
