@@ -15,6 +15,8 @@ PARTS = {
     "start_up": "time to the first step, phase by phase",
     "plan_search": "time and memory of swift plan itself",
     "plan_memory": "memory that swift plan counts, against what processes of every backend take",
+    "plan_blocks": "memory and time of runs that swift plan extends from few blocks, against runs of all blocks",
+    "plan_messages": "time of messages between processes that swift plan has fitted, in sizes that were not fitted",
     "plan_traffic": "bytes that swift plan says processes exchange, against what they are counted to, by layout",
     "ui": "start and memory of the dashboard, long runs, many runs, and a step from the file to the screen",
     "ui_kills": "a dashboard that is killed a hundred times while a run goes on, and what the run saves",

@@ -150,12 +150,12 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         said = f"peak in training, {level}"
         figures += [
             Figure(f"{said}: median of what is missed", 100 * median(errors), "%", at_most=at_most[0]),
-            Figure(f"{said}: 95th percentile of what is missed", 100 * _ninety_five(errors), "%", at_most=at_most[1]),
+            Figure(f"{said}: 95th percentile of what is missed", 100 * ninety_five(errors), "%", at_most=at_most[1]),
         ]
     states = [abs(each["states_error"]) for each in found.values()]
     figures += [
         Figure("weights and moments: median of what is missed", 100 * median(states), "%", at_most=1.5),
-        Figure("weights and moments: 95th percentile", 100 * _ninety_five(states), "%"),
+        Figure("weights and moments: 95th percentile", 100 * ninety_five(states), "%"),
     ]
     for engine in IMPORTS:
         errors = [each["traced"]["error"] for name, each in found.items() if name.startswith(engine)]
@@ -168,7 +168,7 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     return figures, {"taken by the program itself, MiB": own, "runs": found, "failed": failed}
 
 
-def _ninety_five(errors: Sequence[float]) -> float:
+def ninety_five(errors: Sequence[float]) -> float:
     """Return the error that one in twenty exceeds."""
     return sorted(errors)[min(len(errors) - 1, int(0.95 * len(errors)))]
 

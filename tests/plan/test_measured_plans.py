@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from swift_plan import ledger, trials
 from swift_plan.measuring import extrapolated
 from swift_plan.timing import Speeds
 from swift_plan.trials import ShortRun, cut
+from swift_plan.watching import TRIAL, PeakMemory
 
 PLAN = ["plan", "model", "--gpus", "1xCPU", "--max_length", "32", "--global_batch_size", "2", "--train_type", "full"]
 
@@ -62,11 +64,54 @@ def test_what_was_measured_moves_the_plans_to_come(folder: Path, monkeypatch: py
     assert ledger.known_speeds("CPU") == (Speeds(), 0)
 
 
+def _run(blocks: int) -> ShortRun:
+    """Of a made-up model whose loss has most of few blocks, and whose update has most of many."""
+    peaks = {"loading": 1e9, "forward and backward": 8e9 + 1e9 * blocks, "update": 2e9 + 3e9 * blocks}
+    return ShortRun(2.0 + blocks, max(peaks.values()), cpu_seconds=4.0 + 2 * blocks, peaks=peaks)
+
+
 def test_blocks_are_extended_to_all_layers_and_a_failure_stays_one() -> None:
-    """10 layers: what is beside them once, and each layer what the second one added."""
-    assert extrapolated([ShortRun(3.0, 5e9), ShortRun(4.0, 7e9)], 10) == ShortRun(3.0 + 9 * 1.0, 5e9 + 9 * 2e9)
+    """What has most of 10 layers is another phase than what has most of one or of two."""
+    said = extrapolated({1: _run(1), 2: _run(2)}, 10)
+    assert (said.seconds, said.cpu_seconds) == (12.0, 24.0)
+    assert said.peak == said.peaks["update"] == 32e9
+    assert extrapolated({1: _run(1)}, 1) == _run(1)
     lacked = ShortRun(failure="out of memory")
-    assert extrapolated([lacked], 10).lacked_memory
+    assert extrapolated({1: _run(1), 3: lacked}, 10).lacked_memory
+
+
+def test_each_phase_of_a_trial_has_a_peak_of_its_own() -> None:
+    memory = PeakMemory("cpu")
+    before = memory.ended()
+    held = bytearray(b"1") * (64 * 2**20)
+    del held
+    assert memory.ended() - before > 60 * 2**20
+    assert memory.ended() - before < 40 * 2**20
+
+
+def test_a_command_that_takes_too_long_is_ended_and_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    program = "import time; print('begun', flush=True); time.sleep(60)"
+    monkeypatch.setattr(trials, "SECONDS", 2.0)
+    code, said = trials.ended([sys.executable, "-c", program], {}, heard.append)
+    assert (code, heard) == (1, ["begun\n"])
+    assert trials.failure_of(said) == "Error: it took longer than 2 seconds"
+
+
+def test_a_trial_says_what_each_process_took_and_is_no_run_of_the_ledger(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRIAL, "1")
+    with trials.ShortRuns.begun("sft", str(folder / "model"), ["--train_type", "full"]) as begun:
+        words, output = begun.words(["--per_device_train_batch_size", "2"], rows=2, length=16, blocks=1)
+        ended = typed(words, folder)
+        assert ended.code == 0, ended.output
+        seen = trials.watched_run(output)
+    assert seen.seconds > 0
+    assert seen.cpu_seconds > 0
+    assert set(seen.peaks) == {"before", "loading", "forward and backward", "update"}
+    assert seen.peak >= seen.peaks["update"] > 1e6
+    assert list(ledger.entries("torch", "cpu")) == []
 
 
 def test_a_cut_model_has_the_last_blocks_and_nothing_else_changes() -> None:

@@ -55,6 +55,8 @@ class MeasuredPlan:
         return {"plan": label(self.plan), "basis": "measured", **found}
 
 
+BLOCKS = (1, 3)
+"""Of a model, as they are run for level 2: an error of what one block adds counts for half, from one to three."""
 HEADING = ["plan", "step planned", "measured", "peak planned", "measured"]
 
 
@@ -70,17 +72,17 @@ def measured(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str],
 
 
 def by_blocks(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str], None]) -> list[MeasuredPlan]:
-    """Run one and two blocks under each of the plans; return what all blocks would take: linear in their number.
+    """Run few blocks under each of the plans; return what all blocks would take.
 
     They have no pipelines, as one block has no two stages.
     """
     found = []
     with ShortRuns.begun(run.verb, run.model, run.words) as trials:
         for plan in plans:
-            each = []
-            for blocks in (1, 2):
+            each: dict[int, ShortRun] = {}
+            for blocks in sorted({min(blocks, run.layers) for blocks in BLOCKS}):
                 trial = trials.run(_flags(run, plan), rows=run.workload.rows, length=run.workload.length, blocks=blocks)
-                each.append(trial)
+                each[blocks] = trial
                 if trial.failure:
                     break
             found.append(MeasuredPlan(_on(run, plan), extrapolated(each, run.layers)))
@@ -89,14 +91,27 @@ def by_blocks(run: MeasuredRun, plans: Sequence[Candidate], said: Callable[[str]
     return sorted(found, key=lambda each: (bool(each.trial.failure), each.trial.seconds))
 
 
-def extrapolated(blocks: Sequence[ShortRun], layers: int) -> ShortRun:
-    """Return what so many layers take, from runs of one block and of two; the failure where one failed."""
-    if blocks[-1].failure:
-        return blocks[-1]
-    one, two = blocks
+def extrapolated(runs: Mapping[int, ShortRun], layers: int) -> ShortRun:
+    """Return what so many layers take, from runs by their number of blocks; the failure where one failed.
+
+    Each phase has a peak that is linear in the number, and the largest of them counts: which one that is may differ
+    between few blocks and many.
+    """
+    for run in runs.values():
+        if run.failure:
+            return run
+    few, many = min(runs), max(runs)
+    less, more = runs[few], runs[many]
+
+    def all_of(before: float, after: float) -> float:
+        return after + (layers - many) * max(0.0, after - before) / max(1, many - few)
+
+    peaks = {phase: all_of(less.peaks[phase], size) for phase, size in more.peaks.items()}
     return ShortRun(
-        seconds=one.seconds + (layers - 1) * max(0.0, two.seconds - one.seconds),
-        peak=one.peak + (layers - 1) * max(0.0, two.peak - one.peak),
+        seconds=all_of(less.seconds, more.seconds),
+        cpu_seconds=all_of(less.cpu_seconds, more.cpu_seconds),
+        peaks=peaks,
+        peak=max(peaks.values()),
     )
 
 

@@ -26,8 +26,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _PIECE = -1, -3, 65536
 TRIAL = "SWIFT_PLAN_TRIAL"
 """Environment variable that makes a run a trial, whose processes are watched."""
 FILE_NAME = "trial-{}.json"
-LOADING, BACKWARD, UPDATE = "loading", "forward and backward", "update"
-"""Phases: to the first step, of a step until its optimizer is called, and from then on."""
+BEFORE, LOADING, BACKWARD, UPDATE = "before", "loading", "forward and backward", "update"
+"""Phases: before there is a model, to the first step, of a step until its optimizer is called, and from then on."""
 WARM, TIMED, SEEN = 2, 3, 3
 """Steps of a trial that warm up, that are timed, and whose memory is seen; the first of these settles the C library."""
 
@@ -42,8 +42,8 @@ class TrialWatch:
 
     def __init__(self) -> None:
         self._begun: list[tuple[float, float]] = []
-        self._peaks: dict[str, float] = {}
         self._memory = PeakMemory("cpu")
+        self._peaks = {BEFORE: self._memory.ended()}
         self._phase = LOADING
         self._seen = False
 
@@ -55,6 +55,8 @@ class TrialWatch:
         if not self._begun:
             self._memory = PeakMemory(run.topology.device)
             self._peaks[LOADING] = self._memory.ended()
+            if run.topology.device.startswith("cuda"):
+                self._peaks[BEFORE] = 0.0  # of the device
         self._begun.append((time.perf_counter(), time.process_time()))
         self._phase = BACKWARD
         if number >= WARM + TIMED:
