@@ -83,7 +83,9 @@ def test_messages_are_kept_for_their_machine_beside_those_of_earlier_measurement
 
 
 @pytest.mark.parametrize(
-    "broken", ["{", "[]", '{"version": 2, "machines": {}}', '{"version": 1, "machines": []}',
+    "broken", ["{", "[]", '{"version": 2, "machines": {"2xCPU": [{"operation": "all_reduce", "ways": 2, "stride": 1, '
+               '"latency": 1, "per_byte": 1}]}}',
+               '{"version": 1, "machines": []}',
                '{"version": 1, "machines": {"2xCPU": [{"operation": "send", "ways": 2}]}}',
                '{"version": 1, "machines": {"2xCPU": [{"operation": "all_reduce", "ways": 2, "stride": 1, '
                '"latency": NaN, "per_byte": 1}]}}'],
