@@ -1,4 +1,4 @@
-"""What level 2 of `swift plan` says of a run from runs of one block and of three, against the run of all eight blocks.
+"""What level 2 of `swift plan` says of a run from runs of two blocks and of four, against the run of all eight blocks.
 
 The three runs of a cell are made one after the other, as `swift plan --level 2` types them, but forked from a process
 that has imported what they need. Times are CPU seconds of all processes for a step, which neighbours on the machine

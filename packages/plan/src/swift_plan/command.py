@@ -164,7 +164,7 @@ class Planned:
         from swift_plan import screen
         from swift_plan.measuring import HEADING
 
-        how = "a few steps each" if self.options.measure else "one block and three, extended to all"
+        how = "a few steps each" if self.options.measure else "two blocks and four, extended to all"
         _say(f"Measured on this machine ({how}), fastest first:")
         _say(screen.table([HEADING, *(each.row() for each in self.measured)]))
         best = self.measured[0]

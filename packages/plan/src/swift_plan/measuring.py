@@ -55,8 +55,10 @@ class MeasuredPlan:
         return {"plan": label(self.plan), "basis": "measured", **found}
 
 
-BLOCKS = (1, 3)
-"""Of a model, as they are run for level 2: an error of what one block adds counts for half, from one to three."""
+BLOCKS = (2, 4)
+"""Of a model, as they are run for level 2. One block alone is not like one of many, where the next one's weights are
+gathered while it computes; and of four, an error of what a block adds counts for half of what it does of three.
+"""
 HEADING = ["plan", "step planned", "measured", "peak planned", "measured"]
 
 

@@ -31,7 +31,7 @@ class PlanOptions(Section):
     level: Annotated[int, Field(ge=0, le=3)] = Field(
         0,
         description="0 counts activations, 1 traces the step without values (seconds; imports torch), 2 also runs "
-        "one block and three of the model on this machine, for the first plans; 3 traces, and times messages between "
+        "two blocks and four of the model on this machine, for the first plans; 3 traces, and times messages between "
         "this machine's devices, which is kept",
     )
     measure: Annotated[int | None, Field(ge=1, le=50)] = Field(
