@@ -2,7 +2,7 @@
 
 The three runs of a cell are made one after the other, as `swift plan --level 2` types them, but forked from a process
 that has imported what they need. Times are CPU seconds of all processes for a step, which neighbours on the machine
-disturb least; of three steps the least counts. Memory is that of the process with the most, all of it, at the most; the
+disturb least; of three steps the least counts. Memory is that of the process with the most, all of it, in training; the
 C library gives back what is free. What was measured is kept in build/benchmarks/plan-blocks, so that a measurement that
 was stopped goes on where it was; remove that folder to begin anew. Estimates are made each time.
 """

@@ -11,6 +11,7 @@ from swift_plan.fit import MeasuredStep, fit
 from swift_plan.machine import PROGRAM
 from swift_plan.screen import flags, gib, label, seconds
 from swift_plan.trials import ShortRun, ShortRuns
+from swift_plan.watching import TRAINING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -113,7 +114,7 @@ def extrapolated(runs: Mapping[int, ShortRun], layers: int) -> ShortRun:
         seconds=all_of(less.seconds, more.seconds),
         cpu_seconds=all_of(less.cpu_seconds, more.cpu_seconds),
         peaks=peaks,
-        peak=max(peaks.values()),
+        peak=max(peaks.get(phase, 0.0) for phase in TRAINING),
     )
 
 

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from swift.errors import UsageError
-from swift_plan.watching import FILE_NAME, SEEN, TIMED, TRIAL, WARM
+from swift_plan.watching import FILE_NAME, SEEN, TIMED, TRAINING, TRIAL, WARM
 
 STEPS = WARM + TIMED + SEEN
 """Of a trial."""
@@ -38,7 +38,7 @@ class ShortRun:
     seconds: float = 0.0
     """Of a step."""
     peak: float = 0.0
-    """Bytes of the process with the most."""
+    """Bytes of the process with the most; in training alone, where its phases were watched."""
     failure: str = ""
     """Why there is nothing to measure: 'out of memory', or the first line of an error."""
     cpu_seconds: float = 0.0
@@ -155,7 +155,7 @@ def watched_run(output: Path) -> ShortRun:
         seconds=max(median(seen["seconds"]) for seen in each),
         # What else a machine does can only add to it.
         cpu_seconds=sum(min(seen["cpu_seconds"]) for seen in each),
-        peak=max(peaks.values()),
+        peak=max(peaks.get(phase, 0.0) for phase in TRAINING),
         peaks=peaks,
     )
 

@@ -28,6 +28,8 @@ TRIAL = "SWIFT_PLAN_TRIAL"
 FILE_NAME = "trial-{}.json"
 BEFORE, LOADING, BACKWARD, UPDATE = "before", "loading", "forward and backward", "update"
 """Phases: before there is a model, to the first step, of a step until its optimizer is called, and from then on."""
+TRAINING = (BACKWARD, UPDATE)
+"""Those that count: few blocks have random weights, and whole models read theirs."""
 WARM, TIMED, SEEN = 2, 3, 3
 """Steps of a trial that warm up, that are timed, and whose memory is seen; the first of these settles the C library."""
 
