@@ -19,11 +19,12 @@ import torch.distributed as dist
 from swift.toolkit import choose_device, current_world, follow_launcher, join_group, leave_group
 from swift_plan.messages import MessageKind
 
-_ROUNDS = 5
-"""Of each size, in turns with the other sizes, so that what disturbs the machine for a while disturbs all alike."""
-_ENOUGH = 4 * 2**20
-"""Bytes that one round of a size moves at least, unless that takes more than `_MOST` messages."""
-_MOST = 16
+_ROUNDS, _SHORT_ROUNDS = 5, 20
+"""Of each size, in turns with the others; more of sizes that take little time."""
+_SHORT = 2**20
+"""Bytes of such a size at most."""
+_ENOUGH, _MOST = 4 * 2**20, 8
+"""Bytes that one round of a size moves at least, unless that takes more than so many messages."""
 _TIMEOUT = timedelta(minutes=5)
 
 
@@ -49,10 +50,14 @@ class Exchange:
         times = [max(1, min(_MOST, _ENOUGH // size)) for size in sizes]
         for call in calls:
             call()
-        rounds = [[self._round(call, count) for call, count in zip(calls, times, strict=True)] for _ in range(_ROUNDS)]
-        slowest = torch.tensor(rounds, dtype=torch.float64, device=self._device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        return [min(each) for each in slowest.t().tolist()]
+        least = torch.full((len(sizes),), torch.inf, dtype=torch.float64, device=self._device)
+        for number in range(_SHORT_ROUNDS):
+            for place, size in enumerate(sizes):
+                if number < (_SHORT_ROUNDS if size <= _SHORT else _ROUNDS):
+                    took = least.new_tensor(self._round(calls[place], times[place]))
+                    dist.all_reduce(took, dist.ReduceOp.MAX)
+                    least[place] = torch.minimum(least[place], took)
+        return [float(each) for each in least]
 
     def _round(self, call: Callable[[], None], count: int) -> float:
         dist.barrier()
