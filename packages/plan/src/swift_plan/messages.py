@@ -1,4 +1,4 @@
-"""What messages between processes of one machine take, from times that were measured.
+"""Times of messages between processes of one machine, fitted to those that were measured.
 
 The time of one message of `n` bytes is α + n / β: seconds that it takes at least, and bytes a second. Both are found by
 least squares on relative errors, so that small messages count as much as large ones. Neither is below 0, and a time
@@ -40,7 +40,7 @@ class MessageKind(NamedTuple):
 
 @dataclass(frozen=True)
 class MessageCost:
-    """What one message takes."""
+    """The time of one message."""
 
     latency: float
     """α: seconds, however small it is."""

@@ -1,4 +1,4 @@
-"""What each process of a trial took: seconds of its steps, and memory at most in each phase. Written beside the run.
+"""Watches the processes of a trial: seconds of their steps, and memory at most in each phase, written beside the run.
 
 A trial's steps are not those of a run for people. First ones warm up, then some are timed, and then memory is looked
 at: the C library gives back at once what is free, so that what is seen is what is used, and between phases the kernel
