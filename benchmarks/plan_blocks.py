@@ -103,7 +103,11 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
                 Figure(f"{said} (low)", 100 * min(errors), "%"),
                 Figure(f"{said} (high)", 100 * max(errors), "%"),
             ]
-    return figures, {"runs": found, "failed": failed, "load of the machine, before and after": loads}
+    note = (
+        f"Before and after, {loads[0]:.1f} and {loads[1]:.1f} processes on average wanted the machine's {os.cpu_count()} "
+        "cores: beyond what is measured, those are neighbours, who make CPU time longer, too."
+    )
+    return figures, {"runs": found, "failed": failed, "notes": [note]}
 
 
 def _compared(runs: Mapping[str, ShortRun]) -> dict[str, Any]:

@@ -59,7 +59,11 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         *(Figure(f"{name}: median of what is missed", 100 * median(each), "%") for name, each in errors.items()),
         Figure("for comparison, at assumed speeds: median of what is missed", 100 * median(of_assumed), "%"),
     ]
-    return figures, {"messages": details, "load of the machine at the beginning": load}
+    note = (
+        f"When this began, {load:.1f} processes on average wanted the machine's {os.cpu_count()} cores: beyond what is "
+        "measured, those are neighbours, who delay messages."
+    )
+    return figures, {"messages": details, "load of the machine at the beginning": load, "notes": [note]}
 
 
 def _apart(

@@ -59,9 +59,12 @@ def within(kinds: Iterable[MessageKind], where: Cluster) -> list[MessageKind]:
 
 
 def timed(
-    where: Cluster, kinds: Sequence[MessageKind], heard: Callable[[TimedMessages], None], sizes: Sequence[int] = SIZES
+    where: Cluster, kinds: Sequence[MessageKind], heard: Callable[[TimedMessages], None], sizes: Sequence[int] = ()
 ) -> list[TimedMessages]:
-    """Start the processes of a machine like this one, and time their messages; `heard` is told of each kind."""
+    """Start the processes of a machine like this one, and time their messages; `heard` is told of each kind.
+
+    They have the usual sizes, where no others are named.
+    """
     found: list[TimedMessages] = []
 
     def hear(line: str) -> None:
@@ -74,7 +77,7 @@ def timed(
 
     with tempfile.TemporaryDirectory(prefix="swift-plan-") as folder:
         order = Path(folder, "order.json")
-        order.write_text(json.dumps({"kinds": kinds, "sizes": list(sizes)}), encoding="utf-8")
+        order.write_text(json.dumps({"kinds": kinds, "sizes": list(sizes or SIZES)}), encoding="utf-8")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
         threads = max(1, len(os.sched_getaffinity(0)) // where.per_machine)  # as `--nproc` sets it
         code, said = ended(
