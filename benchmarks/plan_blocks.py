@@ -104,8 +104,8 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
                 Figure(f"{said} (high)", 100 * max(errors), "%"),
             ]
     note = (
-        f"Before and after, {loads[0]:.1f} and {loads[1]:.1f} processes on average wanted the machine's {os.cpu_count()} "
-        "cores: beyond what is measured, those are neighbours, who make CPU time longer, too."
+        f"Before and after, {loads[0]:.1f} and {loads[1]:.1f} processes on average wanted the machine's "
+        f"{os.cpu_count()} cores: beyond what is measured, those are neighbours, who make CPU time longer, too."
     )
     return figures, {"runs": found, "failed": failed, "notes": [note]}
 
