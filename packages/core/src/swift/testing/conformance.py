@@ -155,7 +155,9 @@ class BackendConformance:
         elif values == {"layout", "dropout"}:
             metafunc.parametrize(("layout", "dropout"), self._claimed([DROPOUT]))
         elif values == {"layout", "resumed"}:
-            metafunc.parametrize(("layout", "resumed"), self._claimed(BY_NAME[name] for name in RESUMED))
+            metafunc.parametrize(
+                ("layout", "resumed"), self._claimed(case for case in self.cases if case.name in RESUMED)
+            )
         elif values == {"layout", "reads"}:
             pairs = [pytest.param(one, other, id=f"{one}-to-{other}") for one, other in self._resumes()]
             metafunc.parametrize(("layout", "reads"), pairs)
