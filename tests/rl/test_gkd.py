@@ -43,25 +43,60 @@ def distilled(student: Path, out: Path, teacher: Path, **changes: Any) -> Traine
     return run_training(student, out, ROWS, {**settings, **changes})
 
 
-def by_hand(student: Path, teacher: Path, rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """Loss and gradient norm of the first rows over the whole vocabulary, by plain models and the formula."""
-    tokenizer = AutoTokenizer.from_pretrained(student)
+def by_hand(student: Path, teacher: Path, texts: list[tuple[list[int], int]]) -> tuple[float, float]:
+    """Loss and gradient norm over the whole vocabulary, by plain models and the formula: of texts, each learned from a
+    token on."""
     ours, theirs = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (student, teacher))
     loss, count = torch.zeros(()), 0
-    for row in rows:
-        start = len(tokenizer.apply_chat_template(row["messages"][:1], add_generation_prompt=True)["input_ids"])
-        ids = torch.tensor([tokenizer.apply_chat_template(row["messages"])["input_ids"]])
-        end = ids[0].tolist().index(tokenizer.eos_token_id, start) + 1  # what follows the turn is not learned
-        said = ours(ids).logits[0, start - 1 : end - 1].log_softmax(-1)
+    for text, start in texts:
+        ids = torch.tensor([text])
+        said = ours(ids).logits[0, start - 1 : -1].log_softmax(-1)
         with torch.no_grad():
-            taught = theirs(ids).logits[0, start - 1 : end - 1].log_softmax(-1)
+            taught = theirs(ids).logits[0, start - 1 : -1].log_softmax(-1)
         mixture = (BETA * taught.exp() + (1 - BETA) * said.exp()).log()
         apart = BETA * taught.exp() * (taught - mixture) + (1 - BETA) * said.exp() * (said - mixture)
-        loss = loss + apart.sum() - ALPHA * said.gather(-1, ids[0, start:end, None]).sum()
-        count += end - start
+        loss = loss + apart.sum() - ALPHA * said.gather(-1, ids[0, start:, None]).sum()
+        count += len(text) - start
     (loss / count).backward()
     squares = [parameter.grad.square().sum() for parameter in ours.parameters() if parameter.grad is not None]
     return float(loss.detach() / count), float(torch.stack(squares).sum().sqrt())
+
+
+def answers_of_the_data(student: Path, rows: list[dict[str, Any]]) -> list[tuple[list[int], int]]:
+    """Rows up to the end of their answers, and where these begin; what follows the turn is not learned."""
+    tokenizer = AutoTokenizer.from_pretrained(student)
+    texts = []
+    for row in rows:
+        start = len(tokenizer.apply_chat_template(row["messages"][:1], add_generation_prompt=True)["input_ids"])
+        ids = tokenizer.apply_chat_template(row["messages"])["input_ids"]
+        texts.append((ids[: ids.index(tokenizer.eos_token_id, start) + 1], start))
+    return texts
+
+
+def likeliest_answers(teacher: Path, rows: list[dict[str, Any]], longest: int) -> list[tuple[list[int], int]]:
+    """The same of answers that the teacher itself writes, by `generate` of transformers."""
+    tokenizer = AutoTokenizer.from_pretrained(teacher)
+    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    texts = []
+    for row in rows:
+        asked = tokenizer.apply_chat_template(row["messages"][:1], add_generation_prompt=True, return_tensors="pt")
+        written = model.generate(**asked, do_sample=False, max_new_tokens=longest)
+        texts.append((written[0].tolist(), asked["input_ids"].shape[1]))
+    return texts
+
+
+def cross_entropy(student: Path, texts: list[tuple[list[int], int]]) -> float:
+    """What transformers itself calls the loss of these texts, where each token counts alike."""
+    model = AutoModelForCausalLM.from_pretrained(student, dtype=torch.float32)
+    total, count = 0.0, 0
+    for text, start in texts:
+        ids = torch.tensor([text])
+        labels = ids.clone()
+        labels[:, :start] = -100
+        with torch.no_grad():
+            total += float(model(ids, labels=labels).loss) * (len(text) - start)
+        count += len(text) - start
+    return total / count
 
 
 @pytest.mark.parametrize("as_role", [False, True], ids=["in an engine", "as a model of the run"])
@@ -71,11 +106,29 @@ def test_a_step_on_the_data_has_the_loss_and_the_gradient_of_plain_models(
     changes = {"objective.lmbda": 0.0, "objective.beta": BETA, "objective.sft_alpha": ALPHA, "train.max_steps": 1}
     changes |= {"objective.gkd_logits_topk": 0, "objective.teacher_as_role": as_role}
     run = distilled(tied, tmp_path, teacher, **changes)
-    loss, norm = by_hand(tied, teacher, ROWS[:4])
+    loss, norm = by_hand(tied, teacher, answers_of_the_data(tied, ROWS[:4]))
     assert run.losses == pytest.approx([loss], rel=1e-5)
     assert run.grad_norms == pytest.approx([norm], rel=1e-4)
     assert run.lines[1]["teacher_mass"] == pytest.approx(1, abs=1e-5)
     assert not (run.folder / "rollouts").exists()
+
+
+@pytest.mark.full
+def test_a_step_on_the_teachers_answers_has_the_loss_of_plain_models_on_what_transformers_generates(
+    tied: Path, teacher: Path, tmp_path: Path
+) -> None:
+    changes = {"objective.lmbda": 0.0, "objective.seq_kd": True, "objective.beta": BETA, "objective.sft_alpha": ALPHA}
+    changes |= {"objective.gkd_logits_topk": 0, "objective.top_k": 1}  # the likeliest token, always
+    run = distilled(tied, tmp_path, teacher, **changes, **{"train.max_steps": 1, "train.global_batch": len(ROWS)})
+    texts = likeliest_answers(teacher, ROWS, longest=6)
+    made = read_round(run.folder / "rollouts", 0)
+    assert made is not None
+    answers = [answer.token_ids.tolist() for answer in made.answers]
+    assert sorted(answers) == sorted(ids[start:] for ids, start in texts)
+    loss, norm = by_hand(tied, teacher, texts)
+    assert run.losses == pytest.approx([loss], rel=1e-5)
+    assert run.grad_norms == pytest.approx([norm], rel=1e-4)
+    assert run.lines[1]["cross_entropy"] == pytest.approx(cross_entropy(tied, texts), rel=1e-5)
 
 
 def test_who_answers_is_decided_by_the_seed_and_every_answer_is_kept(tied: Path, teacher: Path, tmp_path: Path) -> None:
