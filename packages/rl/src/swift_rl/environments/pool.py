@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,6 +42,10 @@ class EpisodeCall:
         return bool(self.failure) or (bool(self.seen) and self.seen[-1].done)
 
 
+Waiting = dict[WorkerProcess[EpisodeCall] | None, deque[EpisodeCall]]
+"""Calls to be made, in order, by the process that holds their episode; None holds those that no process has."""
+
+
 class EnvironmentPool:
     """Runs episodes in processes that are started when they are first needed."""
 
@@ -60,8 +64,10 @@ class EnvironmentPool:
 
     def advance(self, calls: Sequence[EpisodeCall]) -> None:
         """Begin episodes that have no turns, and give others their last turn; fill in what follows."""
-        waiting = deque(calls)
-        while waiting or any(worker.task is not None for worker in self._workers):
+        waiting: Waiting = {}
+        for call in calls:
+            waiting.setdefault(self._homes.get(call.key), deque()).append(call)
+        while any(waiting.values()) or any(worker.task is not None for worker in self._workers):
             self._deal(waiting)
             busy = [worker for worker in self._workers if worker.task is not None]
             for worker in with_news(busy):
@@ -98,22 +104,28 @@ class EnvironmentPool:
             self._folder.cleanup()
             self._folder = None
 
-    def _deal(self, waiting: deque[EpisodeCall]) -> None:
+    def _deal(self, waiting: Waiting) -> None:
         """Give each idle process a call: of an episode that it holds, or that none holds."""
-        for call in [*waiting]:
-            home = self._homes.get(call.key)
-            if home is not None and home.ended is not None:  # between two turns
-                self._end(home)
-                home = None
-            worker = home if home is not None else self._idle()
-            if worker is None or worker.task is not None:
-                continue
-            waiting.remove(call)
-            self._homes[call.key] = worker
-            left = self._options.episode_timeout - call.seconds
-            # Where the episode is begun again, its earlier turns are made again in this time.
-            limit = min(self._options.environment_timeout * max(1, len(call.turns)), max(left, 0.001))
-            worker.give(call, self._message(call), limit)
+        for worker in [worker for worker in self._workers if worker.task is None and worker.ended is not None]:
+            self._end(worker)  # between two turns
+        homeless = waiting.setdefault(None, deque())
+        for home in [home for home in waiting if home is not None and home not in self._workers]:
+            homeless.extend(waiting.pop(home))
+        idle = [worker for worker in self._workers if worker.task is None]
+        if homeless and len(idle) > 1:  # the one that holds the fewest episodes first
+            idle.sort(key=Counter(self._homes.values()).__getitem__)
+        for worker in idle:
+            if calls := waiting.get(worker) or homeless:
+                self._give(worker, calls.popleft())
+        while homeless and len(self._workers) < self._most:
+            self._give(self._start(), homeless.popleft())
+
+    def _give(self, worker: WorkerProcess[EpisodeCall], call: EpisodeCall) -> None:
+        self._homes[call.key] = worker
+        left = self._options.episode_timeout - call.seconds
+        # Where the episode is begun again, its earlier turns are made again in this time.
+        limit = min(self._options.environment_timeout * max(1, len(call.turns)), max(left, 0.001))
+        worker.give(call, self._message(call), limit)
 
     def _message(self, call: EpisodeCall) -> dict[str, Any]:
         return {
@@ -124,18 +136,13 @@ class EnvironmentPool:
             "turns": [asdict(turn) for turn in call.turns],
         }
 
-    def _idle(self) -> WorkerProcess[EpisodeCall] | None:
-        """Return the idle process that holds the fewest episodes, or a new one where there may be more."""
-        if len(self._workers) < self._most:
-            if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="swift-environment-", ignore_cleanup_errors=True)
-            self._started += 1
-            folder = Path(self._folder.name, str(self._started))
-            self._workers.append(WorkerProcess(folder, self._options.reward_memory))
-            return self._workers[-1]
-        held = [*self._homes.values()]
-        idle = [worker for worker in self._workers if worker.task is None]
-        return min(idle, key=held.count, default=None)
+    def _start(self) -> WorkerProcess[EpisodeCall]:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="swift-environment-", ignore_cleanup_errors=True)
+        self._started += 1
+        folder = Path(self._folder.name, str(self._started))
+        self._workers.append(WorkerProcess(folder, self._options.reward_memory))
+        return self._workers[-1]
 
     def _answered(self, call: EpisodeCall, began: float, answer: Mapping[str, Any], output: str) -> None:
         self._heartbeat()
