@@ -15,7 +15,7 @@ from swift.demo.model import write_model
 
 pytestmark = pytest.mark.skipif(not WHOLE_KIT, reason="takes minutes: make conformance")
 
-PAGES = ("ppo", "distillation", "write-an-environment", "sample")
+PAGES = ("online-learning", "ppo", "distillation", "write-an-environment", "sample")
 PLUGIN = """
 from swift.rollout.gym_env import Env, envs
 from swift.rollout.multi_turn import MultiTurnScheduler, multi_turns

@@ -24,9 +24,28 @@ def dealt(context: PlanContext, options: OnlineOptions, number: int, count: int,
 
 
 def rows_of(context: PlanContext, samples: Sequence[Encoded]) -> list[list[int]]:
-    """Return which samples share each row of a batch: packs of them, or every sample by itself."""
-    capacity = context.layout.capacity
-    if capacity is None:
-        return [[index] for index in range(len(samples))]
+    """Return which samples share each row of a batch: packs of them, or every sample by itself.
+
+    Where rows are padded, those of a micro-batch are of about one length.
+    """
+    layout = context.layout
     lengths = np.array([sample.tokens for sample in samples])
-    return [each.tolist() for each in pack(lengths, np.arange(len(samples)), capacity)]
+    if layout.capacity is not None:
+        return [each.tolist() for each in pack(lengths, np.arange(len(samples)), layout.capacity)]
+    places = range(len(samples)) if layout.flat else by_length(lengths, layout.micro_rows)
+    return [[index] for index in places]
+
+
+def by_length(lengths: np.ndarray, micro_rows: int) -> list[int]:
+    """Return samples in an order of which each micro-batch has some of about one length.
+
+    Processes take contiguous parts of the order. In that of reversed bits (0 4 2 6 1 5 3 7) each of two, four or eight
+    has long ones and short ones, and micro-batches that are computed at the same time are of about one length too.
+    """
+    longest_first = np.argsort(-lengths, kind="stable")
+    whole, rest = divmod(len(lengths), micro_rows)
+    digits = max(1, (whole - 1).bit_length())
+    mixed = sorted(range(whole), key=lambda place: f"{place:0{digits}b}"[::-1])
+    # A micro-batch that is not full is the last one, wherever the order is cut.
+    parts = [longest_first[place * micro_rows : (place + 1) * micro_rows] for place in mixed]
+    return np.concatenate([*parts, longest_first[len(lengths) - rest :]]).tolist()

@@ -1,0 +1,37 @@
+"""How the answers of a step share its micro-batches: little padding, and equal work for every process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from swift.data.plans.layout import slice_of
+from swift_rl.rounds.dealing import by_length
+
+
+def padded(lengths: np.ndarray, order: list[int], micro_rows: int, rank: int = 0, size: int = 1) -> list[int]:
+    """The longest sample of each micro-batch of a process."""
+    start, end = slice_of(len(order), micro_rows, rank, size)
+    mine = lengths[order[start:end]]
+    return [int(mine[at : at + micro_rows].max()) for at in range(0, len(mine), micro_rows)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 7, 32, 61, 64])
+def test_every_sample_is_dealt_once_and_no_order_pads_less(count: int) -> None:
+    lengths = np.random.RandomState(count).randint(1, 500, count)
+    order = by_length(lengths, 4)
+    assert sorted(order) == list(range(count))
+    sorted_down = -np.sort(-lengths)
+    least = sum(int(sorted_down[at : at + 4].max()) for at in range(0, count, 4))
+    assert sum(padded(lengths, order, 4)) == least
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_processes_have_long_and_short_samples_alike_and_those_of_one_length_at_the_same_time(size: int) -> None:
+    lengths = np.random.RandomState(0).permutation(256) + 1
+    order = by_length(lengths, 4)
+    by_process = np.array([padded(lengths, order, 4, rank, size) for rank in range(size)])
+    assert by_process.shape == (size, 64 // size)
+    work = by_process.sum(axis=1)
+    assert work.max() - work.min() < 0.25 * work.mean()
+    assert np.ptp(by_process, axis=0).max() <= 4 * size
