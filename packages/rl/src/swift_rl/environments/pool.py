@@ -65,8 +65,8 @@ class EnvironmentPool:
     def advance(self, calls: Sequence[EpisodeCall]) -> None:
         """Begin episodes that have no turns, and give others their last turn; fill in what follows."""
         waiting: Waiting = {}
-        for call in calls:
-            waiting.setdefault(self._homes.get(call.key), deque()).append(call)
+        for each in calls:
+            waiting.setdefault(self._homes.get(each.key), deque()).append(each)
         while any(waiting.values()) or any(worker.task is not None for worker in self._workers):
             self._deal(waiting)
             busy = [worker for worker in self._workers if worker.task is not None]

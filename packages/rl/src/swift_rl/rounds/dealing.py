@@ -48,4 +48,4 @@ def by_length(lengths: np.ndarray, micro_rows: int) -> list[int]:
     mixed = sorted(range(whole), key=lambda place: f"{place:0{digits}b}"[::-1])
     # A micro-batch that is not full is the last one, wherever the order is cut.
     parts = [longest_first[place * micro_rows : (place + 1) * micro_rows] for place in mixed]
-    return np.concatenate([*parts, longest_first[len(lengths) - rest :]]).tolist()
+    return [int(each) for part in (*parts, longest_first[len(lengths) - rest :]) for each in part]
