@@ -67,8 +67,10 @@ def test_ppo_says_numbers_it_was_never_rewarded_for_and_learns_none_from_noise(
     assert least <= right[-1] <= most
 
 
-NUMBERS, GUESSES = 7, 3
-"""Three guesses find any of seven numbers if each halves what is left; without being told where it is, 3 of 7."""
+NUMBERS, GUESSES = 10, 4
+"""Four guesses find any of ten numbers, and of fifteen, if each halves what is left: a first guess beside the middle
+costs nothing. Of seven numbers and three guesses it costs a number, and who has learned the rest for it stays there.
+Without being told where it is, four guesses find 4 of 10."""
 GAMES = f"""
 import random
 
@@ -100,34 +102,35 @@ TERSE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
 )
-LEARN = "--train_type full --padding_free true --weight_decay 0 --lr_scheduler_type cosine --learning_rate 4e-3"
+LEARN = "--train_type full --padding_free true --weight_decay 0 --lr_scheduler_type cosine --backend.cpu_threads 1"
 PLAY = (
     f"--max_turns {GUESSES} --completion_length_limit_scope per_round --max_completion_length 2 --num_generations 8 "
-    "--per_device_train_batch_size 256 --warmup_steps 10 --beta 0.02 --eval_on_start true --eval_strategy steps "
-    f"--eval_steps 20 --eval_temperature 1 --num_generations_eval 4 --backend.cpu_threads 1 {LEARN}"
+    "--per_device_train_batch_size 256 --warmup_steps 4 --learning_rate 2e-3 --eval_on_start true "
+    f"--eval_strategy steps --eval_steps 50 --eval_temperature 1 --num_generations_eval 4 {LEARN}"
 )
 
 
-def played_at_random(rng: random.Random) -> list[dict[str, str]]:
-    """A game of someone who does not listen."""
-    number, messages = rng.randrange(NUMBERS), [{"role": "user", "content": "?"}]
+def played_anyhow(rng: random.Random) -> list[dict[str, str]]:
+    """A game of someone who listens, and guesses anywhere in what is left."""
+    number, messages, low, high = rng.randrange(NUMBERS), [{"role": "user", "content": "?"}], 0, NUMBERS - 1
     for left in reversed(range(GUESSES)):
-        guess = rng.randrange(NUMBERS)
+        guess = rng.randint(low, high)
         messages.append({"role": "assistant", "content": str(guess)})
         if guess == number or not left:
             break
+        low, high = (guess + 1, high) if number > guess else (low, guess - 1)
         messages.append({"role": "user", "content": ">" if number > guess else "<"})
     return messages
 
 
 @pytest.fixture(scope="module")
 def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the game, and a model that has learned to say numbers, each as often as any other."""
+    """A folder with the game, and a model that has learned from examples to stay within what it was told."""
     out = tmp_path_factory.mktemp("guesser")
     (out / "game.py").write_text(GAMES)
     rng = random.Random(0)
     rows = {
-        "examples": [played_at_random(rng) for _ in range(2000)],
+        "examples": [played_anyhow(rng) for _ in range(2000)],
         "games": [[{"role": "user", "content": "?"}]] * 32,
         "held_out": [[{"role": "user", "content": "?"}]] * 64,
     }
@@ -135,23 +138,23 @@ def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (out / f"{name}.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in games))
     model = write_model(out / "model", hidden=64, spread=0.06)
     byte_tokenizer(chat_template=TERSE).save_pretrained(model)
-    told = f"sft --model {model} --dataset {out}/examples.jsonl --per_device_train_batch_size 128 --max_steps 100 "
-    told += f"--output_dir {out} --run_name examples --backend.cpu_threads 1 {LEARN}"
+    told = f"sft --model {model} --dataset {out}/examples.jsonl --per_device_train_batch_size 128 --max_steps 200 "
+    told += f"--output_dir {out} --run_name examples --learning_rate 4e-3 {LEARN}"
     ended = typed(told.split(), out)
     assert ended.code == 0, ended.output
     return out
 
 
-# In 240 steps 0.97 and more are found with seeds 5, 6 and 7, and 0.89 with seed 4.
+# Seed 5 finds 0.70 before the first step, 0.95 after 50 and 0.97 after 100.
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("game", "seed", "steps", "least", "most"),
-    [("Guessing", 5, 240, 0.9, 1.0), ("Guesswork", 4, 80, 0.0, 0.55)],
+    [("Guessing", 5, 100, 0.9, 1.0), ("Guesswork", 4, 50, 0.0, 0.55)],
 )
 def test_numbers_are_found_by_what_is_told_of_them_and_not_where_that_means_nothing(
     guesser: Path, tmp_path: Path, game: str, seed: int, steps: int, least: float, most: float
 ) -> None:
-    (model,) = guesser.glob("*/examples/checkpoint-100")
+    (model,) = guesser.glob("*/examples/checkpoint-200")
     told = (
         f"rlhf --rlhf_type grpo --model {model} --dataset {guesser}/games.jsonl --val_dataset {guesser}/held_out.jsonl "
         f"--environment {guesser}/game.py:{game} --max_steps {steps} --seed {seed} --output_dir {tmp_path} "
@@ -162,5 +165,5 @@ def test_numbers_are_found_by_what_is_told_of_them_and_not_where_that_means_noth
     (file,) = tmp_path.glob("*/play/logging.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     found = [line["eval_reward"] for line in lines if "eval_reward" in line]
-    assert 0.2 < found[0] < 0.5
+    assert 0.2 < found[0] < 0.8
     assert least <= found[-1] <= most
