@@ -34,6 +34,15 @@ def test_the_screen_says_what_fits_why_and_what_to_type(tmp_path: Path) -> None:
         assert f"  {backend} " in ended.output
 
 
+def test_many_devices_fail_often_and_the_screen_says_what_to_do(tmp_path: Path) -> None:
+    words = ["plan", "llama-3.1-8b", "--backend", "fsdp", "--train_type", "full", "--global_batch_size", "16384"]
+    many = typed([*words, "--gpus", "2048x8xH100", "--restart_seconds", "900"], tmp_path)
+    assert "A failure every 3.05 h: a checkpoint every 13.2 min costs least" in many.output  # 50,000 h / 16,384
+    assert "30 s to save (assumed), 900 s to start again (given)" in many.output
+    few = typed([*words, "--gpus", "8xH100"], tmp_path)
+    assert "A failure every" not in few.output
+
+
 def test_every_plan_is_a_command_that_swift_takes(tmp_path: Path) -> None:
     plans = _json([*LLAMA, "--top", "40"], tmp_path)["fits"]
     assert len(plans) == 40

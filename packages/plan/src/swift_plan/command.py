@@ -15,6 +15,7 @@ from swift.hardware import DEVICES
 from swift.planning import PlannedBackend, planned_backends
 from swift_plan import ledger
 from swift_plan.cluster import CPU, Cluster, cluster
+from swift_plan.failures import Reliability
 from swift_plan.known import config_of
 from swift_plan.machine import this_machine
 from swift_plan.memory import TracedMemory
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from swift_plan.messages import MessageCost, MessageKind
     from swift_plan.timing import Timing
 
+_OF_FAILURES = frozenset({"save_seconds", "restart_seconds", "device_hours"})
 NOTHING_FITS = 3
 """Exit code where no plan fits, for scripts."""
 
@@ -69,6 +71,12 @@ class Planned:
         self.options, self.words, self.shape = options, words, shape
         self.cluster, self.found, self.workload = where, found, work
         self.measured: list[MeasuredPlan] = []
+
+    @property
+    def reliability(self) -> Reliability:
+        """Return how often so many devices fail, and what that costs."""
+        asked = self.options
+        return Reliability(self.cluster.devices, asked.save_seconds, asked.restart_seconds, asked.device_hours)
 
     def measure(self, say: Callable[[str], None]) -> None:
         """Run the first plans, or blocks of them, on this machine."""
@@ -141,6 +149,8 @@ class Planned:
             _say(f"Type: {self.command(explained)}\n")
         if self.measured:
             self._show_measured()
+        if self.reliability.matters or self.options.model_fields_set & _OF_FAILURES:
+            _say(screen.failures(self.reliability, self.options.model_fields_set))
         _say(screen.thumb(self.shape, self.workload))
         for name, error in self.found.refused.items():
             _say(f"{name} is refused in some layouts: {error.message}")
@@ -207,6 +217,11 @@ class Planned:
                 {**kind._asdict(), "latency_seconds": cost.latency, "seconds_per_byte": cost.per_byte}
                 for kind, cost in sorted(self._messages.items())
             ],
+            "failures": {
+                "between_seconds": self.reliability.between_failures,
+                "checkpoint_every_seconds": self.reliability.interval,
+                "useful": self.reliability.useful(),
+            },
             "refused": {name: error.message for name, error in self.found.refused.items()},
         }
 

@@ -9,6 +9,8 @@ HOURS_OF_A_DEVICE = 50_000.0
 """Hours that a device runs until something stops its job, assumed: 419 interruptions in 54 days of 16,384 H100 (the
 Llama 3 report, table 5) are 50,700."""
 
+_DAYS = 7
+
 
 @dataclass(frozen=True)
 class Reliability:
@@ -25,6 +27,11 @@ class Reliability:
     def between_failures(self) -> float:
         """Return the mean seconds between two failures of the job."""
         return self.device_hours * 3600 / self.devices
+
+    @property
+    def matters(self) -> bool:
+        """Return whether a run of a few days would see one."""
+        return self.between_failures < _DAYS * 86400
 
     @property
     def interval(self) -> float:

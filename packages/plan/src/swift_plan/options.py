@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat
 
 from swift.config.options import Aliases, Argument, Section
+from swift_plan.failures import HOURS_OF_A_DEVICE
 
 
 class PlanOptions(Section):
@@ -39,4 +40,13 @@ class PlanOptions(Section):
     )
     price: PositiveFloat | None = Field(None, description="Cost of one device for an hour, in any currency")
     host_memory: PositiveFloat = Field(2000.0, description="GB of memory of one machine, for what is offloaded")
+    save_seconds: PositiveFloat = Field(
+        30.0, description="How long a checkpoint keeps training waiting, of many devices"
+    )
+    restart_seconds: PositiveFloat = Field(
+        600.0, description="From a failure until training goes on: noticing it, starting, reading the checkpoint"
+    )
+    device_hours: PositiveFloat = Field(
+        HOURS_OF_A_DEVICE, description="Hours that one device runs until something stops its job"
+    )
     json_out: Annotated[bool, Aliases("json")] = Field(False, description="Print everything as JSON")

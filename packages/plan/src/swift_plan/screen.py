@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import log
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from swift_plan.bars import MEMORY_ASSUMED, Bar, Bars
 
 if TYPE_CHECKING:
     from swift_plan.cluster import Cluster
+    from swift_plan.failures import Reliability
     from swift_plan.search import Candidate, FoundPlans
     from swift_plan.shape import ModelShape
     from swift_plan.workload import Workload
@@ -65,6 +66,21 @@ def _parallel_flags(candidate: Candidate) -> Iterator[str]:
             yield from (f"--parallel.{name}", "true" if value is True else str(value))
     if candidate.stages:
         yield from ("--backend.stages", *map(str, candidate.stages))
+
+
+def failures(reliability: Reliability, typed: Collection[str]) -> str:
+    """Return how often a job of so many devices fails, and which interval between checkpoints costs least."""
+    assumed = {
+        f"{reliability.save:g} s to save": "save_seconds",
+        f"{reliability.restart:g} s to start again": "restart_seconds",
+        f"{reliability.device_hours:,.0f} hours until a device fails": "device_hours",
+    }
+    rest = ", ".join(f"{what} ({'given' if flag in typed else 'assumed'})" for what, flag in assumed.items())
+    hours, minutes = reliability.between_failures / 3600, reliability.interval / 60
+    return (
+        f"A failure every {hours:.3g} h: a checkpoint every {minutes:.3g} min costs least, and training gets on in "
+        f"{reliability.useful():.1%} of the time. That is with {rest}."
+    )
 
 
 def reason(best: Candidate, other: Candidate) -> str:
