@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from tiny_pictures import (
+    OMNI,
     QWEN_TEXT,
     SIGLIP,
     TEXT,
@@ -65,7 +66,9 @@ def proven(kind: str) -> Proven:
             if parameter.dim() >= 2:
                 parameter.normal_(std=0.08)
     model.eval()
-    reader = TowerReader(MediaProcessor(processor, DataSection()), getattr(model.model, "get_rope_index", None))
+    rules = MediaProcessor(processor, DataSection())
+    positions = getattr(model.base_model, "get_rope_index", None)
+    reader = TowerReader(rules, positions, kinds=frozenset(rules.placeholders))
     samples = [reader.probe(sizes) for sizes in _SIZES]
     expected = [_alone(model, reader, sample) for sample in samples]
     return Proven(*(_of_layout(model, reader, samples, expected, layout) for layout in ("padded", "flat", "packed")))
@@ -132,6 +135,7 @@ def _alone(model: Any, reader: TowerReader, sample: Encoded) -> torch.Tensor:
     ids = torch.tensor(segment.input_ids.tolist())[None]
     inputs = reader.of_prompts([_Held(segment.input_ids.tolist(), segment.media)])
     kinds = inputs.pop("mm_token_type_ids")
+    inputs["attention_mask"] = torch.ones_like(ids)
     asked = inspect.signature(model.base_model.forward).parameters
     inputs |= {name: kinds for name in ("mm_token_type_ids", "token_type_ids") if name in asked}
     with torch.no_grad():
@@ -309,4 +313,5 @@ ARCHITECTURES: dict[str, Callable[[], Parts]] = {
     "idefics3": _idefics3,
     "gemma3": _gemma3,
     "aya_vision": _aya_vision,
+    OMNI: lambda: _qwen(OMNI),
 }

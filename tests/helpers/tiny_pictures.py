@@ -16,6 +16,8 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from swift.models.media_processor import for_pictures_alone
+
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _QWEN = {
     "image_token_id": "<|image_pad|>",
@@ -32,7 +34,14 @@ TEXT: dict[str, Any] = {
     "vocab_size": 320,
     "max_position_embeddings": 2048,
 }
+_OMNI = {
+    **{f"{kind}_token": f"<|{kind.upper()}|>" for kind in ("image", "video", "audio")},
+    **{f"{kind}_{end}_token": f"<|{kind}_{end}|>" for kind in ("vision", "audio") for end in ("bos", "eos")},
+}
 _HEARD = {"audio_token": "<|AUDIO|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"}
+_ENDS = (("start", "bos"), ("end", "eos"))
+OMNI = "qwen2_5_omni_thinker"
+"""The kind that reads pictures and hears sounds."""
 QWEN_TEXT = {"model_type": "qwen2", **TEXT}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 _TOWER: dict[str, Any] = {
@@ -58,7 +67,7 @@ SIGLIP: dict[str, Any] = {
 
 
 def picture_model(folder: Path, kind: str, *, seed: int = 0) -> Path:
-    """Write a model of one kind: 'llava', 'qwen2_vl', 'qwen2_5_vl', 'qwen3_vl', 'qwen3_5' or 'qwen2_audio'."""
+    """Write a model of one kind: 'llava', 'qwen2_vl', 'qwen2_5_vl', 'qwen3_vl', 'qwen3_5', 'qwen2_audio' or OMNI."""
     config, model_class = picture_configuration(kind)
     torch.manual_seed(seed)
     model = model_class(config)
@@ -95,6 +104,15 @@ def _processor(kind: str) -> Any:
             tokenizer_with(tuple(_HEARD.values()), _HEARD),
             chat_template=chat_template("", "<|audio_bos|><|AUDIO|><|audio_eos|>"),
         )
+    if kind == OMNI:
+        return for_pictures_alone(transformers.Qwen2_5OmniProcessor)(
+            _pictures_of_qwen(),
+            feature_extractor=transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=4),
+            tokenizer=tokenizer_with(tuple(_OMNI.values()), _OMNI),
+            chat_template=chat_template(
+                "<|vision_bos|><|IMAGE|><|vision_eos|>", "<|audio_bos|><|AUDIO|><|audio_eos|>"
+            ),
+        )
     whole = {
         "qwen2_vl": transformers.Qwen2VLProcessor,
         "qwen2_5_vl": transformers.Qwen2_5_VLProcessor,
@@ -107,11 +125,14 @@ def _processor(kind: str) -> Any:
             super().__init__(image_processor=image_processor, tokenizer=tokenizer, chat_template=chat_template)
 
     Pictures.__name__ = whole.__name__
-    images = transformers.Qwen2VLImageProcessorPil(
+    template = chat_template("<|vision_start|><|image_pad|><|vision_end|>")
+    return Pictures(_pictures_of_qwen(), tokenizer_with(tuple(_QWEN.values()), {}), chat_template=template)
+
+
+def _pictures_of_qwen() -> Any:
+    return transformers.Qwen2VLImageProcessorPil(
         patch_size=14, merge_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
     )
-    template = chat_template("<|vision_start|><|image_pad|><|vision_end|>")
-    return Pictures(images, tokenizer_with(tuple(_QWEN.values()), {}), chat_template=template)
 
 
 def picture(width: int, height: int, seed: int) -> Image.Image:
@@ -199,6 +220,8 @@ def picture_configuration(kind: str) -> tuple[Any, Any]:
             audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
         )
         return config, transformers.Qwen2AudioForConditionalGeneration
+    if kind == OMNI:
+        return _omni_configuration(), transformers.Qwen2_5OmniThinkerForConditionalGeneration
     tokenizer = tokenizer_with(tuple(_QWEN.values()), {})
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in _QWEN.items()}
     text = {**TEXT, "rope_parameters": _ROPE}
@@ -226,4 +249,21 @@ def picture_configuration(kind: str) -> tuple[Any, Any]:
     tower = {**_TOWER, "num_position_embeddings": 16, "deepstack_visual_indexes": []}
     return transformers.Qwen3_5Config(text_config=text, vision_config=tower, **ids), (
         transformers.Qwen3_5ForConditionalGeneration
+    )
+
+
+def _omni_configuration() -> Any:
+    tokenizer = tokenizer_with(tuple(_OMNI.values()), {})
+    ids = {f"{name}_index": tokenizer.convert_tokens_to_ids(_OMNI[name]) for name in list(_OMNI)[:3]}
+    ids |= {"vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_bos|>")}
+    ids |= {f"audio_{end}_token_id": tokenizer.convert_tokens_to_ids(f"<|audio_{name}|>") for end, name in _ENDS}
+    heard = {
+        "num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "d_model": 32,
+        "max_source_positions": 100, "n_window": 50, "output_dim": 32,
+    }  # fmt: skip
+    return transformers.Qwen2_5OmniThinkerConfig(
+        text_config={**TEXT, "rope_parameters": _ROPE},
+        vision_config={**_TOWER, "window_size": 56, "fullatt_block_indexes": [1]},
+        audio_config=heard,
+        **ids,
     )

@@ -272,19 +272,28 @@ def test_verdicts_about_pictures_begin_at_the_reference(models: dict[str, Path],
     assert run.losses[-1] < 0.5
 
 
-def test_a_worse_answer_about_another_picture_is_no_pair(folder: Path) -> None:
+@pytest.mark.parametrize(("kind", "other"), [("image", "1.png"), ("video", "1.mp4"), ("audio", "1.wav")])
+@pytest.mark.parametrize("worse", ["rejected_messages", "rejected_response", "rejected"])
+def test_a_worse_answer_about_something_else_is_no_pair(folder: Path, kind: str, other: str, worse: str) -> None:
     from swift.data.conversation import Unusable
     from swift.data.encodings import PreferenceEncoding
 
-    said = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "red"}]
-    worse = [said[0], {"role": "assistant", "content": "blue"}]
-    row = {"messages": said, "images": ["0.png"], "rejected_messages": worse, "rejected_images": ["0.png"]}
+    said = [{"role": "user", "content": f"<{kind}>What?"}, {"role": "assistant", "content": "red"}]
+    blue = {"role": "assistant", "content": "blue"}
+    file = f"0{other[1:]}"
+    row = {
+        **({"chosen": said} if worse == "rejected" else {"messages": said}),
+        worse: "blue" if worse == "rejected_response" else [said[0], blue],
+        f"{kind}s": [file],
+        f"rejected_{kind}s": [file],
+    }
     sample = PreferenceEncoding().understand(row, "row 1", root=folder)
     assert sample.rejected is not None
+    assert [each.path for each in sample.rejected.media] == [str(folder / file)]
     assert sample.rejected.media == sample.conversation.media
     assert not sample.extras
-    with pytest.raises(Unusable, match="different questions"):
-        PreferenceEncoding().understand({**row, "rejected_images": ["1.png"]}, "row 1", root=folder)
+    with pytest.raises(Unusable, match=r"different questions|twice"):
+        PreferenceEncoding().understand({**row, f"rejected_{kind}s": [other]}, "row 1", root=folder)
 
 
 def test_an_export_keeps_its_processor_with_the_limits_in_force(models: dict[str, Path], folder: Path) -> None:

@@ -154,8 +154,11 @@ class RowReader:
             raise Unusable("nothing is asked", "no message is the user's")
         return replace(conversation, messages=conversation.messages[:asked], weights=conversation.weights[:asked])
 
-    def answered(self, prompt: Any, answer: object, tools: object = None) -> Conversation:
-        """Return the prompt's messages and the answer: a string, a message, or the messages of a round."""
+    def answered(self, prompt: Any, answer: object, tools: object = None, *, media: str = "") -> Conversation:
+        """Return the prompt's messages and the answer: a string, a message, or the messages of a round.
+
+        `media` is as in `messages`.
+        """
         if not isinstance(prompt, list | tuple):
             raise Unusable("no messages", f"the question is a {type(prompt).__name__}, not a list of messages")
         added: Sequence[Any]
@@ -163,14 +166,15 @@ class RowReader:
             added = [{self._tags.role_keys[0]: "assistant", self._tags.content_keys[0]: answer}]
         else:
             added = answer if isinstance(answer, list | tuple) else [answer]
-        return self.messages([*prompt, *added], tools=tools)
+        return self.messages([*prompt, *added], tools=tools, media=media)
 
     def messages(
-        self, messages: object, tools: object = None, *, answered: bool = True, pictures: str | None = None
+        self, messages: object, tools: object = None, *, answered: bool = True, media: str = ""
     ) -> Conversation:
         """Return the conversation that a list of messages is, with the row's system message, tools and pictures.
 
-        With `answered` the assistant must have the last word. `pictures` is their column, where not the usual one.
+        With `answered` the assistant must have the last word. `media` begins the names of columns of pictures, videos and
+        sounds that are read in place of the usual ones where the row has them: 'rejected' for `rejected_images`.
         """
         if tools is None:
             tools = self._row.get("tools")
@@ -178,7 +182,7 @@ class RowReader:
         conversation = read_messages(
             messages, system=self._system(), tools=tools, tags=self._tags, answered=answered, medium_of=self._medium
         )
-        return self._boxed(placed(conversation, self._media(pictures)))
+        return self._boxed(placed(conversation, self._media(media)))
 
     def content(self, content: object) -> str | list[dict[str, Any]]:
         """Return what a message says: a string, or parts where some of them are pictures."""
@@ -247,11 +251,12 @@ class RowReader:
     def _medium(self, part: Mapping[str, Any], kind: str) -> Medium | None:
         return pictures.medium_of_part(part, self._root, kind)
 
-    def _media(self, column: str | None = None) -> dict[str, list[Medium]]:
-        """Return what the row's columns of media hold, by kind; `column` is that of pictures, where not the usual."""
+    def _media(self, whose: str = "") -> dict[str, list[Medium]]:
+        """Return what the row's columns of media hold, by kind: those whose names begin with `whose`, or the usual."""
         found: dict[str, list[Medium]] = {}
         for kind, names in pictures.COLUMNS.items():
-            value = self.value(column) if kind == "image" and column is not None else self.take(names)
+            own = tuple(f"{whose}_{name}" for name in names)
+            value = self.take(own if self.has(*own) else names)
             if value is not None:
                 found[kind] = pictures.read_media(value, self._root, kind)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -134,10 +135,11 @@ class TowerReader:
             return ids
 
         for each in media:
-            if said:
-                add(said[0])
+            before, shown, after = self._pictures.written(each)
+            add(f"{said[0] if said else ''}{before}")
             start = sum(map(len, parts))
-            placed.append(replace(each, start=start, length=len(add(self._pictures.replacement(each)))))
+            placed.append(replace(each, start=start, length=len(add(shown))))
+            add(after)
         if said:
             add(said[-1])
         array = np.array([token for part in parts for token in part], dtype=np.int32)
@@ -184,19 +186,19 @@ class TowerReader:
         if self._rope_index is None:
             return None
         positions = batch.position_ids.expand(3, *batch.position_ids.shape).clone()
-        grids = inputs["image_grid_thw"]
-        taken = 0
+        asked = inspect.signature(self._rope_index).parameters
+        facts = _facts_of_positions(inputs)
+        taken: Counter[str] = Counter()
         for row, start, length, held in _segments(batch, references):
             if not held:
                 continue
             where = slice(start, start + length)
-            own, _ = self._rope_index(
-                batch.input_ids[row : row + 1, where],
-                kinds[row : row + 1, where].int(),
-                image_grid_thw=grids[taken : taken + len(held)],
-            )
+            ids, count = batch.input_ids[row : row + 1, where], Counter(each.kind for each in held)
+            given = {name: fact[taken[kind] : taken[kind] + count[kind]] for kind, name, fact in facts if count[kind]}
+            given |= {"mm_token_type_ids": kinds[row : row + 1, where].int(), "attention_mask": torch.ones_like(ids)}
+            own, _ = self._rope_index(ids, **{name: each for name, each in given.items() if name in asked})
             positions[:, row, where] = own[:, 0]
-            taken += len(held)
+            taken += count
         return positions
 
     def _read(self, reference: MediaRef, batch: MicroBatch, segment: int) -> Any:
@@ -210,6 +212,16 @@ class TowerReader:
                 f"{self._place(sample)}: the {NAMES[reference.kind]} {reference.source} cannot be read: {error}",
                 hint="Put it right and resume. --data.media_check decode finds broken files before training.",
             ) from None
+
+
+def _facts_of_positions(inputs: dict[str, torch.Tensor]) -> list[tuple[str, str, torch.Tensor]]:
+    """Return what positions follow from: the kind, what models call it, and a row of it for each medium of the kind."""
+    found = []
+    if (grids := inputs.get("image_grid_thw")) is not None:
+        found.append(("image", "image_grid_thw", grids))
+    if (heard := inputs.get("feature_attention_mask")) is not None:
+        found.append(("audio", "audio_seqlens", heard.sum(-1)))
+    return found
 
 
 def _open(pictures: MediaProcessor, reference: MediaRef) -> Any:

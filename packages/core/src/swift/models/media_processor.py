@@ -6,21 +6,25 @@ for them; without it, it is made for pictures alone.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swift.config.media import KINDS, NAMES
+from swift.data.conversation import Unusable
 from swift.data.media import Measured, MediaRef
 from swift.data.pictures import open_picture
 from swift.data.sounds import length_at, open_sound
+from swift.data.template import ChatTemplate
 from swift.data.videos import open_frame
-from swift.errors import ModelError
+from swift.errors import ModelError, SwiftError
 from swift.models.opening import as_model_error
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ _OF_TEXT = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token
 """What a processor returns about the text around its pictures."""
 BLANK = "blank:"
 """The source of what stands in where a process has none: it has a size, and no file."""
+_OF_VIDEOS = "video_processor"
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 """What processors call the media of a kind."""
 _TOO_FEW = 28
@@ -82,6 +87,7 @@ class MediaProcessor:
         self._style = _STYLES.get(type(processor).__name__, _Style())
         self._boxes = self._style.counts if section.boxes == "auto" else section.boxes
         self._seen_sizes: dict[tuple[int, int], tuple[int, int]] = {}
+        self._frames: dict[str, tuple[str, str]] = {}
 
     @property
     def tokens(self) -> frozenset[str]:
@@ -91,8 +97,21 @@ class MediaProcessor:
     @property
     def ids(self) -> list[int]:
         """The tokens that stand for parts of media, whatever the kind."""
-        of_kinds = [getattr(self.processor, f"{kind}_token_ids", ()) for kind in self.placeholders]
-        return sorted({each for held in of_kinds for each in held if each is not None})
+        return sorted({each for kind, token in self.placeholders.items() for each in self._ids_of(kind, token)})
+
+    def _ids_of(self, kind: str, token: str) -> list[int]:
+        told = [each for each in getattr(self.processor, f"{kind}_token_ids", ()) if each is not None]
+        return told or [self.processor.tokenizer.convert_tokens_to_ids(token)]
+
+    def written(self, each: MediaRef) -> tuple[str, str, str]:
+        """Return what stands for something in a text, with what the chat template puts before and after it."""
+        before, after = self._around(each.kind)
+        return before, self.replacement(each), after
+
+    def _around(self, kind: str) -> tuple[str, str]:
+        if kind not in self._frames:
+            self._frames[kind] = _frame_of(self.processor.tokenizer, kind, self.placeholders[kind])
+        return self._frames[kind]
 
     @property
     def rate(self) -> int:
@@ -231,8 +250,28 @@ class MediaProcessor:
         return self.placeholders["image"] * int(counts[0])
 
     def _asked(self, contents: Sequence[tuple[str, Any]]) -> list[str]:
-        offsets = self._call(contents, return_text_replacement_offsets=True)["text_replacement_offsets"]
-        return [str(each["replacement"]) for each in offsets[0]]
+        if self._tells:
+            offsets = self._call(contents, return_text_replacement_offsets=True)["text_replacement_offsets"]
+            return [str(each["replacement"]) for each in offsets[0]]
+        # One that has its own way of replacing (Qwen-Omni's) says nothing but tokens.
+        return [self._spelled(self._call([each])["input_ids"][0].tolist()) for each in contents]
+
+    def _spelled(self, ids: Sequence[int]) -> str:
+        text: str = self.processor.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False, spaces_between_special_tokens=False
+        )
+        return text
+
+    @cached_property
+    def _tells(self) -> bool:
+        """Whether the processor says what it puts in place of each medium."""
+        from transformers import ProcessorMixin
+
+        own, base = type(self.processor), ProcessorMixin
+        replaces = any(
+            getattr(own, f"replace_{kind}_token") is not getattr(base, f"replace_{kind}_token") for kind in KINDS
+        )
+        return replaces
 
     def prompt(self, contents: Sequence[tuple[str, Any]], said: str) -> dict[str, torch.Tensor]:
         """Return all that the processor makes of media and a text after them: tokens, and inputs of the towers."""
@@ -252,7 +291,7 @@ def load_processor(folder: Path, config: Any, tokenizer: Any, *, trust_remote_co
     """Return the processor of a folder with this tokenizer; None where the folder has none, or none for pictures."""
     if not any((folder / name).is_file() for name in FILES):
         return None
-    kind = _processor_class(config)
+    kind = _processor_class(config, folder)
     if kind is None:
         return None
     with as_model_error(
@@ -300,12 +339,34 @@ def _path(each: Measured | MediaRef) -> str:
     return each.path if isinstance(each, Measured) else each.source
 
 
-def _processor_class(config: Any) -> Any:
+def _frame_of(tokenizer: Any, kind: str, placeholder: str) -> tuple[str, str]:
+    """Return what a chat template writes around the placeholder of a kind; nothing where it does not say."""
+    if not tokenizer.chat_template:
+        return "", ""
+    try:
+        written = ChatTemplate(tokenizer, {}, parts=True).written(kind)
+    except (SwiftError, Unusable):
+        return "", ""
+    before, found, after = written.partition(placeholder)
+    return (before, after) if found else ("", "")
+
+
+def _named_in(folder: Path) -> str | None:
+    """Return the class of transformers that a folder's files name: parts of larger models (Qwen-Omni) are on no list."""
+    from swift.untrusted import read_json_object
+
+    for file in (folder / name for name in FILES):
+        if file.is_file() and isinstance(name := read_json_object(file, ModelError).get("processor_class"), str):
+            return name if name.endswith("Processor") else None
+    return None
+
+
+def _processor_class(config: Any, folder: Path) -> Any:
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
     from transformers.utils import is_torchvision_available
 
-    name = PROCESSOR_MAPPING_NAMES.get(config.model_type)
+    name = PROCESSOR_MAPPING_NAMES.get(config.model_type) or _named_in(folder)
     kind = getattr(transformers, name, None) if isinstance(name, str) else None
     if kind is not None and getattr(kind, "is_dummy", False):
         raise ModelError(
@@ -315,20 +376,34 @@ def _processor_class(config: Any) -> Any:
         )
     if kind is None or not _MAKERS & set(kind.get_attributes()):
         return None
-    if "video_processor" in kind.get_attributes() and not is_torchvision_available():
+    if _OF_VIDEOS in kind.get_attributes() and not is_torchvision_available():
         return for_pictures_alone(kind)
     return kind
 
 
 def for_pictures_alone(kind: Any) -> Any:
     """Return a processor's class without its part for videos, which transformers makes by torchvision alone."""
+    from transformers import ProcessorMixin
 
-    def initialise(
-        self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **others: Any
-    ) -> None:
-        kind.__init__(self, image_processor=image_processor, tokenizer=tokenizer, chat_template=chat_template, **others)
+    parts = kind.get_attributes()
+    signature = inspect.signature(kind.__init__)
+    left = signature.replace(parameters=[each for name, each in signature.parameters.items() if name != _OF_VIDEOS])
 
-    return type(kind.__name__, (kind,), {"__init__": initialise, "__module__": kind.__module__})
+    def initialise(self: Any, *given: Any, **named: Any) -> None:
+        taken = left.bind(self, *given, **named).arguments
+        kind.__init__(**{name: value for name, value in taken.items() if name != "kwargs"}, **taken.get("kwargs", {}))
+
+    def keep(self: Any, *given: Any, **named: Any) -> None:  # what the class hands on, a part for videos included
+        named |= dict(zip(parts, given, strict=False))
+        named.pop(_OF_VIDEOS, None)
+        ProcessorMixin.__init__(self, **named)
+
+    initialise.__signature__ = left  # type: ignore[attr-defined]  # transformers reads from it which parts there are
+    # Those that count tokens ask the part for videos how it merges patches (Qwen-Omni's), which pictures know as well.
+    asked = property(lambda self: self.image_processor)
+    rest = type("WithoutVideos", (ProcessorMixin,), {"__init__": keep})
+    members = {"__init__": initialise, "__module__": kind.__module__, _OF_VIDEOS: asked}
+    return type(kind.__name__, (kind, rest), members)
 
 
 def _is_budget(image_processor: Any) -> bool:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from swift.config.sections import Config, TunerSection
     from swift.contracts import Run
+    from swift.models.media import TowerReader
+    from swift.models.view import ViewModule
 
 VIT, ALIGNER, LLM = "vit", "aligner", "llm"
 PARTS = (VIT, ALIGNER, LLM)
@@ -122,6 +124,27 @@ def rates_of_parts(config: Config, model: torch.nn.Module) -> dict[int, float]:
 def trains_on_pictures(run: Run, model: torch.nn.Module) -> bool:
     """Return whether a run trains weights that only pictures reach: a process without one needs a stand-in."""
     return run.media_reader is not None and not trained_parts(model) <= {LLM}
+
+
+def reaches_towers(view: ViewModule, reader: TowerReader) -> bool:
+    """Return whether something seen and heard has a gradient for every trained weight of towers and aligner.
+
+    Of some models it has none: LLaVA takes what the last layer but one says, and Qwen-Omni keeps weights unused.
+    """
+    import torch
+
+    modes = [(module, module.training) for module in view.modules()]
+    view.eval()
+    trained = [each for each in _parameters(view.model, modules_of(view.model, (VIT, ALIGNER))) if each.requires_grad]
+    batch = reader.collated([reader.probe([(56, 56)])], flat=view.attention.flat).to(trained[0].device)
+    try:
+        with torch.enable_grad():
+            said = getattr(view(batch, {view.comparable}), view.comparable.value).sum()
+            found = torch.autograd.grad(said, trained, allow_unused=True)
+    finally:
+        for module, training in modes:
+            module.training = training
+    return all(each is not None for each in found)
 
 
 def _parameters(model: torch.nn.Module, names: Collection[str]) -> Iterator[torch.nn.Parameter]:

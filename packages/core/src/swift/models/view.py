@@ -122,6 +122,8 @@ class ViewModule(nn.Module):
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:
         """Return the hidden states of all tokens, with pictures in the place of their tokens."""
         causal_lm = causal_lm_of(self.model)
+        if batch.media is not None and causal_lm.base_model is causal_lm:
+            return _hidden_without_head(causal_lm, **self.inputs(batch), **self._of_media(batch))
         trunk = causal_lm.get_decoder() if batch.media is None else causal_lm.base_model
         hidden: torch.Tensor = trunk(**self.inputs(batch), **self._of_media(batch)).last_hidden_state
         return hidden
@@ -211,7 +213,9 @@ class ViewModule(nn.Module):
             alone = [reader.alone(sample).to(self._device()) for sample in samples]
             expected = []
             for batch in alone:
-                given = {"input_ids": batch.input_ids, "use_cache": False, **self._of_media(batch)}
+                whole = torch.ones_like(batch.input_ids)  # some find the positions of pictures by it
+                given = {"input_ids": batch.input_ids, "attention_mask": whole, "use_cache": False}
+                given |= self._of_media(batch)
                 if not self._unembeds:
                     expected.append(causal_lm.base_model(**given).last_hidden_state[0])
                     continue
@@ -369,6 +373,28 @@ class _Asked:
             candidates=self.candidates,
             want=self.needs,
         )
+
+
+def _hidden_without_head(causal_lm: Any, **given: Any) -> torch.Tensor:
+    """Return what the decoder says in a model that has towers and unembedding in one class, with no body in between."""
+    said: list[torch.Tensor] = []
+
+    def hear(_decoder: nn.Module, _given: Any, output: Any) -> None:
+        said.append(output.last_hidden_state)
+
+    def give_nothing(_head: nn.Module, hidden: Any) -> Any:
+        return (hidden[0][:, :0], *hidden[1:])
+
+    hooks = [
+        causal_lm.get_decoder().register_forward_hook(hear),
+        causal_lm.get_output_embeddings().register_forward_pre_hook(give_nothing),
+    ]
+    try:
+        causal_lm(**given)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return said[-1]
 
 
 def _values(head: Any, hidden: torch.Tensor, batch: MicroBatch) -> torch.Tensor:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from swift.backends.torch.config import TorchConfig
 from swift.backends.torch.gradients import add_up
-from swift.models.parts import rates_of_parts, trains_on_pictures
+from swift.models.media import TowerReader
+from swift.models.parts import rates_of_parts, reaches_towers, trains_on_pictures
 from swift.optim.build import build_optimizer, parameter_groups
 from swift.optim.placements import place
 from swift.optim.selected import slots_of
@@ -89,6 +90,8 @@ def _optimizer(run: Run, view: ViewModule, device: torch.device) -> torch.optim.
 
 def _data_parallel(run: Run, view: ViewModule, device: torch.device) -> DistributedDataParallel:
     options = run.options(TorchConfig)
+    reader = run.media_reader
+    sees = isinstance(reader, TowerReader) and trains_on_pictures(run, view.model)
     with warnings.catch_warnings():
         # Newer torch has another name for it, which the oldest one that we support does not know.
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
@@ -98,6 +101,8 @@ def _data_parallel(run: Run, view: ViewModule, device: torch.device) -> Distribu
             bucket_cap_mb=options.bucket_mb,
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
+            # It would wait for weights of a tower that nothing that is seen or heard reaches: LLaVA's last layer, say.
+            find_unused_parameters=sees and not reaches_towers(view, cast("TowerReader", reader)),
         )
     replica.register_comm_hook(None, add_up)
     return replica

@@ -15,6 +15,9 @@ from swift.data.texts import Steps
 if TYPE_CHECKING:
     from swift.data.conversation_tokens import ConversationEncoder
 
+_WORSE = "rejected"
+"""How columns of the worse answer begin."""
+
 
 class PreferenceEncoding(Encoding):
     """One sample of two segments: the chosen conversation and the rejected one."""
@@ -60,12 +63,11 @@ def _pair(row: RowReader) -> tuple[Conversation, Conversation]:
         return _completed(row, "chosen"), _completed(row, "rejected")
     if row.has("rejected_messages"):
         better = row.conversation()
-        pictures = "rejected_images" if row.has("rejected_images") else None
-        return better, row.messages(row.value("rejected_messages"), tools=list(better.tools), pictures=pictures)
+        return better, row.messages(row.value("rejected_messages"), tools=list(better.tools), media=_WORSE)
     if row.has("rejected_response"):
         better = row.conversation()
         prompt = better.messages[: better.last_round]
-        return better, row.answered(prompt, row.value("rejected_response"), tools=list(better.tools))
+        return better, row.answered(prompt, row.value("rejected_response"), tools=list(better.tools), media=_WORSE)
     if row.has("completions") and row.has("labels"):
         raise row.unknown("steps with labels, which --rlhf_type prm learns, and no worse answer")
     raise row.unknown("no worse answer (rejected_response, rejected_messages, or chosen and rejected)")
@@ -73,19 +75,19 @@ def _pair(row: RowReader) -> tuple[Conversation, Conversation]:
 
 def _completed(row: RowReader, column: str) -> Conversation:
     """Read `chosen` or `rejected`: a whole conversation, the end of one, or an answer to the question columns."""
-    answer = row.value(column)
+    answer, media = row.value(column), column if column == _WORSE else ""
     messages = row.take(MESSAGES) if _speaks_last(answer) else None
     if messages is not None:  # LLaMA-Factory's ranking: the conversation so far, and the two answers to it
-        return row.answered(parse_json(messages, "messages"), answer)
+        return row.answered(parse_json(messages, "messages"), answer, media=media)
     if isinstance(answer, str) or _speaks_last(answer):
         question = row.take(QUESTION)
         if question is None:
             raise row.unknown(f"an answer ({column!r}) but no question (prompt, query or instruction)")
         if isinstance(question, list | tuple):
-            return row.answered(question, answer)
-        return row.answered(row.history(row.with_input(question)), answer)
+            return row.answered(question, answer, media=media)
+        return row.answered(row.history(row.with_input(question)), answer, media=media)
     row.take(QUESTION)  # the conversation repeats it
-    return row.messages(answer)
+    return row.messages(answer, media=media)
 
 
 def _speaks_last(answer: object) -> bool:
