@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from commands import typed
 from picture_runs import FLAT, LORA, picture_folder
 from picture_vectors import GROUPS, Groups, Text, files, trained_on_vectors
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model, processor_of
+from tiny_runs import Trained, write_jsonl
 from torch.nn.functional import normalize
 from transformers import AutoModel
 
@@ -81,6 +84,20 @@ def plain(kind: str, path: Path, folder: Path) -> tuple[list[float], list[float]
     return losses, norms, torch.stack([vector(query) for query, _, _ in GROUPS[:4]]).detach()
 
 
+def assert_asked_for_vectors(run: Trained, folder: Path, expected: torch.Tensor) -> None:
+    """Compare what `swift infer` says of the first queries, one by one and from a data set."""
+    query, *_ = GROUPS[0]
+    words = ["infer", str(run.folder), "--prompt", f"<image>{query[0]}", "--image", str(folder / files(query)[0])]
+    said = [typed(words, folder)]
+    rows = [{"query": "<image>" * len(each[1]) + each[0], "images": files(each)} for each, _, _ in GROUPS[:4]]
+    said.append(typed(["infer", str(run.folder), "--dataset", str(write_jsonl(folder / "queries.jsonl", rows))], folder))
+    assert [each.code for each in said] == [0, 0], said
+    lines = [json.loads(line) for each in said for line in each.output.splitlines() if line.startswith("{")]
+    vectors = torch.tensor([line["vector"] for line in lines])
+    torch.testing.assert_close(vectors, torch.cat([expected[:1], expected]), atol=1e-5, rtol=1e-4)
+    assert lines[1]["text"][0] == {"type": "image", "path": str(folder / files(query)[0])}
+
+
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [
@@ -96,6 +113,7 @@ def test_vectors_of_texts_with_pictures_are_learned_as_by_plain_transformers(
     losses, norms, vectors = plain(kind, models[kind], folder)
     assert run.losses == pytest.approx(losses, rel=1e-5)
     assert run.grad_norms == pytest.approx(norms, rel=1e-4)
+    assert_asked_for_vectors(run, folder, vectors)
     (exported,) = {path.parent for path in run.folder.rglob("modules.json") if "checkpoint" not in path.parent.name}
     vector = vector_of(kind, AutoModel.from_pretrained(exported, dtype=torch.float32), folder)
     torch.testing.assert_close(

@@ -63,17 +63,18 @@ def run(verb: str, args: list[str]) -> int:
 def infer(options: InferOptions) -> int:
     """Answer prompts, or the questions of a data set; without either, hold a conversation."""
     check_model("infer", options)
-    if returns_scores(options):
-        return _score(options)
-    if options.prompt and options.dataset:
-        raise UsageError("--prompt and --dataset are two sources of questions.", hint="Give one of them.")
-    _check_stream(options)
+    scoring = returns_scores(options)
     for kind in NAMES:
         if getattr(options, kind) and not options.prompt:
             raise UsageError(
                 f"--{kind} is a {NAMES[kind]} for --prompt.",
                 hint="Add --prompt TEXT. Rows of a data set name theirs, and in a conversation type /image FILE.",
             )
+    if scoring:
+        return _score(options)
+    if options.prompt and options.dataset:
+        raise UsageError("--prompt and --dataset are two sources of questions.", hint="Give one of them.")
+    _check_stream(options)
     check_result(options.result_path)
     quiet_libraries(options)
     if not options.prompt and not options.dataset:
@@ -105,7 +106,7 @@ def infer(options: InferOptions) -> int:
 
 def _score(options: InferOptions) -> int:
     """Write the scores or vectors of texts."""
-    check_scoring(options, "stream", *NAMES, *LIMITS)
+    check_scoring(options, "stream")
     if bool(options.prompt) == bool(options.dataset):
         raise UsageError(
             f"{options.model} returns scores or vectors of texts.",
@@ -114,18 +115,22 @@ def _score(options: InferOptions) -> int:
     check_result(options.result_path)
     quiet_libraries(options)
     from swift.infer.find import is_asked
+    from swift.infer.picture_messages import question_of
     from swift.infer.questions import Question
     from swift.infer.score_rows import TEXT, print_scores, read_texts, score_into
     from swift.infer.speaker import find_model
 
     found = find_model(options, generates=False, say=print_note)
     found.check_scores_texts()
+    if found.source.processor is None:
+        check_scoring(options, *NAMES, *LIMITS)
     if options.prompt and is_asked(found.location.objective, options.task_type):
         raise UsageError(
             f"{options.model} scores documents, each for a query, and --prompt is one text.",
             hint="Give it --dataset FILE with the columns query and document. To talk to it: swift chat MODEL",
         )
-    rows: Asked = [Question([{"role": TEXT, "content": text}]) for text in options.prompt]
+    held = {kind: getattr(options, kind) for kind in NAMES}
+    rows: Asked = [Question([{**question_of(text, held), "role": TEXT}]) for text in options.prompt]
     if options.dataset:
         rows = read_texts(options, found, options.system)
     if options.result_path is not None:

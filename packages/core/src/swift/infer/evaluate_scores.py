@@ -15,15 +15,18 @@ import numpy.typing as npt
 
 from swift.config.sections import DataSection
 from swift.config.tasks import EMBEDDING
+from swift.contracts import PicturedPrompt
 from swift.data.corpus import open_parts
 from swift.data.encodings.reranker import DOCUMENT, DOCUMENTS, Documents, RerankerEncoding
 from swift.data.formats import ANSWER, POSITIVE, rename
+from swift.data.media import number_of
 from swift.data.pipeline import prepare_data
 from swift.errors import UsageError
 from swift.infer.metrics import auc, f1_scores, pearson, ranking, spearman
 from swift.infer.score_rows import prompts_of
 from swift.infer.scorer import Scorer
 from swift.infer.yes_no import YesNo, yes_no_of
+from swift.models.media_processor import MediaProcessor
 from swift.terminal import progress
 
 if TYPE_CHECKING:
@@ -65,12 +68,18 @@ def evaluate_scores(
     found: FoundModel, options: ModelOptions, asked: QuestionOptions, *, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return the metrics of a model that scores or makes vectors; those that the rows do not define are left out."""
-    section = DataSection(train=asked.dataset, columns=asked.columns, system=options.system or found.location.system)
+    limits = options.pixels(found.location.pixels)
+    system = options.system or found.location.system
+    section = DataSection(train=asked.dataset, columns=asked.columns, system=system, **limits)
     if options.max_length is not None:
         section = section.model_copy(update={"max_length": options.max_length})
     yes_no = yes_no_of(found, asked.task_type, section)
     measured = measurement_of(found, section, yes_no)
-    data = prepare_data(section, found.source.tokenizer, encoding=measured.encoding, seed=0, say=say)
+    processor = found.source.processor
+    rules = None if processor is None else MediaProcessor(processor, section)
+    data = prepare_data(
+        section, found.source.tokenizer, encoding=measured.encoding, seed=0, say=say, pictures=rules
+    )
     assert data.train is not None
     samples = [data.train.samples[index] for index in range(len(data.train.samples))]
     reranker = None if yes_no is None else yes_no.objective
@@ -112,15 +121,15 @@ def _columns(section: DataSection) -> frozenset[str]:
 def _outputs(scorer: Scorer, samples: Sequence[Encoded]) -> tuple[list[Outputs], list[list[int]]]:
     """Return what the model makes of each sample, and its texts by number; equal texts are computed once."""
     numbers: dict[bytes, int] = {}
-    texts: list[npt.NDArray[np.int32]] = []
+    texts: list[PicturedPrompt] = []
     places: list[list[int]] = []
     for sample in samples:
         mine = []
         for segment in sample.segments:
-            key = segment.input_ids.tobytes()
+            key = segment.input_ids.tobytes() + str(number_of(segment.media)).encode()
             if key not in numbers:
                 numbers[key] = len(texts)
-                texts.append(segment.input_ids)
+                texts.append(PicturedPrompt.of(segment.input_ids.tolist(), segment.media))
             mine.append(numbers[key])
         places.append(mine)
     found: dict[int, Outputs] = dict(progress(scorer.outputs(texts), "scoring", total=len(texts)))

@@ -15,7 +15,7 @@ import torch
 from swift.config.sections import DataSection, ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING
 from swift.contracts import Completion, EngineRequest, Need, PicturedPrompt, Sampling, Score, WeightStream
-from swift.data.batch import collate
+from swift.data.batch import MicroBatch, collate
 from swift.data.media import MediaRef
 from swift.data.samples import Encoded, Segment
 from swift.errors import DataError, ModelError, UsageError, did_you_mean
@@ -112,9 +112,7 @@ class LocalEngine:
         """Score as in training: the output head sees tokens in chunks, so that logits are never all in memory."""
         for places in by_length(prompts, self._batch or BATCH):
             samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
-            pictured = any(media_of(prompts[place]) for place in places)
-            made = self._reader.collated(samples, flat=False) if pictured else collate(samples, flat=False)
-            batch = made.to(self._device)
+            batch = self._collated(samples).to(self._device)
             if top:
                 yield from zip(places, scores_with_likeliest(self._view, batch, top), strict=True)
                 continue
@@ -132,7 +130,7 @@ class LocalEngine:
         need = Need.POOLED if self._task == EMBEDDING else Need.SCORES
         for places in by_length(prompts, self._batch or BATCH):
             samples = [Encoded(place, (_whole(prompts[place]),)) for place in places]
-            view = self._view(collate(samples, flat=False).to(self._device), {need})
+            view = self._view(self._collated(samples).to(self._device), {need})
             found = view.pooled if need is Need.POOLED else view.scores
             assert found is not None
             yield from zip(places, found.float().tolist(), strict=True)
@@ -189,6 +187,10 @@ class LocalEngine:
     def media(self) -> frozenset[str]:
         """Kinds of media that prompts may hold besides text."""
         return frozenset() if self._source.processor is None else frozenset(self._reads.placeholders)
+
+    def _collated(self, samples: Sequence[Encoded]) -> MicroBatch:
+        pictured = any(segment.media for each in samples for segment in each.segments)
+        return self._reader.collated(samples, flat=False) if pictured else collate(samples, flat=False)
 
     @cached_property
     def _reader(self) -> TowerReader:
@@ -254,7 +256,7 @@ def _section(request: EngineRequest) -> ModelSection:
     return ModelSection(path=str(request.model), trust_remote_code=request.trust_remote_code, **settings)
 
 
-def media_of(prompt: Sequence[int]) -> tuple[MediaRef, ...]:
+def media_of(prompt: Sized) -> tuple[MediaRef, ...]:
     """Return the pictures of a prompt."""
     return prompt.media if isinstance(prompt, PicturedPrompt) else ()
 

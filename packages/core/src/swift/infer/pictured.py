@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +14,7 @@ from swift.data.conversation import Conversation, Unusable
 from swift.data.conversation_tokens import ConversationEncoder
 from swift.data.media_tokens import MediaTokens
 from swift.data.offsets import TextEncoder
+from swift.data.texts import Text
 from swift.data.videos import Shown
 from swift.errors import DataError
 from swift.infer.answers import Messages
@@ -35,16 +36,21 @@ class PicturePromptWriter:
 
     def prompt(self, messages: Messages, tools: Sequence[Any]) -> PicturedPrompt:
         """Return the tokens of a question and its pictures; `DataError` where a picture is missing or broken."""
-        steps = self._encoder.prompt(Conversation(tuple(messages), (1.0,) * len(messages), tuple(tools)), "The prompt")
+        conversation = Conversation(tuple(messages), (1.0,) * len(messages), tuple(tools))
+        return self.tokens(lambda encoder: encoder.prompt_text(conversation, "The prompt"))
+
+    def tokens(self, write: Callable[[ConversationEncoder], Text], place: str = "") -> PicturedPrompt:
+        """Return the tokens of what a function writes with this encoder; `place` is where a row stands, for errors."""
         try:
             with self._encoder.limits():
-                texts = next(steps)
-            steps.send(self._texts.segments(list(texts)))
-        except StopIteration as done:
-            return PicturedPrompt.of(done.value.input_ids.tolist(), done.value.media)
+                text = write(self._encoder)
+            (segment,) = self._texts.segments([text])
         except Unusable as unusable:
-            raise DataError(f"{unusable.reason}: {unusable.detail}.", hint="Name a picture that can be read.") from None
-        raise AssertionError("a prompt is one text")
+            at = f"{place}: " if place else ""
+            raise DataError(
+                f"{at}{unusable.reason}: {unusable.detail}.", hint="Name a picture that can be read."
+            ) from None
+        return PicturedPrompt.of(segment.input_ids.tolist(), segment.media)
 
     def close(self) -> None:
         """Remove what was kept of pictures without a file."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,25 +15,33 @@ import numpy as np
 from swift.config.sections import DataSection
 from swift.config.tasks import EMBEDDING, task_of
 from swift.data.corpus import Part, open_parts
-from swift.data.encodings.reranker import text_of
-from swift.data.formats import rename
+from swift.data.conversation import Conversation, Unusable, told
+from swift.data.encodings.classification import whole_text
+from swift.data.encodings.embedding import asked_whole, prompted
+from swift.data.encodings.reranker import pair_of, text_of
+from swift.data.formats import RowReader, rename
 from swift.data.rendering import render_chat
 from swift.errors import DataError
 from swift.infer.batch import WINDOW
 from swift.infer.find import is_asked
 from swift.infer.journal import Journal
-from swift.infer.picture_messages import has_pictures
+from swift.infer.picture_messages import has_pictures, written
 from swift.infer.questions import Question, Questions, with_system
 from swift.infer.scorer import Outputs, Scorer, Tokens
+from swift.infer.speaker import picture_writer, text_alone
 from swift.infer.yes_no import YesNo, yes_no_of
 from swift.models.pair_template import renders_pairs
 from swift.models.sentence_files import stored_prompts
 from swift.terminal import progress
 
 if TYPE_CHECKING:
+    from swift.data.conversation_tokens import ConversationEncoder
+    from swift.data.sources.rows import RowData
+    from swift.data.texts import Text
     from swift.infer.answers import Messages
     from swift.infer.batch import Asked
     from swift.infer.options import ModelOptions, QuestionOptions
+    from swift.infer.pictured import PicturePromptWriter
     from swift.infer.speaker import FoundModel
 
 TEXT = "text"
@@ -46,22 +56,24 @@ _QUERIES = ("query", "anchor")
 class TextRows(Questions):
     """The rows of some data sets as texts, pairs of a query and a document, or whole conversations."""
 
-    def __init__(self, parts: Sequence[Part], system: str | None, task: str, *, pairs: bool = False) -> None:
+    def __init__(
+        self, parts: Sequence[Part], system: str | None, task: str, *, pairs: bool = False, pictures: bool = False
+    ) -> None:
         super().__init__(parts, system)
         self._columns = _TEXTS if task == EMBEDDING else (TEXT,)
         self._pairs = pairs
         """Whether nothing else than pairs of a query and a document can be scored."""
+        self._pictures = pictures
+        """Whether texts may hold pictures."""
 
     def of(self, part: Part, index: int) -> Question:
         """Return one row."""
         row = rename(part.rows[index], part.columns, part.rows.place(index))
         column = None if self._pairs else next((name for name in self._columns if isinstance(row.get(name), str)), None)
         if column is not None:
-            alone = [{"role": column, "content": row[column]}]
-            return Question(alone, extras=_without(row, column), place=part.rows.place(index))
+            return self._said(part, row, (column,), part.rows.place(index))
         if all(isinstance(row.get(name), str) for name in PAIR):
-            pair = [{"role": name, "content": row[name]} for name in PAIR]
-            return Question(pair, extras=_without(row, *PAIR), place=part.rows.place(index))
+            return self._said(part, row, PAIR, part.rows.place(index))
         if self._pairs:
             raise DataError(
                 f"{part.rows.place(index)}: a generative reranker scores a document for a query, and the columns query "
@@ -69,19 +81,31 @@ class TextRows(Questions):
                 hint='Rename columns with --columns \'{"yours": "document"}\'.',
             )
         asked = super().of(part, index)
-        if has_pictures(asked.messages):
-            raise DataError(f"{asked.place}: this row has pictures, and scores are those of text alone.")
         if asked.expected is None:
             return asked
         whole = [*asked.messages, {"role": "assistant", "content": asked.expected}]
         return Question(whole, tools=asked.tools, extras=asked.extras, place=asked.place)
+
+    def _said(self, part: Part, row: RowData, columns: Sequence[str], place: str) -> Question:
+        """Return the texts of some columns, with the pictures of the row in them where the model reads any."""
+        texts, extras = [told(row[name]) for name in columns], _without(row, *columns)
+        if self._pictures:
+            reader = RowReader(row, place, part.tags, part.root)
+            try:
+                texts = reader.with_media_in_turn(texts)
+            except Unusable as unusable:
+                raise DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Fix the row.") from None
+            extras = _without(extras, *reader.used)
+        said = [{**text.messages[0], "role": name} for name, text in zip(columns, texts, strict=True)]
+        return Question(said, extras=extras, place=place)
 
 
 def read_texts(asked: QuestionOptions, found: FoundModel, system: str | None) -> TextRows:
     """Return the rows that are to be scored."""
     section = DataSection(train=asked.dataset, columns=asked.columns)
     pairs = is_asked(found.location.objective, asked.task_type)
-    return TextRows(open_parts(section.train, section), system, task_of(found.source), pairs=pairs)
+    parts, sees = open_parts(section.train, section), found.source.processor is not None
+    return TextRows(parts, system, task_of(found.source), pairs=pairs, pictures=sees)
 
 
 def score_into(
@@ -98,8 +122,9 @@ def score_into(
             say(f"{len(rows) - len(left)} of {len(rows)} texts are scored in {result}")
         if left:
             scorer = _scorer(found, options, asked, yes_no, say)
-            for row, line in _scored(scorer, found, rows, left, yes_no):
-                journal.write(row, line)
+            with _writer(found, options) as writer:
+                for row, line in _scored(scorer, found, rows, left, yes_no, writer):
+                    journal.write(row, line)
     say(f"{len(left)} {'line' if len(left) == 1 else 'lines'} written to {result}")
 
 
@@ -109,14 +134,15 @@ def print_scores(
     """Print a line of JSON for each row, in order."""
     yes_no = _yes_no(found, options, asked)
     scorer = _scorer(found, options, asked, yes_no, say)
-    lines = dict(_scored(scorer, found, rows, range(len(rows)), yes_no))
+    with _writer(found, options) as writer:
+        lines = dict(_scored(scorer, found, rows, range(len(rows)), yes_no, writer))
     for row in range(len(rows)):
         sys.stdout.write(json.dumps(lines[row], ensure_ascii=False, default=str) + "\n")
 
 
 def _yes_no(found: FoundModel, options: ModelOptions, asked: QuestionOptions) -> YesNo | None:
     longest = options.max_length or getattr(found.source.config.get_text_config(), "max_position_embeddings", None)
-    section = DataSection(system=options.system or found.location.system)
+    section = DataSection(system=options.system or found.location.system, **options.pixels(found.location.pixels))
     if longest is not None:
         section = section.model_copy(update={"max_length": longest})
     return yes_no_of(found, asked.task_type, section)
@@ -129,26 +155,44 @@ def _scorer(
     return Scorer(found, options, batch_size=asked.batch_size, say=say, reranker=reranker)
 
 
+@contextmanager
+def _writer(found: FoundModel, options: ModelOptions) -> Iterator[PicturePromptWriter | None]:
+    """Give what writes texts with pictures; None for a model that reads text alone."""
+    writer = None if found.source.processor is None else picture_writer(found, options)
+    try:
+        yield writer
+    finally:
+        if writer is not None:
+            writer.close()
+
+
 def _scored(
-    scorer: Scorer, found: FoundModel, rows: Asked, chosen: Sequence[int], yes_no: YesNo | None
+    scorer: Scorer,
+    found: FoundModel,
+    rows: Asked,
+    chosen: Sequence[int],
+    yes_no: YesNo | None,
+    writer: PicturePromptWriter | None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     def work() -> Iterator[tuple[int, dict[str, Any]]]:
         for start in range(0, len(chosen), WINDOW):
             some = chosen[start : start + WINDOW]
             questions = [rows[row] for row in some]
-            tokens = [_some_tokens(question, found, yes_no) for question in questions]
+            tokens = [_some_tokens(question, found, yes_no, writer) for question in questions]
             for place, outputs in scorer.outputs(tokens):
                 question = questions[place]
-                alone = _is_text(question.messages)
-                columns = {TEXT: question.messages[0]["content"]} if alone else {"messages": question.messages}
+                messages = written(question.messages)
+                columns = {TEXT: messages[0]["content"]} if _is_text(messages) else {"messages": messages}
                 yield some[place], {**question.extras, **columns, **line_of_outputs(outputs, found)}
 
     yield from progress(work(), "scoring", total=len(chosen))
 
 
-def _some_tokens(question: Question, found: FoundModel, yes_no: YesNo | None) -> Tokens:
+def _some_tokens(
+    question: Question, found: FoundModel, yes_no: YesNo | None, writer: PicturePromptWriter | None
+) -> Tokens:
     """Return the tokens of what is to be scored; raise `DataError` where there are none."""
-    tokens = tokens_of(question, found, yes_no)
+    tokens = tokens_of(question, found, yes_no, writer)
     if not len(tokens):
         raise DataError(
             f"{question.place or 'The text'}: the text is empty, and there is nothing to score.",
@@ -157,11 +201,23 @@ def _some_tokens(question: Question, found: FoundModel, yes_no: YesNo | None) ->
     return tokens
 
 
-def tokens_of(question: Question, found: FoundModel, yes_no: YesNo | None = None) -> Tokens:
-    """Return the tokens of a text, of a query with a document, or of a whole conversation."""
+def tokens_of(
+    question: Question,
+    found: FoundModel,
+    yes_no: YesNo | None = None,
+    writer: PicturePromptWriter | None = None,
+) -> Tokens:
+    """Return the tokens of a text, of a query with a document, or of a whole conversation.
+
+    `writer` writes those that hold pictures, which have them in their tokens.
+    """
     if yes_no is not None:
-        query, document = (str(message["content"]) for message in question.messages)
+        query, document = (message["content"] for message in question.messages)
         return yes_no.tokens(query, document, question.place)
+    if has_pictures(question.messages):
+        if writer is None:
+            raise text_alone(found.name)
+        return writer.tokens(partial(_pictured_text, question, found), question.place)
     tokenizer, messages = found.source.tokenizer, question.messages
     roles = [message["role"] for message in messages]
     if roles == ["query", "document"] and not renders_pairs(str(tokenizer.chat_template)):
@@ -178,6 +234,21 @@ def tokens_of(question: Question, found: FoundModel, yes_no: YesNo | None = None
         messages = with_system(messages, found.location.system)
     text = render_chat(tokenizer, messages, place=question.place, tools=question.tools or None)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _pictured_text(question: Question, found: FoundModel, encoder: ConversationEncoder) -> Text:
+    """Return what a run of the model makes of a text, a pair or a conversation with pictures."""
+    messages, place = question.messages, question.place
+    roles = [message["role"] for message in messages]
+    if roles == list(PAIR):
+        query, document = (told(message["content"]) for message in messages)
+        return asked_whole(pair_of(query, document, found.location.objective.get("instruction")), place, encoder)
+    if _is_text(messages):
+        return asked_whole(prompted(_prompt(roles[0], found), told(messages[0]["content"])), place, encoder)
+    messages = with_system(messages, found.location.system)
+    whole = Conversation(tuple(messages), (1.0,) * len(messages), tuple(question.tools))
+    write = asked_whole if task_of(found.source) == EMBEDDING else whole_text
+    return write(whole, place, encoder)
 
 
 def _is_text(messages: Messages) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from swift.config.sections import DataSection
 from swift.config.tasks import EMBEDDING
 from swift.contracts import ModelView, Need
 from swift.data.batch import MicroBatch, collate
 from swift.data.samples import Encoded, Segment
-from swift.infer.local import BATCH, by_length, device_of, dtype_of
+from swift.infer.local import BATCH, by_length, device_of, dtype_of, media_of
 from swift.models.attention import choose_attention
 from swift.models.load_adapter import load_adapter
+from swift.models.media import TowerReader
+from swift.models.media_processor import MediaProcessor
 from swift.models.view import ViewModule
 from swift.terminal import waiting
 
@@ -55,13 +59,17 @@ class Scorer:
         self._view = ViewModule(model, attention=attention, say=say)
         self._view.pooling = source.pooling
         self._batch = batch_size or BATCH
+        self._source, self._limits = source, options.pixels(found.location.pixels)
 
     @torch.no_grad()
     def outputs(self, texts: Sequence[Tokens]) -> Iterator[tuple[int, Outputs]]:
-        """Yield (place, scores or vector) of texts as tokens, in batches of similar length."""
+        """Yield (place, scores or vector) of texts as tokens, in batches of similar length.
+
+        A text with pictures is a `PicturedPrompt`.
+        """
         for places in by_length(texts, self._batch):
             samples = [Encoded(place, (self._segment(texts[place]),)) for place in places]
-            batch = collate(samples, flat=False)
+            batch = self._collated(samples)
             if self._reranker is not None:
                 candidates = torch.tensor(self._reranker.candidates).repeat(*batch.targets.shape, 1)
                 batch = replace(batch, candidates=candidates)
@@ -79,6 +87,14 @@ class Scorer:
             for place, row, weights in zip(places, values, batch.weights, strict=True):
                 yield place, row[weights > 0].float().cpu().numpy()
 
+    def _collated(self, samples: Sequence[Encoded]) -> MicroBatch:
+        pictured = any(segment.media for each in samples for segment in each.segments)
+        return self._reader.collated(samples, flat=False) if pictured else collate(samples, flat=False)
+
+    @cached_property
+    def _reader(self) -> TowerReader:
+        return TowerReader.of(self._source, MediaProcessor(self._source.processor, DataSection(**self._limits)))
+
     @property
     def _need(self) -> Need:
         if self._reranker is not None:
@@ -90,7 +106,7 @@ class Scorer:
         weights = np.ones(len(ids), dtype=np.float32)
         if self._reranker is not None:
             weights[:-1] = 0  # the answer alone is looked at
-        return Segment(ids, weights)
+        return Segment(ids, weights, media=media_of(tokens))
 
     def _read(self, view: ModelView, batch: MicroBatch) -> Tensor:
         if self._reranker is not None:

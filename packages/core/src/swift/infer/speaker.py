@@ -143,7 +143,7 @@ def open_local(
         options.system or found.location.system,
         found.name,
         template_arguments=options.template_arguments,
-        pictures=lambda: _pictured(found, options),
+        pictures=lambda: picture_writer(found, options),
     )
 
 
@@ -174,7 +174,7 @@ class EngineSpeaker:
     def pictures(self) -> PicturePromptWriter:
         """The writer of prompts with pictures; `DataError` where the model reads text alone."""
         if self._open_pictures is None:
-            raise _reads_text(self.name)
+            raise text_alone(self.name)
         return self._open_pictures()
 
     @property
@@ -251,18 +251,19 @@ class EngineSpeaker:
             self.pictures.close()
 
 
-def _pictured(found: FoundModel, options: ModelOptions) -> PicturePromptWriter:
+def picture_writer(found: FoundModel, options: ModelOptions) -> PicturePromptWriter:
     """Return what writes prompts with pictures for a model."""
     from swift.infer.pictured import PicturePromptWriter
 
     processor = found.source.processor
     if processor is None:
-        raise _reads_text(found.name)
+        raise text_alone(found.name)
     pixels = options.pixels(found.location.pixels)
     return PicturePromptWriter(processor, DataSection(template_kwargs=options.template_arguments, **pixels))
 
 
-def _reads_text(name: str) -> DataError:
+def text_alone(name: str) -> DataError:
+    """Return the error of a model that is shown a picture and reads none."""
     return DataError(
         f"{name} is asked about a picture, and reads text alone.",
         hint="Leave the picture out, or name a model that reads pictures, in a folder with its processor's files.",

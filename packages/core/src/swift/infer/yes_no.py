@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from swift.config.sections import DataSection
-from swift.data.conversation import Unusable, raw_text
+from swift.contracts import PicturedPrompt
+from swift.data.conversation import Unusable, told
 from swift.data.encode import SampleEncoder
 from swift.data.encodings import Sample
-from swift.data.encodings.reranker import text_of
+from swift.data.encodings.reranker import pair_of
+from swift.data.pipeline import media_tokens
 from swift.data.template import ChatTemplate
 from swift.errors import DataError, ModelError
 from swift.infer.find import GENERATIVE, is_asked
+from swift.models.media_processor import MediaProcessor
 from swift.models.pair_template import renders_pairs, with_pairs
 from swift.objectives.reranker import GenerativeReranker, GenerativeRerankerOptions
 
 if TYPE_CHECKING:
     from swift.infer.speaker import FoundModel
+
+Content = str | list[dict[str, Any]]
+"""What a message says: a text, or parts of which some are pictures."""
 
 
 class YesNo:
@@ -29,16 +32,20 @@ class YesNo:
     def __init__(self, found: FoundModel, section: DataSection) -> None:
         self.options = options_of(found.location.objective)
         self.objective = GenerativeReranker(self.options).for_tokenizer(found.source.tokenizer)
-        self._encoder = SampleEncoder(found.source.tokenizer, section, self.objective.encoding)
+        processor = found.source.processor
+        pictures = media_tokens(None if processor is None else MediaProcessor(processor, section), section)
+        self._encoder = SampleEncoder(found.source.tokenizer, section, self.objective.encoding, pictures)
 
-    def tokens(self, query: str, document: str, place: str) -> npt.NDArray[np.int32]:
-        """Return the tokens up to the answer, and the one that says yes."""
-        text = raw_text(text_of(query, document, self.options.instruction))
+    def tokens(self, query: Content, document: Content, place: str) -> PicturedPrompt:
+        """Return the tokens up to the answer, and the one that says yes; query and document may hold pictures."""
+        asked = told(query)
+        pair = pair_of(asked, told(document), self.options.instruction)
         try:
-            made = self._encoder.encode(Sample(raw_text(query), others=(text,), values={"positives": 0.0}), place)
+            made = self._encoder.encode(Sample(asked, others=(pair,), values={"positives": 0.0}), place)
         except Unusable as unusable:
             raise DataError(f"{place}: {unusable.reason}: {unusable.detail}.", hint="Leave out the row.") from None
-        return made.samples[0].segments[0].input_ids
+        segment = made.samples[0].segments[0]
+        return PicturedPrompt.of(segment.input_ids.tolist(), segment.media)
 
 
 def yes_no_of(found: FoundModel, task_type: str | None, section: DataSection) -> YesNo | None:

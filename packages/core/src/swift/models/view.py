@@ -122,7 +122,7 @@ class ViewModule(nn.Module):
     def _hidden(self, batch: MicroBatch) -> torch.Tensor:
         """Return the hidden states of all tokens, with pictures in the place of their tokens."""
         causal_lm = causal_lm_of(self.model)
-        if batch.media is not None and causal_lm.base_model is causal_lm:
+        if batch.media is not None and self._unembeds and causal_lm.base_model is causal_lm:
             return _hidden_without_head(causal_lm, **self.inputs(batch), **self._of_media(batch))
         trunk = causal_lm.get_decoder() if batch.media is None else causal_lm.base_model
         hidden: torch.Tensor = trunk(**self.inputs(batch), **self._of_media(batch)).last_hidden_state

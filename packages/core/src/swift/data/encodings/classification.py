@@ -55,7 +55,7 @@ class ClassificationEncoding(Encoding):
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return the whole text as one segment, all of which counts."""
-        (whole,) = yield [_text(row.sample.conversation, row.place, encoder)]
+        (whole,) = yield [whole_text(row.sample.conversation, row.place, encoder)]
         segment = encoder.fit(whole)[0]
         if not segment.weights.any():
             raise Unusable("too short", "a text needs two tokens")
@@ -144,7 +144,8 @@ def _conversation(row: RowReader) -> Conversation:
     return conversation
 
 
-def _text(conversation: Conversation, place: str, encoder: ConversationEncoder) -> Text:
+def whole_text(conversation: Conversation, place: str, encoder: ConversationEncoder) -> Text:
+    """Return what is tokenised of a text, or of a conversation as the chat template writes it; all of it counts."""
     if conversation.plain and (len(conversation.messages) == 1 or encoder.template is None):
         return Whole("".join(message["content"] for message in conversation.messages))
     if encoder.template is None:

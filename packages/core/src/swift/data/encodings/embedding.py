@@ -73,15 +73,15 @@ class EmbeddingEncoding(Encoding):
             raise Unusable("not one query", f"{len(queries)} texts stand where the query belongs")
         if not positives:
             raise Unusable("no positive", "no text belongs to the query")
-        (query,), positives, negatives = _with_media(row, queries, positives, negatives or [])
+        (query,), positives, negatives = with_media(row, queries, positives, negatives or [])
         if both := [each for each in positives if each in negatives]:
             first = min(text_of(each.messages[-1]) for each in both)
             raise Unusable("a positive is also a negative", f"the same text is given as both: {first}")
         values = {"positives": float(len(positives)), **self._label(row, negatives)}
         documents = (*positives, *negatives[: self.most_negatives])
         return Sample(
-            _prompted(self.query_prompt, query),
-            others=tuple(_prompted(self.document_prompt, each) for each in documents),
+            prompted(self.query_prompt, query),
+            others=tuple(prompted(self.document_prompt, each) for each in documents),
             values=values,
         )
 
@@ -165,7 +165,7 @@ def _role_and_content(message: object, what: str, row: RowReader) -> tuple[objec
     return fields.get("role", fields.get("from")), row.content(content)
 
 
-def _with_media(row: RowReader, *sides: list[Conversation]) -> tuple[list[Conversation], ...]:
+def with_media(row: RowReader, *sides: list[Conversation]) -> tuple[list[Conversation], ...]:
     """Return the query, its positives and its negatives with the row's pictures, videos and sounds in them.
 
     Positives have columns of their own (`positive_images`), and so have negatives, with a list for each text. Those
@@ -184,7 +184,7 @@ def _with_media(row: RowReader, *sides: list[Conversation]) -> tuple[list[Conver
     return tuple(made)
 
 
-def _prompted(prompt: str, text: Conversation) -> Conversation:
+def prompted(prompt: str, text: Conversation) -> Conversation:
     """Return a text after the prompt: by itself, its system message before it as ms-swift joins them, or as it is told.
 
     Only what holds pictures stays a conversation.
@@ -198,8 +198,11 @@ def _prompted(prompt: str, text: Conversation) -> Conversation:
 
 def _written(text: Conversation, place: str, encoder: ConversationEncoder) -> Text:
     """Return what is tokenised of a text; all of it counts."""
-    if not text.media:
-        return Whole(text_of(text.messages[0]))
+    return asked_whole(text, place, encoder) if text.media else Whole(text_of(text.messages[0]))
+
+
+def asked_whole(text: Conversation, place: str, encoder: ConversationEncoder) -> Text:
+    """Return what the chat template makes of somebody who says this, up to where the answer begins; all of it counts."""
     asked = encoder.prompt_text(text, place)
     return replace(asked, spans=(Span(0, len(asked.text), 1.0),)) if isinstance(asked, Rendered) else asked
 

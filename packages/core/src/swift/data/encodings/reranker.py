@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swift.data.conversation import Conversation, Unusable, parse_json, raw_text
+from swift.config.media import KINDS
+from swift.data.conversation import Conversation, Unusable, parse_json, parts_of, raw_text, told
+from swift.data.conversation import text_of as said_in
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
+from swift.data.encodings.embedding import asked_whole, with_media
 from swift.data.formats import MESSAGES, NEGATIVE, POSITIVE, RowReader, Sample
 from swift.data.samples import Encoded, Segment
 from swift.data.texts import Raw, Rendered, Span, Steps, Text
@@ -58,14 +61,48 @@ def _sample(segments: Sequence[Segment], positives: int) -> Encoded:
 
 def text_of(query: str, document: str, instruction: str | None) -> str:
     """Return what a reranker reads, in the words of Qwen3-Reranker; without an instruction, no line for it."""
-    start = f"<Instruct>: {instruction}\n" if instruction else ""
-    return f"{start}<Query>: {query}\n<Document>: {document}"
+    before, between = _words(instruction)
+    return f"{before}{query}{between}{document}"
+
+
+def pair_of(query: Conversation, document: Conversation, instruction: str | None) -> Conversation:
+    """Return the text of `text_of`; where query or document hold pictures, what somebody says who shows them."""
+    said, shown = query.messages[-1], document.messages[-1]
+    if not query.media and not document.media:
+        return raw_text(text_of(said_in(said), said_in(shown), instruction))
+    before, between = _words(instruction)
+    parts = [_word(before), *_parts(said), _word(between), *_parts(shown)]
+    joined: list[dict[str, Any]] = []
+    for part in parts:
+        if part["type"] == "text" and joined and joined[-1]["type"] == "text":
+            part = _word(joined.pop()["text"] + part["text"])
+        joined.append(part)
+    return told(joined)
+
+
+def _words(instruction: str | None) -> tuple[str, str]:
+    """Return what stands before the query, and what between it and the document."""
+    return f"<Instruct>: {instruction}\n<Query>: " if instruction else "<Query>: ", "\n<Document>: "
+
+
+def _word(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return parts_of(message) or [_word(message["content"])]
 
 
 class RerankerEncoding(Encoding):
-    """One segment per document: the text of `text_of`, and the token that ends a text."""
+    """One segment per document: the text of `text_of`, and the token that ends a text.
+
+    With pictures in query or document it is what the chat template makes of somebody who says and shows that, up to
+    where the answer begins.
+    """
 
     name = "reranker"
+    version = 2
+    media = frozenset(KINDS)
     segment_names = ("document",)
     segments_vary = True
     values = ("positives", "documents")
@@ -80,27 +117,26 @@ class RerankerEncoding(Encoding):
     def read(self, row: RowReader) -> Sample:
         """Return the query, and the documents that are learned from."""
         query, instruction = _query(row)
-        positives, negatives = _documents(row)
+        (query,), positives, negatives = with_media(row, [query], *_documents(row))
         _check(query, positives, negatives, self._documents.listwise)
         positives = positives[: self._documents.max_positives]
         negatives = negatives[: self._documents.max_negatives]
         instruction = instruction or self._documents.instruction
         return Sample(
-            raw_text(query),
-            others=tuple(raw_text(text_of(query, text, instruction)) for text in (*positives, *negatives)),
+            query,
+            others=tuple(pair_of(query, document, instruction) for document in (*positives, *negatives)),
             values={"positives": float(len(positives))},
         )
 
     def encode(self, row: ReadRow, encoder: ConversationEncoder) -> Steps[EncodedRow]:
         """Return a sample of all documents, or one for each that answers the query."""
-        texts = [str(document.messages[0]["content"]) for document in row.sample.others]
-        segments = yield self.texts(texts, row.place, encoder)
+        segments = yield self.texts(row.sample.others, row.place, encoder)
         segments = [self.scored(encoder.fit(segment)[0]) for segment in segments]
         return EncodedRow(self._documents.samples(segments, int(row.sample.values["positives"])))
 
-    def texts(self, texts: Sequence[str], place: str, encoder: ConversationEncoder) -> Sequence[Text]:
-        """Return what is tokenised."""
-        return [Raw(text) for text in texts]
+    def texts(self, pairs: Sequence[Conversation], place: str, encoder: ConversationEncoder) -> Sequence[Text]:
+        """Return what is tokenised of queries with their documents."""
+        return [asked_whole(pair, place, encoder) if pair.media else Raw(_said(pair)) for pair in pairs]
 
     def scored(self, segment: Segment) -> Segment:
         """Return the segment with weight where it is scored; raise `Unusable` where there is no such place."""
@@ -123,20 +159,20 @@ class GenerativeRerankerEncoding(RerankerEncoding):
         super().__init__(documents)
         self._positive, self._negative = positive, negative
 
-    def texts(self, texts: Sequence[str], place: str, encoder: ConversationEncoder) -> Sequence[Text]:
-        """Return the conversations in which a model is asked about these texts, each up to the answer."""
+    def texts(self, pairs: Sequence[Conversation], place: str, encoder: ConversationEncoder) -> Sequence[Text]:
+        """Return the conversations in which a model is asked about these, each up to the answer."""
         if encoder.template is None:
             raise ModelError(
                 f"{place}: a generative reranker is asked in a conversation, and the tokenizer has no chat template.",
                 hint="Give one with --model.chat_template FILE, or type --task_type reranker.",
             )
         judge = encoder.section.system or JUDGE.format(yes=self._positive, no=self._negative)
-        return [self._asked(encoder.template, judge, text, place) for text in texts]
-
-    def _asked(self, template: ChatTemplate, judge: str, text: str, place: str) -> Rendered:
-        until = _until_answer(template, judge, text, place)
-        asked = until + self._positive
-        return Rendered(asked, (Span(len(until), len(asked), 1.0),))
+        made = []
+        for pair in map(encoder.with_pictures, pairs):
+            until = _until_answer(encoder.template, judge, pair.messages[-1]["content"], place)
+            asked = until + self._positive
+            made.append(encoder.with_media(Rendered(asked, (Span(len(until), len(asked), 1.0),)), pair))
+        return made
 
     def around(self, template: ChatTemplate, system: str | None) -> tuple[str, str]:
         """Return what stands before the text of `text_of`, and what between it and the answer."""
@@ -161,7 +197,11 @@ class GenerativeRerankerEncoding(RerankerEncoding):
         return f"{super().cache_key()} {self._positive!r} {self._negative!r}"
 
 
-def _until_answer(template: ChatTemplate, judge: str, text: str, place: str) -> str:
+def _said(pair: Conversation) -> str:
+    return said_in(pair.messages[-1])
+
+
+def _until_answer(template: ChatTemplate, judge: str, text: str | list[dict[str, Any]], place: str) -> str:
     """Return the conversation in which a model is asked about a text, up to where its answer begins."""
     roles = {"system": judge, "user": text, "assistant": _PROBE}
     messages = tuple({"role": role, "content": content} for role, content in roles.items())
@@ -169,26 +209,26 @@ def _until_answer(template: ChatTemplate, judge: str, text: str, place: str) -> 
     return whole[: whole.rindex(_PROBE)]
 
 
-def _query(row: RowReader) -> tuple[str, str | None]:
+def _query(row: RowReader) -> tuple[Conversation, str | None]:
     """Return the query, and what it asks for where the row says so."""
     if row.has(*MESSAGES):
         messages = parse_json(row.take(MESSAGES), "messages")
         contents = {each.get("role"): each.get("content") for each in _dicts(messages)}
         if len(contents) != len(messages) or not contents.keys() <= {"system", "user"}:
             raise Unusable("malformed query", "the messages are not a question, perhaps after a system message")
-        return _text(contents.get("user"), "query"), contents.get("system")
+        return _content(row, contents.get("user"), "query"), contents.get("system")
     instruction = row.take(INSTRUCTION) if row.has(*QUERY) else None
     query = row.take(QUERY)
     if query is None:
         raise row.unknown("no query")
-    return _text(query, "query"), None if instruction is None else _text(instruction, "instruction")
+    return _text(query, "query"), None if instruction is None else said_in(_text(instruction, "instruction").messages[0])
 
 
-def _documents(row: RowReader) -> tuple[list[str], list[str]]:
+def _documents(row: RowReader) -> tuple[list[Conversation], list[Conversation]]:
     """Return the documents that answer the query, and those that don't."""
     if row.has("positive_messages", "negative_messages"):
         sides = [row.value(name) if row.has(name) else () for name in ("positive_messages", "negative_messages")]
-        return _texts_of(sides[0]), _texts_of(sides[1])
+        return _texts_of(row, sides[0]), _texts_of(row, sides[1])
     if row.has(*DOCUMENT, *DOCUMENTS):
         return _labelled(row)
     if not row.has(*POSITIVE, *NEGATIVE):
@@ -197,7 +237,7 @@ def _documents(row: RowReader) -> tuple[list[str], list[str]]:
     return _texts(row.take(POSITIVE)), [*_texts(row.take(NEGATIVE)), *more]
 
 
-def _labelled(row: RowReader) -> tuple[list[str], list[str]]:
+def _labelled(row: RowReader) -> tuple[list[Conversation], list[Conversation]]:
     """Return the documents by the labels next to them."""
     texts = _texts(row.take(DOCUMENTS if row.has(*DOCUMENTS) else DOCUMENT))
     labels = row.take(LABELS)
@@ -207,7 +247,7 @@ def _labelled(row: RowReader) -> tuple[list[str], list[str]]:
     labels = [_label(each) for each in (labels if isinstance(labels, list | tuple) else [labels])]
     if len(labels) != len(texts):
         raise Unusable("malformed label", f"{len(texts)} documents, and {len(labels)} labels")
-    sides: tuple[list[str], list[str]] = ([], [])
+    sides: tuple[list[Conversation], list[Conversation]] = ([], [])
     for text, label in zip(texts, labels, strict=True):
         sides[0 if label else 1].append(text)
     return sides
@@ -219,15 +259,15 @@ def _label(label: object) -> bool:
     raise Unusable("malformed label", f"the label of a document is {label!r}; it should be 1 or 0")
 
 
-def _texts_of(conversations: object) -> list[str]:
-    """Return the last message's text of each conversation."""
+def _texts_of(row: RowReader, conversations: object) -> list[Conversation]:
+    """Return what the last message of each conversation says."""
     conversations = parse_json(conversations, "messages")
     if not isinstance(conversations, list | tuple):
         raise Unusable("malformed document", "the documents are not a list of lists of messages")
     texts = []
     for each in conversations:
         messages = _dicts(each if isinstance(each, list | tuple) else [each])
-        texts.append(_text(messages[-1].get("content") if messages else None, "document"))
+        texts.append(_content(row, messages[-1].get("content") if messages else None, "document"))
     return texts
 
 
@@ -237,26 +277,36 @@ def _dicts(messages: object) -> list[Mapping[str, Any]]:
     return list(messages)
 
 
-def _texts(written: object) -> list[str]:
+def _content(row: RowReader, content: object, what: str) -> Conversation:
+    """Return what a message says: a text, or parts of which some are pictures."""
+    if not isinstance(content, list | tuple):
+        return _text(content, what)
+    read = row.content(content)
+    return _text(read, what) if isinstance(read, str) else told(read)
+
+
+def _texts(written: object) -> list[Conversation]:
     """Return the texts of a column that holds one or several."""
     if written is None:
         return []
     return [_text(each, "document") for each in (written if isinstance(written, list | tuple) else [written])]
 
 
-def _text(text: object, what: str) -> str:
+def _text(text: object, what: str) -> Conversation:
     if not isinstance(text, str):
         raise Unusable("not a text", f"the {what} is a {type(text).__name__}, not a text")
     if not text.strip():
         raise Unusable(f"empty {what}", f"the {what} has no text")
-    return text
+    return told(text)
 
 
-def _check(query: str, positives: Sequence[str], negatives: Sequence[str], listwise: bool) -> None:
+def _check(
+    query: Conversation, positives: Sequence[Conversation], negatives: Sequence[Conversation], listwise: bool
+) -> None:
     """Raise `Unusable` where there is nothing to rank."""
     if not positives and not negatives:
-        raise Unusable("no documents", f"the query {query!r} has none")
-    if both := set(positives) & set(negatives):
+        raise Unusable("no documents", f"the query {_said(query)!r} has none")
+    if both := [_said(each) for each in positives if each in negatives]:
         raise Unusable("a document is both right and wrong", repr(min(both)))
     if listwise and not positives:
         raise Unusable("no right document", "the loss listwise needs one that answers the query")
