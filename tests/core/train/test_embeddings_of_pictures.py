@@ -12,10 +12,10 @@ import pytest
 import torch
 from commands import typed
 from picture_runs import FLAT, LORA, picture_folder
-from picture_vectors import GROUPS, Groups, Text, files, trained_on_vectors
+from picture_vectors import EMBEDDING, GROUPS, Groups, Text, files, trained_on_vectors
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model, processor_of
-from tiny_runs import Trained, write_jsonl
+from tiny_runs import Trained, run_training, write_jsonl
 from torch.nn.functional import normalize
 from transformers import AutoModel
 
@@ -130,3 +130,56 @@ def test_two_processes_learn_vectors_as_one_where_a_step_has_no_picture(models: 
         one = trained_on_vectors(models["qwen2_5_vl"], folder, f"one-{name}", settings)
         assert first.losses == pytest.approx(one.losses, rel=1e-5)
         assert first.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+
+
+PAIRS: list[tuple[Text, Text]] = [
+    (("a cat", (0,)), ("", (1,))), (("", (2,)), ("a dog", ())), (("", (0, 1)), ("two", (3,))), (("red", ()), ("blue", ())),
+    (("a fox", ()), ("it", (2,))), (("he", (1,)), ("she", (0,))), (("old", ()), ("new", ())), (("", (3,)), ("green", ())),
+]  # fmt: skip
+LABELS = {"cosine_similarity": [0.9, -0.2, 0.5, 0.0, 1.0, 0.3, -1.0, 0.1], "binary": [1, 0, 0, 1, 1, 0, 1, 0]}
+
+
+def of_pairs(loss: str, similar: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return sentence-transformers' loss of the pairs of a step, as a mean over all of them."""
+    if loss == "cosine_similarity":
+        return (similar - labels).square().mean()
+    distances, near, far = 1 - similar, labels == 1, labels == 0
+    if loss == "contrastive":
+        return (labels * distances.square() + (1 - labels) * (0.5 - distances).relu().square()).mean() / 2
+    hard_far = distances[far][distances[far] < distances[near].max()]
+    hard_near = distances[near][distances[near] > distances[far].min()]
+    return (hard_near.square().sum() + (0.5 - hard_far).relu().square().sum()) / len(labels)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("loss", ["cosine_similarity", "contrastive", "online_contrastive"])
+def test_labelled_pairs_with_pictures_are_learned_as_by_plain_transformers(
+    models: dict[str, Path], folder: Path, loss: str
+) -> None:
+    labels = LABELS.get(loss, LABELS["binary"])
+    rows = [
+        {
+            "sentence1": "<image>" * len(one[1]) + one[0],
+            "sentence2": "<image>" * len(other[1]) + other[0],
+            "images": files(one) + files(other),
+            "label": label,
+        }
+        for (one, other), label in zip(PAIRS, labels, strict=True)
+    ]
+    paths = {"data.media_root": str(folder), "data.cache": str(folder / "cache"), "logging.run_name": loss}
+    settings = {**EMBEDDING, **paths, "objective.loss": loss}
+    run = run_training(models["llava"], folder / "runs", rows, settings)
+    model = AutoModel.from_pretrained(models["llava"], dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, (0.9, 0.95), eps=1e-6, weight_decay=0.0)
+    vector = vector_of("llava", model, folder)
+    for step in range(2):
+        optimizer.zero_grad()
+        chosen = slice(4 * step, 4 * step + 4)
+        similar = torch.stack([vector(one) @ vector(other) for one, other in PAIRS[chosen]])
+        expected = of_pairs(loss, similar, torch.tensor(labels[chosen], dtype=torch.float32))
+        expected.backward()
+        norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+        optimizer.step()
+        assert run.losses[step] == pytest.approx(expected.item(), rel=1e-5)
+        assert expected > 0
+        assert run.grad_norms[step] == pytest.approx(norm.item(), rel=1e-4)

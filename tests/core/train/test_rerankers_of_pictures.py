@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from commands import typed
 from picture_runs import ALL, FLAT, SETTINGS, picture_folder
 from picture_vectors import GROUPS, Groups, Text, files, rows_of
 from processes import on_processes, succeeded
 from tiny_pictures import picture_model, processor_of
-from tiny_runs import Trained, run_training
+from tiny_runs import Trained, run_training, write_jsonl
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import AutoModelForImageTextToText
 
@@ -95,8 +97,10 @@ def by_yes(kind: str, whole: Any, _: torch.Tensor, folder: Path) -> Score:
     return score
 
 
-def plain(kind: str, path: Path, folder: Path, scorer: Callable[..., Score]) -> tuple[list[float], list[float]]:
-    """Losses and gradient norms of a loop in which every document is asked about alone."""
+def plain(
+    kind: str, path: Path, folder: Path, scorer: Callable[..., Score]
+) -> tuple[list[float], list[float], list[list[float]]]:
+    """Losses and gradient norms of a loop in which every document is asked about alone; and the scores after it."""
     whole: Any = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
     head = torch.nn.Parameter(initial_head((1, 32), seed=42))
     trains = [*whole.base_model.parameters(), head] if scorer is by_head else [*whole.parameters()]
@@ -115,7 +119,37 @@ def plain(kind: str, path: Path, folder: Path, scorer: Callable[..., Score]) -> 
         norms.append(float(torch.nn.utils.get_total_norm([each.grad for each in trains])))
         optimizer.step()
         losses.append(loss.item())
-    return losses, norms
+    with torch.no_grad():
+        scores = [[score(query, each).item() for each in (*right, *wrong)] for query, right, wrong in RANKED[:4]]
+    return losses, norms, scores
+
+
+def assert_asked_for_scores(run: Trained, folder: Path, expected: list[list[float]]) -> None:
+    """Compare what `swift infer` says of queries with documents, and how `swift eval` ranks them."""
+    pairs = [
+        {"query": written(query), "document": written(document), "images": files(query) + files(document)}
+        for query, right, wrong in RANKED[:4]
+        for document in (*right, *wrong)
+    ]
+    data = {"pairs": write_jsonl(folder / "pairs.jsonl", pairs), "ranked": folder / "ranked.jsonl"}
+    write_jsonl(data["ranked"], rows_of(RANKED[:4]))
+    asked = typed(["infer", str(run.folder), "--dataset", str(data["pairs"])], folder)
+    assert asked.code == 0, asked.output
+    lines = [json.loads(line) for line in asked.output.splitlines() if line.startswith("{")]
+    assert [line["score"] for line in lines] == pytest.approx([each for held in expected for each in held], abs=1e-5)
+    judged = typed(["eval", str(run.folder), "--dataset", str(data["ranked"])], folder)
+    assert judged.code == 0, judged.output
+    (metrics,) = [json.loads(line) for line in judged.output.splitlines() if line.startswith("{")]
+    first = [
+        1 + min(sorted(scores, reverse=True).index(each) for each in scores[: len(right)])
+        for scores, (_, right, _) in zip(expected, RANKED, strict=False)
+    ]
+    assert metrics["queries"] == 4
+    assert metrics["mrr"] == pytest.approx(sum(1 / each for each in first) / 4)
+
+
+def written(text: Text) -> str:
+    return "<image>" * len(text[1]) + text[0]
 
 
 @pytest.mark.full
@@ -126,10 +160,11 @@ def plain(kind: str, path: Path, folder: Path, scorer: Callable[..., Score]) -> 
 def test_rerankers_of_pictures_are_learned_as_by_plain_transformers(
     models: dict[str, Path], folder: Path, kind: str, settings: dict[str, Any], scorer: Callable[..., Score]
 ) -> None:
-    run = trained(models[kind], folder, f"{kind}-{len(settings)}", settings)
-    losses, norms = plain(kind, models[kind], folder, scorer)
+    run = trained(models[kind], folder, f"{kind}-{len(settings)}", {**settings, "checkpoint.save_last": True})
+    losses, norms, scores = plain(kind, models[kind], folder, scorer)
     assert run.losses == pytest.approx(losses, rel=1e-5)
     assert run.grad_norms == pytest.approx(norms, rel=1e-4)
+    assert_asked_for_scores(run, folder, scores)
 
 
 @pytest.mark.full
