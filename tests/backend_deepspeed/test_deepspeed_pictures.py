@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mixed_media import trained_on_media
 from picture_runs import (
     ALL,
     FLAT,
@@ -23,7 +24,7 @@ from picture_runs import (
 )
 from picture_vectors import trained_on_vectors
 from processes import on_processes, succeeded
-from tiny_pictures import picture_model
+from tiny_pictures import OMNI, picture_model
 
 from swift.contracts import Run
 from swift.data.batch import Batch
@@ -42,6 +43,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "zero0": ("qwen2_5_vl", ALL, {}),
 }
 """ZeRO stage and more → model, what both runs do, and what the run on two processes does besides."""
+TOGETHER: dict[str, dict[str, Any]] = {"zero2": ALL, "zero3": {**ALL, **FLAT}}
+"""ZeRO stage → what a model does that reads pictures and hears sounds."""
 SECONDS = 4.0
 """In which nothing moves."""
 
@@ -75,7 +78,12 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path, monke
             {**ALL, **{"backend.name": "deepspeed", "backend.config": "zero3"}},
         )
     )
-    *done, mixed, heard = on_processes(2, *runs)
+    omni = picture_model(tmp_path / "omni", OMNI)
+    for stage, settings in TOGETHER.items():
+        more = {**settings, "backend.name": "deepspeed", "backend.config": stage}
+        runs.append(partial(trained_on_media, omni, folder, f"{stage} both", more))
+    found = on_processes(2, *runs)
+    *done, mixed, heard = found[: -len(TOGETHER)]
     assert all("other numbers when samples with pictures are laid end to end" in str(answer) for answer in mixed)
     # In the third step one of the two processes has no picture.
     for (name, (kind, settings, _)), answers in zip(CASES.items(), done, strict=True):
@@ -88,6 +96,11 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path, monke
     one, (two, _) = trained_on_sounds(hears, folder, "torch sounds", ALL), succeeded(heard)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+    # In the second step one of the two processes has sounds alone, and the other pictures alone.
+    for (stage, settings), both in zip(TOGETHER.items(), found[-len(TOGETHER) :], strict=True):
+        one, (two, _) = trained_on_media(omni, folder, f"torch both {stage}", settings), succeeded(both)
+        assert two.losses == pytest.approx(one.losses, rel=1e-5), stage
+        assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4), stage
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mixed_media import trained_on_media
 from picture_runs import (
     ALL,
     FLAT,
@@ -21,7 +22,7 @@ from picture_runs import (
 )
 from picture_vectors import trained_on_vectors
 from processes import on_processes, succeeded
-from tiny_pictures import picture_model
+from tiny_pictures import OMNI, picture_model
 
 from swift.data.batch import Batch
 
@@ -41,6 +42,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "context parallel": ("qwen3_vl", ALL, {"parallel.cp": 2}),
 }
 """Name → model, what both runs do, and what the run on two processes does besides."""
+TOGETHER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "shards": (ALL, {}),
+    "ulysses, end to end": ({**ALL, **FLAT}, {"parallel.ulysses": 2}),
+}
+"""The same of a model that reads pictures and hears sounds."""
 
 
 @pytest.mark.full
@@ -55,7 +61,11 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> No
     hears = picture_model(tmp_path / "qwen2_audio", "qwen2_audio")
     sound_folder(folder)
     runs.append(partial(trained_on_sounds, hears, folder, "fsdp sounds", {**ALL, **FSDP}))
-    *done, mixed, heard = on_processes(2, *runs)
+    omni = picture_model(tmp_path / "omni", OMNI)
+    for name, (settings, sharded) in TOGETHER.items():
+        runs.append(partial(trained_on_media, omni, folder, f"fsdp both {name}", {**settings, **sharded, **FSDP}))
+    found = on_processes(2, *runs)
+    *done, mixed, heard = found[: -len(TOGETHER)]
     assert all("other numbers when samples with pictures are laid end to end" in str(answer) for answer in mixed)
     # In the third step one of the two processes has no picture.
     for (name, (kind, settings, _)), answers in zip(CASES.items(), done, strict=True):
@@ -68,6 +78,11 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> No
     one, (two, _) = trained_on_sounds(hears, folder, "torch sounds", ALL), succeeded(heard)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+    # In the second step one of the two processes has sounds alone, and the other pictures alone.
+    for (name, (settings, _)), both in zip(TOGETHER.items(), found[-len(TOGETHER) :], strict=True):
+        one, (two, _) = trained_on_media(omni, folder, f"torch both {name}", settings), succeeded(both)
+        assert two.losses == pytest.approx(one.losses, rel=1e-5), name
+        assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4), name
 
 
 @pytest.mark.full
