@@ -15,6 +15,7 @@ import time
 import urllib.request
 import venv
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,25 @@ def test_it_does_not_load_models_into_this_process(
     said = capsys.readouterr().err
     assert "answers as a server only" in said
     assert f"--engine {engine}" in said
+
+
+@pytest.mark.parametrize(("module", "said"), [("model.visual.blocks.0.attn.qkv", True), ("model.layers.0.q_proj", False)])
+def test_an_adapter_of_a_tower_is_to_be_merged(
+    engine: str, python: Path, small: Path, tmp_path: Path, module: str, said: bool
+) -> None:
+    """SGLang would leave that part of it out, and LMDeploy put it on pictures by the places of words."""
+    import torch
+    from safetensors.torch import save_file
+    from swift_export_lmdeploy.server import LMDeployProgram
+    from swift_export_sglang.server import SGLangProgram
+
+    from swift.contracts import ServeRequest
+    from swift.errors import ModelError
+    from swift.servers import find_interpreter
+
+    save_file({f"base_model.model.{module}.lora_A.weight": torch.zeros(1, 1)}, tmp_path / "adapter_model.safetensors")
+    program = SGLangProgram() if engine == "sglang" else LMDeployProgram()
+    request = ServeRequest(small, "small", adapters={"seeing": tmp_path})
+    interpreter = find_interpreter(program.library, python)
+    with pytest.raises(ModelError, match="adapts what sees or hears") if said else nullcontext():
+        program.checked(request, interpreter)

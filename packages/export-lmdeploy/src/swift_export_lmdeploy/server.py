@@ -17,6 +17,7 @@ from swift.servers import (
     ServerLibrary,
     ServerLog,
     check_known_flags,
+    check_language_alone,
     flags_in,
     given,
     passed_on,
@@ -76,6 +77,7 @@ class LMDeployProgram:
             check_architecture(name, interpreter)
         if request.adapters:
             check_adapted(name, interpreter)
+            check_language_alone(request.adapters.values(), "LMDeploy")
             if given("--backend", words) == "turbomind":
                 raise UsageError(
                     "TurboMind takes no adapters, and LMDeploy would leave them out.",

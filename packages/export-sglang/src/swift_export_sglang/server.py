@@ -17,6 +17,7 @@ from swift.servers import (
     ServerLibrary,
     ServerLog,
     check_known_flags,
+    check_language_alone,
     classes_of,
     dashed,
     flags_in,
@@ -76,6 +77,7 @@ class SGLangProgram:
         known = known_flags(interpreter.folder)
         if known is not None:
             check_known_flags(words, known, interpreter)
+        check_language_alone(request.adapters.values(), "SGLang")
         taken = [request.name, *request.adapters]
         if len(request.adapters) and any(SEPARATOR in name for name in taken):
             raise UsageError(

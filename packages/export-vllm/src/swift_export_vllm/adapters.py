@@ -8,29 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from swift.contracts import WeightStream
-from swift.errors import ModelError
 from swift.models.adapter_file import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter_config
-from swift.models.files import SafetensorsFolder
+from swift.servers import beside_language, unmerged
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has; room is made for the largest adapter."""
 ROOM = 64
 """For adapters that will be loaded later, where nothing else is known."""
-_BESIDE_LANGUAGE = frozenset(
-    {"visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector", "connector"}
-)
-"""What models of transformers call their towers and what leads from these to the language model."""
 AT_ONCE = 8
 """Adapters in one batch; more take turns."""
 
 
 def check_adapter(folder: Path) -> None:
     """Refuse what vLLM would refuse after it has loaded everything else."""
-    if trait := obstacle(_config(folder)) or _beside_language(folder):
-        raise ModelError(
-            f"The adapter {folder} {trait}, which vLLM cannot serve with a base model.",
-            hint="Merge it and serve the result: swift export RUN --to hf --out merged && swift serve merged",
-        )
+    # That part of an adapter it would leave out, and say nothing.
+    if trait := obstacle(_config(folder)) or beside_language(folder):
+        raise unmerged(folder, trait, "vLLM")
 
 
 def obstacle(config: Mapping[str, Any]) -> str | None:
@@ -44,15 +37,6 @@ def obstacle(config: Mapping[str, Any]) -> str | None:
         f"has rank {_rank(config)}": _rank(config) > RANKS[-1],
     }
     return next((trait for trait, present in traits.items() if present), None)
-
-
-def _beside_language(folder: Path) -> str | None:
-    """Return that an adapter changes how its model sees or hears: vLLM would leave that part out, and say nothing."""
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        return None
-    names = SafetensorsFolder(folder, file=ADAPTER_WEIGHTS).names()
-    found = next((name for name in names if _BESIDE_LANGUAGE & set(name.split("."))), None)
-    return found and f"adapts what sees or hears ({found.removeprefix('base_model.model.').partition('.lora_')[0]})"
 
 
 def write_adapter(weights: WeightStream, config: Mapping[str, Any], folder: Path) -> None:

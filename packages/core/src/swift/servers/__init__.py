@@ -7,6 +7,7 @@ imports torch.
 
 from __future__ import annotations
 
+from swift.servers.adapters import beside_language, check_language_alone, unmerged
 from swift.servers.flags import (
     KnownFlags,
     argument_flags,
@@ -32,7 +33,9 @@ __all__ = [
     "ServerLog",
     "ServerProgram",
     "argument_flags",
+    "beside_language",
     "check_known_flags",
+    "check_language_alone",
     "classes_of",
     "dashed",
     "field_names",
@@ -42,4 +45,5 @@ __all__ = [
     "passed_on",
     "run_server",
     "server_environment",
+    "unmerged",
 ]
