@@ -109,9 +109,7 @@ def _processor(kind: str) -> Any:
             _pictures_of_qwen(),
             feature_extractor=transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=4),
             tokenizer=tokenizer_with(tuple(_OMNI.values()), _OMNI),
-            chat_template=chat_template(
-                "<|vision_bos|><|IMAGE|><|vision_eos|>", "<|audio_bos|><|AUDIO|><|audio_eos|>"
-            ),
+            chat_template=chat_template("<|vision_bos|><|IMAGE|><|vision_eos|>", "<|audio_bos|><|AUDIO|><|audio_eos|>"),
         )
     whole = {
         "qwen2_vl": transformers.Qwen2VLProcessor,

@@ -204,19 +204,21 @@ def test_it_does_not_load_models_into_this_process(
     assert f"--engine {engine}" in said
 
 
-@pytest.mark.parametrize(("module", "said"), [("model.visual.blocks.0.attn.qkv", True), ("model.layers.0.q_proj", False)])
+@pytest.mark.parametrize(
+    ("module", "said"), [("model.visual.blocks.0.attn.qkv", True), ("model.layers.0.q_proj", False)]
+)
 def test_an_adapter_of_a_tower_is_to_be_merged(
     engine: str, python: Path, small: Path, tmp_path: Path, module: str, said: bool
 ) -> None:
     """SGLang would leave that part of it out, and LMDeploy put it on pictures by the places of words."""
     import torch
     from safetensors.torch import save_file
-    from swift_export_lmdeploy.server import LMDeployProgram
-    from swift_export_sglang.server import SGLangProgram
 
     from swift.contracts import ServeRequest
     from swift.errors import ModelError
     from swift.servers import find_interpreter
+    from swift_export_lmdeploy.server import LMDeployProgram
+    from swift_export_sglang.server import SGLangProgram
 
     save_file({f"base_model.model.{module}.lora_A.weight": torch.zeros(1, 1)}, tmp_path / "adapter_model.safetensors")
     program = SGLangProgram() if engine == "sglang" else LMDeployProgram()

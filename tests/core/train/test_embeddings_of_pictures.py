@@ -90,7 +90,9 @@ def assert_asked_for_vectors(run: Trained, folder: Path, expected: torch.Tensor)
     words = ["infer", str(run.folder), "--prompt", f"<image>{query[0]}", "--image", str(folder / files(query)[0])]
     said = [typed(words, folder)]
     rows = [{"query": "<image>" * len(each[1]) + each[0], "images": files(each)} for each, _, _ in GROUPS[:4]]
-    said.append(typed(["infer", str(run.folder), "--dataset", str(write_jsonl(folder / "queries.jsonl", rows))], folder))
+    said.append(
+        typed(["infer", str(run.folder), "--dataset", str(write_jsonl(folder / "queries.jsonl", rows))], folder)
+    )
     assert [each.code for each in said] == [0, 0], said
     lines = [json.loads(line) for each in said for line in each.output.splitlines() if line.startswith("{")]
     vectors = torch.tensor([line["vector"] for line in lines])

@@ -160,7 +160,7 @@ def written(text: Text) -> str:
 def test_rerankers_of_pictures_are_learned_as_by_plain_transformers(
     models: dict[str, Path], folder: Path, kind: str, settings: dict[str, Any], scorer: Callable[..., Score]
 ) -> None:
-    run = trained(models[kind], folder, f"{kind}-{len(settings)}", {**settings, "checkpoint.save_last": True})
+    run = trained(models[kind], folder, f"{kind}-{scorer.__name__}", {**settings, "checkpoint.save_last": True})
     losses, norms, scores = plain(kind, models[kind], folder, scorer)
     assert run.losses == pytest.approx(losses, rel=1e-5)
     assert run.grad_norms == pytest.approx(norms, rel=1e-4)

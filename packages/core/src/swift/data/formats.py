@@ -173,8 +173,8 @@ class RowReader:
     ) -> Conversation:
         """Return the conversation that a list of messages is, with the row's system message, tools and pictures.
 
-        With `answered` the assistant must have the last word. `media` begins the names of columns of pictures, videos and
-        sounds that are read in place of the usual ones where the row has them: 'rejected' for `rejected_images`.
+        With `answered` the assistant must have the last word. `media` begins the names of columns of pictures, videos
+        and sounds that are read in place of the usual ones where the row has them: 'rejected' for `rejected_images`.
         """
         if tools is None:
             tools = self._row.get("tools")

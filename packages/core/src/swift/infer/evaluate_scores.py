@@ -77,9 +77,7 @@ def evaluate_scores(
     measured = measurement_of(found, section, yes_no)
     processor = found.source.processor
     rules = None if processor is None else MediaProcessor(processor, section)
-    data = prepare_data(
-        section, found.source.tokenizer, encoding=measured.encoding, seed=0, say=say, pictures=rules
-    )
+    data = prepare_data(section, found.source.tokenizer, encoding=measured.encoding, seed=0, say=say, pictures=rules)
     assert data.train is not None
     samples = [data.train.samples[index] for index in range(len(data.train.samples))]
     reranker = None if yes_no is None else yes_no.objective

@@ -14,8 +14,8 @@ import numpy as np
 
 from swift.config.sections import DataSection
 from swift.config.tasks import EMBEDDING, task_of
-from swift.data.corpus import Part, open_parts
 from swift.data.conversation import Conversation, Unusable, told
+from swift.data.corpus import Part, open_parts
 from swift.data.encodings.classification import whole_text
 from swift.data.encodings.embedding import asked_whole, prompted
 from swift.data.encodings.reranker import pair_of, text_of

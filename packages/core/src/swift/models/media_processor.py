@@ -268,10 +268,9 @@ class MediaProcessor:
         from transformers import ProcessorMixin
 
         own, base = type(self.processor), ProcessorMixin
-        replaces = any(
+        return any(
             getattr(own, f"replace_{kind}_token") is not getattr(base, f"replace_{kind}_token") for kind in KINDS
         )
-        return replaces
 
     def prompt(self, contents: Sequence[tuple[str, Any]], said: str) -> dict[str, torch.Tensor]:
         """Return all that the processor makes of media and a text after them: tokens, and inputs of the towers."""

@@ -202,7 +202,7 @@ def _written(text: Conversation, place: str, encoder: ConversationEncoder) -> Te
 
 
 def asked_whole(text: Conversation, place: str, encoder: ConversationEncoder) -> Text:
-    """Return what the chat template makes of somebody who says this, up to where the answer begins; all of it counts."""
+    """Return what the chat template makes of somebody who says this, up to the answer; all of it counts."""
     asked = encoder.prompt_text(text, place)
     return replace(asked, spans=(Span(0, len(asked.text), 1.0),)) if isinstance(asked, Rendered) else asked
 

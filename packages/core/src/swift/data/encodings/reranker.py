@@ -221,7 +221,9 @@ def _query(row: RowReader) -> tuple[Conversation, str | None]:
     query = row.take(QUERY)
     if query is None:
         raise row.unknown("no query")
-    return _text(query, "query"), None if instruction is None else said_in(_text(instruction, "instruction").messages[0])
+    return _text(query, "query"), None if instruction is None else said_in(
+        _text(instruction, "instruction").messages[0]
+    )
 
 
 def _documents(row: RowReader) -> tuple[list[Conversation], list[Conversation]]:
