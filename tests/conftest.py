@@ -20,8 +20,8 @@ pytest_plugins = ["times"]
 CACHE = Path(tempfile.mkdtemp(prefix="swift-tests-cache-"))
 os.environ.update(
     OMP_NUM_THREADS="1",
-    # Its own allocator keeps a list by thread, which a process that is forked after threads have used it runs around for
-    # ever: sounds are prepared on threads.
+    # Its own allocator keeps a list by thread, which a process that is forked after threads have used it runs around
+    # for ever: sounds are prepared on threads.
     MKL_DISABLE_FAST_MM="1",
     TOKENIZERS_PARALLELISM="false",
     HF_HUB_OFFLINE="1",

@@ -135,9 +135,15 @@ def test_two_processes_learn_vectors_as_one_where_a_step_has_no_picture(models: 
 
 
 PAIRS: list[tuple[Text, Text]] = [
-    (("a cat", (0,)), ("", (1,))), (("", (2,)), ("a dog", ())), (("", (0, 1)), ("two", (3,))), (("red", ()), ("blue", ())),
-    (("a fox", ()), ("it", (2,))), (("he", (1,)), ("she", (0,))), (("old", ()), ("new", ())), (("", (3,)), ("green", ())),
-]  # fmt: skip
+    (("a cat", (0,)), ("", (1,))),
+    (("", (2,)), ("a dog", ())),
+    (("", (0, 1)), ("two", (3,))),
+    (("red", ()), ("blue", ())),
+    (("a fox", ()), ("it", (2,))),
+    (("he", (1,)), ("she", (0,))),
+    (("old", ()), ("new", ())),
+    (("", (3,)), ("green", ())),
+]
 LABELS = {"cosine_similarity": [0.9, -0.2, 0.5, 0.0, 1.0, 0.3, -1.0, 0.1], "binary": [1, 0, 0, 1, 1, 0, 1, 0]}
 
 

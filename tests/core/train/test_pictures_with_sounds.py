@@ -1,4 +1,4 @@
-"""Training on pictures, videos and sounds together, beside plain transformers: processor, model, AdamW, nothing else."""
+"""Training on pictures, videos and sounds together, beside plain transformers: processor, model, AdamW, no more."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ def _frame_of(tokenizer: Any, kind: str, placeholder: str) -> tuple[str, str]:
 
 
 def _named_in(folder: Path) -> str | None:
-    """Return the class of transformers that a folder's files name: parts of larger models (Qwen-Omni) are on no list."""
+    """Return the class that a folder's files name: parts of larger models (Qwen-Omni) are on no list of transformers."""
     from swift.untrusted import read_json_object
 
     for file in (folder / name for name in FILES):
@@ -398,7 +398,7 @@ def for_pictures_alone(kind: Any) -> Any:
         ProcessorMixin.__init__(self, **named)
 
     initialise.__signature__ = left  # type: ignore[attr-defined]  # transformers reads from it which parts there are
-    # Those that count tokens ask the part for videos how it merges patches (Qwen-Omni's), which pictures know as well.
+    # Those that count tokens ask the part for videos how it merges patches (Qwen-Omni's): that for pictures knows.
     asked = property(lambda self: self.image_processor)
     rest = type("WithoutVideos", (ProcessorMixin,), {"__init__": keep})
     members = {"__init__": initialise, "__module__": kind.__module__, _OF_VIDEOS: asked}
