@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.facts import cpu_seconds, peak_memory_mib
@@ -14,8 +15,15 @@ from benchmarks.peer_in_turn import ORDER
 from swift.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from swift.contracts import Run, RunSummary, StepResult
     from swift.data.batch import Batch
+    from swift.data.samples import Segment
+
+OWN, PEERS = "swift's", "LLaMA-Factory's"
+WHOSE = ("", OWN, PEERS)
+"""Whose stand-ins a step has."""
 
 
 class PictureLoopInTurn:
@@ -49,17 +57,40 @@ class PictureLoopInTurn:
         return result
 
 
+class LargerStandIns:
+    """A reader of media whose stand-in is as large as that of LLaMA-Factory's collator: a picture of 64×64."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def __call__(self, *given: Any) -> Any:
+        return self._reader(*given)
+
+    def stand_in(self, kinds: Collection[str]) -> Segment:
+        small = (self._reader._pictures.smallest(kind) for kind in sorted(kinds))
+        segment: Segment = self._reader._blank_segment([replace(each, width=64, height=64) for each in small], ())
+        return segment
+
+
 class StandInsInTurn:
-    """Puts a stand-in into every micro-batch without a picture in every other step, and notes CPU seconds of all."""
+    """Puts stand-ins into micro-batches without a picture, and notes CPU seconds of all steps.
+
+    Steps take turns: none, swift's, and one as large as LLaMA-Factory's.
+    """
 
     def __init__(self) -> None:
         self._steps: list[dict[str, Any]] = []
 
     @hookimpl(wrapper=True)
     def swift_train_step(self, run: Run, batch: Batch) -> Generator[None, StepResult, StepResult]:
-        stands_in = batch.step % 2 == 1
+        stands_in = WHOSE[batch.step % len(WHOSE)]
         if stands_in:
-            object.__setattr__(batch, "touch", batch.with_stand_ins().touch)
+            batch.touch = batch.with_stand_ins().touch
+        if stands_in == PEERS:
+            batch.media_reader = LargerStandIns(batch.media_reader)
         begin = time.process_time()
         result = yield
         lacking = sum(not held for held in batch.media_references())

@@ -34,17 +34,18 @@ tiny models with random weights, in float32 on a CPU. No released weights were t
 |---|---|---|---|---|---|---|
 """
 TRAINED = {
-    "torch": "core/train/test_pictures_training.py",
-    "FSDP2": "backend_fsdp/test_fsdp_pictures.py",
-    "DeepSpeed": "backend_deepspeed/test_deepspeed_pictures.py",
-    "Megatron": "backend_megatron/test_megatron_pictures.py",
+    "torch": ("core/train/test_pictures_training.py", "core/train/test_pictures_with_sounds.py"),
+    "FSDP2": ("backend_fsdp/test_fsdp_pictures.py",),
+    "DeepSpeed": ("backend_deepspeed/test_deepspeed_pictures.py",),
+    "Megatron": ("backend_megatron/test_megatron_pictures.py",),
 }
 """Backends, and the tests that name the architectures that they train."""
 ASKED = "core/infer/test_asking_with_pictures.py"
 TAIL = """
 Of models that hear, `qwen2_audio` is trained and asked in tests: padded, padding-free and packed on torch, and on FSDP2
-and ZeRO 3. Videos are shown to models as their pictures, so that what holds for pictures holds for them. vLLM is asked
-about pictures with a LLaVA (`tests/export_vllm/test_serve_pictures.py`).
+and ZeRO 3. `qwen2_5_omni_thinker` reads and hears: its samples hold as many sounds as pictures. Videos are shown to
+models as their pictures, so that what holds for pictures holds for them. vLLM is asked about pictures with a LLaVA
+(`tests/export_vllm/test_serve_pictures.py`).
 
 Processors of Mistral3 and Pixtral need torchvision, and that of SmolVLM torchvision and num2words; neither is an extra
 of swift, and they were not compared. Without torchvision, other processors are made without their part for videos.
@@ -69,7 +70,7 @@ def page() -> str:
 
 def trained_on(kind: str) -> str:
     """Return the backends whose tests train an architecture on pictures."""
-    return ", ".join(name for name, file in TRAINED.items() if _named(kind, file))
+    return ", ".join(name for name, files in TRAINED.items() if any(_named(kind, file) for file in files))
 
 
 def _named(kind: str, file: str) -> bool:

@@ -24,7 +24,7 @@ from picture_runs import (
 )
 from picture_vectors import trained_on_vectors
 from processes import on_processes, succeeded
-from tiny_pictures import OMNI, picture_model
+from tiny_pictures import picture_model
 
 from swift.contracts import Run
 from swift.data.batch import Batch
@@ -78,7 +78,7 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path, monke
             {**ALL, **{"backend.name": "deepspeed", "backend.config": "zero3"}},
         )
     )
-    omni = picture_model(tmp_path / "omni", OMNI)
+    omni = picture_model(tmp_path / "omni", "qwen2_5_omni_thinker")
     for stage, settings in TOGETHER.items():
         more = {**settings, "backend.name": "deepspeed", "backend.config": stage}
         runs.append(partial(trained_on_media, omni, folder, f"{stage} both", more))

@@ -22,7 +22,7 @@ from picture_runs import (
 )
 from picture_vectors import trained_on_vectors
 from processes import on_processes, succeeded
-from tiny_pictures import OMNI, picture_model
+from tiny_pictures import picture_model
 
 from swift.data.batch import Batch
 
@@ -61,7 +61,7 @@ def test_two_processes_learn_from_pictures_as_one_of_torch(tmp_path: Path) -> No
     hears = picture_model(tmp_path / "qwen2_audio", "qwen2_audio")
     sound_folder(folder)
     runs.append(partial(trained_on_sounds, hears, folder, "fsdp sounds", {**ALL, **FSDP}))
-    omni = picture_model(tmp_path / "omni", OMNI)
+    omni = picture_model(tmp_path / "omni", "qwen2_5_omni_thinker")
     for name, (settings, sharded) in TOGETHER.items():
         runs.append(partial(trained_on_media, omni, folder, f"fsdp both {name}", {**settings, **sharded, **FSDP}))
     found = on_processes(2, *runs)

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return picture_model(tmp_path_factory.mktemp("model"), OMNI)
+    return picture_model(tmp_path_factory.mktemp("model"), "qwen2_5_omni_thinker")
 
 
 @pytest.fixture(scope="module")

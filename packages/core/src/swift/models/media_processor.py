@@ -351,7 +351,7 @@ def _frame_of(tokenizer: Any, kind: str, placeholder: str) -> tuple[str, str]:
 
 
 def _named_in(folder: Path) -> str | None:
-    """Return the class that a folder's files name: parts of larger models (Qwen-Omni) are on no list of transformers."""
+    """Return the class that a folder's files name: parts of larger models (Qwen-Omni) are on no list elsewhere."""
     from swift.untrusted import read_json_object
 
     for file in (folder / name for name in FILES):
