@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from tiers import tiered
 from tiny_pictures import picture_files, picture_model, processor_of, sound_files
 from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM, GenerationConfig
@@ -53,13 +54,15 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, picture_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def by_transformers(kind: str, model_folder: Path, folder: Path) -> list[str]:
-    """Answers of the model to each question alone."""
+def by_transformers(kind: str, model_folder: Path, folder: Path, adapter: Path | None = None) -> list[str]:
+    """Answers of the model to each question alone, with an adapter of PEFT where there is one."""
     from PIL import Image
 
     processor = processor_of(kind)
     model: Any = AutoModelForImageTextToText.from_pretrained(model_folder, dtype=torch.float32).eval()
     model.generation_config = GenerationConfig()
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter).eval()
     end = processor.tokenizer.eos_token_id
     answers = []
     for text, held in ASKED:
@@ -95,6 +98,23 @@ def test_answers_are_those_of_transformers(model: tuple[str, Path], folder: Path
         answer.text for _, answer in sorted(speaker.answers(questions, sampling), key=lambda each: each[0])
     ] == expected
     assert ["".join(speaker.stream(question.messages, sampling)) for question in questions] == expected
+
+
+@pytest.mark.full
+def test_answers_with_an_adapter_are_those_of_peft(folder: Path, tmp_path: Path) -> None:
+    path = picture_model(tmp_path / "model", "qwen2_5_vl")
+    torch.manual_seed(1)
+    settings = LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    base = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
+    get_peft_model(base, settings).save_pretrained(tmp_path / "adapter")
+    options = ModelOptions(model=str(path), adapters=str(tmp_path / "adapter"), dtype="float32")
+    speaker = open_speaker(options, say=print)
+    sampling = SamplingOptions(max_new_tokens=NEW).sampling
+    questions = list(read_questions([str(folder / "asked.jsonl")], {}))
+    found = [answer.text for _, answer in sorted(speaker.answers(questions, sampling), key=lambda each: each[0])]
+    speaker.close()
+    expected = by_transformers("qwen2_5_vl", path, folder, tmp_path / "adapter")
+    assert found == expected != by_transformers("qwen2_5_vl", path, folder)
 
 
 def test_scores_of_pictured_prompts_are_those_of_transformers(

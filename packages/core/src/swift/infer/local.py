@@ -159,7 +159,7 @@ class LocalEngine:
 
     def weights(self) -> WeightStream:
         """Yield every weight as it is held, by the names and in the pieces that `update_weights` takes."""
-        names = name_map(base_model(self._decoder))
+        names = name_map(self._decoder)
         tensors = dict(self._decoder.named_parameters(remove_duplicate=False))
         tensors |= dict(self._decoder.named_buffers(remove_duplicate=False))
         for name in names.names():
@@ -202,7 +202,7 @@ class LocalEngine:
 
     def _inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
         """Return the pictures of prompts as the model takes them."""
-        taken = inspect.signature(base_model(self._decoder).forward).parameters
+        taken = inspect.signature(self._decoder.forward).parameters
         made = self._reader.of_prompts(prompts)
         return {name: tensor for name, tensor in made.items() if name != "mm_token_type_ids" or name in taken}
 

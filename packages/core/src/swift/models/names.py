@@ -98,7 +98,8 @@ def name_map_of_skeleton(skeleton: PreTrainedModel) -> NameMap:
 
 def base_model(model: torch.nn.Module) -> PreTrainedModel:
     """Return the transformers model, taken out of PEFT's wrapper if there is one."""
-    inner: Any = model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
+    # What is inside the wrapper has a `peft_config` too.
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inner
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swift.config.media import KINDS
-from swift.data.conversation import Conversation, Unusable, parse_json, parts_of, raw_text, told
+from swift.data.conversation import Conversation, Message, Unusable, parse_json, parts_of, raw_text, told
 from swift.data.conversation import text_of as said_in
 from swift.data.encodings.base import EncodedRow, Encoding, ReadRow
 from swift.data.encodings.embedding import asked_whole, with_media
@@ -89,7 +89,7 @@ def _word(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parts(message: Message) -> list[dict[str, Any]]:
     return parts_of(message) or [_word(message["content"])]
 
 
