@@ -13,9 +13,13 @@ from picture_runs import ALL, FLAT, LORA, STEPS
 from processes import on_processes, succeeded
 from tiny_pictures import OMNI, picture_model, processor_of
 from tiny_runs import Trained
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, GenerationConfig
 
 from swift.data.sounds import open_sound
+from swift.infer.options import ModelOptions, SamplingOptions
+from swift.infer.picture_messages import question_of
+from swift.infer.questions import Question
+from swift.infer.speaker import open_speaker
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +37,14 @@ def one(model: Path, folder: Path) -> Trained:
     return trained_on_media(model, folder, "one", ALL)
 
 
-def asked(folder: Path, number: int) -> tuple[dict[str, Any], int]:
-    """Return what the processor makes of a row, and how many tokens of it are learned."""
+def asked(folder: Path, number: int, *, answered: bool = True) -> tuple[dict[str, Any], int]:
+    """Return what the processor makes of a row, and how many tokens of it are learned; or of its question alone."""
     from PIL import Image
 
     processor = processor_of(OMNI)
     messages = [{"role": "user", "content": parts_of(number)}]
     prompt = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    answer = f"{'low ' * (1 + number % 3)}<|im_end|>"
+    answer = f"{'low ' * (1 + number % 3)}<|im_end|>" if answered else ""
     pictures, sounds = files_of(number)
     given: dict[str, Any] = {"images": [Image.open(folder / each) for each in pictures]} if pictures else {}
     if sounds:
@@ -99,3 +103,24 @@ def test_two_processes_learn_as_one_where_each_has_another_kind(model: Path, fol
         expected = one if name == "two" else trained_on_media(model, folder, "one-lora", lora)
         assert first.losses == pytest.approx(expected.losses, rel=1e-5)
         assert first.grad_norms == pytest.approx(expected.grad_norms, rel=1e-4)
+
+
+@pytest.mark.full
+def test_answers_about_pictures_and_sounds_are_those_of_transformers(model: Path, folder: Path) -> None:
+    numbers = range(len(ROWS) - 1)  # a question has no video that is a list of pictures
+    questions = []
+    for number in numbers:
+        pictures, sounds = files_of(number)
+        held = {"image": [folder / each for each in pictures], "audio": [folder / each for each in sounds]}
+        questions.append(Question([question_of(f"{ROWS[number][0]}What is {number}?", held)]))
+    speaker = open_speaker(ModelOptions(model=str(model), dtype="float32"), say=print)
+    found = dict(speaker.answers(questions, SamplingOptions(max_new_tokens=8).sampling))
+    speaker.close()
+    plainly: Any = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
+    plainly.generation_config = GenerationConfig()
+    tokenizer = processor_of(OMNI).tokenizer
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.eos_token_id}
+    for number in numbers:
+        inputs, _ = asked(folder, number, answered=False)
+        said = plainly.generate(**inputs, do_sample=False, max_new_tokens=8, **ends)[0, inputs["input_ids"].shape[1] :]
+        assert found[number].text == tokenizer.decode(said, skip_special_tokens=True), number
