@@ -172,6 +172,10 @@ def garbage(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text('{"model_type": "nothing"}'), "cannot be read"),
         (kinds_missing, r"validate_layer_type.*: .*must be equal"),
         (lambda folder: transformers.T5Config().save_pretrained(folder), "not a causal language model"),
+        (
+            lambda folder: transformers.Qwen2_5OmniConfig().save_pretrained(folder),
+            r"several in one folder(.|\n)*Qwen2_5OmniThinkerForConditionalGeneration",
+        ),
         (lambda folder: transformers.BertConfig().save_pretrained(folder), "not a causal language model"),
     ],
 )

@@ -99,7 +99,8 @@ def name_map_of_skeleton(skeleton: PreTrainedModel) -> NameMap:
 def base_model(model: torch.nn.Module) -> PreTrainedModel:
     """Return the transformers model, taken out of PEFT's wrapper if there is one."""
     # What is inside the wrapper has a `peft_config` too.
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    unwrapped: Any = getattr(model, "get_base_model", None)
+    inner: Any = model if unwrapped is None else unwrapped()
     return inner
 
 

@@ -16,7 +16,7 @@ import xxhash
 from swift.config.sections import ModelSection
 from swift.config.tasks import CAUSAL_LM, EMBEDDING, HEADED, problem_type_of
 from swift.errors import ModelError
-from swift.models.classes import auto_class, causal_name, has_tower
+from swift.models.classes import auto_class, causal_name, has_tower, towered_class
 from swift.models.config_file import CONFIG, read_config
 from swift.models.files import SafetensorsFolder
 from swift.models.heads import HEAD, HEAD_MODULE, VALUE_HEAD, add_value_head, class_of_task, initial_head, value_head_of
@@ -442,6 +442,15 @@ def _check_causal(config: Any, section: ModelSection) -> None:
 
     reads_both_ways = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     causal = causal_name(config, section) is not None
+    if (thinker := getattr(config, "thinker_config", None)) is not None and not causal:
+        kind = towered_class(thinker)
+        raise ModelError(
+            f"{section.path} is a {config.model_type} model: several in one folder, one of which reads, hears and "
+            "writes.",
+            hint="Save that one by itself, in Python: "
+            + (f"transformers.{kind.__name__}" if kind is not None else "the class of its thinker")
+            + f".from_pretrained({str(section.path)!r}).save_pretrained('thinker'); its processor in the same way.",
+        )
     if not causal or reads_both_ways or getattr(config, "is_encoder_decoder", False):
         raise ModelError(
             f"{section.path} is a {config.model_type} model, which is not a causal language model.",
