@@ -18,10 +18,14 @@ A test of one's own looks on while a run trains:
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from swift.testing.layouts import Layout
+
+# MKL's own allocator keeps a list by thread, around which a process that is forked later may run for ever.
+os.environ.setdefault("MKL_DISABLE_FAST_MM", "1")
 
 if TYPE_CHECKING:
     from swift.testing.cases import CASES, Case
