@@ -129,7 +129,7 @@ def clusters() -> int:
     stamp = CLUSTERS / "setup-fingerprint"
     if stamp.is_file() and stamp.read_text() == pins.read_text():
         return 0
-    say("Ray, moto and s3fs, in an environment of their own")
+    say("Ray, Dask, and object stores with their clients, in an environment of their own")
     install_inside(CLUSTERS, pins.name, pip_settings.for_uv())
     stamp.write_text(pins.read_text())
     return 0

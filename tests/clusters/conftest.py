@@ -18,7 +18,7 @@ if "SWIFT_CLUSTERS" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
 
 PLACE = Path(sys.prefix) / "clusters" / "bin"
-"""Programs of an environment that has all of this one, and Ray, s3fs and moto."""
+"""Programs of an environment that has all of this one, and Ray, Dask, and object stores with their clients."""
 
 
 @pytest.fixture(scope="session")

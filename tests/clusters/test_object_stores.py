@@ -1,39 +1,90 @@
-"""Data, checkpoints and exports in S3, as moto's server is it: other people's client talks to other people's server."""
+"""Data, checkpoints and exports in object stores: other people's clients talk to other people's servers.
+
+Those are moto's server for S3, and an emulator of Google's storage.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from commands import Run
 
-KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
 COPY = """
 import sys
-import s3fs
-store = s3fs.S3FileSystem()
+import fsspec
+store, _ = fsspec.core.url_to_fs(sys.argv[2])
 store.makedirs("bucket", exist_ok=True)
 store.put(sys.argv[1], sys.argv[2], recursive=True)
 """
 FETCH = """
 import sys
-import s3fs
-s3fs.S3FileSystem().get("bucket/", sys.argv[1], recursive=True)
+import fsspec
+store, _ = fsspec.core.url_to_fs(sys.argv[2])
+store.get("bucket/", sys.argv[1], recursive=True)
 """
+
+
+@dataclass(frozen=True)
+class Store:
+    """A kind of store: how its server is started, and what tells clients where that is."""
+
+    protocol: str
+    server: Sequence[str]
+    ready: str
+    variables: Mapping[str, str]
+
+    def words(self, port: int) -> list[str]:
+        return [each.format(port=port) for each in self.server]
+
+    def told(self, port: int) -> dict[str, str]:
+        return {name: each.format(port=port) for name, each in self.variables.items()}
+
+
+S3 = Store(
+    "s3",
+    ("-m", "moto.server", "-H", "127.0.0.1", "-p", "{port}"),
+    "Running on",
+    {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "FSSPEC_S3_ENDPOINT_URL": "http://127.0.0.1:{port}",
+    },
+)
+GOOGLE = Store(
+    "gs",
+    (
+        "-m",
+        "gcp_storage_emulator",
+        "start",
+        "--host=127.0.0.1",
+        "--port={port}",
+        "--in-memory",
+        "--default-bucket=bucket",
+    ),
+    "All services started",
+    {
+        "STORAGE_EMULATOR_HOST": "http://127.0.0.1:{port}",
+        "FSSPEC_GS_TOKEN": "anon",
+        # It would ask by gRPC which kind of bucket there is, for a minute each time.
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+    },
+)
 
 
 class Bucket:
     """A bucket, and commands of swift that know where it is."""
 
-    def __init__(self, folder: Path, port: int, start: Callable[..., Run]) -> None:
-        self.folder = folder
-        self._start = start
-        self._variables = {**KEYS, "FSSPEC_S3_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
-        self.server = start("python", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port), folder=folder / "server")
-        self.server.until("Running on")
+    def __init__(self, store: Store, folder: Path, port: int, start: Callable[..., Run]) -> None:
+        self.folder, self.url = folder, f"{store.protocol}://bucket"
+        self._start, self._variables = start, store.told(port)
+        self.server = start("python", *store.words(port), folder=folder / "server", **self._variables)
+        self.server.until(store.ready)
 
     def python(self, code: str, *words: str) -> None:
         run = self._start("python", "-c", code, *words, folder=self.folder, **self._variables)
@@ -46,10 +97,10 @@ class Bucket:
         return run.output
 
     def contents(self) -> dict[str, bytes]:
-        """Return all that is in the bucket, as s3fs gets it."""
+        """Return all that is in the bucket, as its client gets it."""
         place = self.folder / "fetched"
         shutil.rmtree(place, ignore_errors=True)
-        self.python(FETCH, f"{place}/")
+        self.python(FETCH, f"{place}/", self.url)
         return contents(place)
 
 
@@ -63,11 +114,13 @@ def losses(file: Path) -> dict[int, float]:
 
 
 @pytest.fixture
-def bucket(tiny: Path, tmp_path: Path, ports: list[int], start: Callable[..., Run]) -> Bucket:
+def bucket(
+    request: pytest.FixtureRequest, tiny: Path, tmp_path: Path, ports: list[int], start: Callable[..., Run]
+) -> Bucket:
     """A bucket with the data; the model lies in the folder."""
     (tmp_path / "tiny").symlink_to(tiny)
-    made = Bucket(tmp_path, ports[0], start)
-    made.python(COPY, str(tiny.parent / "data.jsonl"), "bucket/data/rows.jsonl")
+    made = Bucket(getattr(request, "param", S3), tmp_path, ports[0], start)
+    made.python(COPY, str(tiny.parent / "data.jsonl"), f"{made.url}/data/rows.jsonl")
     return made
 
 
@@ -77,13 +130,14 @@ def sft(*words: str) -> list[str]:
     return ["sft", *flags, *even, "--per_device_train_batch_size", "4", "--save_steps", "2", *words]
 
 
-def test_a_run_whose_machine_is_lost_goes_on_from_s3_and_is_exported_to_it(bucket: Bucket) -> None:
-    folder = bucket.folder
-    copied = ["--checkpoint.copy_to", "s3://bucket/runs", "--resume_from_checkpoint", "auto"]
-    data = ["--dataset", "s3://bucket/data/rows.jsonl"]
+@pytest.mark.parametrize("bucket", [S3, GOOGLE], indirect=True, ids=lambda store: store.protocol)
+def test_a_run_whose_machine_is_lost_goes_on_from_the_store_and_is_exported_to_it(bucket: Bucket) -> None:
+    folder, url = bucket.folder, bucket.url
+    copied = ["--checkpoint.copy_to", f"{url}/runs", "--resume_from_checkpoint", "auto"]
+    data = ["--dataset", f"{url}/data/rows.jsonl"]
     bucket.swift(*sft("--max_steps", "6", "--output_dir", "whole", *data))
     said = bucket.swift(*sft("--max_steps", "4", *data, *copied))
-    assert "Copied to s3://bucket/runs/tiny/mine" in said
+    assert f"Copied to {url}/runs/tiny/mine" in said
     local = contents(folder / "output/tiny/mine/checkpoint-4")
     there = bucket.contents()
     assert {name: there[f"runs/tiny/mine/checkpoint-4/{name}"] for name in local} == local
@@ -93,7 +147,7 @@ def test_a_run_whose_machine_is_lost_goes_on_from_s3_and_is_exported_to_it(bucke
     assert list(one) == list(range(1, 7))
     assert one == other
     shutil.rmtree(folder / "output")
-    bucket.swift(*("export", "s3://bucket/runs/tiny/mine", "--to", "hf", "--out", "out", "--push", "s3://bucket/model"))
+    bucket.swift(*("export", f"{url}/runs/tiny/mine", "--to", "hf", "--out", "out", "--push", f"{url}/model"))
     exported, there = contents(folder / "out"), bucket.contents()
     assert {name: there[f"model/{name}"] for name in exported} == exported
 
@@ -101,7 +155,7 @@ def test_a_run_whose_machine_is_lost_goes_on_from_s3_and_is_exported_to_it(bucke
 def test_tokens_in_s3_are_those_that_a_run_makes_of_the_rows(bucket: Bucket) -> None:
     folder = bucket.folder
     bucket.swift("data", "build", "sft", "--model", "tiny", "--dataset", "s3://bucket/data/rows.jsonl", "--out", "made")
-    bucket.python(COPY, "made", "bucket/tokens")
+    bucket.python(COPY, "made", "s3://bucket/tokens")
     for data, output in (("s3://bucket/tokens", "one"), ("s3://bucket/data/rows.jsonl", "other")):
         bucket.swift(*sft("--max_steps", "2", "--dataset", data, "--output_dir", output))
     one, other = (losses(folder / place / "tiny/mine/logging.jsonl") for place in ("one", "other"))

@@ -1,4 +1,4 @@
-"""What a run holds and does besides its policy's steps: roles, engines' models, answers that are drawn and scored."""
+"""The rest of a run beside its policy's steps: roles, engines' models, answers that are drawn and scored."""
 
 from __future__ import annotations
 

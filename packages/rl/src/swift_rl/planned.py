@@ -1,4 +1,4 @@
-"""What rounds hold and do, as planners count it: `Objective.rounds` of this package's objectives."""
+"""Work of rounds, as planners count it: `Objective.rounds` of this package's objectives."""
 
 from __future__ import annotations
 

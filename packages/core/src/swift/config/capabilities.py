@@ -248,4 +248,4 @@ def _advice(lacking: list[Requirement], others: list[str]) -> str:
             f"No installed backend has it (made for it: {', '.join(made_for_it)}). "
             f"Run: {command} and type --backend {made_for_it[0]}, {without}"
         )
-    return f"No installed backend has it. Type: {without.removeprefix('or ')}"
+    return f"No installed backend has it. Use instead: {without.removeprefix('or do without: ')}"

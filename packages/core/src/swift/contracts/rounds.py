@@ -23,7 +23,7 @@ class EngineModel:
 
 @dataclass(frozen=True)
 class RoundWork:
-    """What `Objective.rounds` returns. Counts are means over the steps, for each row of a global batch."""
+    """The answer of `Objective.rounds`. Counts are means over the steps, for each row of a global batch."""
 
     answer_tokens: int = 0
     """Most tokens of an answer; a row has so many more than `data.max_length`, which its prompt may have."""
