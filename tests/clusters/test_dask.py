@@ -12,8 +12,12 @@ WRITE = """
 import sys
 import dask.dataframe
 import pandas
+import pyarrow
+dask.config.set({"dataframe.convert-string": False})  # lists of messages would become texts
 rows = pandas.read_json(sys.argv[1], lines=True)
-dask.dataframe.from_pandas(rows, npartitions=3).to_parquet(sys.argv[2], write_index=False)
+dask.dataframe.from_pandas(rows, npartitions=3).to_parquet(
+    sys.argv[2], write_index=False, schema=pyarrow.Schema.from_pandas(rows, preserve_index=False)
+)
 """
 
 
