@@ -104,7 +104,7 @@ def _read(words: list[str]) -> None:
         passes_on = getattr(command, "passes_on", False)
         typed = read_options(verb, rest, command.options_model, passes_on=passes_on)
         if passes_on:  # to a verb that trains
-            parse([*typed.words, *typed.passed_on], "sft", complete=False)
+            parse([*typed.words, *typed.passed_on], getattr(typed.options, "kind", "sft"), complete=False)
         return
     rest = [word for word in _without_redirection(rest) if not _own_file(word)]
     if verb == "config":
