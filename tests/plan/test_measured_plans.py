@@ -82,10 +82,11 @@ def test_blocks_are_extended_to_all_layers_and_a_failure_stays_one() -> None:
 
 def test_each_phase_of_a_trial_has_a_peak_of_its_own() -> None:
     memory = PeakMemory("cpu")
+    memory.ended()  # what came before may have had more than there is now
     before = memory.ended()
     held = bytearray(b"1") * (64 * 2**20)
     del held
-    assert memory.ended() - before > 60 * 2**20
+    assert memory.ended() - before > 56 * 2**20
     assert memory.ended() - before < 40 * 2**20
 
 
