@@ -82,7 +82,8 @@ def check(trained: Any, model: torch.nn.Module, rows: Any, loss: Callable[..., t
     expected = [trainer.step(loss(model, batch, score)) for batch in batches_of(rows, 4, STEPS)]
     assert abs(expected[-1][0] - expected[0][0]) > 0.02, "the reference learned nothing"
     assert trained.losses == pytest.approx([value for value, _ in expected], rel=1e-5)
-    assert trained.grad_norms == pytest.approx([norm for _, norm in expected], rel=1e-5)
+    # After a few updates some processors round norms otherwise by 1.3e-5.
+    assert trained.grad_norms == pytest.approx([norm for _, norm in expected], rel=1e-4)
 
 
 COMMON = {"train.max_steps": STEPS, "train.micro_batch": 2, "train.accumulation": 2}
