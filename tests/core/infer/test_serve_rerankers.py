@@ -36,7 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained_on(folder: Path, objective: dict[str, Any], system: str | None) -> list[int]:
     """The tokens of a pair up to the answer, as infer, eval and training make them."""
-    source = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(folder))
+    source = SimpleNamespace(tokenizer=AutoTokenizer.from_pretrained(folder), processor=None)
     found: Any = SimpleNamespace(source=source, location=SimpleNamespace(objective=objective))
     asked = YesNo(found, DataSection(system=system, max_length=4096))
     return list(asked.tokens(PAIR[0]["content"], PAIR[1]["content"], "a row"))[:-1]
