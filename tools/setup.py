@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -139,7 +140,27 @@ def make_venv() -> None:
     version = "{}.{}".format(*sys.version_info[:2])
     say(f"{VENV.name} with Python {version}")
     if not (VENV / "lib" / f"python{version}").is_dir() or not PYTHON.exists():
-        run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(VENV)])
+        run([quick_python(), "-m", "venv", "--clear", "--without-pip", str(VENV)])
+
+
+def quick_python(system: Path = Path("/usr/bin")) -> str:
+    """Return this Python, or the system's of the same version where this one was built without optimisations.
+
+    So pyenv builds unless it is told otherwise, and whatever is Python takes a fifth longer; distributions build with a
+    profile.
+    """
+    other = system / "python{}.{}".format(*sys.version_info[:2])
+    optimised = "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS"))
+    if optimised or Path(sys.executable).resolve() == other.resolve() or not is_complete(other):
+        return sys.executable
+    say(f"{sys.executable} was built without optimisations: {other} is taken instead")
+    return str(other)
+
+
+def is_complete(python: Path) -> bool:
+    """Whether it is there, with what distributions put into packages of their own: venv, and headers to compile for."""
+    asked = "import os, sysconfig, venv; assert os.path.isfile(sysconfig.get_config_h_filename())"
+    return python.is_file() and subprocess.run([str(python), "-c", asked], capture_output=True).returncode == 0
 
 
 def install_inside(folder: Path, pins: str, offered: dict[str, str]) -> None:

@@ -189,6 +189,23 @@ def test_heads_that_vllm_cannot_compute_on_the_cpu(
     assert ", ".join(map(str, CPUAttentionBackend.get_supported_head_sizes())) in told
 
 
+@pytest.mark.skipif(
+    "avx512f" in Path("/proc/cpuinfo").read_text(), reason="with AVX-512, vLLM multiplies weights of 4 bits"
+)
+def test_weights_of_4_bits_on_a_processor_that_vllm_cannot_multiply_them_on(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+    import vllm.platforms
+
+    vllm.platforms.current_platform.import_kernels()
+    assert not hasattr(torch.ops._C, "cpu_gemm_wna16")  # what vLLM would end with when it has loaded the model
+    packed = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    told = refused(capsys, str(altered(small, tmp_path / "packed", quantization_config=packed)))
+    assert "has weights of 4 bits" in told
+    assert "--quant w8a8" in told
+
+
 def test_a_port_that_is_taken_says_by_whom(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

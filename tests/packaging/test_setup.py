@@ -80,6 +80,24 @@ def test_what_is_installed_is_compiled_once_even_where_python_is_told_not_to(
     assert compiled.parent.parent.name == "site-packages"
 
 
+def test_a_python_without_optimisations_gives_way_to_a_complete_one_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "python{}.{}".format(*sys.version_info[:2])
+    arguments = {"CONFIG_ARGS": "'--prefix=/somewhere'"}
+    monkeypatch.setattr(setup.sysconfig, "get_config_var", arguments.get)
+    assert setup.quick_python(tmp_path) == sys.executable  # there is none
+
+    other.write_text("#!/bin/sh\nexit 1\n")  # as it ends where venv or the headers are not installed
+    other.chmod(0o755)
+    assert setup.quick_python(tmp_path) == sys.executable
+
+    other.write_text("#!/bin/sh\nexit 0\n")
+    assert setup.quick_python(tmp_path) == str(other)
+    arguments["CONFIG_ARGS"] += " '--enable-optimizations'"
+    assert setup.quick_python(tmp_path) == sys.executable
+
+
 def test_the_makefile_lets_python_keep_bytecode(tmp_path: Path) -> None:
     written = tmp_path / "makefile"
     written.write_text(f"include {setup.ROOT / 'Makefile'}\nprobe:\n\t@echo kept=$$PYTHONDONTWRITEBYTECODE\n")

@@ -26,7 +26,7 @@ from swift_export_vllm.command import check_options
 from swift_export_vllm.interpreter import find_interpreter
 from swift_export_vllm.logprobs import KINDS, SAID, score_of
 from swift_export_vllm.memory import cpu_settings
-from swift_export_vllm.supported import check_heads
+from swift_export_vllm.supported import check_on_cpu
 from swift_export_vllm.tasks import EMBEDDING, GENERATES
 from swift_export_vllm.vllm_installed import QUIET, check_installed, in_plain_words
 from swift_export_vllm.weights_folder import write_weights
@@ -317,7 +317,7 @@ def _load(request: EngineRequest, *, own_process: bool) -> Any:
         else:
             settings |= {"enable_lora": True, "max_lora_rank": rank_of(request.trained_adapter), "max_loras": 1}
     if current_platform.is_cpu():
-        check_heads(request.model, find_interpreter(None))
+        check_on_cpu(request.model, find_interpreter(None))
         settings |= cpu_settings(request)
     settings |= request.options
     try:

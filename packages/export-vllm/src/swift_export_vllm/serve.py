@@ -12,7 +12,7 @@ from swift_export_vllm.command import flags_for, server_command, server_environm
 from swift_export_vllm.interpreter import LIBRARY, on_cpu
 from swift_export_vllm.log import LOG
 from swift_export_vllm.memory import UTILISATION, MemoryShare, check_gpus, gib, need_of, share_of_memory
-from swift_export_vllm.supported import check_heads, check_served
+from swift_export_vllm.supported import check_on_cpu, check_served
 
 
 class VllmProgram:
@@ -25,7 +25,7 @@ class VllmProgram:
         """Refuse models, heads and adapters that vLLM would refuse after it has loaded everything else."""
         request = dataclasses.replace(request, passed_on=flags_for(request.passed_on, interpreter))
         check_served(request.model, interpreter)
-        check_heads(request.model, interpreter)
+        check_on_cpu(request.model, interpreter)
         for adapter in request.adapters.values():
             check_adapter(adapter)
         return request

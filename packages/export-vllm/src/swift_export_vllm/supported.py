@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import mmap
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,10 @@ _REGISTRY = "model_executor/models/registry.py"
 _TABLE = "_VLLM_MODELS"
 _ATTENTION_ON_CPU = "v1/attention/backends/cpu_attn.py"
 _SIZES = "get_supported_head_sizes"
+_WITHOUT_AVX512 = "_C_AVX2.abi3.so"
+_KERNEL_OF_4_BITS = b"cpu_gemm_wna16"
+_OF_4_BITS = ("awq", "gptq", "pack-quantized")
+"""How config.json says that weights of few bits lie together in one number: by its method, or by its format."""
 _GENERATING = "ForCausalLM"
 _CONVERTED = ("ForSequenceClassification", "Model")
 """Ends of the names of architectures that vLLM converts the generating model of a family to."""
@@ -100,10 +105,39 @@ def _runs(name: str, known: frozenset[str]) -> bool:
     return name in known or not known.isdisjoint(made_of)
 
 
-def check_heads(model: Path, interpreter: Interpreter) -> None:
+def check_on_cpu(model: Path, interpreter: Interpreter) -> None:
+    """Refuse what vLLM has no code for on the CPU, which it finds out when it has loaded the model."""
+    if on_cpu(interpreter):
+        _check_heads(model, interpreter)
+        _check_bits(model, interpreter)
+
+
+def _check_bits(model: Path, interpreter: Interpreter) -> None:
+    """Of vLLM's two libraries for processors, the one for those without AVX-512 has fewer kernels."""
+    said: Any = read_json_object(model / "config.json", ModelError).get("quantization_config") or {}
+    packed = isinstance(said, dict) and {said.get("quant_method"), said.get("format")} & {*_OF_4_BITS}
+    library = interpreter.folder / _WITHOUT_AVX512
+    if not packed or _has_avx512() or not library.is_file():
+        return
+    with library.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(_KERNEL_OF_4_BITS) >= 0:
+            return
+    raise ModelError(
+        f"{model} has weights of 4 bits, which {interpreter} cannot multiply on this processor: its kernels for them "
+        "need AVX-512.",
+        hint="Serve it on another machine, or export with 8 bits: --quant w8a8. swift infer MODEL needs no vLLM.",
+    )
+
+
+def _has_avx512() -> bool:
+    told = Path("/proc/cpuinfo")
+    return not told.is_file() or "avx512f" in told.read_text(encoding="utf-8")
+
+
+def _check_heads(model: Path, interpreter: Interpreter) -> None:
     """On the CPU, vLLM has attention for some sizes of heads only, and finds out with the first question."""
     file = interpreter.folder / _ATTENTION_ON_CPU
-    if not on_cpu(interpreter) or not file.is_file():
+    if not file.is_file():
         return
     sizes = [
         ast.literal_eval(statement.value)

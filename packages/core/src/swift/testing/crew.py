@@ -6,19 +6,24 @@ costs its job, not the rest of the list: the crew is replaced and continues with
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import multiprocessing.connection
 import os
 import random
+import re
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +33,8 @@ torch.set_num_threads(1)
 
 PATIENCE = 240.0
 """Seconds that a job may take."""
+ASKED = signal.SIGUSR2
+"""A process that gets it writes down where it is."""
 GRACE = 30.0
 """Seconds that the others have to come to their end when one process has failed."""
 
@@ -35,6 +42,7 @@ PORTS = (20_000, 29_999)
 """Below those that the system gives out, so that a port is still free when its job begins."""
 
 Job = Callable[[], Any]
+_SINCE_THE_FORK = re.compile(r"\n.* in _work\n")
 
 
 @dataclass(frozen=True)
@@ -59,9 +67,10 @@ def run_jobs(
     Every process finds the environment that `torchrun` would give it. With `fresh` each job has processes of its own.
     """
     answers: list[list[Any]] = []
-    while len(answers) < len(jobs):
-        left = jobs[len(answers) :]
-        answers += _one_crew(size, left[:1] if fresh else left, environment or {})
+    with tempfile.TemporaryDirectory(prefix="swift-crew-") as folder:
+        while len(answers) < len(jobs):
+            left = jobs[len(answers) :]
+            answers += _one_crew(Path(folder), size, left[:1] if fresh else left, environment or {})
     return answers
 
 
@@ -75,7 +84,7 @@ def succeeded(answers: list[Any]) -> list[Any]:
     return answers
 
 
-def _one_crew(size: int, jobs: Sequence[Job], environment: dict[str, str]) -> list[list[Any]]:
+def _one_crew(folder: Path, size: int, jobs: Sequence[Job], environment: dict[str, str]) -> list[list[Any]]:
     """Return results of the first jobs: all of them, or those up to one that went wrong."""
     context = multiprocessing.get_context("fork")
     ports = [free_port() for _ in jobs]
@@ -83,7 +92,7 @@ def _one_crew(size: int, jobs: Sequence[Job], environment: dict[str, str]) -> li
     gc.freeze()  # what is there already is none of the children's garbage: looking for it would copy all of it
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)
-        worker = context.Process(target=_work, args=(rank, size, ports, jobs, environment, sender))
+        worker = context.Process(target=_work, args=(rank, size, ports, jobs, environment, sender, folder))
         worker.start()
         sender.close()
         pipes.append(receiver)
@@ -92,7 +101,7 @@ def _one_crew(size: int, jobs: Sequence[Job], environment: dict[str, str]) -> li
     done: list[list[Any]] = []
     try:
         for _ in jobs:
-            answers = _answers(pipes)
+            answers = _answers(pipes, partial(_where, folder, workers))
             done.append([each.value if isinstance(each, FinalResult) else each for each in answers])
             if any(isinstance(each, Lost | FinalResult | BaseException) for each in answers):
                 break
@@ -104,7 +113,7 @@ def _one_crew(size: int, jobs: Sequence[Job], environment: dict[str, str]) -> li
     return done
 
 
-def _answers(pipes: Sequence[Any]) -> list[Any]:
+def _answers(pipes: Sequence[Any], where: Callable[[int], str]) -> list[Any]:
     """Receive one result from each process; once one has failed, the others are waited for only a little longer."""
     answers: list[Any] = [None] * len(pipes)
     waiting = set(range(len(pipes)))
@@ -120,14 +129,33 @@ def _answers(pipes: Sequence[Any]) -> list[Any]:
             if isinstance(answers[rank], Lost | BaseException):
                 deadline = min(deadline, time.monotonic() + GRACE)
     for rank in waiting:
-        answers[rank] = Lost("did not come to an end")
+        answers[rank] = Lost(f"did not come to an end{where(rank)}")
     return answers
 
 
+def _where(folder: Path, workers: Sequence[Any], rank: int) -> str:
+    """Return what the threads of a process are doing, which it writes down when it is asked."""
+    with suppress(ProcessLookupError):
+        os.kill(workers[rank].pid, ASKED)
+    time.sleep(1)
+    written = folder / str(rank)
+    threads = written.read_text(errors="replace").strip().split("\n\n") if written.is_file() else []
+    told = "\n".join(_SINCE_THE_FORK.split(thread)[0] for thread in threads)
+    return f". Where it was:\n{told}" if told else ""
+
+
 def _work(
-    rank: int, size: int, ports: Sequence[int], jobs: Sequence[Job], environment: dict[str, str], pipe: Any
+    rank: int,
+    size: int,
+    ports: Sequence[int],
+    jobs: Sequence[Job],
+    environment: dict[str, str],
+    pipe: Any,
+    folder: Path,
 ) -> None:
     os.setpgrp()
+    told = (folder / str(rank)).open("w")
+    faulthandler.register(ASKED, file=told)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", **environment)
     _forget_threads_of_the_parent()
