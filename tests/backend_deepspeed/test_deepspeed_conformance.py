@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import ClassVar
 
-from kit_cases import ALL_CASES, GKD, GRPO, MIXED_PICTURES, SHARED_CRITIC, all_of_text, chosen
+from kit_cases import ALL_CASES, GKD, MIXED_PICTURES, SHARED_CRITIC, all_of_text, chosen, combined
 
 from swift.testing import BackendConformance, Layout
 
@@ -48,7 +48,7 @@ class TestDeepSpeed(BackendConformance):
             4,
             {"tp": 2, "dp_shard": 2},
             zero("zero2"),
-            cases=chosen("packed", "dpo, lora", "reward", GRPO),
+            cases=combined("packed", "dpo, lora"),
             without=NOT_CUT,
         ),
         Layout(2, {"dp_replicate": 2}, zero("zero0"), cases=chosen("accumulated", GKD)),
@@ -59,7 +59,7 @@ class TestDeepSpeed(BackendConformance):
             zero("zero2"),
             cases=chosen("clipped hard, tied", "accumulated", "packed", "lora", HEADED_LORA, "bfloat16", "negatives"),
         ),
-        Layout(4, {"dp_shard": 4}, zero("zero3"), cases=chosen("packed")),
+        Layout(4, {"dp_shard": 4}, zero("zero3"), cases=combined("packed")),
         Layout(2, {"dp_shard": 2}, zero("zero2_offload"), cases=chosen("accumulated", "lora")),
         Layout(2, {"dp_shard": 2}, zero("zero3_offload"), cases=chosen("dpo, lora", "bfloat16")),
         Layout(2, {"dp_shard": 2}, {"backend.config": NVME}, "nvme", cases=chosen("accumulated", "lora", "reward")),
@@ -71,7 +71,7 @@ class TestDeepSpeed(BackendConformance):
                 "packed", "checkpointed", "dpo, lora", "float16", "reward", "embedding", "negatives, lora, packed"
             ),
         ),
-        Layout(4, {"ulysses": 2, "dp_shard": 2}, zero("zero3"), cases=chosen("packed")),
+        Layout(4, {"ulysses": 2, "dp_shard": 2}, zero("zero3"), cases=combined("packed")),
         Layout(
             2, {"tp": 2}, zero("zero1"), cases=chosen("clipped hard, tied", "accumulated", "dpo, lora"), without=NOT_CUT
         ),

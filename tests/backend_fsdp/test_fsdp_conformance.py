@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit_cases import ALL_CASES, GKD, GRPO, MIXED_PICTURES, SHARED_CRITIC, VIT, all_of_text, chosen
+from kit_cases import ALL_CASES, GKD, GRPO, MIXED_PICTURES, VIT, all_of_text, chosen, combined
 
 from swift.testing import BackendConformance, Layout
 
@@ -20,11 +20,11 @@ class TestFsdp(BackendConformance):
         Layout(
             4,
             {"tp": 2, "dp_shard": 2},
-            cases=chosen("packed", "dpo, lora", "reward", "negatives", SHARED_CRITIC),
+            cases=combined("packed", "dpo, lora", "negatives"),
             without=NO_DORA,
         ),
-        Layout(4, {"dp_shard": 4}, cases=chosen("packed")),
-        Layout(4, {"dp_replicate": 2, "dp_shard": 2}, cases=chosen("dpo, lora")),
+        Layout(4, {"dp_shard": 4}, cases=combined("packed")),
+        Layout(4, {"dp_replicate": 2, "dp_shard": 2}, cases=combined("dpo, lora")),
         Layout(
             2,
             {"tp": 2},
@@ -33,7 +33,7 @@ class TestFsdp(BackendConformance):
         ),
         Layout(2, {"ulysses": 2}, cases=chosen("packed", "checkpointed", "dpo, lora", "reward", "value", GRPO, VIT)),
         Layout(2, {"cp": 2}, cases=chosen("packed", "lora", "bfloat16", HEADED_LORA, "embedding", NEGATIVES_LORA, GKD)),
-        Layout(4, {"cp": 2, "dp_shard": 2}, cases=chosen("packed")),
+        Layout(4, {"cp": 2, "dp_shard": 2}, cases=combined("packed")),
         Layout(
             2,
             {"dp_shard": 2},

@@ -7,7 +7,6 @@ from typing import ClassVar
 import pytest
 from kit_cases import (
     ALL_CASES,
-    GKD,
     GRPO,
     OF_TEXT,
     OTHER_OPTIMIZER,
@@ -16,6 +15,7 @@ from kit_cases import (
     VIT,
     all_of_text,
     chosen,
+    combined,
 )
 
 from swift.plugins.load import load_backend
@@ -37,18 +37,7 @@ class TestMegatron(BackendConformance):
         Layout(
             4,
             {"tp": 2, "pp": 2, "sequence_parallel": True},
-            cases=chosen(
-                "clipped hard, tied",
-                "packed",
-                "dpo, lora",
-                "reward",
-                "seq_cls, lora, packed",
-                "negatives, lora, packed",
-                "tokens",
-                GRPO,
-                GKD,
-                SHARED_CRITIC,
-            ),
+            cases=combined("clipped hard, tied", "packed", "dpo, lora", "seq_cls, lora, packed", "tokens", GRPO),
         ),
         Layout(
             2,
@@ -79,7 +68,7 @@ class TestMegatron(BackendConformance):
         Layout(
             4,
             {"cp": 2, "tp": 2, "sequence_parallel": True},
-            cases=chosen("packed", "reward", "value", "embedding", "tokens, packed, lora"),
+            cases=combined("packed", "embedding", "tokens, packed, lora"),
         ),
     )
 
@@ -100,7 +89,7 @@ class TestMegatronStages(BackendConformance):
             {"pp": 2},
             cases=chosen("clipped hard, tied", "accumulated", "a part of the weights", "dpo, lora", "bfloat16", VIT),
         ),
-        Layout(4, {"pp": 4}, cases=chosen("dpo, lora")),
+        Layout(4, {"pp": 4}, cases=combined("dpo, lora")),
         Layout(
             2,
             {"pp": 2, "vpp": 2},
@@ -125,7 +114,7 @@ class TestMegatronExperts(BackendConformance):
             {"ep": 2},
             cases=chosen("packed", "a part of the weights", "dpo, lora", "reward", "negatives", "bfloat16", GRPO),
         ),
-        Layout(4, {"ep": 2, "pp": 2}, cases=chosen("dpo, lora")),
+        Layout(4, {"ep": 2, "pp": 2}, cases=combined("dpo, lora")),
         Layout(2, {"ep": 2}, {"backend.dispatcher": "allgather"}, "allgather", cases=chosen()),
         Layout(2, {"tp": 2}, cases=chosen("dpo, lora")),
         Layout(2, {"tp": 2, "ep": 2, "sequence_parallel": True}, cases=chosen("packed")),

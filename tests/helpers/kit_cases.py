@@ -2,7 +2,9 @@
 
 A layout that shares its code with another is tried with the cases that go through what is its own. Between them, the
 layouts of a backend go through every part more than once: clipping, accumulation, packing, tied weights, adapters,
-reference models, lower precisions. `tests/engines` tries adapters and preferences on more of them.
+reference models, lower precisions. Four processes on two cores cost most: where they combine what other layouts have
+apart, they are tried with what the combination could spoil. `tests/engines` tries adapters and preferences on more of
+them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,11 @@ MIXED_PICTURES, PICTURES_LORA, VIT, TWO_KINDS = "pictures, mixed", "pictures, lo
 def chosen(*names: str) -> frozenset[str] | None:
     """Return the plainest case, the one about values of tokens, and these; None is all."""
     return None if WHOLE_KIT else frozenset({"clipped", "tokens", *names})
+
+
+def combined(*names: str) -> frozenset[str] | None:
+    """Return the plainest case and these, where four processes divide in ways that have layouts of their own."""
+    return None if WHOLE_KIT else frozenset({"clipped", *names})
 
 
 def all_of_text(*names: str) -> frozenset[str] | None:

@@ -89,7 +89,8 @@ def test_eight_bits_go_on_as_adamw_on_every_engine_and_back(tmp_path: Path) -> N
         assert run.grad_norms == pytest.approx(plain.grad_norms, rel=1e-4), name
         assert_near(stored(run.folder / f"checkpoint-{THEN}"), states, 1e-4)
         assert other.losses == pytest.approx(expected.losses, rel=1e-4), name
-        assert_near(stored(other.folder / f"checkpoint-{LAST}"), again, 1e-3)
+        # A moment between two of the 256 codes may be rounded to either, on some processors.
+        assert_near(stored(other.folder / f"checkpoint-{LAST}"), again, 4e-3)
 
 
 @pytest.mark.full

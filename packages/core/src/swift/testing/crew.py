@@ -31,7 +31,7 @@ import torch
 # Threads do not survive a fork.
 torch.set_num_threads(1)
 
-PATIENCE = 240.0
+PATIENCE = 420.0
 """Seconds that a job may take."""
 ASKED = signal.SIGUSR2
 """A process that gets it writes down where it is."""
