@@ -1,6 +1,6 @@
 """Data, checkpoints and exports in object stores: other people's clients talk to other people's servers.
 
-Those are moto's server for S3, and an emulator of Google's storage.
+Those are moto's server for S3, an emulator of Google's storage, and for the Hub the part of it that `hub.py` is.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ COPY = """
 import sys
 import fsspec
 store, _ = fsspec.core.url_to_fs(sys.argv[2])
-store.makedirs("bucket", exist_ok=True)
+if sys.argv[2].partition("://")[0] != "hf":
+    store.makedirs("bucket", exist_ok=True)
 store.put(sys.argv[1], sys.argv[2], recursive=True)
 """
 FETCH = """
 import sys
 import fsspec
 store, _ = fsspec.core.url_to_fs(sys.argv[2])
-store.get("bucket/", sys.argv[1], recursive=True)
+store.get(store._strip_protocol(sys.argv[2]) + "/", sys.argv[1], recursive=True)
 """
 
 
@@ -37,6 +38,7 @@ class Store:
     server: Sequence[str]
     ready: str
     variables: Mapping[str, str]
+    root: str = "bucket"
 
     def words(self, port: int) -> list[str]:
         return [each.format(port=port) for each in self.server]
@@ -75,13 +77,20 @@ GOOGLE = Store(
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
     },
 )
+HUB = Store(
+    "hf",
+    (str(Path(__file__).with_name("hub.py")), "{port}"),
+    "Hub is ready",
+    {"HF_ENDPOINT": "http://127.0.0.1:{port}", "HF_HUB_OFFLINE": "0"},
+    root="datasets/me/mine",
+)
 
 
 class Bucket:
     """A bucket, and commands of swift that know where it is."""
 
     def __init__(self, store: Store, folder: Path, port: int, start: Callable[..., Run]) -> None:
-        self.folder, self.url = folder, f"{store.protocol}://bucket"
+        self.folder, self.url = folder, f"{store.protocol}://{store.root}"
         self._start, self._variables = start, store.told(port)
         self.server = start("python", *store.words(port), folder=folder / "server", **self._variables)
         self.server.until(store.ready)
@@ -130,7 +139,7 @@ def sft(*words: str) -> list[str]:
     return ["sft", *flags, *even, "--per_device_train_batch_size", "4", "--save_steps", "2", *words]
 
 
-@pytest.mark.parametrize("bucket", [S3, GOOGLE], indirect=True, ids=lambda store: store.protocol)
+@pytest.mark.parametrize("bucket", [S3, GOOGLE, HUB], indirect=True, ids=lambda store: store.protocol)
 def test_a_run_whose_machine_is_lost_goes_on_from_the_store_and_is_exported_to_it(bucket: Bucket) -> None:
     folder, url = bucket.folder, bucket.url
     copied = ["--checkpoint.copy_to", f"{url}/runs", "--resume_from_checkpoint", "auto"]
