@@ -30,6 +30,8 @@ _INERT = (
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
 )
 _STAGE = "deepspeed.runtime.zero.config.ZeroStageEnum"
+_STAGES = ("disabled", "optimizer_states", "gradients", "weights")
+"""Its members, by number."""
 
 
 def open_native(folder: Path) -> ForeignCheckpoint | None:
@@ -71,7 +73,14 @@ class _Nothing:
 
 def _known_classes() -> AbstractContextManager[Any]:
     allowed: list[Any] = [(_Nothing, name) for name in _INERT]
-    return torch.serialization.safe_globals([*allowed, (int, _STAGE)])
+    return torch.serialization.safe_globals([*allowed, (int, _STAGE), (_stage_named, "builtins.getattr")])
+
+
+def _stage_named(kind: Any, name: str) -> int:
+    """Return a stage as Python 3.11.0 to 3.11.3 pickles it: getattr(ZeroStageEnum, "gradients"), and no other."""
+    if kind is not int:
+        raise ValueError("only a stage of ZeRO is got by its name")
+    return _STAGES.index(name)
 
 
 def _load(file: Path) -> Any:

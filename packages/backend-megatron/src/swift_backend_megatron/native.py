@@ -13,6 +13,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Collection, Mapping
+from enum import EnumType
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,7 +206,14 @@ class _Unpickler(pickle._Unpickler):
             return getattr(torch, name)
         if (module, name) == ("torch.serialization", "_get_layout"):
             return lambda _: torch.strided
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         return _Ignored
+
+
+def _member(kind: Any, name: str) -> Any:
+    """Return a member of an enumeration as Python 3.11.0 to 3.11.3 pickles it, and no other attribute."""
+    return kind[name] if isinstance(kind, EnumType) else _Ignored()
 
 
 def _common(folder: Path) -> Mapping[str, Any]:
