@@ -273,6 +273,30 @@ def test_a_pickle_that_does_things_is_not_run(place: Path, tmp_path: Path) -> No
     assert not (tmp_path / "harm").exists()
 
 
+class ByName:
+    """What Python 3.11.0 to 3.11.3 makes of a member of an enumeration, when it pickles it."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self.reduced = (getattr, (kind, name))
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+def test_a_stage_is_read_that_an_older_python_saved_by_its_name_and_no_other_attribute(tmp_path: Path) -> None:
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    from swift_backend_deepspeed import native
+
+    file = tmp_path / "states.pt"
+    for stage in (ZeroStageEnum.disabled, *set(ZeroStageEnum)):
+        torch.save({"zero_stage": ByName(ZeroStageEnum, stage.name)}, file)
+        assert native._load(file) == {"zero_stage": stage.value}
+    torch.save({"zero_stage": ByName(ZeroStageEnum, "__class__")}, file)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        native._load(file)
+
+
 def test_a_missing_process_and_a_folder_of_something_else_are_named(place: Path, tmp_path: Path) -> None:
     import shutil
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -156,3 +157,25 @@ def test_another_model_is_refused(saved: Callable[[str], Path], tmp_path: Path) 
     ((answer,),) = on_processes(1, convert)
     assert isinstance(answer, CheckpointError), answer
     assert "--model" in (answer.hint or "")
+
+
+class ByName:
+    """What Python 3.11.0 to 3.11.3 makes of a member of an enumeration, when it pickles it."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self.reduced = (getattr, (kind, name))
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+def test_a_format_is_read_that_an_older_python_saved_by_its_name_and_no_other_attribute() -> None:
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+    from swift_backend_megatron import native
+
+    plain = _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    kinds = [(_MEM_FORMAT_ENCODING, plain.name), (Path, "touch")]
+    found, other = (native._Unpickler(io.BytesIO(pickle.dumps(ByName(*each)))).load() for each in kinds)
+    assert found is plain
+    assert isinstance(other, native._Ignored)

@@ -113,7 +113,7 @@ def check_on_cpu(model: Path, interpreter: Interpreter) -> None:
 
 
 def _check_bits(model: Path, interpreter: Interpreter) -> None:
-    """Refuse weights of 4 bits where vLLM loads its library for processors without AVX-512: it has no kernel for them."""
+    """Refuse weights of 4 bits where vLLM's library for processors without AVX-512 has no kernel for them."""
     said: Any = read_json_object(model / "config.json", ModelError).get("quantization_config") or {}
     packed = isinstance(said, dict) and {said.get("quant_method"), said.get("format")} & {*_OF_4_BITS}
     library = interpreter.folder / _WITHOUT_AVX512
