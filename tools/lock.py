@@ -33,6 +33,7 @@ def main() -> None:
     there = {pinned(entry) for entry in everything}
     write("harness.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "harness")))
     write("sentences.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "sentences")))
+    write("vision.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "vision")))
     write("site.txt", entries(export("--only-group", "site")))
     write("clusters.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "clusters")))
     write("trackers.txt", beyond(there, export("--only-group", "trackers")))

@@ -1,9 +1,9 @@
 """Writes docs/reference/picture-architectures.md: what was proven for each architecture that reads pictures.
 
-    python tools/picture_architectures.py
+    .venv/vision/bin/python tools/picture_architectures.py
 
-It makes a tiny model of each with random weights and compares, in about a minute. A test compares the page with what it
-finds.
+That environment has torchvision, which some need. It makes a tiny model of each with random weights and compares, in
+about a minute. Tests compare the page with what they find.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "picture-architectures.md"
 HEAD = """# Architectures that read pictures
 
-<!-- Written by `python tools/picture_architectures.py`. Do not edit. -->
+<!-- Written by `.venv/vision/bin/python tools/picture_architectures.py`. Do not edit. -->
 
 No architecture is on a list in swift: the processor of a model says what a picture becomes, and before it trains each
 run compares samples with pictures that share a batch with each of them alone. This page holds what comes of that for
@@ -34,7 +34,11 @@ tiny models with random weights, in float32 on a CPU. No released weights were t
 |---|---|---|---|---|---|---|
 """
 TRAINED = {
-    "torch": ("core/train/test_pictures_training.py", "core/train/test_pictures_with_sounds.py"),
+    "torch": (
+        "core/train/test_pictures_training.py",
+        "core/train/test_pictures_with_sounds.py",
+        "core/train/test_pictures_with_torchvision.py",
+    ),
     "FSDP2": ("backend_fsdp/test_fsdp_pictures.py",),
     "DeepSpeed": ("backend_deepspeed/test_deepspeed_pictures.py",),
     "Megatron": ("backend_megatron/test_megatron_pictures.py",),
@@ -47,8 +51,9 @@ and ZeRO 3. `qwen2_5_omni_thinker` reads and hears: its samples hold as many sou
 models as their pictures, so that what holds for pictures holds for them. vLLM is asked about pictures with a LLaVA
 (`tests/export_vllm/test_serve_pictures.py`).
 
-Processors of Mistral3 and Pixtral need torchvision, and that of SmolVLM torchvision and num2words; neither is an extra
-of swift, and they were not compared. Without torchvision, other processors are made without their part for videos.
+Processors of Mistral3, Pixtral (a `llava` with another tower) and SmolVLM need torchvision or num2words, which the
+extra `vision` brings: these three were compared with it. Without torchvision, other processors are made without their
+part for videos.
 
 LLaVA-OneVision's processor cuts pictures into tiles, unless it is told that several belong to one text: swift gives it
 pictures one by one, so each is cut into tiles.

@@ -26,6 +26,7 @@ STAMP = VENV / "setup-fingerprint"
 HARNESS = VENV / "harness"
 TRACKERS = VENV / "trackers"
 SENTENCES = VENV / "sentences"
+VISION = VENV / "vision"
 SITE = VENV / "site"
 CLUSTERS = VENV / "clusters"
 PINS = ROOT / "requirements"
@@ -96,6 +97,8 @@ def install() -> None:
     install_inside(TRACKERS, "trackers.txt", offered)
     say("sentence-transformers, in an environment of its own")
     install_inside(SENTENCES, "sentences.txt", offered)
+    say("torchvision, in an environment of its own")
+    install_inside(VISION, "vision.txt", offered)
     say("what is built here: deepspeed")
     built_here = {**offered, "DS_BUILD_OPS": "0", **({} if has_nvidia_driver() else {"DS_ACCELERATOR": "cpu"})}
     built = ("--no-deps", "--no-build-isolation", "--require-hashes", "--requirement", str(PINS / "built.txt"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from tiny_pictures import picture_files, sound_files
 from tiny_runs import Trained, run_training
 from transformers import AutoModelForImageTextToText
@@ -55,6 +57,46 @@ def trained_on_pictures(model: Path, folder: Path, name: str, settings: dict[str
     return run_training(
         model, folder / "runs", picture_rows(), {**SETTINGS, **paths, **settings, "logging.run_name": name}, **more
     )
+
+
+def plainly_trained(
+    processor: Any, model_folder: Path, folder: Path, taught: str, rate_of: Callable[[str], float] = lambda _: 1e-3
+) -> tuple[list[float], list[float]]:
+    """Return losses and gradient norms of a loop over the rows, each of which is asked of the model alone."""
+    model: Any = AutoModelForImageTextToText.from_pretrained(model_folder, dtype=torch.float32)
+    named = [(name, parameter) for name, parameter in model.named_parameters() if _is_taught(name, taught)]
+    chosen = [parameter for _, parameter in named]
+    groups = [{"params": [parameter], "lr": rate_of(name)} for name, parameter in named]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.0)
+    losses, norms = [], []
+    for step in range(STEPS):
+        sums, count = torch.zeros(()), 0
+        for number in range(4 * step, 4 * step + 4):
+            content = [*({"type": "image"} for _ in HELD[number]), {"type": "text", "text": f"What is {number}?"}]
+            messages = [{"role": "user", "content": content}]
+            prompt = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            images = [Image.open(folder / f"{each}.png") for each in HELD[number]] or None
+            text = [f"{prompt}{'red ' * (1 + number % 3)}<|im_end|>\n"]
+            inputs = processor(text=text, images=images, return_tensors="pt", add_special_tokens=False)
+            ids = inputs["input_ids"][0]
+            learned = len(processor.tokenizer("red " * (1 + number % 3), add_special_tokens=False)["input_ids"]) + 1
+            logps = model(**inputs).logits[0].log_softmax(-1)
+            at = range(len(ids) - 1 - learned, len(ids) - 1)
+            sums = sums - sum(logps[place - 1, ids[place]] for place in at)
+            count += learned
+        loss = sums / count
+        loss.backward()
+        for parameter in chosen:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        norms.append(float(torch.stack([each.grad.norm() for each in chosen if each.grad is not None]).norm()))
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+        losses.append(float(loss))
+    return losses, norms
+
+
+def _is_taught(name: str, taught: str) -> bool:
+    return taught == "all" or not ("visual" in name or "vision" in name or "projector" in name)
 
 
 def sound_folder(folder: Path) -> Path:

@@ -43,6 +43,15 @@ _FULL: dict[str, Any] = {"vision_feature_select_strategy": "full"}
 _SIZES: list[list[tuple[int, int]]] = [[(56, 56)], [(84, 56), (56, 112)], [(90, 61)], []]
 """The pictures of each sample of a batch."""
 _OF_ROW = [(56, 56), (90, 61)]
+_PIXTRAL = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+_PIXTRAL_TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 14,
+    "image_size": 112,
+}
 Parts = tuple[Any, Any, Any]
 """A configuration, the class of the model, and its processor."""
 
@@ -58,13 +67,7 @@ class Proven:
 
 def proven(kind: str) -> Proven:
     """Compare samples that share a batch with each of them alone, asked of the model itself."""
-    config, model_class, processor = ARCHITECTURES[kind]()
-    torch.manual_seed(0)
-    model = model_class(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() >= 2:
-                parameter.normal_(std=0.08)
+    model, processor = _made(kind)
     model.eval()
     rules = MediaProcessor(processor, DataSection())
     positions = getattr(model.base_model, "get_rope_index", None)
@@ -299,6 +302,50 @@ def _aya_vision() -> Parts:
     return config, transformers.AyaVisionForConditionalGeneration, processor
 
 
+def _mistral3() -> Parts:
+    tokenizer = tokenizer_with(_PIXTRAL, {})
+    tower = {**_PIXTRAL_TOWER, "model_type": "pixtral"}
+    config = transformers.Mistral3Config(
+        text_config={"model_type": "mistral", **TEXT, "head_dim": 8}, vision_config=tower, spatial_merge_size=2,
+        vision_feature_layer=-1, image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"), tie_word_embeddings=False,
+    )  # fmt: skip
+    return config, transformers.Mistral3ForConditionalGeneration, _processor_of_pixtral(tokenizer, spatial_merge_size=2)
+
+
+def _pixtral() -> Parts:
+    """Make the LLaVA with Pixtral's tower and processor, as Pixtral-12B is released for transformers."""
+    tokenizer = tokenizer_with(_PIXTRAL, {})
+    tower = {**_PIXTRAL_TOWER, "model_type": "pixtral"}
+    config = transformers.LlavaConfig(
+        text_config={"model_type": "mistral", **TEXT, "head_dim": 8}, vision_config=tower, vision_feature_layer=-1,
+        image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"), **_FULL,
+    )  # fmt: skip
+    return config, transformers.LlavaForConditionalGeneration, _processor_of_pixtral(tokenizer)
+
+
+def _processor_of_pixtral(tokenizer: Any, **sizes: int) -> Any:
+    images = transformers.PixtralImageProcessor(patch_size=14, size={"longest_edge": 112})
+    return transformers.PixtralProcessor(
+        images, tokenizer, patch_size=14, chat_template=chat_template("[IMG]"), **sizes
+    )
+
+
+def _smolvlm() -> Parts:
+    tiles = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
+    special = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", "<video>", *tiles)
+    tokenizer = tokenizer_with(special, {})
+    tower = {name: value for name, value in SIGLIP.items() if name not in ("model_type", "vision_use_head")}
+    config = transformers.SmolVLMConfig(
+        text_config={"model_type": "llama", **TEXT}, vision_config=tower, scale_factor=2, pad_token_id=0,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+    )  # fmt: skip
+    images = transformers.SmolVLMImageProcessor(size={"longest_edge": 112}, max_image_size={"longest_edge": 56})
+    processor = transformers.SmolVLMProcessor(
+        images, tokenizer, transformers.SmolVLMVideoProcessor(), image_seq_len=4, chat_template=chat_template("<image>")
+    )
+    return config, transformers.SmolVLMForConditionalGeneration, processor
+
+
 ARCHITECTURES: dict[str, Callable[[], Parts]] = {
     "llava": lambda: _qwen("llava"),
     "llava_next": _llava_next,
@@ -314,4 +361,30 @@ ARCHITECTURES: dict[str, Callable[[], Parts]] = {
     "gemma3": _gemma3,
     "aya_vision": _aya_vision,
     OMNI: lambda: _qwen(OMNI),
+    "mistral3": _mistral3,
+    "pixtral": _pixtral,
+    "smolvlm": _smolvlm,
 }
+NEED_TORCHVISION = ("mistral3", "pixtral", "smolvlm")
+"""Those whose processors are made with torchvision alone."""
+
+
+def architecture_model(folder: Path, kind: str) -> Path:
+    """Write a model of one of them."""
+    model, processor = _made(kind)
+    model.save_pretrained(folder)
+    processor.tokenizer.chat_template = processor.chat_template
+    processor.save_pretrained(folder)
+    return folder
+
+
+def _made(kind: str) -> tuple[Any, Any]:
+    """Make a model whose weights all tell, and its processor."""
+    config, model_class, processor = ARCHITECTURES[kind]()
+    torch.manual_seed(0)
+    model = model_class(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(std=0.08)
+    return model, processor

@@ -9,7 +9,7 @@ import tiny_architectures
 import torch
 import transformers
 from picture_architectures import trained_on
-from tiny_architectures import ARCHITECTURES, proven, rows_are_read
+from tiny_architectures import ARCHITECTURES, NEED_TORCHVISION, proven, rows_are_read
 from transformers.utils import is_torchvision_available
 
 from swift.errors import ModelError
@@ -30,7 +30,15 @@ def test_the_list_holds_what_is_compared() -> None:
     assert {kind: cells[4] for kind, cells in LISTED.items()} == {kind: trained_on(kind) for kind in LISTED}
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+WITHOUT_TORCHVISION = pytest.mark.skipif(
+    not is_torchvision_available(), reason="needs torchvision: test_with_torchvision.py runs it where that is"
+)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=WITHOUT_TORCHVISION if kind in NEED_TORCHVISION else ()) for kind in ARCHITECTURES],
+)
 def test_rows_and_layouts_of_an_architecture_are_as_listed(kind: str) -> None:
     rows, *layouts, _, _ = LISTED[kind]
     assert rows_are_read(kind) == (rows == "equal")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from swift.torchvision_ops import declare_missing_operators
 from swift.version import __version__
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ __all__ = [
     "__version__",
     "hookimpl",
 ]
+
+
+declare_missing_operators()  # before anything imports transformers, which imports torchvision wherever it is
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ from swift.data.sounds import length_at, open_sound
 from swift.data.template import ChatTemplate
 from swift.data.videos import open_frame
 from swift.errors import ModelError, SwiftError
-from swift.models.opening import as_model_error
+from swift.models.opening import as_model_error, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,7 @@ _OF_TEXT = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token
 BLANK = "blank:"
 """The source of what stands in where a process has none: it has a size, and no file."""
 _OF_VIDEOS = "video_processor"
+_INSTALL = "Type: pip install 'swift-core[vision]'"
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 """What processors call the media of a kind."""
 _TOO_FEW = 28
@@ -296,7 +297,10 @@ def load_processor(folder: Path, config: Any, tokenizer: Any, *, trust_remote_co
     with as_model_error(
         f"The processor of {folder}, which prepares pictures, cannot be read", hint="Copy its files again."
     ):
-        processor = kind.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+        try:
+            processor = kind.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+        except ImportError as error:
+            raise ModelError(f"{kind.__name__}, which prepares pictures: {first_line(error)}", hint=_INSTALL) from error
     processor.tokenizer = tokenizer
     return processor if any(_placeholder(processor, kind) is not None for kind in KINDS) else None
 
@@ -365,19 +369,31 @@ def _processor_class(config: Any, folder: Path) -> Any:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
     from transformers.utils import is_torchvision_available
 
-    name = PROCESSOR_MAPPING_NAMES.get(config.model_type) or _named_in(folder)
-    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    # What a folder names comes first: Pixtral is a LLaVA with another processor.
+    names = (_named_in(folder), PROCESSOR_MAPPING_NAMES.get(config.model_type))
+    found = (getattr(transformers, name, None) for name in names if isinstance(name, str))
+    kind = next((each for each in found if getattr(each, "is_dummy", False) or hasattr(each, "get_attributes")), None)
     if kind is not None and getattr(kind, "is_dummy", False):
         raise ModelError(
-            f"{name}, which prepares the pictures of this model, needs packages that are not installed: "
+            f"{kind.__name__}, which prepares the pictures of this model, needs packages that are not installed: "
             f"{', '.join(kind._backends)}.",
-            hint=f"Type: pip install {' '.join(kind._backends)}",
+            hint=_INSTALL,
         )
     if kind is None or not _MAKERS & set(kind.get_attributes()):
         return None
-    if _OF_VIDEOS in kind.get_attributes() and not is_torchvision_available():
+    if _OF_VIDEOS in kind.get_attributes() and not (is_torchvision_available() and _tells_of_videos(folder)):
         return for_pictures_alone(kind)
     return kind
+
+
+def _tells_of_videos(folder: Path) -> bool:
+    """Return whether a folder has a part for videos: not where it was saved without torchvision."""
+    from swift.untrusted import read_json_object
+
+    whole, *parts = (folder / name for name in FILES)
+    if any(file.is_file() for file in parts):  # that for pictures is taken for videos too
+        return True
+    return whole.is_file() and _OF_VIDEOS in read_json_object(whole, ModelError)
 
 
 def for_pictures_alone(kind: Any) -> Any:
@@ -387,10 +403,12 @@ def for_pictures_alone(kind: Any) -> Any:
     parts = kind.get_attributes()
     signature = inspect.signature(kind.__init__)
     left = signature.replace(parameters=[each for name, each in signature.parameters.items() if name != _OF_VIDEOS])
+    is_required = signature.parameters[_OF_VIDEOS].default is inspect.Parameter.empty
 
     def initialise(self: Any, *given: Any, **named: Any) -> None:
         taken = left.bind(self, *given, **named).arguments
-        kind.__init__(**{name: value for name, value in taken.items() if name != "kwargs"}, **taken.get("kwargs", {}))
+        more = taken.pop("kwargs", {}) | ({_OF_VIDEOS: None} if is_required else {})
+        kind.__init__(**taken, **more)
 
     def keep(self: Any, *given: Any, **named: Any) -> None:  # what the class hands on, a part for videos included
         named |= dict(zip(parts, given, strict=False))

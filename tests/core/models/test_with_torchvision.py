@@ -1,0 +1,35 @@
+"""What needs torchvision, or is otherwise where it is installed: it has an environment of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PYTHON = Path(sys.prefix) / "vision" / "bin" / "python"
+"""Of an environment that has all of this one, and torchvision."""
+FILES = (HERE / "test_picture_architectures.py", HERE.parent / "train" / "test_pictures_with_torchvision.py")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_architectures_and_training_with_torchvision() -> None:
+    """The tests that wait for torchvision pass in its environment."""
+    chosen = "as_listed[mistral3] or as_listed[pixtral] or as_listed[smolvlm] or as_listed[qwen2_5_vl] or torchvision"
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *FILES]
+    answer = subprocess.run(command, env=outer, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout[-6000:] + answer.stderr[-2000:]
+    assert "skipped" not in answer.stdout, answer.stdout[-2000:]
+
+
+@pytest.mark.full
+def test_torchvision_is_imported_beside_a_torch_that_it_was_not_built_for() -> None:
+    """Without swift it is not, where torch was built for CPUs alone: then everything of transformers fails."""
+    both = "import swift, torchvision; from transformers import PixtralProcessor, Qwen3ForCausalLM"
+    answer = subprocess.run([PYTHON, "-c", both], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
