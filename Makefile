@@ -37,8 +37,9 @@ clusters: setup ## Ray, a store as S3 is, and Kubernetes' own models: examples a
 	@$(PYTHON) tools/setup.py clusters
 	@SWIFT_CLUSTERS=1 $(BIN)/python -m pytest tests/clusters
 
-conformance: setup ## The conformance kit on every backend, with every case in every layout, and compiled QLoRA
+conformance: setup ## The conformance kit on every backend, with every case in every layout, and all that is rare
 	@SWIFT_WHOLE_KIT=1 $(BIN)/python -m pytest tests -k "conformance or catches or compiled"
+	@SWIFT_WHOLE_KIT=1 $(BIN)/python -m pytest tests -m rare -n 2
 
 matrix: setup ## Every engine's checkpoint resumed on every engine; writes docs/reference/resume-matrix.md
 	@SWIFT_WHOLE_MATRIX=1 SWIFT_MATRIX_RESULTS=docs/reference/resume-matrix.json $(BIN)/python -m pytest tests/engines/test_matrix.py

@@ -74,6 +74,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=longest_first)
+    if "SWIFT_WHOLE_KIT" not in os.environ and (rare := [item for item in items if item.get_closest_marker("rare")]):
+        config.hook.pytest_deselected(items=rare)
+        items[:] = [item for item in items if not item.get_closest_marker("rare")]
     needing_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not needing_gpu or os.environ.get("SWIFT_GPU_TESTS_ON") == "cpu":  # a dry run of the tests themselves
         return

@@ -80,6 +80,11 @@ PAIRS = {
     "ulysses of four, packed, zero 3": Pair(settings={"parallel.ulysses": 4, **PACKED, **THREE}, processes=4),
 }
 QUICK = ("qwen3-moe, lora, zero 2", "qwen2, biases, tensor parallel, zero 1")
+RARE = (
+    *("llama, zero 3", "gemma, zero 2", "gpt-2, zero 3", "qwen2, with biases, zero 1", "llama, tensor parallel"),
+    *("modules to save, zero 3", "lora+, zero 2", "orpo, zero 2", "rm, zero 3", "reranker, zero 3"),
+)
+"""Of which others combine what they try."""
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +99,6 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         del os.environ["DS_ACCELERATOR"]
 
 
-@pytest.mark.parametrize("name", tiered(PAIRS, QUICK))
+@pytest.mark.parametrize("name", tiered(PAIRS, QUICK, RARE))
 def test_processes_of_deepspeed_give_the_numbers_of_one_of_torch(both: dict[str, Both], name: str) -> None:
     assert_equal(both[name])

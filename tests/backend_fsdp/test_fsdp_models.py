@@ -70,6 +70,11 @@ PAIRS = {
     "ulysses x hsdp": Pair(settings={"parallel.ulysses": 2, "parallel.dp_replicate": 2}, processes=4),
 }
 QUICK = ("gpt-2, context parallel", "ulysses of four, packed", "bnb-nf4")
+RARE = (
+    *("llama", "gemma", "mistral", "qwen2, with biases", "gpt-2", "qwen3-moe", "mistral, ulysses"),
+    *("mistral, context parallel", "modules to save", "reranker, lora", "ulysses of four", "ulysses x fsdp"),
+)
+"""Of which others combine what they try."""
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +83,6 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return run_pairs(tmp_path_factory.mktemp("models"), chosen, "fsdp")
 
 
-@pytest.mark.parametrize("name", tiered(PAIRS, QUICK))
+@pytest.mark.parametrize("name", tiered(PAIRS, QUICK, RARE))
 def test_processes_of_fsdp_give_the_numbers_of_one_of_torch(both: dict[str, Both], name: str) -> None:
     assert_equal(both[name])

@@ -137,6 +137,11 @@ PAIRS = {
     "replicas of sharded optimizers": Pair(settings={"parallel.dp_replicate": 2, "parallel.dp_shard": 2}, processes=4),
 }
 QUICK = ("tied, stages, lora", "everything at once")
+RARE = (
+    *("llama", "qwen2, with biases", "mistral", "tied, stages", "odd vocabulary", "qwen3-moe, lora", "deepseek v3"),
+    *("lora plus", "selective recomputation", "orpo", "reranker, tensors in stages", "context parallel, packed"),
+)
+"""Of which others combine what they try."""
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +150,6 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return run_pairs(tmp_path_factory.mktemp("models"), chosen, "megatron")
 
 
-@pytest.mark.parametrize("name", tiered(PAIRS, QUICK))
+@pytest.mark.parametrize("name", tiered(PAIRS, QUICK, RARE))
 def test_processes_of_megatron_give_the_numbers_of_one_of_torch(both: dict[str, Both], name: str) -> None:
     assert_equal(both[name])

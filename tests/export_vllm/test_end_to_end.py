@@ -22,6 +22,7 @@ import torch
 from processes import on_processes, succeeded
 from safetensors import safe_open
 from served import READY, Served, serving
+from tiers import tiered
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift.cli.main import run as swift
@@ -48,8 +49,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", tiered(ENGINES, (), ("fsdp", "zero3")))
 def test_what_was_trained_is_what_answers(engine: str, task: Path, tmp_path: Path) -> None:
     checkpoint = trained(engine, task, tmp_path / "runs")
     exported = tmp_path / "exported"

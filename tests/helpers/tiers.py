@@ -1,13 +1,13 @@
-"""Which tests wait for `make test-all`, and how tests are dealt out to several processes.
+"""Which tests wait for `make test-all` or `make conformance`, and how tests are dealt out to several processes.
 
-`make test` runs what has not the marker `full`, `make test-all` everything in one run. Most get the marker by hand;
-those of the conformance kit get it here, from their layout and case, and `tiered` gives it to most values of a
-parameter.
+`make test` runs what has neither the marker `full` nor `rare`, `make test-all` what is not `rare`, in one run, and
+`make conformance` what is: further variants of things that the others have tried. Most get a marker by hand; those of
+the conformance kit get `full` here, from their layout and case, and `tiered` gives both to values of a parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -60,9 +60,18 @@ APART = ("tests/export_vllm/test_end_to_end.py", "tests/export_vllm/test_quantis
 """Files whose tests share nothing that takes long."""
 
 
-def tiered(values: Iterable[Any], quick: Collection[Any]) -> list[Any]:
-    """Returns values to parametrise a test with, of which all but a few wait for `make test-all`."""
-    return [pytest.param(each, marks=() if each in quick else pytest.mark.full) for each in values]
+def tiered(values: Iterable[Any], quick: Collection[Any], rare: Collection[Any] = ()) -> list[Any]:
+    """Returns values to parametrise a test with: all but the quick ones wait for `make test-all`, the rare ones longer.
+
+    Of a test that waits as a whole, none is quick.
+    """
+    if unknown := {*quick, *rare} - {*values}:
+        raise ValueError(f"not among the values: {unknown}")
+    return [pytest.param(each, marks=_marks(each in quick, each in rare)) for each in values]
+
+
+def _marks(quick: bool, rare: bool) -> Sequence[pytest.MarkDecorator]:
+    return (pytest.mark.rare,) if rare else () if quick else (pytest.mark.full,)
 
 
 def selected(request: pytest.FixtureRequest, parameter: str) -> list[Any]:

@@ -84,6 +84,8 @@ def test_a_clear_answer_passes_and_leaves_the_process_as_it_was(tmp_path: Path) 
 def test_every_tenth_case_is_in_the_quick_run(tmp_path: Path) -> None:
     parameters = sampled([Case(str(number), named) for number in range(30)])
     assert [parameter.id for parameter in parameters if not parameter.marks] == ["0", "10", "20"]
+    rare = [parameter.id for parameter in parameters if [mark.name for mark in parameter.marks] == ["rare"]]
+    assert rare == [str(number) for number in range(1, 30, 2)]
     with pytest.raises(ValueError, match="same name: twice"):
         sampled([Case("twice", named), Case("twice", named)])
 

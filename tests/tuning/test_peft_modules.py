@@ -13,6 +13,7 @@ from peft import PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dic
 from plain_torch import batches_of, conversation_tokens, likelihood_trajectory
 from processes import on_processes, succeeded
 from safetensors.torch import load_file
+from tiers import tiered
 from tiny_runs import Trained, conversations, run_training, write_model
 
 from swift.config.sections import ExportSection
@@ -106,8 +107,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tra
     return model, {kind: trained(model, folder, kind, {"optim.eps": 1e-6}) for kind in KINDS}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", tiered(LAYOUTS, (), ("two processes", "fsdp", "zero 2")))
 def test_other_adapters_have_the_numbers_of_one_process(
     tmp_path: Path, layout: str, alone: tuple[Path, dict[str, Trained]]
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import tiered
 from tiny_runs import run_training
 
 from swift.demo.model import write_model
@@ -55,8 +56,7 @@ def ranked(folder: Path, kind: str, *, random_labels: bool = False, seed: int = 
     return float(trained.lines[steps]["eval_mrr"])
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, (), ("pointwise",)))
 def test_the_right_document_rises_and_where_labels_are_random_it_does_not(tmp_path: Path, kind: str) -> None:
     assert ranked(tmp_path / "learned", kind) >= 0.95
     assert ranked(tmp_path / "control", kind, random_labels=True, steps=60) < 0.45  # by chance: 0.34
