@@ -18,6 +18,7 @@ pytest_plugins = ["times"]
 
 # Before anything imports torch or huggingface_hub, which read these once. Commands that tests start inherit them.
 CACHE = Path(tempfile.mkdtemp(prefix="swift-tests-cache-"))
+LEDGER = CACHE / "plans.jsonl"
 os.environ.update(
     OMP_NUM_THREADS="1",
     # Its own allocator keeps a list by thread, which a process that is forked after threads have used it runs around
@@ -30,6 +31,8 @@ os.environ.update(
     # Kernels for the instructions that the processor reports. Without this every process tries each set of them first,
     # by compiling a program and starting Python with torch, which takes longer than most kernels.
     TORCHINDUCTOR_VEC_ISA_OK="1",
+    # Of one test each: what runs of others took would be the bars of its plans.
+    SWIFT_PLAN_LEDGER=str(LEDGER),
     # Of the whole session: what one worker has compiled, the others find.
     TORCHINDUCTOR_CACHE_DIR=os.environ.setdefault("SWIFT_TESTS_COMPILED", str(CACHE / "inductor")),
     # Also of the whole session: what vLLM has found out about classes of models, by importing all of itself for each.
@@ -52,6 +55,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # at a fork may have threads, which the fork has not, and would end it with an abort: there it is left alone.
 gc.set_threshold(20_000, 20, 20)
 os.register_at_fork(after_in_child=gc.freeze)
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_runs() -> None:
+    """Begin with an empty ledger of plans."""
+    LEDGER.unlink(missing_ok=True)
 
 
 def pytest_unconfigure() -> None:

@@ -1,4 +1,4 @@
-"""`--report_to plan`: what was predicted of a run beside what was measured, in its folder and in the ledger."""
+"""What was predicted of a run beside what was measured, in its folder and in the ledger; more by `--report_to plan`."""
 
 from __future__ import annotations
 
@@ -50,6 +50,21 @@ def test_a_run_says_how_its_plan_did(tmp_path: Path, own_ledger: Path) -> None:
     (of_trace,) = ledger.entries("torch", "cpu", level=1)
     assert (of_trace.predicted_bytes, of_trace.measured_bytes) == (traced["peak_bytes"], entry.measured_bytes)
     assert weights == 4 * entry.parameters
+
+
+def test_every_run_is_compared_with_its_plan_without_a_word(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    write_jsonl(tmp_path / "rows.jsonl", conversations(16))
+    words = "sft --model model --dataset rows.jsonl --max_steps 1 --save_strategy no --output_dir out"
+    ended = typed(words.split(), tmp_path)
+    assert ended.code == 0, ended.output
+    (file,) = (tmp_path / "out").rglob("plan.json")
+    content = json.loads(file.read_text())
+    (entry,) = ledger.entries("torch", "cpu")
+    assert content["measured"]["peak_bytes"] == entry.measured_bytes
+    assert content["predicted"]["peak_bytes"] == pytest.approx(entry.predicted_bytes, abs=1)
+    assert "traced" not in content
+    assert "The plan said" not in ended.output
 
 
 def test_what_the_plan_said_stands_beside_what_it_is_and_where_the_time_went() -> None:

@@ -1,4 +1,4 @@
-"""`--report_to plan`: `plan.json` in the run's folder, what was predicted beside what was measured."""
+"""`plan.json` in the folder of every run, what was predicted beside what was measured; with `--report_to plan` more."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from swift.contracts import Run, RunSummary, StepRecord, StepResult, StepShares
     from swift.data.batch import Batch
 
-FILE_NAME = "plan.json"
+NAME, FILE_NAME = "plan", "plan.json"
 _WARM = 2
 """Steps that are left out of the time of a step, where there are others: the first ones compile and fill caches."""
 
@@ -96,17 +96,19 @@ class PlanObserver:
             "step_seconds": planned.time.total,
         }
         differs = {"peak": entry.residual("bytes"), "step": entry.residual("seconds")}
-        traced = _traced(run, max(self._tokens))
+        # Tracing takes seconds, and a sentence the user's attention: both are for who asks for them.
+        is_asked_for = NAME in run.config.logging.report_to
+        traced = _traced(run, max(self._tokens)) if is_asked_for else {}
         _write(
             run,
             {
-                "level": 0, "predicted": predicted, "traced": traced, "measured": measured,
+                "level": 0, "predicted": predicted, **({"traced": traced} if traced else {}), "measured": measured,
                 "measured_above_predicted": differs,
             },
         )  # fmt: skip
-        earlier = ledger.entries(entry.backend, entry.device)
-        errors = [log1p(each.residual("seconds")) for each in earlier if each.measured_seconds > 0]
-        if planned.time.total > 0:
+        if is_asked_for and planned.time.total > 0:
+            earlier = ledger.entries(entry.backend, entry.device)
+            errors = [log1p(each.residual("seconds")) for each in earlier if each.measured_seconds > 0]
             run.say(verdict(Bars(errors).around(planned.time.total), seconds, parts))
         if summary.status == "completed":
             ledger.add(entry)

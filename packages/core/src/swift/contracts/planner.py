@@ -62,6 +62,9 @@ class Planner(Protocol):
         It may have a method `expect(run, words, verb)`, which returns an `ExpectedMemory` within a few tenths of a
         second, or None: forms ask at every change, to show whether a run fits while it is being typed.
 
+        An observer of the same name that the distribution brings is told of every run, whether `--report_to` names it
+        or not, so that runs are compared with their plans.
+
         With a method `lacking(run, peak)` it explains a run that has run out of memory, whose process had so many bytes
         at most: it returns lines that are shown below the error, or None.
         """

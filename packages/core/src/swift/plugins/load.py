@@ -23,6 +23,8 @@ from swift.version import __version__
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from swift.config.sections import Config
+
 
 _PASSED: set[tuple[PluginEntry, type]] = set()
 """Classes whose plugins have passed: one command selects a plugin several times, and looking costs milliseconds."""
@@ -67,6 +69,18 @@ def load_objective(name: str) -> LoadedPlugin:
 def load_observers(names: Iterable[str]) -> list[LoadedPlugin]:
     """Return the observers of these names, in this order."""
     return [load(find("swift.observers", name)) for name in names]
+
+
+def observers_of(config: Config) -> list[LoadedPlugin]:
+    """Return the observers of a run: those that it names, and those of installed planners."""
+    return load_observers(dict.fromkeys((*config.observers, *_of_planners())))
+
+
+def _of_planners() -> list[str]:
+    """Return the names of observers that have the name and the distribution of a planner."""
+    planners = {(each.name, each.distribution) for each in list_plugins("swift.planners") if each.allowed}
+    observers = [each for each in list_plugins("swift.observers") if each.allowed]
+    return [each.name for each in observers if (each.name, each.distribution) in planners]
 
 
 def load_optimizer(name: str) -> LoadedPlugin:

@@ -41,7 +41,7 @@ from swift.optim.schedule import Schedule
 from swift.plugins.blame import explained
 from swift.plugins.fingerprint import compare_fingerprints, fingerprint
 from swift.plugins.hooks import Hooks, open_hooks
-from swift.plugins.load import load_backend, load_objective, load_observers
+from swift.plugins.load import load_backend, load_objective, observers_of
 from swift.plugins.objective import for_training_set, make_objective, roles_of
 from swift.processes.comms import Comms
 from swift.processes.group import current_world
@@ -103,7 +103,7 @@ def open_job(
     are models that the run holds besides its policy, opened after it.
     """
     config = parsed.config
-    hooks = open_hooks(load_backend(config.backend.name), observers=load_observers(config.observers))
+    hooks = open_hooks(load_backend(config.backend.name), observers=observers_of(config))
     world = current_world()
     run = Run(
         config=config,
