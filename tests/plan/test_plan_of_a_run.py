@@ -9,7 +9,7 @@ import pytest
 from commands import typed
 from tiny_runs import conversations, write_jsonl, write_model
 
-from swift_plan import ledger
+from swift_plan import ledger, observer
 from swift_plan.bars import Bars
 from swift_plan.observer import verdict
 
@@ -65,6 +65,23 @@ def test_every_run_is_compared_with_its_plan_without_a_word(tmp_path: Path) -> N
     assert content["predicted"]["peak_bytes"] == pytest.approx(entry.predicted_bytes, abs=1)
     assert "traced" not in content
     assert "The plan said" not in ended.output
+
+
+def test_a_run_that_cannot_be_counted_ends_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(*_: object) -> None:
+        raise KeyError("hidden_size")
+
+    monkeypatch.setattr(observer, "_planned", planned)
+    write_model(tmp_path / "model")
+    write_jsonl(tmp_path / "rows.jsonl", conversations(16))
+    words = "sft --model model --dataset rows.jsonl --max_steps 1 --save_strategy no --output_dir out"
+    ended = typed(words.split(), tmp_path)
+    assert ended.code == 0, ended.output
+    assert "hidden_size" not in ended.output
+    (file,) = (tmp_path / "out").rglob("plan.json")
+    assert json.loads(file.read_text())["not_counted"] == "KeyError: 'hidden_size'"
+    ended = typed([*words.split(), "--report_to", "console", "plan"], tmp_path)
+    assert "hidden_size" in ended.output
 
 
 def test_what_the_plan_said_stands_beside_what_it_is_and_where_the_time_went() -> None:

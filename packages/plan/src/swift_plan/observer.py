@@ -1,9 +1,13 @@
-"""`plan.json` in the folder of every run, what was predicted beside what was measured; with `--report_to plan` more."""
+"""`plan.json` in the folder of every run, what was predicted beside what was measured; with `--report_to plan` more.
+
+Every process of every run imports this: the planner itself is imported at the end, by the one that writes the file.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from math import log1p
 from statistics import median
@@ -11,20 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from swift.errors import SwiftError
 from swift.hookspecs import hookimpl
-from swift.planning import PlannedBackend
-from swift_plan import ledger
-from swift_plan.bars import Bar, Bars
-from swift_plan.cluster import CPU
-from swift_plan.known import config_of
-from swift_plan.machine import PROGRAM, this_machine
-from swift_plan.search import Candidate, counted
-from swift_plan.shape import shape_of
 from swift_plan.watching import TrialWatch, is_trial
-from swift_plan.workload import Workload
 
 if TYPE_CHECKING:
     from swift.contracts import Run, RunSummary, StepRecord, StepResult, StepShares
     from swift.data.batch import Batch
+    from swift_plan.bars import Bar
+    from swift_plan.search import Candidate
 
 NAME, FILE_NAME = "plan", "plan.json"
 _WARM = 2
@@ -63,6 +60,10 @@ class PlanObserver:
         """Write the comparison, and add it to the ledger."""
         if not self._seconds or self._watch is not None:
             return
+        from swift_plan import ledger
+        from swift_plan.bars import Bars
+        from swift_plan.machine import this_machine
+
         seconds = median(self._seconds[_WARM:] or self._seconds)
         measured: dict[str, Any] = {
             "peak_bytes": round(self._peak),
@@ -72,10 +73,17 @@ class PlanObserver:
         parts = {name: seconds * part for name, part in _mean_fractions(self._shares).items()}
         if parts:
             measured["seconds"] = parts
+        # Tracing takes seconds, and a sentence the user's attention: both are for who asks for them.
+        is_asked_for = NAME in run.config.logging.report_to
         try:
             planned = _planned(run, max(self._tokens))
         except SwiftError as error:
             _write(run, {"not_counted": error.message, "measured": measured})
+            return
+        except Exception as error:
+            if is_asked_for:
+                raise
+            _write(run, {"not_counted": f"{type(error).__name__}: {error}", "measured": measured})
             return
         device = run.topology.device.partition(":")[0]
         entry = ledger.LedgerEntry(
@@ -96,8 +104,6 @@ class PlanObserver:
             "step_seconds": planned.time.total,
         }
         differs = {"peak": entry.residual("bytes"), "step": entry.residual("seconds")}
-        # Tracing takes seconds, and a sentence the user's attention: both are for who asks for them.
-        is_asked_for = NAME in run.config.logging.report_to
         traced = _traced(run, max(self._tokens)) if is_asked_for else {}
         _write(
             run,
@@ -111,7 +117,8 @@ class PlanObserver:
             errors = [log1p(each.residual("seconds")) for each in earlier if each.measured_seconds > 0]
             run.say(verdict(Bars(errors).around(planned.time.total), seconds, parts))
         if summary.status == "completed":
-            ledger.add(entry)
+            with nullcontext() if is_asked_for else suppress(OSError):  # a home that cannot be written into
+                ledger.add(entry)
             if traced.get("basis") == "traced":
                 ledger.add(replace(entry, level=1, predicted_bytes=float(traced["peak_bytes"])))
 
@@ -148,6 +155,15 @@ def _traced(run: Run, tokens: int) -> dict[str, Any]:
 
 def _planned(run: Run, tokens: int, level: int = 0) -> Candidate:
     """Return what the planner says of this run, for the tokens that its largest step had."""
+    from swift.planning import PlannedBackend
+    from swift_plan import ledger
+    from swift_plan.cluster import CPU
+    from swift_plan.known import config_of
+    from swift_plan.machine import PROGRAM, this_machine
+    from swift_plan.search import counted
+    from swift_plan.shape import shape_of
+    from swift_plan.workload import Workload
+
     backend = PlannedBackend.of_run(run)
     config = config_of(run.config.model.path or "")
     shape = shape_of(config, run.config.model.path or "")
