@@ -102,6 +102,32 @@ def test_two_torchruns_make_one_group(place: Path) -> None:
     assert together.count("step 3/3") == 1
 
 
+TWICE = """
+import os, time
+from swift import Trainer
+
+args = {"backend": "fsdp", "device": "cpu", "max_steps": 2, "save_steps": 1}
+for name in ("first", "second"):
+    time.sleep(2 * (os.environ["RANK"] == "0"))
+    Trainer("tiny", {**args, "run_name": name}, "data.jsonl").train()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os._exit(1)
+"""
+
+
+@pytest.mark.full
+def test_a_script_that_trains_twice_runs_under_torchrun(place: Path) -> None:
+    (place / "twice.py").write_text(TWICE)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    with started([sys.executable, *launcher, "twice.py"], place) as run:
+        assert run.code() == 0, run.output
+        assert run.leaves_nothing()
+    # Started once more, each run finds itself at its end.
+    assert run.output.count("step 2/2") == 2
+    resumed = re.findall(r"Resuming from .*/(.*/checkpoint-\d)", run.output)
+    assert resumed == ["first/checkpoint-2", "second/checkpoint-2"]
+
+
 @pytest.mark.full
 def test_two_slurm_tasks_make_one_group(place: Path) -> None:
     task = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from swift.config.obstacles import no_cuda
 from swift.contracts import World
 from swift.errors import UnsupportedPlan
+from swift.processes.meeting import meet
 
 _joined = False
 """Whether the group of this process is one that `join_group` made."""
@@ -46,12 +46,13 @@ def join_group(device: torch.device, world: World, *, timeout: timedelta, alone:
     # Groups that an engine makes of this one without saying how long to wait: torch's own default would be shorter.
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]  # read at each use
     global _joined
-    own: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if world.size == 1 else {}
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
+        store=HashStore() if world.size == 1 else meet(world, timeout),
+        rank=world.rank,
+        world_size=world.size,
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
-        **own,
     )
     _joined = True
 

@@ -87,7 +87,7 @@ def succeeded(answers: list[Any]) -> list[Any]:
 def _one_crew(folder: Path, size: int, jobs: Sequence[Job], environment: dict[str, str]) -> list[list[Any]]:
     """Return results of the first jobs: all of them, or those up to one that went wrong."""
     context = multiprocessing.get_context("fork")
-    ports = [free_port() for _ in jobs]
+    ports = _free_ports(len(jobs))
     pipes, workers = [], []
     gc.freeze()  # what is there already is none of the children's garbage: looking for it would copy all of it
     for rank in range(size):
@@ -190,6 +190,14 @@ def _end(worker: Any) -> None:
     except (ProcessLookupError, PermissionError):
         worker.kill()
     worker.join(5)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that are free, each another."""
+    ports: dict[int, None] = {}
+    while len(ports) < count:
+        ports[free_port()] = None
+    return list(ports)
 
 
 def free_port() -> int:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 120.0
 """Seconds within which the processes of a run that is started again must have ended."""
+_runs = 0
+"""How many runs this process has begun: a script may train several, and all of them anew when it is restarted."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class StartPoint:
 
 def find_start(config: Config, comms: Comms) -> StartPoint:
     """Find where to start: the user's checkpoint, or for 'auto' and elastic restarts the run's own last one."""
-    launchers = tuple(sorted({each for each in comms.gather(elastic_launcher()) if each is not None}))
+    launchers = _launchers_of_next_run(comms)
     named = config.checkpoint.resume
     auto = named == "auto" and not Path("auto").exists()
     model = config.model.path or "model"
@@ -71,6 +73,14 @@ def find_start(config: Config, comms: Comms) -> StartPoint:
         return StartPoint(checkpoint, own, launchers)
     checkpoint = comms.broadcast(find_checkpoint(named, output=config.logging.output))
     return StartPoint(checkpoint, own, launchers)
+
+
+def _launchers_of_next_run(comms: Comms) -> tuple[str, ...]:
+    """Return the launchers that may start these processes again, each with the number of the run that begins now."""
+    global _runs
+    _runs += 1
+    found = {each for each in comms.gather(elastic_launcher()) if each is not None}
+    return tuple(f"{each} run {_runs}" for each in sorted(found))
 
 
 def _bring_back_together(config: Config, folder: Path, comms: Comms) -> None:
