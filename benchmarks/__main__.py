@@ -32,6 +32,7 @@ PARTS = {
     "serving": "time to the first token and requests a second of swift serve against vLLM's own server",
     "export": "merging adapters into a model folder, against cp of the same bytes and against PEFT",
     "ms_swift": "speed and start-up against ms-swift, in an environment of its own",
+    "ms_swift_pictures": "pictures a second against ms-swift, in the same environment",
     "reward_models": "speed and losses of reward models against TRL's RewardTrainer",
     "embeddings": "speed and losses of embeddings against sentence-transformers' trainer",
     "grpo": "drawing answers and learning from them against TRL's GRPOTrainer",

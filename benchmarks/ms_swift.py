@@ -102,18 +102,23 @@ def install() -> None:
 
 def install_into(home: Path, *packages: str) -> None:
     """Make an environment of its own for another program: with uv, from wherever pip's settings point."""
-    sys.path.append(str(ROOT / "tools"))
-    import pip_settings
-
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
-    command = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--no-config"]
-    command += ["--python", str(home / "bin" / "python"), *packages]
     try:
-        subprocess.run(command, env={**pip_settings.for_uv(), **os.environ}, check=True)
+        add_to(home, *packages)
     except subprocess.CalledProcessError:
         shutil.rmtree(home)
         raise
+
+
+def add_to(home: Path, *packages: str) -> None:
+    """Install further packages into such an environment."""
+    sys.path.append(str(ROOT / "tools"))
+    import pip_settings
+
+    command = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--no-config"]
+    command += ["--python", str(home / "bin" / "python"), *packages]
+    subprocess.run(command, env={**pip_settings.for_uv(), **os.environ}, check=True)
 
 
 def _tokens() -> int:
