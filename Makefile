@@ -33,7 +33,7 @@ browser: ## Install the Chromium that tests of the dashboard open, where there i
 gpu: setup ## All that needs a GPU: wheels, the tests marked gpu, benchmarks/gpu.py; DRY=1 tries it without one
 	@$(BIN)/python tools/gpu_day.py $(if $(DRY),--dry)
 
-clusters: setup ## Ray, a store as S3 is, and Kubernetes' own models: examples and URLs for real; installs them once
+clusters: setup ## Ray, a store as S3 is, and the models of Kubernetes' jobs and SkyPilot: examples and URLs for real; installs them once
 	@$(PYTHON) tools/setup.py clusters
 	@SWIFT_CLUSTERS=1 $(BIN)/python -m pytest tests/clusters
 

@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "requirements"
 HEADER = "# Written by `make lock` from the pyproject.toml files. Do not edit.\n"
 WITH_TORCH = re.compile(r"(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==")
+CLOUDS = "skypilot"
+"""Reads the examples for clouds. Resolved by itself: it wants an older click than what transformers needs."""
 BUILT_HERE = re.compile(r"(deepspeed)==")
 
 
@@ -36,6 +38,7 @@ def main() -> None:
     write("vision.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "vision")))
     write("site.txt", entries(export("--only-group", "site")))
     write("clusters.txt", beyond(there, export("--all-packages", "--group", "dev", "--group", "clusters")))
+    write("clouds.txt", entries(resolved(CLOUDS)))
     write("trackers.txt", beyond(there, export("--only-group", "trackers")))
 
 
@@ -50,13 +53,22 @@ def export(*what: str) -> str:
     return uv("export", *options, "--no-emit-workspace", *what)
 
 
-def uv(*arguments: str) -> str:
+def resolved(requirement: str) -> str:
+    """Return the pins of what has no part in the workspace."""
+    shown = ["--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
+    return uv("pip", "compile", "-", *shown, "--universal", "--python-version", "3.11", given=requirement)
+
+
+def uv(*arguments: str, given: str = "") -> str:
     # Without what pip's find-links offer: the path of a folder, or the hash of a local build, would land in the pins.
     environment = {**pip_settings.for_uv(offers=False), **os.environ}
     for name in pip_settings.OFFERS:
         environment.pop(name, None)
     command = [str(Path(sys.executable).parent / "uv"), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, input=given, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout
 
 
 def entries(requirements: str) -> list[str]:

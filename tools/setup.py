@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 OLDEST = (3, 11)
@@ -29,7 +30,10 @@ SENTENCES = VENV / "sentences"
 VISION = VENV / "vision"
 SITE = VENV / "site"
 CLUSTERS = VENV / "clusters"
+CLOUDS = VENV / "clouds"
 PINS = ROOT / "requirements"
+FOR_SOME_COMMANDS = ("site.txt", "clusters.txt", "clouds.txt")
+"""Pins that no installation needs but those of these commands, which look after them."""
 
 
 class SetupError(Exception):
@@ -69,7 +73,8 @@ def check_python() -> None:
 def fingerprint() -> str:
     """Return a hash that changes with anything that would change the installation."""
     digest = hashlib.sha256()
-    for file in sorted([*PINS.iterdir(), *ROOT.glob("packages/*/pyproject.toml"), Path(__file__)]):
+    pins = [file for file in PINS.iterdir() if file.name not in FOR_SOME_COMMANDS]
+    for file in sorted([*pins, *ROOT.glob("packages/*/pyproject.toml"), Path(__file__)]):
         digest.update(f"{file.relative_to(ROOT)}\n".encode())
         digest.update(file.read_bytes())
     digest.update(f"{ROOT} {sys.version_info[:2]} {has_nvidia_driver()}".encode())
@@ -110,33 +115,30 @@ def install() -> None:
 
 
 def site() -> int:
-    """Install what makes a site of the documentation, once for each set of pins."""
-    import pip_settings
-
-    pins = PINS / "site.txt"
-    stamp = SITE / "setup-fingerprint"
-    if stamp.is_file() and stamp.read_text() == pins.read_text():
-        return 0
-    say("MkDocs, in an environment of its own")
-    run([str(PYTHON), "-m", "venv", "--clear", "--without-pip", str(SITE)])
-    wanted = ("--no-deps", "--require-hashes", "--requirement", str(pins))
-    uv_install(pip_settings.for_uv(), *wanted, python=SITE / "bin" / "python")
-    stamp.write_text(pins.read_text())
+    """Install what makes a site of the documentation."""
+    once(SITE, "site.txt", "MkDocs, in an environment of its own", install_apart)
     return 0
 
 
 def clusters() -> int:
-    """Install what tests on clusters and object stores need, once for each set of pins."""
+    """Install what tests on clusters and object stores need."""
+    stores = "Ray, Dask, and object stores with their clients, in an environment of their own"
+    once(CLUSTERS, "clusters.txt", stores, install_inside)
+    once(CLOUDS, "clouds.txt", "SkyPilot, in an environment of its own", install_apart)
+    return 0
+
+
+def once(folder: Path, pins: str, what: str, how: Callable[[Path, str, dict[str, str]], None]) -> None:
+    """Install an environment that only some commands need, once for each set of pins."""
     import pip_settings
 
-    pins = PINS / "clusters.txt"
-    stamp = CLUSTERS / "setup-fingerprint"
-    if stamp.is_file() and stamp.read_text() == pins.read_text():
-        return 0
-    say("Ray, Dask, and object stores with their clients, in an environment of their own")
-    install_inside(CLUSTERS, pins.name, pip_settings.for_uv())
-    stamp.write_text(pins.read_text())
-    return 0
+    wanted = (PINS / pins).read_text()
+    stamp = folder / "setup-fingerprint"
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    say(what)
+    how(folder, pins, pip_settings.for_uv())
+    stamp.write_text(wanted)
 
 
 def make_venv() -> None:
@@ -171,6 +173,13 @@ def install_inside(folder: Path, pins: str, offered: dict[str, str]) -> None:
     run([str(PYTHON), "-m", "venv", "--clear", "--without-pip", str(folder)])
     packages, inner = (next(each.glob("lib/python*/site-packages")) for each in (VENV, folder))
     (inner / "outer.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")
+    python = folder / "bin" / "python"
+    uv_install(offered, "--no-deps", "--require-hashes", "--requirement", str(PINS / pins), python=python)
+
+
+def install_apart(folder: Path, pins: str, offered: dict[str, str]) -> None:
+    """Make an environment that has nothing of `.venv`."""
+    run([str(PYTHON), "-m", "venv", "--clear", "--without-pip", str(folder)])
     python = folder / "bin" / "python"
     uv_install(offered, "--no-deps", "--require-hashes", "--requirement", str(PINS / pins), python=python)
 
