@@ -102,10 +102,22 @@ class HashingFile(SyncedFile):
 
 
 def write_json(path: Path, value: Any) -> FileRecord:
-    """Write a JSON file."""
+    """Write a JSON file with a line for each entry of its sections."""
     with HashingFile(path) as file:
-        file.append((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+        file.append((_lines(value, 2) + "\n").encode())
         return file.record()
+
+
+def _lines(value: Any, levels: int, margin: str = "") -> str:
+    """Return JSON that is laid out for so many levels, and stands in one line below them.
+
+    An index has as many entries as processes have pieces of tensors, and Python's encoder in C knows no layout.
+    """
+    if not levels or not value or not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    inner = f"{margin} "
+    entries = (f"{inner}{json.dumps(str(key))}: {_lines(each, levels - 1, inner)}" for key, each in value.items())
+    return "{\n" + ",\n".join(entries) + f"\n{margin}}}"
 
 
 def hash_file(path: Path) -> FileRecord:

@@ -48,6 +48,8 @@ class ReportObserver:
     @hookimpl
     def swift_run_start(self, run: Run) -> None:
         self._meter = Meter(run.config.logging.steps, mfu=mfu_of(run))
+        sections = resolved_config(run.config, run.backend_options)
+        self._config = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
         path = run.folder / FILE_NAME
         if path.exists():
             earlier = read_report(path)
@@ -80,7 +82,8 @@ class ReportObserver:
 
     def _write(self, run: Run, summary: RunSummary | None) -> None:
         try:
-            replace_file(run.folder / FILE_NAME, render_report(run, self._lines, self._checkpoints, summary))
+            page = render_report(run, self._config, self._lines, self._checkpoints, summary)
+            replace_file(run.folder / FILE_NAME, page)
         except OSError as error:
             if not self._failed:
                 run.say(f"Cannot write {run.folder / FILE_NAME}: {error.strerror}. Training continues without it.")
@@ -88,9 +91,9 @@ class ReportObserver:
 
 
 def render_report(
-    run: Run, lines: list[Line], checkpoints: list[dict[str, Any]], summary: RunSummary | None = None
+    run: Run, config: str, lines: list[Line], checkpoints: list[dict[str, Any]], summary: RunSummary | None = None
 ) -> str:
-    """Return the whole page. Without a summary the run is said to be running."""
+    """Return the whole page, with all settings as text. Without a summary the run is said to be running."""
     last = lines[-1] if lines else {}
     data = {
         "columns": _columns(lines),
@@ -111,7 +114,7 @@ def render_report(
         checkpoints=_checkpoint_rows(checkpoints, lines, summary),
         unusable=unusable_samples(run),
         pages=_pages(run.folder),
-        config=yaml.safe_dump(resolved_config(run.config, run.backend_options), sort_keys=False, allow_unicode=True),
+        config=config,
         steps=f"{last.get('step', 0):,} of {run.total_steps:,} steps",
         data=data,
         style=_asset("report.css"),
