@@ -19,6 +19,10 @@ pytest_plugins = ["times"]
 # Before anything imports torch or huggingface_hub, which read these once. Commands that tests start inherit them.
 CACHE = Path(tempfile.mkdtemp(prefix="swift-tests-cache-"))
 LEDGER = CACHE / "plans.jsonl"
+# What processes leave behind that are killed, as many tests do with theirs, goes with the rest. Folders of tests stay
+# where they can be looked into.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+tempfile.tempdir = os.environ["TMPDIR"] = str(CACHE)
 os.environ.update(
     OMP_NUM_THREADS="1",
     # Its own allocator keeps a list by thread, which a process that is forked after threads have used it runs around
