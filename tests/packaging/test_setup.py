@@ -52,8 +52,26 @@ def test_the_fingerprint_changes_with_the_pins(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "requirements" / "dev.txt").write_text("a==1")
     before = setup.fingerprint()
     assert setup.fingerprint() == before
+    (tmp_path / "requirements" / "clusters.txt").write_text("b==1")
+    assert setup.fingerprint() == before, "what one command installs by itself would have all installed again"
     (tmp_path / "requirements" / "dev.txt").write_text("a==2")
     assert setup.fingerprint() != before
+
+
+def test_an_environment_of_some_commands_is_made_once_for_its_pins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "PINS", tmp_path)
+    made: list[str] = []
+
+    def make(folder: Path, pins: str, settings: dict[str, str]) -> None:
+        folder.mkdir(exist_ok=True)
+        made.append((tmp_path / pins).read_text())
+
+    for pins in ("a==1", "a==1", "a==2"):
+        (tmp_path / "site.txt").write_text(pins)
+        setup.once(tmp_path / "site", "site.txt", "a site", make)
+    assert made == ["a==1", "a==2"]
 
 
 def test_a_cpu_wheel_under_a_pinned_name_with_other_contents_is_refused(tmp_path: Path) -> None:
