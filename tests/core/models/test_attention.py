@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partialmethod
+from itertools import pairwise
 
 import pytest
 import torch
 import transformers
 
 from swift.errors import ModelError
-from swift.models.attention import FLASH, VARLEN, choose_attention, packing_of
+from swift.models import attention
+from swift.models.attention import FLASH, VARLEN, choose_attention, packing_of, varlen_attention
+from swift.models.build import compile_blocks
 
 QWEN = transformers.Qwen3Config()
 
@@ -94,3 +98,83 @@ def test_attention_of_ours_generates_like_the_usual_one():
     expected = model.generate(prompts, attention_mask=mask, max_new_tokens=8, do_sample=False)
     model.set_attn_implementation(VARLEN)
     assert torch.equal(model.generate(prompts, attention_mask=mask, max_new_tokens=8, do_sample=False), expected)
+
+
+@pytest.fixture
+def torchs_flash_attention(monkeypatch):
+    """Take the way of a GPU, with attention by a mask in the place of its kernel."""
+
+    def by_a_mask(query, key, value, edges, longest, dropout, scaling, window):
+        assert torch.compiler.is_compiling() or longest == edges.diff().max()
+        places = torch.arange(len(query))
+        sample, distance = torch.searchsorted(edges, places, right=True), places[:, None] - places[None, :]
+        mask = (sample[:, None] == sample[None, :]) & (distance >= 0)
+        if window is not None:
+            mask &= distance < window
+        rows = [each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (query, key, value)]
+        heads = (each.transpose(0, 1)[None].float() for each in rows)
+        output = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scaling)
+        return output[0].transpose(0, 1)
+
+    monkeypatch.setattr(attention, "_all_at_once", by_a_mask)
+    monkeypatch.setattr(attention, "_has_flash", lambda device: True)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_all_samples_at_once_are_what_they_are_one_by_one(torchs_flash_attention, window):
+    query, key, value = (torch.randn(1, heads, 12, 16, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    together = packing_of([0, 3, 9], 12, torch.device("cpu"))
+    assert together.edges.tolist() == [0, 3, 9, 12]
+    assert together == (apart := packing_of([0, 3, 9], 12))
+    given = (torch.nn.Module(), query, key, value, None)
+    found, _ = varlen_attention(*given, sliding_window=window, packing=together)
+    expected, _ = varlen_attention(*given, sliding_window=window, packing=apart)
+    assert found.shape == expected.shape == (1, 12, 4, 16)
+    assert torch.allclose(found.float(), expected.float(), atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "autocast", "taken"),
+    [
+        (64, torch.bfloat16, False, torch.bfloat16),
+        (64, torch.float32, True, torch.bfloat16),
+        (64, torch.float32, False, None),
+        (60, torch.bfloat16, False, None),
+        (512, torch.bfloat16, False, None),
+    ],
+)
+def test_torchs_kernel_takes_halves_of_some_widths(width, dtype, autocast, taken):
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert attention._flash_dtype(torch.empty(1, 2, 3, width, dtype=dtype)) == taken
+
+
+def test_torchs_kernel_is_called_as_it_wants_to_be_and_has_a_gradient():
+    query, key, value = (
+        torch.empty(10, heads, 64, dtype=torch.bfloat16, device="meta", requires_grad=True) for heads in (4, 2, 2)
+    )
+    edges = torch.empty(3, dtype=torch.int32, device="meta")
+    for window in (None, 4):
+        attention._all_at_once(query, key, value, edges, 6, 0.0, None, window).sum().backward()
+    assert key.grad.shape == key.shape
+
+
+def test_compiled_blocks_are_compiled_once_for_packs_of_any_samples(torchs_flash_attention, monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.Qwen3Config(vocab_size=64, num_hidden_layers=2, head_dim=16, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.set_attn_implementation(VARLEN)
+    compile_blocks(model)
+    for edges in ([0, 5, 12], [0, 3, 4, 20], [0, 30], [0, 1, 2, 3, 4, 40]):
+        given = {
+            "input_ids": torch.randint(0, 64, (1, edges[-1])),
+            "position_ids": torch.cat([torch.arange(end - start) for start, end in pairwise(edges)])[None],
+            "attention_mask": torch.zeros(1, 1, 1, 1),
+            "packing": packing_of(edges, edges[-1], torch.device("cpu")),
+        }
+        with torch.autocast("cpu", torch.bfloat16):
+            model.model(**given, use_cache=False).last_hidden_state.sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1

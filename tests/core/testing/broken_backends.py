@@ -422,7 +422,7 @@ class AttendsAcrossSamples(TorchBackend):
         from swift.models import view as module
 
         real = module.packing_of
-        module.packing_of = lambda boundaries, tokens: real([0, tokens], tokens)
+        module.packing_of = lambda boundaries, tokens, device: real([0, tokens], tokens, device)
         try:
             return step(run, state, batch, objective)
         finally:

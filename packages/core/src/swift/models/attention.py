@@ -1,15 +1,16 @@
 """Which attention kernel a model runs with, and one of our own for samples that lie end to end.
 
 Without flash-attn, transformers keeps packed samples apart with a mask of tokens × tokens and computes all of it.
-`swift_varlen` cuts queries, keys and values at the boundaries instead and calls torch's kernel on each sample, so
-that work and memory grow with the sum of squared lengths.
+`swift_varlen` computes within samples alone, so that work and memory grow with the sum of squared lengths: on a GPU by
+the kernel of FlashAttention that torch brings, which takes all samples at once; elsewhere, and in fp32, it cuts queries,
+keys and values at the boundaries and calls torch's kernel on each sample.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +29,9 @@ FLASH = "flash_attention_2"
 _SEPARABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Types of layers in which samples that lie end to end can be kept apart; recurrent ones carry state across."""
 _VARLEN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_HALVES = (torch.float16, torch.bfloat16)
+_WIDEST = 256
+"""The widest head that FlashAttention takes."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,13 @@ class Packing:
     """Lengths of the samples that lie end to end in one row, padding at its end included as one more."""
 
     lengths: tuple[int, ...]
+    edges: torch.Tensor | None = field(default=None, compare=False)
+    """Where each begins and the last one ends, on the GPU; only where torch's kernel takes all of them at once."""
+    longest: int = field(init=False)
+    """Kept, so that compiled code does not look at `lengths`, and holds for other packs."""
 
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "longest", max(self.lengths))
 
 
 def choose_attention(
@@ -153,12 +160,59 @@ def varlen_attention(
                 f"{type(module).__name__} uses {name}, which attention without a mask does not know.",
                 hint="Type --model.attention eager",
             )
+    if packing.edges is not None and len(query) == 1 and (dtype := _flash_dtype(query)) is not None:
+        together = [tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value)]
+        return _all_at_once(*together, packing.edges, packing.longest, dropout, scaling, sliding_window)[None], None
     queries, keys, values = (tensor.split_with_sizes(packing.lengths, dim=2) for tensor in (query, key, value))
     outputs = [
         _causal(*sample, dropout=dropout, scaling=scaling, window=sliding_window)
         for sample in zip(queries, keys, values, strict=True)
     ]
     return torch.cat(outputs, dim=1), None
+
+
+def _all_at_once(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    edges: torch.Tensor,
+    longest: int,
+    dropout: float,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """Attention by torch's own FlashAttention, which has a gradient; tensors are [tokens, heads, width]."""
+    output: torch.Tensor = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        edges,
+        edges,
+        longest,
+        longest,
+        dropout,
+        window is None,
+        False,
+        scale=scaling,
+        window_size_left=None if window is None else window - 1,
+        window_size_right=None if window is None else 0,
+    )[0]
+    return output
+
+
+def _flash_dtype(query: torch.Tensor) -> torch.dtype | None:
+    """Return the precision in which torch's FlashAttention takes these queries, cast as autocast would; None if not."""
+    width, dtype, device = query.shape[-1], query.dtype, query.device.type
+    if dtype == torch.float32 and torch.is_autocast_enabled(device):  # a norm with weights in fp32 lies before it
+        dtype = torch.get_autocast_dtype(device)
+    return dtype if dtype in _HALVES and width % 8 == 0 and width <= _WIDEST else None
+
+
+def _has_flash(device: torch.device) -> bool:
+    """Return whether torch was built with FlashAttention for this device."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _causal(
@@ -195,10 +249,13 @@ AttentionInterface.register(VARLEN, varlen_attention)
 AttentionMaskInterface.register(VARLEN, sdpa_mask)
 
 
-def packing_of(boundaries: Sequence[int], tokens: int) -> Packing:
-    """Return the lengths between `boundaries`, and what is left up to `tokens`."""
+def packing_of(boundaries: Sequence[int], tokens: int, device: torch.device | None = None) -> Packing:
+    """Return the lengths between `boundaries`, and what is left up to `tokens`; with edges where a device has use."""
     edges = [*boundaries, tokens] if tokens > boundaries[-1] else boundaries
-    return Packing(tuple(end - start for start, end in pairwise(edges)))
+    lengths = tuple(end - start for start, end in pairwise(edges))
+    if device is None or not _has_flash(device):
+        return Packing(lengths)
+    return Packing(lengths, torch.tensor(edges, dtype=torch.int32, device=device))
 
 
 def _layer_types(config: Any) -> set[str]:
@@ -214,7 +271,7 @@ def _flash_obstacle(config: Any, model_class: Any, device: str, dtype: torch.dty
         return flash_needs_gpu(device)
     if importlib.util.find_spec("flash_attn") is None:
         return "the package flash-attn is not installed"
-    if dtype is not None and dtype not in (torch.float16, torch.bfloat16):
+    if dtype is not None and dtype not in _HALVES:
         return f"it has no {str(dtype).removeprefix('torch.')} arithmetic"
     if model_class is not None and not model_class._supports_flash_attn:
         return f"{config.model_type} does not support it"

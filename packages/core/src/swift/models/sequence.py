@@ -200,7 +200,7 @@ class SequenceView(ViewModule):
         if self._shard is not None:
             return {**given, "attention_mask": unread, "shard": self._shard}
         width = batch.input_ids.shape[1]
-        packing = Packing((width,)) if batch.boundaries is None else packing_of(batch.boundaries.tolist(), width)
+        packing = _packing(batch, width)
         return {**given, "attention_mask": unread, "packing": packing}
 
 
@@ -275,12 +275,19 @@ for _name, _attention in ((ULYSSES, ulysses_attention), (GATHERED, gathered_atte
     AttentionMaskInterface.register(_name, sdpa_mask)
 
 
+def _packing(batch: MicroBatch, width: int) -> Packing:
+    """Return what shares each row of so many tokens."""
+    if batch.boundaries is None:
+        return Packing((width,))
+    return packing_of(batch.boundaries.tolist(), width, batch.input_ids.device)
+
+
 def _part_of(batch: MicroBatch, group: dist.ProcessGroup) -> tuple[MicroBatch, SequenceShard]:
     """Return this process's tokens of every row, after padding rows to be evenly divisible."""
     size, width = dist.get_world_size(group), batch.input_ids.shape[1]
     whole = -(-width // size) * size
     start = dist.get_rank(group) * (whole // size)
-    packing = Packing((whole,)) if batch.boundaries is None else packing_of(batch.boundaries.tolist(), whole)
+    packing = _packing(batch, whole)
     segment_ids = pad(batch.segment_ids, (0, whole - width), value=-1)
     part = batch.map_positions(lambda values, padding: _cut(values, group, padding))
     return part, SequenceShard(packing, start, group, segment_ids)

@@ -258,7 +258,8 @@ class ViewModule(nn.Module):
             return inputs
         inputs["position_ids"] = self._positions(batch)
         if self.attention.implementation == VARLEN:
-            inputs["packing"] = packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1])
+            device = batch.input_ids.device
+            inputs["packing"] = packing_of(batch.boundaries.tolist(), batch.input_ids.shape[1], device)
             # A mask of four dimensions counts as ready-made: transformers builds none of its own, and ours isn't read.
             inputs["attention_mask"] = batch.weights.new_zeros((1, 1, 1, 1))
         elif self.attention.implementation == FLASH:
